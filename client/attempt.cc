@@ -1,0 +1,291 @@
+#include "client/attempt.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/error.h"
+#include "common/wire/chunk_codec.h"
+#include "common/wire/crc32c.h"
+#include "common/wire/grpc_slices.h"
+
+namespace ringattn {
+namespace {
+
+// What a server sends besides chunks; both RPCs have the same four members.
+struct ControlMessage {
+  std::optional<v1::Accepted> accepted;
+  std::optional<v1::Progress> progress;
+  std::optional<v1::Summary> summary;
+};
+
+template <typename Response>
+absl::StatusOr<ControlMessage> ParseControl(grpc::ByteBuffer* buffer) {
+  absl::StatusOr<Response> response = wire::ParseProto<Response>(buffer);
+  if (!response.ok()) return response.status();
+  ControlMessage message;
+  if (response->has_accepted()) message.accepted = std::move(*response->mutable_accepted());
+  if (response->has_progress()) message.progress = std::move(*response->mutable_progress());
+  if (response->has_summary()) message.summary = std::move(*response->mutable_summary());
+  return message;
+}
+
+absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buffer) {
+  return kind == CallKind::kForward ? ParseControl<v1::ForwardResponse>(buffer)
+                                    : ParseControl<v1::BackwardResponse>(buffer);
+}
+
+const char* MethodOf(CallKind kind) {
+  return kind == CallKind::kForward ? "/ringattn.v1.AttentionService/Forward"
+                                    : "/ringattn.v1.AttentionService/Backward";
+}
+
+absl::Status ServerError(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+}
+
+// The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on
+// one thread at a time, but side by side. They meet in gate_, borrowed_ and
+// context_; all else belongs to one side.
+class StreamAttempt final : public Attempt,
+                            public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public std::enable_shared_from_this<StreamAttempt> {
+ public:
+  StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<const CallPlan> plan,
+                std::chrono::system_clock::time_point deadline,
+                std::function<void(AttemptResult)> done)
+      : stub_(std::in_place, std::move(channel)),
+        plan_(std::move(plan)),
+        done_(std::move(done)),
+        assembler_(plan_->outputs),
+        start_(std::chrono::steady_clock::now()) {
+    context_->set_deadline(deadline);
+  }
+
+  void Start() override {
+    self_ = shared_from_this();
+    stub_->PrepareBidiStreamingCall(context_.get(), MethodOf(plan_->kind), {}, this);
+    write_buffer_ = plan_->header;
+    StartWrite(&write_buffer_);
+    StartRead(&read_buffer_);
+    StartCall();
+  }
+
+  void Cancel() override {
+    const std::lock_guard lock(mutex_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+ private:
+  // --- Writing: header, wait for Accepted, chunks, half-close -------------------
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // the stream has ended; OnDone has the reason
+    if (!header_written_) {
+      header_written_ = true;
+      PassGate();
+      return;
+    }
+    ReportTransfer(v1::OPERATION_STATE_UPLOADING, source_->dealt_bytes(), source_->total_bytes());
+    WriteNextChunk();
+  }
+
+  // The second to come, of the header's write and Accepted, begins the upload.
+  void PassGate() {
+    if (gate_.fetch_sub(1) == 1) WriteNextChunk();
+  }
+
+  void WriteNextChunk() {
+    const std::optional<ChunkSource::Chunk> chunk = source_->Next();
+    if (!chunk) {
+      times_.uploaded_seconds = SecondsSinceStart();
+      StartWritesDone();
+      return;
+    }
+    wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
+    if (plan_->with_crc32c) {
+      header.crc32c = wire::Crc32c(chunk->bytes.data(), chunk->bytes.size());
+    }
+    borrowed_.fetch_add(1);
+    const grpc::Slice payload = wire::BorrowSlice(
+        chunk->bytes.data(), chunk->bytes.size(),
+        [](void* borrowed) { static_cast<std::atomic<int64_t>*>(borrowed)->fetch_sub(1); },
+        &borrowed_);
+    const wire::StreamMessage type =
+        plan_->kind == CallKind::kForward ? wire::kForwardRequest : wire::kBackwardRequest;
+    write_buffer_ = wire::MakeChunkBuffer(
+        wire::EncodeChunkPrefix(type, header, chunk->bytes.size()), {payload});
+    StartWrite(&write_buffer_);
+  }
+
+  // --- Reading ------------------------------------------------------------------
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    server_answered_ = true;
+    if (absl::Status status = TakeMessage(); !status.ok()) {
+      failure_ = std::move(status);
+      Cancel();
+      return;
+    }
+    StartRead(&read_buffer_);
+  }
+
+  absl::Status TakeMessage() {
+    const wire::StreamMessage type =
+        plan_->kind == CallKind::kForward ? wire::kForwardResponse : wire::kBackwardResponse;
+    const auto message = wire::ReceivedMessage::Parse(type, read_buffer_);
+    if (!message.ok()) return ServerError(message.status().message());
+    if (message->is_chunk()) return TakeChunk(*message);
+    absl::StatusOr<ControlMessage> control = ParseControl(plan_->kind, &read_buffer_);
+    if (!control.ok()) return ServerError(control.status().message());
+    if (control->accepted) return TakeAccepted(*std::move(control->accepted));
+    if (control->progress) Report(*control->progress);
+    if (control->summary) summary_ = *std::move(control->summary);
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeChunk(const wire::ReceivedMessage& message) {
+    if (!accepted_) return ServerError("a chunk before Accepted");
+    if (summary_) return ServerError("a chunk after the summary");
+    if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
+    absl::Status status =
+        assembler_.Add(message.chunk(), message.payload(), message.payload_bytes());
+    if (!status.ok()) return status;
+    ReportTransfer(v1::OPERATION_STATE_DOWNLOADING, assembler_.received_bytes(),
+                   assembler_.total_bytes());
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeAccepted(v1::Accepted accepted) {
+    if (accepted_) return ServerError("a second Accepted");
+    if (absl::Status status = assembler_.CheckAnnounced(accepted.outputs()); !status.ok()) {
+      return status;
+    }
+    times_.accepted_seconds = SecondsSinceStart();
+    uint64_t chunk_bytes = plan_->max_chunk_bytes_up;
+    if (accepted.max_chunk_bytes_up() > 0) {
+      chunk_bytes = std::min<uint64_t>(chunk_bytes, accepted.max_chunk_bytes_up());
+    }
+    source_.emplace(plan_->inputs, chunk_bytes);
+    accepted_ = std::move(accepted);
+    PassGate();
+    return absl::OkStatus();
+  }
+
+  // --- Progress -----------------------------------------------------------------
+
+  void ReportTransfer(v1::OperationState state, uint64_t bytes, uint64_t total_bytes) {
+    v1::Progress progress;
+    progress.set_state(state);
+    progress.set_fraction_done(total_bytes == 0 ? 1.0 : static_cast<double>(bytes) / total_bytes);
+    Report(progress);
+  }
+
+  void Report(const v1::Progress& progress) {
+    if (!plan_->on_progress) return;
+    const std::lock_guard lock(progress_mutex_);
+    plan_->on_progress(progress);
+  }
+
+  // --- The end ------------------------------------------------------------------
+
+  void OnDone(const grpc::Status& status) override {
+    result_.status = failure_.ok() ? FromGrpcStatus(status) : failure_;
+    // Without a connection gRPC itself makes up UNAVAILABLE, without details.
+    result_.server_answered = server_answered_ || !status.error_details().empty() ||
+                              status.error_code() != grpc::StatusCode::UNAVAILABLE;
+    if (result_.status.ok()) result_.status = CheckEnd();
+    if (accepted_) result_.report.accepted = *std::move(accepted_);
+    if (summary_) result_.report.summary = *std::move(summary_);
+    times_.finished_seconds = SecondsSinceStart();
+    result_.report.times = times_;
+    write_buffer_.Clear();
+    {
+      // The context holds the call, and the call what was not sent of our slices.
+      const std::lock_guard lock(mutex_);
+      context_.reset();
+    }
+    FinishWhenMemoryIsFree(std::chrono::microseconds(200));
+  }
+
+  absl::Status CheckEnd() const {
+    if (!accepted_) return ServerError("it ended without Accepted");
+    if (!summary_) return ServerError("it ended without a summary");
+    return assembler_.CheckComplete();
+  }
+
+  // gRPC drops the last of the borrowed slices on its own threads, inside its locks;
+  // so the caller is not told from there, but from a timer that looks again.
+  void FinishWhenMemoryIsFree(std::chrono::microseconds pause) {
+    if (borrowed_.load() == 0) {
+      const std::shared_ptr<StreamAttempt> self = std::move(self_);
+      // The last reference to a channel must not fall here: gRPC would join this very
+      // thread. So everything that leads to it goes before the caller hears of the end.
+      read_buffer_.Clear();
+      plan_.reset();
+      stub_.reset();
+      done_(std::move(result_));
+      return;
+    }
+    alarm_.emplace();
+    alarm_->Set(std::chrono::system_clock::now() + pause, [this, pause](bool) {
+      FinishWhenMemoryIsFree(std::min<std::chrono::microseconds>(2 * pause,
+                                                                 std::chrono::milliseconds(20)));
+    });
+  }
+
+  double SecondsSinceStart() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  std::optional<grpc::GenericStub> stub_;
+  std::shared_ptr<const CallPlan> plan_;
+  const std::function<void(AttemptResult)> done_;
+  std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
+
+  // Writing side.
+  grpc::ByteBuffer write_buffer_;
+  bool header_written_ = false;
+
+  // Reading side.
+  grpc::ByteBuffer read_buffer_;
+  OutputAssembler assembler_;
+  std::optional<v1::Accepted> accepted_;
+  std::optional<v1::Summary> summary_;
+  absl::Status failure_;
+  bool server_answered_ = false;
+
+  // Made by the reading side before it passes the gate, then the writing side's.
+  std::optional<ChunkSource> source_;
+  std::atomic<int> gate_{2};
+  std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
+
+  std::mutex progress_mutex_;  // one on_progress call at a time
+  std::mutex mutex_;           // context_ from Start on; null once the call has ended
+  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
+
+  std::optional<grpc::Alarm> alarm_;
+  AttemptResult result_;
+  ClientTimes times_;  // each member written by one side, read in OnDone
+  const std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<const CallPlan> plan,
+                                     std::chrono::system_clock::time_point deadline,
+                                     std::function<void(AttemptResult)> done) {
+  return std::make_shared<StreamAttempt>(std::move(channel), std::move(plan), deadline,
+                                         std::move(done));
+}
+
+}  // namespace ringattn

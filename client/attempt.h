@@ -1,0 +1,64 @@
+// One attempt at a call: one stream, from the header to the status.
+#ifndef RINGATTN_CLIENT_ATTEMPT_H_
+#define RINGATTN_CLIENT_ATTEMPT_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+#include "client/call.h"
+#include "client/transfer.h"
+
+namespace ringattn {
+
+enum class CallKind { kForward, kBackward };
+
+// Everything that stays the same from replay to replay. Tensors' memory is the
+// caller's and stays valid until the call has ended.
+struct CallPlan {
+  CallKind kind = CallKind::kForward;
+  grpc::ByteBuffer header;  // the stream's first message, request_id included
+  std::vector<InputTensor> inputs;
+  std::vector<OutputTensor> outputs;
+  uint64_t max_chunk_bytes_up = 0;
+  bool with_crc32c = true;
+  std::function<void(const v1::Progress&)> on_progress;  // may be empty
+};
+
+struct AttemptResult {
+  absl::Status status;
+  // Something came from a server, be it an error: the address is right.
+  bool server_answered = false;
+  CallReport report;  // complete if status is OK
+};
+
+// A stream that, once started, runs by itself on gRPC's threads. Thread safe.
+class Attempt {
+ public:
+  virtual ~Attempt() = default;
+
+  // Once. The attempt keeps itself alive until its end.
+  virtual void Start() = 0;
+
+  // Ends the attempt soon, with CANCELLED, also before Start. Idempotent.
+  virtual void Cancel() = 0;
+};
+
+// An attempt on `channel`, not yet started. `done` is called once, on one of gRPC's threads,
+// when the status is known and gRPC holds none of the caller's memory any more. The
+// latter may trail the former if the server has stopped reading: until the connection
+// is given up, about the keepalive timeout.
+std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<const CallPlan> plan,
+                                     std::chrono::system_clock::time_point deadline,
+                                     std::function<void(AttemptResult)> done);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_ATTEMPT_H_

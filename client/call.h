@@ -1,0 +1,91 @@
+// What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
+// are sent from it and outputs are written to it, without a copy in between.
+#ifndef RINGATTN_CLIENT_CALL_H_
+#define RINGATTN_CLIENT_CALL_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "ringattn/v1/attention.pb.h"
+#include "ringattn/v1/tensor.pb.h"
+
+namespace ringattn {
+
+// Host memory, row-major and little-endian, in the shapes of
+// proto/ringattn/v1/tensor.proto.
+using ConstBytes = absl::Span<const uint8_t>;
+using MutableBytes = absl::Span<uint8_t>;
+
+template <typename T>
+ConstBytes BytesOf(const std::vector<T>& values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <typename T>
+MutableBytes MutableBytesOf(std::vector<T>& values) {
+  return {reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)};
+}
+
+struct ForwardArgs {
+  v1::AttentionShape shape = {};
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  v1::AttentionOptions options = {};
+  v1::PlanOptions plan = {};
+  ConstBytes q = {}, k = {}, v = {};
+};
+
+struct ForwardResults {
+  MutableBytes out;
+  MutableBytes lse;  // fp32
+};
+
+struct BackwardArgs {
+  v1::AttentionShape shape = {};
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  v1::AttentionOptions options = {};
+  v1::PlanOptions plan = {};
+  ConstBytes q = {}, k = {}, v = {}, dout = {};
+  // True: `out` and `lse` are given too. False: the server computes them again.
+  bool has_forward_result = false;
+  ConstBytes out = {}, lse = {};
+};
+
+struct BackwardResults {
+  MutableBytes dq, dk, dv;
+};
+
+struct CallOptions {
+  // The same for every replay of the call. Made up if empty.
+  std::string request_id = {};
+  // For the call with all its replays, counted from its start.
+  absl::Duration deadline = absl::InfiniteDuration();
+  // Called on the library's threads, one call at a time; must not block.
+  std::function<void(const v1::Progress&)> on_progress = {};
+  absl::Duration progress_interval = absl::Milliseconds(200);
+  // The timeline of every rank, in CallReport::summary.
+  bool with_timeline = false;
+  // A CRC-32C over every chunk, both ways.
+  bool with_crc32c = true;
+};
+
+// Moments of the attempt that succeeded, in seconds since it began.
+struct ClientTimes {
+  double accepted_seconds = 0;
+  double uploaded_seconds = 0;      // the last chunk was handed to the transport
+  double first_output_seconds = 0;  // 0 if there was no chunk down
+  double finished_seconds = 0;
+};
+
+struct CallReport {
+  v1::Accepted accepted;
+  v1::Summary summary;
+  ClientTimes times;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_CALL_H_

@@ -1,0 +1,103 @@
+#include "client/call_plan.h"
+
+#include "absl/strings/str_cat.h"
+#include "client/tensor_bytes.h"
+#include "common/wire/grpc_slices.h"
+
+namespace ringattn {
+namespace {
+
+absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::TensorId tensor,
+                       uint64_t given_bytes) {
+  const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, dtype, tensor);
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes == given_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(TensorIdName(tensor), " has ", given_bytes,
+                                                 " bytes, its shape needs ", *bytes));
+}
+
+absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype,
+                        const CallPlan& plan) {
+  for (const InputTensor& input : plan.inputs) {
+    absl::Status status = CheckSize(shape, dtype, input.tensor, input.bytes.size());
+    if (!status.ok()) return status;
+  }
+  for (const OutputTensor& output : plan.outputs) {
+    absl::Status status = CheckSize(shape, dtype, output.tensor, output.bytes.size());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+v1::ReplyOptions Reply(const CallOptions& options, const ChunkLimits& limits) {
+  v1::ReplyOptions reply;
+  reply.set_max_chunk_bytes(limits.down_bytes);
+  reply.set_with_crc32c(options.with_crc32c);
+  reply.set_with_timeline(options.with_timeline);
+  if (options.on_progress) {
+    const int64_t nanoseconds = absl::ToInt64Nanoseconds(options.progress_interval);
+    reply.mutable_progress_interval()->set_seconds(nanoseconds / 1'000'000'000);
+    reply.mutable_progress_interval()->set_nanos(nanoseconds % 1'000'000'000);
+  }
+  return reply;
+}
+
+template <typename Header, typename Args>
+void FillHeader(const Args& args, const CallOptions& options, const std::string& request_id,
+                const ChunkLimits& limits, Header* header) {
+  header->set_request_id(request_id);
+  *header->mutable_shape() = args.shape;
+  header->set_dtype(args.dtype);
+  *header->mutable_options() = args.options;
+  *header->mutable_plan() = args.plan;
+  *header->mutable_reply() = Reply(options, limits);
+}
+
+CallPlan BasicPlan(CallKind kind, const CallOptions& options, const ChunkLimits& limits) {
+  CallPlan plan;
+  plan.kind = kind;
+  plan.max_chunk_bytes_up = limits.up_bytes;
+  plan.with_crc32c = options.with_crc32c;
+  plan.on_progress = options.on_progress;
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
+                                     const CallOptions& options, const std::string& request_id,
+                                     const ChunkLimits& limits) {
+  CallPlan plan = BasicPlan(CallKind::kForward, options, limits);
+  plan.inputs = {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}};
+  plan.outputs = {{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}};
+  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
+  v1::ForwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
+                                      const CallOptions& options, const std::string& request_id,
+                                      const ChunkLimits& limits) {
+  CallPlan plan = BasicPlan(CallKind::kBackward, options, limits);
+  plan.inputs = {{v1::TENSOR_ID_Q, args.q},
+                 {v1::TENSOR_ID_K, args.k},
+                 {v1::TENSOR_ID_V, args.v},
+                 {v1::TENSOR_ID_DOUT, args.dout}};
+  if (args.has_forward_result) {
+    plan.inputs.push_back({v1::TENSOR_ID_OUT, args.out});
+    plan.inputs.push_back({v1::TENSOR_ID_LSE, args.lse});
+  }
+  plan.outputs = {{v1::TENSOR_ID_DQ, results.dq},
+                  {v1::TENSOR_ID_DK, results.dk},
+                  {v1::TENSOR_ID_DV, results.dv}};
+  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
+  v1::BackwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,31 @@
+// From a caller's arguments to what travels: checks the buffers' sizes and builds the
+// stream's header.
+#ifndef RINGATTN_CLIENT_CALL_PLAN_H_
+#define RINGATTN_CLIENT_CALL_PLAN_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/attempt.h"
+#include "client/call.h"
+
+namespace ringattn {
+
+struct ChunkLimits {
+  uint32_t up_bytes = 0;
+  uint32_t down_bytes = 0;
+};
+
+// Errors: INVALID_ARGUMENT naming the first buffer whose size is not what shape and
+// dtype make it.
+absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
+                                     const CallOptions& options, const std::string& request_id,
+                                     const ChunkLimits& limits);
+absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
+                                      const CallOptions& options, const std::string& request_id,
+                                      const ChunkLimits& limits);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_CALL_PLAN_H_

@@ -1,0 +1,122 @@
+#include "client/cli/attention_command.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/strip.h"
+#include "client/cli/attention_file.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/report.h"
+#include "client/cli/trace.h"
+
+namespace ringattn::cli {
+namespace {
+
+std::string StateName(v1::OperationState state) {
+  return absl::AsciiStrToLower(
+      absl::StripPrefix(v1::OperationState_Name(state), "OPERATION_STATE_"));
+}
+
+// Keeps the process small while tensors pass through its mappings.
+class PageTrimmer {
+ public:
+  explicit PageTrimmer(OpenedFiles& files) : files_(files) {}
+
+  // Called as tensors move, on one thread at a time.
+  void OnProgress(const v1::Progress& progress) {
+    constexpr double kTrimBytes = 64 << 20;
+    const double moved = progress.fraction_done() * static_cast<double>(files_.tensor_bytes);
+    if (progress.state() == state_ && moved - trimmed_at_ < kTrimBytes) return;
+    state_ = progress.state();
+    trimmed_at_ = moved;
+    files_.input.ReleasePages();
+    files_.output->ReleasePages();
+  }
+
+ private:
+  OpenedFiles& files_;
+  v1::OperationState state_ = v1::OPERATION_STATE_UNSPECIFIED;
+  double trimmed_at_ = 0;
+};
+
+CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedFiles& files) {
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return deadline.status();
+  ClientOptions client_options;
+  client_options.channels = 1;
+  auto client = Client::Connect(flags.server, client_options);
+  if (!client.ok()) return client.status();
+
+  ProgressBar bar;
+  CallOptions options{.request_id = flags.request_id,
+                      .deadline = *deadline,
+                      .with_timeline = !flags.trace.empty()};
+  PageTrimmer trimmer(files);
+  options.on_progress = [&](const v1::Progress& progress) {
+    trimmer.OnProgress(progress);
+    bar.Update(StateName(progress.state()), progress.fraction_done());
+  };
+  return attend(**client, files, options);
+}
+
+CallResult Perform(const AttentionFlags& flags, const std::vector<v1::TensorId>& outputs,
+                   const Attend& attend, Problem* problem) {
+  auto input = SafetensorsFile::Open(flags.input);
+  if (!input.ok()) return input.status();
+  if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
+  if (absl::Status status = ReadShape(flags.input, *input, problem); !status.ok()) return status;
+  // Space for the results is reserved first: better to fail before the computation.
+  auto output = CreateFor(flags.output, *problem, outputs, true);
+  if (!output.ok()) return output.status();
+  OpenedFiles files{*problem, *std::move(input), *std::move(output), 0};
+  for (const TensorView& tensor : files.input.tensors()) files.tensor_bytes += tensor.bytes;
+
+  auto report = CallServer(flags, attend, files);
+  if (!report.ok()) return report;
+  if (absl::Status status = files.output->Commit(); !status.ok()) return status;
+  if (!flags.trace.empty()) {
+    if (absl::Status status = WriteTrace(flags.trace, *report); !status.ok()) return status;
+  }
+  return report;
+}
+
+}  // namespace
+
+void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
+                           const std::string& output_help) {
+  AddServerFlag(command, &server);
+  command->add_option("--input", input, input_help)->required();
+  command->add_option("--output", output, output_help)->required();
+  options.AddTo(command);
+  command->add_option("--deadline", deadline,
+                      "Give up after this long, replays included: 30s, 5m; none unless given");
+  command->add_option("--request_id", request_id,
+                      "Names the operation; the same one for every replay; made up unless given");
+  command->add_option("--trace", trace,
+                      "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
+  command->add_flag("--json", json, "Print one JSON object (docs/cli-json.md)");
+}
+
+int RunAttention(const char* name, const AttentionFlags& flags,
+                 const std::vector<v1::TensorId>& outputs, const Attend& attend) {
+  Problem problem;
+  const auto report = Perform(flags, outputs, attend, &problem);
+  if (!report.ok()) return Fail(report.status(), flags.json);
+  if (flags.json) {
+    Json object = {{"command", name}, {"input", flags.input}, {"output", flags.output}};
+    object.update(CallJson(problem, *report));
+    Print(object);
+    return kSuccess;
+  }
+  std::printf("wrote %s:", flags.output.c_str());
+  const char* separator = " ";
+  for (const v1::TensorId tensor : outputs) {
+    std::printf("%s%s", separator, Describe(problem, tensor).c_str());
+    separator = ", ";
+  }
+  std::printf("\n%s", CallText(*report).c_str());
+  return kSuccess;
+}
+
+}  // namespace ringattn::cli

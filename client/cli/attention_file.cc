@@ -1,0 +1,197 @@
+#include "client/cli/attention_file.h"
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/tensor_bytes.h"
+
+namespace ringattn::cli {
+namespace {
+
+absl::Status Wrong(const std::string& path, absl::string_view tensor, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": tensor \"", tensor, "\" ", what));
+}
+
+std::string Dimensions(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+FileDType FileDTypeOf(v1::DataType dtype, v1::TensorId tensor) {
+  if (tensor == v1::TENSOR_ID_LSE || dtype == v1::DATA_TYPE_FLOAT32) return FileDType::kF32;
+  return dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
+}
+
+absl::StatusOr<v1::DataType> DTypeOfFile(const std::string& path, const TensorView& tensor) {
+  switch (tensor.dtype) {
+    case FileDType::kF32:
+      return v1::DATA_TYPE_FLOAT32;
+    case FileDType::kBF16:
+      return v1::DATA_TYPE_BFLOAT16;
+    case FileDType::kF16:
+      return v1::DATA_TYPE_FLOAT16;
+    default:
+      return Wrong(path, tensor.name,
+                   absl::StrCat("is ", FileDTypeName(tensor.dtype), ", not F32, BF16 or F16"));
+  }
+}
+
+absl::StatusOr<const TensorView*> Require(const std::string& path, const SafetensorsFile& file,
+                                          absl::string_view name) {
+  const TensorView* tensor = file.Find(name);
+  if (tensor == nullptr) return Wrong(path, name, "is missing");
+  return tensor;
+}
+
+absl::Status ReadCuSeqlens(const std::string& path, const SafetensorsFile& file,
+                           absl::string_view name,
+                           google::protobuf::RepeatedField<uint64_t>* values) {
+  const TensorView* tensor = file.Find(name);
+  if (tensor == nullptr) {
+    return Wrong(path, name, "is missing; tensors of three dimensions are packed and need it");
+  }
+  if (tensor->dtype != FileDType::kI32 || tensor->shape.size() != 1) {
+    return Wrong(path, name, "must be I32 of one dimension");
+  }
+  for (int64_t i = 0; i < tensor->shape[0]; ++i) {
+    int32_t value;
+    std::memcpy(&value, tensor->data + i * sizeof(value), sizeof(value));
+    if (value < 0) return Wrong(path, name, absl::StrCat("has ", value, " at ", i));
+    values->Add(static_cast<uint64_t>(value));
+  }
+  return absl::OkStatus();
+}
+
+// Heads and dimensions are uint32 in the protocol.
+absl::StatusOr<uint32_t> Narrow(const std::string& path, const TensorView& tensor, int axis) {
+  const int64_t value = tensor.shape[tensor.shape.size() + axis];
+  if (value > std::numeric_limits<uint32_t>::max()) {
+    return Wrong(path, tensor.name, absl::StrCat("has an absurd shape ", Dimensions(tensor.shape)));
+  }
+  return static_cast<uint32_t>(value);
+}
+
+}  // namespace
+
+absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem) {
+  const TensorView* views[3];
+  constexpr const char* kNames[] = {"q", "k", "v"};
+  for (int i = 0; i < 3; ++i) {
+    const auto view = Require(path, file, kNames[i]);
+    if (!view.ok()) return view.status();
+    views[i] = *view;
+    if (views[i]->shape.size() != 3 && views[i]->shape.size() != 4) {
+      return Wrong(path, kNames[i],
+                   absl::StrCat("has shape ", Dimensions(views[i]->shape),
+                                "; four dimensions, or three when packed"));
+    }
+    if (views[i]->dtype != views[0]->dtype) {
+      return Wrong(path, kNames[i],
+                   absl::StrCat("is ", FileDTypeName(views[i]->dtype), ", q is ",
+                                FileDTypeName(views[0]->dtype)));
+    }
+    if (views[i]->shape.size() != views[0]->shape.size()) {
+      return Wrong(path, kNames[i], "has not as many dimensions as q");
+    }
+  }
+  const TensorView &q = *views[0], &k = *views[1], &v = *views[2];
+  const auto dtype = DTypeOfFile(path, q);
+  if (!dtype.ok()) return dtype.status();
+  problem->dtype = *dtype;
+
+  const bool packed = q.shape.size() == 3;
+  v1::AttentionShape& shape = problem->shape;
+  shape.set_batch(packed ? 1 : q.shape[0]);
+  shape.set_seq_len_q(q.shape[q.shape.size() - 3]);
+  shape.set_seq_len_kv(k.shape[k.shape.size() - 3]);
+  const std::pair<void (v1::AttentionShape::*)(uint32_t), std::pair<const TensorView*, int>>
+      narrow[] = {{&v1::AttentionShape::set_num_heads, {&q, -2}},
+                  {&v1::AttentionShape::set_num_kv_heads, {&k, -2}},
+                  {&v1::AttentionShape::set_head_dim, {&q, -1}},
+                  {&v1::AttentionShape::set_head_dim_v, {&v, -1}}};
+  for (const auto& [set, from] : narrow) {
+    const auto value = Narrow(path, *from.first, from.second);
+    if (!value.ok()) return value.status();
+    (shape.*set)(*value);
+  }
+  if (packed) {
+    absl::Status status =
+        ReadCuSeqlens(path, file, "cu_seqlens_q", shape.mutable_packed()->mutable_cu_seqlens_q());
+    if (!status.ok()) return status;
+    status =
+        ReadCuSeqlens(path, file, "cu_seqlens_k", shape.mutable_packed()->mutable_cu_seqlens_k());
+    if (!status.ok()) return status;
+  }
+  // What q does not determine must agree with it, or among k and v.
+  for (const v1::TensorId tensor : {v1::TENSOR_ID_K, v1::TENSOR_ID_V}) {
+    const auto bytes = ReadTensor(path, file, *problem, tensor);
+    if (!bytes.ok()) return bytes.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,
+                                      const Problem& problem, v1::TensorId tensor) {
+  const TensorView* view = file.Find(TensorIdName(tensor));
+  if (view == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat(path, ": tensor \"", TensorIdName(tensor), "\" is missing"));
+  }
+  const FileDType dtype = FileDTypeOf(problem.dtype, tensor);
+  if (view->dtype != dtype) {
+    return Wrong(path, view->name, absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ",
+                                                FileDTypeName(dtype)));
+  }
+  const std::vector<uint64_t> expected = TensorDimensions(problem.shape, tensor);
+  if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end(),
+                  [](int64_t a, uint64_t b) { return static_cast<uint64_t>(a) == b; })) {
+    return Wrong(path, view->name,
+                 absl::StrCat("has shape ", Dimensions(view->shape), "; beside the others it must "
+                              "be [", absl::StrJoin(expected, ", "), "]"));
+  }
+  return ConstBytes(view->data, view->bytes);
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
+    const std::string& path, const Problem& problem, const std::vector<v1::TensorId>& tensors,
+    bool with_cu_seqlens) {
+  std::vector<TensorDeclaration> declarations;
+  for (const v1::TensorId tensor : tensors) {
+    const std::vector<uint64_t> dimensions = TensorDimensions(problem.shape, tensor);
+    declarations.push_back({TensorIdName(tensor), FileDTypeOf(problem.dtype, tensor),
+                            std::vector<int64_t>(dimensions.begin(), dimensions.end())});
+  }
+  with_cu_seqlens = with_cu_seqlens && problem.shape.has_packed();
+  const v1::PackedDocuments& packed = problem.shape.packed();
+  const std::pair<const char*, const google::protobuf::RepeatedField<uint64_t>*> lists[] = {
+      {"cu_seqlens_q", &packed.cu_seqlens_q()}, {"cu_seqlens_k", &packed.cu_seqlens_k()}};
+  if (with_cu_seqlens) {
+    for (const auto& [name, values] : lists) {
+      if (!values->empty() &&
+          *values->rbegin() > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
+        return absl::InvalidArgumentError(absl::StrCat(name, " does not fit int32"));
+      }
+      declarations.push_back({name, FileDType::kI32, {values->size()}});
+    }
+  }
+  auto writer = SafetensorsWriter::Create(path, std::move(declarations), {});
+  if (!writer.ok() || !with_cu_seqlens) return writer;
+  for (const auto& [name, values] : lists) {
+    const auto target = (*writer)->data(name);
+    for (int i = 0; i < values->size(); ++i) {
+      const int32_t value = static_cast<int32_t>(values->Get(i));
+      std::memcpy(target.data() + i * sizeof(value), &value, sizeof(value));
+    }
+  }
+  return writer;
+}
+
+std::string Describe(const Problem& problem, v1::TensorId tensor) {
+  return absl::StrCat(TensorIdName(tensor), " ",
+                      tensor == v1::TENSOR_ID_LSE ? "fp32" : ShortName(problem.dtype), " [",
+                      absl::StrJoin(TensorDimensions(problem.shape, tensor), ", "), "]");
+}
+
+}  // namespace ringattn::cli

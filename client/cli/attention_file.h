@@ -1,0 +1,38 @@
+// The tensors of an attention problem in a safetensors file: q, k, v and, as they
+// are there, dout, out, lse, dq, dk, dv; cu_seqlens_q and cu_seqlens_k when packed.
+#ifndef RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
+#define RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/call.h"
+#include "client/cli/flags.h"
+#include "client/safetensors.h"
+#include "ringattn/v1/tensor.pb.h"
+
+namespace ringattn::cli {
+
+// Reads shape and dtype of q, k, v and, for three dimensions, cu_seqlens into
+// `problem`. Errors: INVALID_ARGUMENT naming the file and the tensor that is missing,
+// of a wrong dtype or does not fit the others.
+absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem);
+
+// The bytes of a tensor, which must have the shape and dtype that the problem gives it.
+// Errors: NOT_FOUND if it is not in the file; INVALID_ARGUMENT.
+absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,
+                                      const Problem& problem, v1::TensorId tensor);
+
+// A writer for these tensors of the problem; packed, with cu_seqlens if asked for.
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
+    const std::string& path, const Problem& problem, const std::vector<v1::TensorId>& tensors,
+    bool with_cu_seqlens);
+
+// "out bf16 [1, 8192, 8, 64]"
+std::string Describe(const Problem& problem, v1::TensorId tensor);
+
+}  // namespace ringattn::cli
+
+#endif  // RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_

@@ -1,0 +1,104 @@
+#include "client/cli/attention_file.h"
+
+#include <cstring>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Path(const std::string& name) { return testing::TempDir() + "/" + name; }
+
+// Writes tensors of zeros and reads the problem back: its error, or "".
+std::string ErrorOf(const std::vector<TensorDeclaration>& tensors, Problem* problem) {
+  const std::string path = Path("attention.safetensors");
+  auto writer = SafetensorsWriter::Create(path, tensors, {});
+  EXPECT_TRUE(writer.ok()) << writer.status();
+  EXPECT_TRUE((*writer)->Commit().ok());
+  const auto file = SafetensorsFile::Open(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return std::string(ReadShape(path, *file, problem).message());
+}
+
+TEST(AttentionFile, DenseShapesAreRead) {
+  Problem problem;
+  EXPECT_EQ(ErrorOf({{"q", FileDType::kBF16, {2, 10, 8, 32}},
+                     {"k", FileDType::kBF16, {2, 12, 4, 32}},
+                     {"v", FileDType::kBF16, {2, 12, 4, 16}}},
+                    &problem),
+            "");
+  EXPECT_EQ(problem.dtype, v1::DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(problem.shape.batch(), 2u);
+  EXPECT_EQ(problem.shape.seq_len_q(), 10u);
+  EXPECT_EQ(problem.shape.seq_len_kv(), 12u);
+  EXPECT_EQ(problem.shape.num_heads(), 8u);
+  EXPECT_EQ(problem.shape.num_kv_heads(), 4u);
+  EXPECT_EQ(problem.shape.head_dim(), 32u);
+  EXPECT_EQ(problem.shape.head_dim_v(), 16u);
+  EXPECT_FALSE(problem.shape.has_packed());
+}
+
+TEST(AttentionFile, PackedFilesRoundTrip) {
+  Problem problem;
+  problem.dtype = v1::DATA_TYPE_FLOAT16;
+  problem.shape.set_batch(1);
+  problem.shape.set_seq_len_q(8);
+  problem.shape.set_seq_len_kv(6);
+  problem.shape.set_num_heads(2);
+  problem.shape.set_num_kv_heads(1);
+  problem.shape.set_head_dim(4);
+  problem.shape.set_head_dim_v(4);
+  for (const uint64_t at : {0, 3, 8}) problem.shape.mutable_packed()->add_cu_seqlens_q(at);
+  for (const uint64_t at : {0, 1, 6}) problem.shape.mutable_packed()->add_cu_seqlens_k(at);
+  const std::string path = Path("packed.safetensors");
+  auto writer = CreateFor(path, problem, {v1::TENSOR_ID_Q, v1::TENSOR_ID_K, v1::TENSOR_ID_V}, true);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Commit().ok());
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok());
+  Problem read;
+  ASSERT_TRUE(ReadShape(path, *file, &read).ok());
+  EXPECT_EQ(read.shape.SerializeAsString(), problem.shape.SerializeAsString());
+}
+
+TEST(AttentionFile, WhatDoesNotFitIsNamed) {
+  const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
+  const TensorDeclaration k{"k", FileDType::kF32, {1, 4, 2, 8}};
+  const TensorDeclaration v{"v", FileDType::kF32, {1, 4, 2, 8}};
+  struct Case {
+    std::vector<TensorDeclaration> tensors;
+    std::string error;
+  };
+  const Case cases[] = {
+      {{q, v}, "\"k\" is missing"},
+      {{q, k, {"v", FileDType::kF16, {1, 4, 2, 8}}}, "\"v\" is F16, q is F32"},
+      {{q, k, {"v", FileDType::kF32, {4, 2, 8}}}, "\"v\" has not as many dimensions"},
+      {{q, k, {"v", FileDType::kF32, {1, 5, 2, 8}}}, "\"v\" has shape [1, 5, 2, 8]"},
+      {{q, {"k", FileDType::kF32, {2, 4, 2, 8}}, v}, "\"k\" has shape"},
+      {{q, {"k", FileDType::kF32, {1, 4, 2, 7}}, v}, "\"k\" has shape"},
+      {{{"q", FileDType::kF32, {8}}, k, v}, "four dimensions, or three"},
+      {{{"q", FileDType::kF32, {4, 2, 8}},
+        {"k", FileDType::kF32, {4, 2, 8}},
+        {"v", FileDType::kF32, {4, 2, 8}}},
+       "cu_seqlens_q\" is missing"},
+      {{{"q", FileDType::kF32, {4, 2, 8}},
+        {"k", FileDType::kF32, {4, 2, 8}},
+        {"v", FileDType::kF32, {4, 2, 8}},
+        {"cu_seqlens_q", FileDType::kI64, {2}}},
+       "must be I32"},
+      {{{"q", FileDType::kF64, {1, 4, 2, 8}},
+        {"k", FileDType::kF64, {1, 4, 2, 8}},
+        {"v", FileDType::kF64, {1, 4, 2, 8}}},
+       "is F64, not F32, BF16 or F16"},
+  };
+  for (const Case& c : cases) {
+    Problem problem;
+    EXPECT_THAT(ErrorOf(c.tensors, &problem), HasSubstr(c.error));
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::cli

@@ -1,0 +1,64 @@
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/attention_command.h"
+#include "client/cli/attention_file.h"
+
+namespace ringattn::cli {
+namespace {
+
+CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& files,
+                        const CallOptions& options) {
+  const Problem& problem = files.problem;
+  BackwardArgs args{.shape = problem.shape,
+                    .dtype = problem.dtype,
+                    .options = problem.options,
+                    .plan = problem.plan};
+  const bool has_out = files.input.Find("out") != nullptr;
+  const bool has_lse = files.input.Find("lse") != nullptr;
+  if (has_out != has_lse) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": backward takes both of out and lse, or neither; ",
+                     has_out ? "lse" : "out", " is missing"));
+  }
+  args.has_forward_result = has_out;
+  const std::pair<v1::TensorId, ConstBytes*> inputs[] = {
+      {v1::TENSOR_ID_Q, &args.q},       {v1::TENSOR_ID_K, &args.k},
+      {v1::TENSOR_ID_V, &args.v},       {v1::TENSOR_ID_DOUT, &args.dout},
+      {v1::TENSOR_ID_OUT, &args.out},   {v1::TENSOR_ID_LSE, &args.lse}};
+  for (const auto& [tensor, target] : inputs) {
+    const bool from_forward = tensor == v1::TENSOR_ID_OUT || tensor == v1::TENSOR_ID_LSE;
+    if (from_forward && !args.has_forward_result) continue;
+    auto bytes = ReadTensor(path, files.input, problem, tensor);
+    if (!bytes.ok()) return bytes.status();
+    *target = *bytes;
+  }
+  return client.Backward(args,
+                         {.dq = files.output->data("dq"),
+                          .dk = files.output->data("dk"),
+                          .dv = files.output->data("dv")},
+                         options);
+}
+
+}  // namespace
+
+void AddBackward(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<AttentionFlags>();
+  CLI::App* command =
+      app.add_subcommand("backward", "Gradients of attention in a file: dq, dk and dv");
+  flags->AddTo(command,
+               "safetensors with q, k, v, dout and both or neither of out, lse (neither: they are "
+               "computed again)",
+               "safetensors to write: dq, dk, dv in the input's dtype");
+  command->callback([flags, &run] {
+    run = [flags] {
+      return RunAttention("backward", *flags,
+                          {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV},
+                          [&](Client& client, OpenedFiles& files, const CallOptions& options) {
+                            return CallBackward(flags->input, client, files, options);
+                          });
+    };
+  });
+}
+
+}  // namespace ringattn::cli

@@ -1,0 +1,266 @@
+#include "client/cli/flags.h"
+
+#include <numeric>
+#include <variant>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "client/error.h"
+
+namespace ringattn::cli {
+namespace {
+
+constexpr char kShapeGroup[] = "Shape";
+constexpr char kOptionGroup[] = "What is computed";
+constexpr char kPlanGroup[] = "Where it is computed (never changes the result)";
+
+absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
+
+absl::StatusOr<uint64_t> TotalOf(const std::vector<uint64_t>& lengths, absl::string_view flag) {
+  uint64_t total = 0;
+  for (const uint64_t length : lengths) {
+    if (__builtin_add_overflow(total, length, &total)) {
+      return Invalid(absl::StrCat(flag, ": the lengths overflow"));
+    }
+  }
+  return total;
+}
+
+void AppendCumulative(const std::vector<uint64_t>& lengths,
+                      google::protobuf::RepeatedField<uint64_t>* cumulative) {
+  uint64_t total = 0;
+  cumulative->Add(0);
+  for (const uint64_t length : lengths) cumulative->Add(total += length);
+}
+
+// CLI11 would read -1 as 2^64 - 1.
+template <typename T>
+CLI::Option* AddCount(CLI::App* command, const char* name, T& value, const char* help) {
+  return command->add_option(name, value, help)->check(CLI::NonNegativeNumber.description(""));
+}
+
+absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ',');
+  int64_t left, right;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &left) ||
+      !absl::SimpleAtoi(parts[1], &right)) {
+    return Invalid(absl::StrCat("--window=", text, ": expected LEFT,RIGHT, -1 for no bound"));
+  }
+  v1::Window window;
+  window.set_left(left);
+  window.set_right(right);
+  return window;
+}
+
+}  // namespace
+
+void ShapeFlags::AddTo(CLI::App* command) {
+  AddCount(command, "--batch", batch_, "Batch rows; 1 with --documents")
+      ->group(kShapeGroup)
+      ->capture_default_str();
+  AddCount(command, "--seq_len", seq_len_, "Queries per batch row (packed: in all)")
+      ->group(kShapeGroup);
+  AddCount(command, "--seq_len_kv", seq_len_kv_, "Keys per batch row; --seq_len unless given")
+      ->group(kShapeGroup);
+  AddCount(command, "--heads", heads_, "Query heads")->group(kShapeGroup)->capture_default_str();
+  AddCount(command, "--kv_heads", kv_heads_, "Key and value heads; --heads unless given")
+      ->group(kShapeGroup);
+  AddCount(command, "--head_dim", head_dim_, "Dimension of q and k, 1..256")
+      ->group(kShapeGroup)
+      ->capture_default_str();
+  AddCount(command, "--head_dim_v", head_dim_v_, "Dimension of v; --head_dim unless given")
+      ->group(kShapeGroup);
+  command->add_option("--dtype", dtype_, "Element type")
+      ->group(kShapeGroup)
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  AddCount(command, "--documents", documents_,
+           "Pack documents of these lengths, a,b,c, after one another; attention stays inside a "
+           "document")
+      ->group(kShapeGroup)
+      ->delimiter(',');
+  AddCount(command, "--documents_kv", documents_kv_,
+           "Keys of each document; as --documents unless given")
+      ->group(kShapeGroup)
+      ->delimiter(',');
+}
+
+absl::Status ShapeFlags::Apply(Problem* problem) const {
+  v1::AttentionShape& shape = problem->shape;
+  std::optional<uint64_t> seq_len = seq_len_, seq_len_kv = seq_len_kv_;
+  if (!documents_.empty()) {
+    const std::vector<uint64_t>& documents_kv =
+        documents_kv_.empty() ? documents_ : documents_kv_;
+    const auto total_q = TotalOf(documents_, "--documents");
+    if (!total_q.ok()) return total_q.status();
+    const auto total_kv = TotalOf(documents_kv, "--documents_kv");
+    if (!total_kv.ok()) return total_kv.status();
+    if (seq_len.value_or(*total_q) != *total_q) {
+      return Invalid(absl::StrCat("--documents: the lengths add up to ", *total_q,
+                                  ", --seq_len is ", *seq_len));
+    }
+    if (seq_len_kv.value_or(*total_kv) != *total_kv) {
+      return Invalid(absl::StrCat("--documents_kv: the lengths add up to ", *total_kv,
+                                  ", --seq_len_kv is ", *seq_len_kv));
+    }
+    seq_len = *total_q;
+    seq_len_kv = *total_kv;
+    AppendCumulative(documents_, shape.mutable_packed()->mutable_cu_seqlens_q());
+    AppendCumulative(documents_kv, shape.mutable_packed()->mutable_cu_seqlens_k());
+  } else if (!documents_kv_.empty()) {
+    return Invalid("--documents_kv needs --documents");
+  }
+  if (!seq_len) return Invalid("--seq_len is required (or --documents)");
+  shape.set_batch(batch_);
+  shape.set_seq_len_q(*seq_len);
+  shape.set_seq_len_kv(seq_len_kv.value_or(*seq_len));
+  shape.set_num_heads(heads_);
+  shape.set_num_kv_heads(kv_heads_ != 0 ? kv_heads_ : heads_);
+  shape.set_head_dim(head_dim_);
+  shape.set_head_dim_v(head_dim_v_ != 0 ? head_dim_v_ : head_dim_);
+  problem->dtype = dtype_ == "fp32"   ? v1::DATA_TYPE_FLOAT32
+                   : dtype_ == "bf16" ? v1::DATA_TYPE_BFLOAT16
+                                      : v1::DATA_TYPE_FLOAT16;
+  return absl::OkStatus();
+}
+
+void OptionFlags::AddTo(CLI::App* command) {
+  command->add_flag("--causal", causal_, "Query i sees keys up to i, aligned at the ends")
+      ->group(kOptionGroup);
+  command
+      ->add_option("--window", window_,
+                   "LEFT,RIGHT: keys from LEFT before to RIGHT after the aligned position; -1 = "
+                   "no bound")
+      ->group(kOptionGroup);
+  command->add_option("--softmax_scale", softmax_scale_, "1/sqrt(head_dim) unless given")
+      ->group(kOptionGroup);
+  command->add_option("--softcap", softcap_, "Scores become c tanh(score / c)")
+      ->group(kOptionGroup);
+  command->add_option("--layout", layout_, "How the sequence is dealt out to the ranks")
+      ->group(kPlanGroup)
+      ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped"}))
+      ->capture_default_str();
+  command->add_option("--schedule", schedule_, "One device, or a ring of them")
+      ->group(kPlanGroup)
+      ->check(CLI::IsMember({"auto", "single", "ring"}))
+      ->capture_default_str();
+  AddCount(command, "--world_size", world_size_, "Ring members; the server's choice unless given")
+      ->group(kPlanGroup);
+  AddCount(command, "--stripe", stripe_, "Tokens per stripe of the striped layout; 1 unless given")
+      ->group(kPlanGroup);
+}
+
+absl::Status OptionFlags::Apply(Problem* problem) const {
+  problem->options.set_causal(causal_);
+  if (!window_.empty()) {
+    auto window = ParseWindow(window_);
+    if (!window.ok()) return window.status();
+    *problem->options.mutable_window() = *window;
+  }
+  if (softmax_scale_) problem->options.set_softmax_scale(*softmax_scale_);
+  if (softcap_) problem->options.set_softcap(*softcap_);
+  problem->plan.set_layout(layout_ == "contiguous" ? v1::LAYOUT_CONTIGUOUS
+                           : layout_ == "zigzag"   ? v1::LAYOUT_ZIGZAG
+                           : layout_ == "striped"  ? v1::LAYOUT_STRIPED
+                                                   : v1::LAYOUT_UNSPECIFIED);
+  problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
+                             : schedule_ == "ring" ? v1::SCHEDULE_RING
+                                                   : v1::SCHEDULE_UNSPECIFIED);
+  if (world_size_) problem->plan.set_world_size(*world_size_);
+  if (stripe_) problem->plan.set_stripe(*stripe_);
+  return absl::OkStatus();
+}
+
+void AddServerFlag(CLI::App* command, std::string* server) {
+  command->add_option("--server", *server, "The service's gRPC address, host:port")->required();
+}
+
+absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,
+                                             bool has_forward_result) {
+  RawRequest raw;
+  raw.direction = direction;
+  raw.batch = problem.shape.batch();
+  raw.seq_len_q = problem.shape.seq_len_q();
+  raw.seq_len_kv = problem.shape.seq_len_kv();
+  raw.num_heads = problem.shape.num_heads();
+  raw.num_kv_heads = problem.shape.num_kv_heads();
+  raw.head_dim = problem.shape.head_dim();
+  raw.head_dim_v = problem.shape.head_dim_v();
+  raw.packed = problem.shape.has_packed();
+  const v1::PackedDocuments& packed = problem.shape.packed();
+  raw.cu_seqlens_q.assign(packed.cu_seqlens_q().begin(), packed.cu_seqlens_q().end());
+  raw.cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
+  raw.dtype = problem.dtype == v1::DATA_TYPE_FLOAT32    ? DType::kFloat32
+              : problem.dtype == v1::DATA_TYPE_BFLOAT16 ? DType::kBFloat16
+                                                        : DType::kFloat16;
+  const v1::AttentionOptions& options = problem.options;
+  if (options.has_softmax_scale()) raw.softmax_scale = options.softmax_scale();
+  if (options.has_softcap()) raw.softcap = options.softcap();
+  raw.causal = options.causal();
+  if (options.has_window()) raw.window = {options.window().left(), options.window().right()};
+  switch (problem.plan.layout()) {
+    case v1::LAYOUT_CONTIGUOUS:
+      raw.layout = Layout::kContiguous;
+      break;
+    case v1::LAYOUT_ZIGZAG:
+      raw.layout = Layout::kZigzag;
+      break;
+    case v1::LAYOUT_STRIPED:
+      raw.layout = Layout::kStriped;
+      break;
+    default:
+      break;
+  }
+  if (problem.plan.schedule() == v1::SCHEDULE_SINGLE) raw.schedule = ScheduleKind::kSingle;
+  if (problem.plan.schedule() == v1::SCHEDULE_RING) raw.schedule = ScheduleKind::kRing;
+  if (problem.plan.has_world_size()) raw.world_size = problem.plan.world_size();
+  if (problem.plan.has_stripe()) raw.stripe = problem.plan.stripe();
+  raw.has_forward_result = has_forward_result;
+
+  auto checked = ValidateRequest(raw, Limits());
+  if (auto* valid = std::get_if<ValidRequest>(&checked)) return std::move(*valid);
+  const Rejection& rejection = std::get<Rejection>(checked);
+  std::vector<FieldViolation> violations;
+  for (const Violation& violation : rejection.violations) {
+    violations.push_back({violation.field, violation.description});
+  }
+  return MakeError(rejection.code, rejection.ToStatus().message(), violations);
+}
+
+namespace {
+
+std::string WithoutPrefix(const std::string& name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+}  // namespace
+
+std::string ShortName(v1::Layout layout) {
+  return WithoutPrefix(v1::Layout_Name(layout), "LAYOUT_");
+}
+
+std::string ShortName(v1::Schedule schedule) {
+  return WithoutPrefix(v1::Schedule_Name(schedule), "SCHEDULE_");
+}
+
+std::string ShortName(v1::Transport transport) {
+  return WithoutPrefix(v1::Transport_Name(transport), "TRANSPORT_");
+}
+
+std::string ShortName(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::DATA_TYPE_FLOAT32:
+      return "fp32";
+    case v1::DATA_TYPE_BFLOAT16:
+      return "bf16";
+    case v1::DATA_TYPE_FLOAT16:
+      return "fp16";
+    default:
+      return "unspecified";
+  }
+}
+
+}  // namespace ringattn::cli

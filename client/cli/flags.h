@@ -1,0 +1,81 @@
+// Groups of flags that several commands have, and the requests they describe.
+#ifndef RINGATTN_CLIENT_CLI_FLAGS_H_
+#define RINGATTN_CLIENT_CLI_FLAGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
+#include "common/validation.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn::cli {
+
+// A request without its tensors.
+struct Problem {
+  v1::AttentionShape shape;
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  v1::AttentionOptions options;
+  v1::PlanOptions plan;
+};
+
+// --batch, --seq_len, ..., --dtype, --documents.
+class ShapeFlags {
+ public:
+  void AddTo(CLI::App* command);
+
+  // Fills in shape and dtype. Errors: INVALID_ARGUMENT naming the flag.
+  absl::Status Apply(Problem* problem) const;
+
+ private:
+  uint64_t batch_ = 1;
+  std::optional<uint64_t> seq_len_;
+  std::optional<uint64_t> seq_len_kv_;
+  uint32_t heads_ = 1;
+  uint32_t kv_heads_ = 0;
+  uint32_t head_dim_ = 64;
+  uint32_t head_dim_v_ = 0;
+  std::string dtype_ = "bf16";
+  std::vector<uint64_t> documents_;
+  std::vector<uint64_t> documents_kv_;
+};
+
+// --causal, --window, ..., and where it is computed: --layout, --schedule, ...
+class OptionFlags {
+ public:
+  void AddTo(CLI::App* command);
+
+  // Fills in options and plan. Errors: INVALID_ARGUMENT naming the flag.
+  absl::Status Apply(Problem* problem) const;
+
+ private:
+  bool causal_ = false;
+  std::string window_;
+  std::optional<double> softmax_scale_;
+  std::optional<double> softcap_;
+  std::string layout_ = "auto";
+  std::string schedule_ = "auto";
+  std::optional<uint32_t> world_size_;
+  std::optional<uint64_t> stripe_;
+};
+
+// Adds --server=H:P.
+void AddServerFlag(CLI::App* command, std::string* server);
+
+// Checks the problem with the service's own rules and default limits, without a
+// server. Errors: the code and the violations that the server would give.
+absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,
+                                             bool has_forward_result);
+
+// "ring" for SCHEDULE_RING: the name of an enum value without its type's prefix.
+std::string ShortName(v1::Layout layout);
+std::string ShortName(v1::Schedule schedule);
+std::string ShortName(v1::Transport transport);
+std::string ShortName(v1::DataType dtype);  // "fp32", "bf16", "fp16"
+
+}  // namespace ringattn::cli
+
+#endif  // RINGATTN_CLIENT_CLI_FLAGS_H_

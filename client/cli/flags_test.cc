@@ -1,0 +1,105 @@
+#include "client/cli/flags.h"
+
+#include <algorithm>
+
+#include "client/error.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::cli {
+namespace {
+
+// Parses a command line with shape and options; the problem or the error.
+absl::StatusOr<Problem> Parse(const std::string& line) {
+  CLI::App app;
+  ShapeFlags shape;
+  OptionFlags options;
+  shape.AddTo(&app);
+  options.AddTo(&app);
+  try {
+    app.parse(line);
+  } catch (const CLI::ParseError& error) {
+    return absl::OutOfRangeError(error.what());
+  }
+  Problem problem;
+  if (absl::Status status = shape.Apply(&problem); !status.ok()) return status;
+  if (absl::Status status = options.Apply(&problem); !status.ok()) return status;
+  return problem;
+}
+
+TEST(Flags, UnsetIsNotZero) {
+  const auto problem = Parse("--seq_len=8");
+  ASSERT_TRUE(problem.ok());
+  EXPECT_FALSE(problem->options.has_softmax_scale());
+  EXPECT_FALSE(problem->options.has_softcap());
+  EXPECT_FALSE(problem->options.has_window());
+  EXPECT_FALSE(problem->plan.has_world_size());
+  EXPECT_EQ(problem->plan.layout(), v1::LAYOUT_UNSPECIFIED);
+  EXPECT_EQ(problem->shape.seq_len_kv(), 8u);
+  const auto zero = Parse("--seq_len=8 --softcap=0 --world_size=0 --window=0,0");
+  ASSERT_TRUE(zero.ok());
+  EXPECT_TRUE(zero->options.has_softcap());
+  EXPECT_TRUE(zero->plan.has_world_size());
+  EXPECT_TRUE(zero->options.has_window());
+}
+
+TEST(Flags, EverythingArrives) {
+  const auto problem = Parse(
+      "--batch=2 --seq_len=10 --seq_len_kv=12 --heads=8 --kv_heads=2 --head_dim=32 "
+      "--head_dim_v=16 --dtype=fp16 --causal --window=-1,4 --softmax_scale=0.5 --softcap=-1 "
+      "--layout=striped --stripe=3 --schedule=ring --world_size=4");
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  EXPECT_EQ(problem->shape.batch(), 2u);
+  EXPECT_EQ(problem->shape.seq_len_kv(), 12u);
+  EXPECT_EQ(problem->shape.num_kv_heads(), 2u);
+  EXPECT_EQ(problem->shape.head_dim_v(), 16u);
+  EXPECT_EQ(problem->dtype, v1::DATA_TYPE_FLOAT16);
+  EXPECT_TRUE(problem->options.causal());
+  EXPECT_EQ(problem->options.window().left(), -1);
+  EXPECT_EQ(problem->options.window().right(), 4);
+  EXPECT_EQ(problem->options.softcap(), -1);
+  EXPECT_EQ(problem->plan.layout(), v1::LAYOUT_STRIPED);
+  EXPECT_EQ(problem->plan.stripe(), 3u);
+  EXPECT_EQ(problem->plan.schedule(), v1::SCHEDULE_RING);
+  EXPECT_EQ(problem->plan.world_size(), 4u);
+}
+
+TEST(Flags, DocumentsBecomeCumulativeLengths) {
+  const auto problem = Parse("--documents=3,0,5 --documents_kv=1,2,3");
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  EXPECT_EQ(problem->shape.seq_len_q(), 8u);
+  EXPECT_EQ(problem->shape.seq_len_kv(), 6u);
+  EXPECT_EQ(std::vector<uint64_t>(problem->shape.packed().cu_seqlens_q().begin(),
+                                  problem->shape.packed().cu_seqlens_q().end()),
+              (std::vector<uint64_t>{0, 3, 3, 8}));
+  EXPECT_EQ(problem->shape.packed().cu_seqlens_k(3), 6u);
+}
+
+TEST(Flags, WrongValuesAreNamed) {
+  for (const std::string line :
+       {"--seq_len=8 --window=3", "--seq_len=8 --window=a,b", "--seq_len=8 --window=1,2,3",
+        "--heads=2", "--seq_len=9 --documents=3,5", "--documents_kv=3 --seq_len=3",
+        "--documents=18446744073709551615,1"}) {
+    EXPECT_EQ(Parse(line).status().code(), absl::StatusCode::kInvalidArgument) << line;
+  }
+  for (const std::string line :
+       {"--seq_len=-1", "--seq_len=x", "--seq_len=8 --dtype=fp8", "--seq_len=8 --layout=ring",
+        "--seq_len=8 --schedule=both", "--seq_len=8 --unknown=1"}) {
+    EXPECT_EQ(Parse(line).status().code(), absl::StatusCode::kOutOfRange) << line;
+  }
+}
+
+TEST(Flags, LocalValidationGivesTheServersViolations) {
+  const auto problem = Parse("--seq_len=8 --softcap=-1 --head_dim=300");
+  ASSERT_TRUE(problem.ok());
+  const auto valid = ValidateLocally(*problem, Direction::kForward, false);
+  EXPECT_EQ(valid.status().code(), absl::StatusCode::kInvalidArgument);
+  std::vector<std::string> fields;
+  for (const FieldViolation& violation : DetailsOf(valid.status()).violations) {
+    fields.push_back(violation.field);
+  }
+  EXPECT_NE(std::find(fields.begin(), fields.end(), "options.softcap"), fields.end());
+  EXPECT_NE(std::find(fields.begin(), fields.end(), "shape.head_dim"), fields.end());
+}
+
+}  // namespace
+}  // namespace ringattn::cli

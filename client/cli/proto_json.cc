@@ -1,0 +1,20 @@
+#include "client/cli/proto_json.h"
+
+#include <string>
+
+#include "google/protobuf/util/json_util.h"
+
+namespace ringattn::cli {
+
+Json ProtoJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
+  // Not valid UTF-8 in a string, which a server must not send: shown as nothing.
+  if (!status.ok()) return Json::object();
+  return Json::parse(text, nullptr, false);
+}
+
+}  // namespace ringattn::cli

@@ -1,0 +1,131 @@
+#include "client/cli/report.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace ringattn::cli {
+namespace {
+
+std::string Scaled(double value, const char* unit) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  int prefix = 0;
+  while (value >= 1000 && prefix < 6) {
+    value /= 1000;
+    ++prefix;
+  }
+  return absl::StrFormat(prefix == 0 ? "%.0f %s%s" : "%.2f %s%s", value, kPrefixes[prefix], unit);
+}
+
+double PerSecond(double amount, double seconds) { return seconds > 0 ? amount / seconds : 0; }
+
+Json ShapeJson(const Problem& problem) {
+  const v1::AttentionShape& shape = problem.shape;
+  Json json = {{"batch", shape.batch()},
+               {"seq_len_q", shape.seq_len_q()},
+               {"seq_len_kv", shape.seq_len_kv()},
+               {"num_heads", shape.num_heads()},
+               {"num_kv_heads", shape.num_kv_heads()},
+               {"head_dim", shape.head_dim()},
+               {"head_dim_v", shape.head_dim_v()},
+               {"dtype", ShortName(problem.dtype)}};
+  if (shape.has_packed()) {
+    json["cu_seqlens_q"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_q().begin(),
+                                                      shape.packed().cu_seqlens_q().end()));
+    json["cu_seqlens_k"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_k().begin(),
+                                                      shape.packed().cu_seqlens_k().end()));
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string HumanBytes(double bytes) { return Scaled(bytes, "B"); }
+std::string HumanRate(double per_second) { return Scaled(per_second, ""); }
+
+Json PlanJson(const v1::PlanReport& plan) {
+  Json json = {{"schedule", ShortName(plan.schedule())},
+               {"layout", ShortName(plan.layout())},
+               {"world_size", plan.world_size()},
+               {"stripe", plan.stripe()},
+               {"members", Json(std::vector<std::string>(plan.members().begin(),
+                                                         plan.members().end()))},
+               {"reason", plan.reason()},
+               {"predicted_compute_seconds", plan.predicted_compute_seconds()},
+               {"exchanged_bytes", plan.exchanged_bytes()},
+               {"ranks", Json::array()}};
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    json["ranks"].push_back({{"rank", rank.rank()},
+                             {"tokens_q", rank.tokens_q()},
+                             {"tokens_kv", rank.tokens_kv()},
+                             {"tiles", rank.tiles()},
+                             {"sent_bytes", rank.sent_bytes()},
+                             {"buffer_bytes", rank.buffer_bytes()}});
+  }
+  return json;
+}
+
+Json CallJson(const Problem& problem, const CallReport& report) {
+  const v1::Summary& summary = report.summary;
+  uint64_t ring_bytes = 0;
+  Json ranks = Json::array();
+  for (const v1::RankReport& rank : summary.ranks()) {
+    ring_bytes += rank.sent_bytes();
+    ranks.push_back({{"rank", rank.rank()},
+                     {"worker", rank.worker()},
+                     {"compute_seconds", rank.compute_seconds()},
+                     {"ring_wait_seconds", rank.ring_wait_seconds()},
+                     {"sent_bytes", rank.sent_bytes()},
+                     {"tiles", rank.tiles()}});
+  }
+  Json stages = Json::object();
+  for (const v1::StageTime& stage : summary.stages()) stages[stage.stage()] = stage.seconds();
+  return {{"request_id", report.accepted.request_id()},
+          {"generation", report.accepted.generation()},
+          {"attempts", summary.attempts()},
+          {"shape", ShapeJson(problem)},
+          {"plan", PlanJson(report.accepted.plan())},
+          {"bytes",
+           {{ShortName(report.accepted.transport()),
+             {{"up", summary.bytes_up()}, {"down", summary.bytes_down()}}},
+            {"ring", {{"sent", ring_bytes}}}}},
+          {"stage_seconds", stages},
+          {"client_seconds",
+           {{"accepted", report.times.accepted_seconds},
+            {"uploaded", report.times.uploaded_seconds},
+            {"first_output", report.times.first_output_seconds},
+            {"finished", report.times.finished_seconds}}},
+          {"compute_seconds", summary.compute_seconds()},
+          {"flops", summary.flops()},
+          {"flops_per_second", PerSecond(summary.flops(), summary.compute_seconds())},
+          {"ranks", ranks}};
+}
+
+std::string CallText(const CallReport& report) {
+  const v1::PlanReport& plan = report.accepted.plan();
+  const v1::Summary& summary = report.summary;
+  std::string text = absl::StrFormat("plan   %s, %s, %d %s: %s\n", ShortName(plan.schedule()),
+                                     ShortName(plan.layout()), plan.world_size(),
+                                     plan.world_size() == 1 ? "member" : "members", plan.reason());
+  absl::StrAppendFormat(&text, "time   %.3f s in all", report.times.finished_seconds);
+  for (const v1::StageTime& stage : summary.stages()) {
+    absl::StrAppendFormat(&text, ", %s %.3f", stage.stage(), stage.seconds());
+  }
+  absl::StrAppendFormat(&text, "\nrate   %sFLOP/s (%sFLOP)",
+                        HumanRate(PerSecond(summary.flops(), summary.compute_seconds())),
+                        HumanRate(summary.flops()));
+  uint64_t ring_bytes = 0;
+  for (const v1::RankReport& rank : summary.ranks()) ring_bytes += rank.sent_bytes();
+  absl::StrAppendFormat(&text, "\nbytes  %s up, %s down, %s around the ring\n",
+                        HumanBytes(summary.bytes_up()), HumanBytes(summary.bytes_down()),
+                        HumanBytes(ring_bytes));
+  if (summary.attempts() > 1) {
+    absl::StrAppend(&text, "sent   ", summary.attempts(), " times under request id ",
+                    report.accepted.request_id(), "\n");
+  }
+  return text;
+}
+
+}  // namespace ringattn::cli

@@ -1,0 +1,29 @@
+// What a finished call is shown as: JSON (docs/cli-json.md) or a few lines of text.
+#ifndef RINGATTN_CLIENT_CLI_REPORT_H_
+#define RINGATTN_CLIENT_CLI_REPORT_H_
+
+#include <string>
+
+#include "client/call.h"
+#include "client/cli/command.h"
+#include "client/cli/flags.h"
+
+namespace ringattn::cli {
+
+// {"schedule": "ring", "layout": ..., "ranks": [...]}
+Json PlanJson(const v1::PlanReport& plan);
+
+// Everything about a call but its command and files.
+Json CallJson(const Problem& problem, const CallReport& report);
+
+// Lines, each with its newline.
+std::string CallText(const CallReport& report);
+
+// 1234567 -> "1.23 MB"; units are decimal.
+std::string HumanBytes(double bytes);
+// 1.5e9 -> "1.50 G"
+std::string HumanRate(double per_second);
+
+}  // namespace ringattn::cli
+
+#endif  // RINGATTN_CLIENT_CLI_REPORT_H_

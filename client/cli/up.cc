@@ -1,0 +1,169 @@
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "client/cli/command.h"
+#include "client/launcher/launcher.h"
+
+namespace ringattn::cli {
+namespace {
+
+struct Flags {
+  LauncherOptions launcher;
+  std::string ready_timeout = "60s";
+  std::string stop_timeout = "10s";
+  bool detach = false;
+};
+
+std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) {
+  return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ", options.workers,
+                      " workers\nmetrics at http://", launcher.metrics_address(),
+                      "/metrics, logs in ", launcher.log_dir(), "\n");
+}
+
+// Starts everything, calls `report` with what to tell the user, and then supervises.
+int Serve(const LauncherOptions& options,
+          const std::function<void(const absl::StatusOr<std::string>&)>& report) {
+  auto launcher = Launcher::Start(options);
+  if (!launcher.ok()) {
+    report(launcher.status());
+    return kFailure;
+  }
+  if (absl::Status status = (*launcher)->WaitUntilReady(); !status.ok()) {
+    report(status);
+    return kFailure;
+  }
+  report(ReadyText(options, **launcher));
+  (*launcher)->Run();
+  return kSuccess;
+}
+
+int RunInForeground(const LauncherOptions& options) {
+  int code = kSuccess;
+  const int ended = Serve(options, [&](const absl::StatusOr<std::string>& text) {
+    if (!text.ok()) {
+      code = Fail(text.status(), false);
+      return;
+    }
+    std::printf("%sCtrl-C ends it.\n", text->c_str());
+    std::fflush(stdout);
+  });
+  return code != kSuccess ? code : ended;
+}
+
+// The child serves in a session of its own; this process waits for its first word, an
+// 'E' or an 'R' and the text, through a pipe.
+int RunDetached(const LauncherOptions& options) {
+  int pipe_ends[2];
+  if (pipe2(pipe_ends, O_CLOEXEC) != 0) return Fail(absl::ErrnoToStatus(errno, "pipe"), false);
+  const pid_t pid = fork();
+  if (pid < 0) return Fail(absl::ErrnoToStatus(errno, "fork"), false);
+  if (pid == 0) {
+    close(pipe_ends[0]);
+    setsid();
+    const int code = Serve(options, [&](const absl::StatusOr<std::string>& text) {
+      // From here on nobody listens to our streams.
+      const std::string log = absl::StrCat(options.state_dir, "/launcher.log");
+      const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+      const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+      dup2(null, STDIN_FILENO);
+      dup2(out >= 0 ? out : null, STDOUT_FILENO);
+      dup2(out >= 0 ? out : null, STDERR_FILENO);
+      const std::string word =
+          text.ok() ? absl::StrCat("R", *text)
+                    : absl::StrCat("E", text.status().raw_code(), " ", text.status().message());
+      const ssize_t ignored = write(pipe_ends[1], word.data(), word.size());
+      (void)ignored;
+      close(pipe_ends[1]);
+    });
+    // Not exit(): what the parent registered is the parent's to run.
+    _exit(code);
+  }
+  close(pipe_ends[1]);
+  std::string word;
+  char buffer[4096];
+  ssize_t got;
+  while ((got = read(pipe_ends[0], buffer, sizeof(buffer))) > 0) word.append(buffer, got);
+  close(pipe_ends[0]);
+  if (word.size() > 1 && word[0] == 'R') {
+    std::printf("%sEnd it with: ringattn down --state_dir=%s\n", word.c_str() + 1,
+                options.state_dir.c_str());
+    return kSuccess;
+  }
+  if (word.size() > 1 && word[0] == 'E') {
+    const size_t space = word.find(' ');
+    const int code = std::atoi(word.c_str() + 1);
+    return Fail(absl::Status(static_cast<absl::StatusCode>(code), word.substr(space + 1)), false);
+  }
+  return Fail(absl::InternalError("the launcher ended before it was ready"), false);
+}
+
+int RunUp(const Flags& flags) {
+  LauncherOptions options = flags.launcher;
+  const std::pair<const std::string&, absl::Duration*> durations[] = {
+      {flags.ready_timeout, &options.ready_timeout}, {flags.stop_timeout, &options.stop_timeout}};
+  for (const auto& [text, target] : durations) {
+    if (!absl::ParseDuration(text, target) || *target <= absl::ZeroDuration()) {
+      return Fail(absl::InvalidArgumentError(
+                      absl::StrCat("\"", text, "\" is not a positive duration like 30s")),
+                  false);
+    }
+  }
+  return flags.detach ? RunDetached(options) : RunInForeground(options);
+}
+
+}  // namespace
+
+void AddUp(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  LauncherOptions& options = flags->launcher;
+  options.state_dir = DefaultStateDir();
+  CLI::App* command = app.add_subcommand(
+      "up", "Run a coordinator and workers on this machine; restarts what dies, replaces what "
+            "stands stopped, ends all of them on SIGTERM or Ctrl-C");
+  const CLI::Range port(0, 65535);
+  command->add_option("--workers", options.workers, "Worker processes")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command->add_option("--device", options.device, "What workers compute on")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--port", options.port, "gRPC port on 127.0.0.1; 0 = any free one")
+      ->check(port)
+      ->capture_default_str();
+  command->add_option("--control_port", options.control_port,
+                      "The workers' and operators' port; 0 = any free one")
+      ->check(port)
+      ->capture_default_str();
+  command->add_option("--metrics_port", options.metrics_port,
+                      "Prometheus port of the coordinator; 0 = any free one")
+      ->check(port)
+      ->capture_default_str();
+  command->add_option("--threads", options.threads,
+                      "Compute threads per worker; 0 = the cores divided by the workers")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_flag("--detach", flags->detach, "Return once the service is ready");
+  command->add_option("--state_dir", options.state_dir, "Process id, secret, ports and logs")
+      ->capture_default_str();
+  command->add_option("--bin_dir", options.bin_dir,
+                      "Folder of ringattn-server and ringattn-worker; $RINGATTN_BIN_DIR, or near "
+                      "this program, unless given");
+  command->add_option("--server_flag", options.server_flags,
+                      "A flag passed on to the coordinator; may be repeated");
+  command->add_option("--worker_flag", options.worker_flags,
+                      "A flag passed on to every worker; may be repeated");
+  command->add_option("--ready_timeout", flags->ready_timeout, "Give up if not ready by then")
+      ->capture_default_str();
+  command->add_option("--stop_timeout", flags->stop_timeout, "Kill what has not ended by then")
+      ->capture_default_str();
+  command->callback([flags, &run] { run = [flags] { return RunUp(*flags); }; });
+}
+
+}  // namespace ringattn::cli

@@ -1,0 +1,27 @@
+#include "client/cli/verify_json.h"
+
+namespace ringattn::cli {
+namespace {
+
+Json JudgedJson(const oracle::Judged& judged) {
+  return {{"error", judged.error}, {"bound", judged.bound}};
+}
+
+}  // namespace
+
+Json ReportJson(const oracle::Report& report) {
+  Json tensors = Json::object();
+  for (const oracle::TensorReport& tensor : report.tensors) {
+    Json& json = tensors[TensorName(tensor.tensor)];
+    json = {{"passed", tensor.passed},
+            {"rows", tensor.rows},
+            {"failed_elements", tensor.failed_elements},
+            {"element", JudgedJson(tensor.element)}};
+    if (tensor.tensor != TensorId::kLse) json["norm"] = JudgedJson(tensor.norm);
+  }
+  Json unjudged = Json::array();
+  for (const TensorId tensor : report.unjudged) unjudged.push_back(TensorName(tensor));
+  return {{"passed", report.passed()}, {"tensors", tensors}, {"unjudged", unjudged}};
+}
+
+}  // namespace ringattn::cli

@@ -1,0 +1,185 @@
+#include "client/client.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/call_plan.h"
+#include "ringattn/v1/attention.grpc.pb.h"
+#include "ringattn/v1/cluster.grpc.pb.h"
+
+namespace ringattn {
+namespace {
+
+// Of a message beside its chunk's data, and of Accepted and Summary, which grow with
+// the ring and its timelines.
+constexpr int kMessageSlackBytes = 16 << 20;
+
+grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
+                                     kMessageSlackBytes);
+  // Without a pool of its own every channel would share one connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A restarted server is back in a second; gRPC's own backoff would reach minutes.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  // Tensors are not for a web proxy that the environment happens to name.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
+std::string RandomRequestId() {
+  std::random_device random;
+  return absl::StrFormat("c-%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+void SetDeadline(absl::Duration deadline, grpc::ClientContext* context) {
+  if (deadline == absl::InfiniteDuration()) return;
+  context->set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+}
+
+template <typename Response, typename Call>
+absl::StatusOr<Response> Unary(absl::Duration deadline, const Call& call) {
+  grpc::ClientContext context;
+  SetDeadline(deadline, &context);
+  Response response;
+  const grpc::Status status = call(&context, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
+                                                        const ClientOptions& options) {
+  if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
+  if (options.max_chunk_bytes_up < 1 || options.max_chunk_bytes_down < 1 ||
+      options.max_chunk_bytes_up > (1u << 30) || options.max_chunk_bytes_down > (1u << 30)) {
+    return absl::InvalidArgumentError("max_chunk_bytes must be in 1..2^30");
+  }
+  std::unique_ptr<Client> client(new Client(options));
+  const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
+  const auto credentials =
+      options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
+  for (int i = 0; i < options.channels; ++i) {
+    client->channels_.push_back(grpc::CreateCustomChannel(target, credentials, arguments));
+  }
+  return client;
+}
+
+Client::~Client() { registry_->CancelAllAndWait(); }
+
+const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
+  return channels_[next_channel_.fetch_add(1) % channels_.size()];
+}
+
+Operation Client::Start(CallPlan plan, const CallOptions& options, const Done& done) {
+  return StartOperation({.request_id = options.request_id,
+                         .channel = NextChannel(),
+                         .plan = std::make_shared<const CallPlan>(std::move(plan)),
+                         .registry = registry_,
+                         .retry = options_.retry,
+                         .deadline = options.deadline,
+                         .done = done});
+}
+
+Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
+                               const CallOptions& options, const Done& done) {
+  CallOptions named = options;
+  if (named.request_id.empty()) named.request_id = RandomRequestId();
+  absl::StatusOr<CallPlan> plan =
+      PlanForward(args, results, named, named.request_id,
+                  {options_.max_chunk_bytes_up, options_.max_chunk_bytes_down});
+  if (!plan.ok()) return FailedOperation(named.request_id, plan.status(), done);
+  return Start(*std::move(plan), named, done);
+}
+
+Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
+                                const CallOptions& options, const Done& done) {
+  CallOptions named = options;
+  if (named.request_id.empty()) named.request_id = RandomRequestId();
+  absl::StatusOr<CallPlan> plan =
+      PlanBackward(args, results, named, named.request_id,
+                   {options_.max_chunk_bytes_up, options_.max_chunk_bytes_down});
+  if (!plan.ok()) return FailedOperation(named.request_id, plan.status(), done);
+  return Start(*std::move(plan), named, done);
+}
+
+CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,
+                           const CallOptions& options) {
+  return StartForward(args, results, options).Wait();
+}
+
+CallResult Client::Backward(const BackwardArgs& args, const BackwardResults& results,
+                            const CallOptions& options) {
+  return StartBackward(args, results, options).Wait();
+}
+
+absl::StatusOr<v1::GetOperationResponse> Client::GetOperation(const std::string& request_id,
+                                                              absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::GetOperationRequest request;
+  request.set_request_id(request_id);
+  return Unary<v1::GetOperationResponse>(deadline, [&](auto* context, auto* response) {
+    return stub->GetOperation(context, request, response);
+  });
+}
+
+absl::Status Client::CancelOperation(const std::string& request_id, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::CancelOperationRequest request;
+  request.set_request_id(request_id);
+  return Unary<v1::CancelOperationResponse>(deadline, [&](auto* context, auto* response) {
+           return stub->CancelOperation(context, request, response);
+         })
+      .status();
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  return Unary<v1::GetServerInfoResponse>(deadline, [&](auto* context, auto* response) {
+    return stub->GetServerInfo(context, {}, response);
+  });
+}
+
+absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  auto response = Unary<v1::GetTopologyResponse>(deadline, [&](auto* context, auto* response) {
+    return stub->GetTopology(context, {}, response);
+  });
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_topology());
+}
+
+absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)>& on_topology,
+                                   absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  grpc::ClientContext context;
+  SetDeadline(deadline, &context);
+  const auto reader = stub->WatchTopology(&context, {});
+  v1::WatchTopologyResponse response;
+  while (reader->Read(&response)) {
+    if (!on_topology(response.topology())) {
+      context.TryCancel();
+      while (reader->Read(&response)) {
+      }
+      reader->Finish();
+      return absl::OkStatus();
+    }
+  }
+  return FromGrpcStatus(reader->Finish());
+}
+
+}  // namespace ringattn

@@ -1,0 +1,106 @@
+// ringattn::Client: attention as a remote call, over memory that the caller owns.
+//
+//   auto client = ringattn::Client::Connect("127.0.0.1:7700");
+//   ringattn::ForwardArgs args;  // shape, dtype, options, q, k, v
+//   ringattn::ForwardResults results{.out = ..., .lse = ...};
+//   ringattn::CallResult report = (*client)->Forward(args, results);
+//   if (!report.ok()) std::cerr << ringattn::FormatError(report.status());
+//
+// A whole program: client/examples/forward_example.cc.
+#ifndef RINGATTN_CLIENT_CLIENT_H_
+#define RINGATTN_CLIENT_CLIENT_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/call.h"
+#include "client/call_registry.h"
+#include "client/error.h"
+#include "client/operation.h"
+#include "client/retry_policy.h"
+#include "ringattn/v1/cluster.pb.h"
+
+namespace ringattn {
+
+struct ClientOptions {
+  // Connections; calls go round them. One call uses one, so this bounds how many
+  // calls at a time get a connection of their own.
+  int channels = 4;
+  // Null: plain text.
+  std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
+  // Large chunks amortise the cost per message; both sides stay below what the server
+  // takes (16 MiB).
+  uint32_t max_chunk_bytes_up = 4 << 20;
+  uint32_t max_chunk_bytes_down = 4 << 20;
+  RetryOptions retry = {};
+};
+
+// Calls may overlap. Thread safe.
+class Client {
+ public:
+  // Cancels what is still in flight and waits for its end. Not from a `done`.
+  ~Client();
+
+  // Does not dial yet. Errors: INVALID_ARGUMENT for an empty target or no channels.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
+                                                         const ClientOptions& options = {});
+
+  // --- Attention ---------------------------------------------------------------
+  // The memory that args and results point to must stay valid and, for the results,
+  // untouched until the call has ended; args and results themselves need not.
+  // Replayed under one request_id after ABORTED, UNAVAILABLE and, where the server
+  // says when, RESOURCE_EXHAUSTED (retry_policy.h). After an error the results'
+  // contents are worthless.
+  // Errors: those of proto/ringattn/v1/attention.proto, with details (error.h);
+  // INVALID_ARGUMENT, before anything is sent, where a buffer has not the size that
+  // shape and dtype give it; INTERNAL if the server breaks the protocol; DATA_LOSS if
+  // a result arrives damaged.
+  CallResult Forward(const ForwardArgs& args, const ForwardResults& results,
+                     const CallOptions& options = {});
+  CallResult Backward(const BackwardArgs& args, const BackwardResults& results,
+                      const CallOptions& options = {});
+
+  // The same without waiting. `done`, if given, is called once when the call ends, on
+  // one of gRPC's threads; it must not block.
+  using Done = std::function<void(const CallResult&)>;
+  Operation StartForward(const ForwardArgs& args, const ForwardResults& results,
+                         const CallOptions& options = {}, const Done& done = nullptr);
+  Operation StartBackward(const BackwardArgs& args, const BackwardResults& results,
+                          const CallOptions& options = {}, const Done& done = nullptr);
+
+  // --- Operations and cluster --------------------------------------------------
+  // Blocking, not replayed. Errors: as the protos say.
+  absl::StatusOr<v1::GetOperationResponse> GetOperation(const std::string& request_id,
+                                                        absl::Duration deadline);
+  absl::Status CancelOperation(const std::string& request_id, absl::Duration deadline);
+  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration deadline);
+  absl::StatusOr<v1::Topology> GetTopology(absl::Duration deadline);
+
+  // Calls `on_topology` with every state until it returns false (then OK) or the
+  // stream ends (then its error).
+  absl::Status WatchTopology(const std::function<bool(const v1::Topology&)>& on_topology,
+                             absl::Duration deadline);
+
+ private:
+  explicit Client(const ClientOptions& options) : options_(options) {}
+
+  const std::shared_ptr<grpc::Channel>& NextChannel();
+  Operation Start(CallPlan plan, const CallOptions& options, const Done& done);
+
+  const ClientOptions options_;
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
+  std::atomic<uint64_t> next_channel_{0};
+  const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_CLIENT_H_

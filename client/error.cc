@@ -1,0 +1,73 @@
+#include "client/error.h"
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+
+namespace ringattn {
+namespace {
+
+constexpr absl::string_view kPayloadUrl = "type.googleapis.com/google.rpc.Status";
+
+}  // namespace
+
+absl::Status MakeError(absl::StatusCode code, absl::string_view message,
+                       const std::vector<FieldViolation>& violations) {
+  google::rpc::BadRequest bad_request;
+  for (const FieldViolation& violation : violations) {
+    auto* field = bad_request.add_field_violations();
+    field->set_field(violation.field);
+    field->set_description(violation.description);
+  }
+  google::rpc::Status wire;
+  wire.add_details()->PackFrom(bad_request);
+  absl::Status status(code, message);
+  status.SetPayload(kPayloadUrl, absl::Cord(wire.SerializeAsString()));
+  return status;
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  absl::Status converted(static_cast<absl::StatusCode>(status.error_code()),
+                         status.error_message());
+  if (!status.ok() && !status.error_details().empty()) {
+    converted.SetPayload(kPayloadUrl, absl::Cord(status.error_details()));
+  }
+  return converted;
+}
+
+ErrorDetails DetailsOf(const absl::Status& status) {
+  ErrorDetails details;
+  const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
+  google::rpc::Status wire;
+  if (!payload.has_value() || !wire.ParseFromString(std::string(*payload))) return details;
+  for (const google::protobuf::Any& any : wire.details()) {
+    google::rpc::BadRequest bad_request;
+    google::rpc::ErrorInfo info;
+    google::rpc::RetryInfo retry;
+    if (any.UnpackTo(&bad_request)) {
+      for (const auto& violation : bad_request.field_violations()) {
+        details.violations.push_back({violation.field(), violation.description()});
+      }
+    } else if (any.UnpackTo(&info)) {
+      details.reason = info.reason();
+      details.metadata.insert(info.metadata().begin(), info.metadata().end());
+    } else if (any.UnpackTo(&retry)) {
+      details.retry_delay = absl::Seconds(retry.retry_delay().seconds()) +
+                            absl::Nanoseconds(retry.retry_delay().nanos());
+    }
+  }
+  return details;
+}
+
+std::string FormatError(const absl::Status& status) {
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+  const ErrorDetails details = DetailsOf(status);
+  for (const FieldViolation& violation : details.violations) {
+    absl::StrAppend(&text, "\n  ", violation.field, ": ", violation.description);
+  }
+  if (!details.reason.empty()) absl::StrAppend(&text, "\n  reason: ", details.reason);
+  return text;
+}
+
+}  // namespace ringattn

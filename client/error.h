@@ -1,0 +1,46 @@
+// Errors as callers see them: an absl::Status with the server's code and message,
+// and the google.rpc details as its payload.
+#ifndef RINGATTN_CLIENT_ERROR_H_
+#define RINGATTN_CLIENT_ERROR_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/status.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+struct FieldViolation {
+  std::string field;  // "options.softcap"
+  std::string description;
+};
+
+struct ErrorDetails {
+  std::vector<FieldViolation> violations;
+  std::string reason;  // ErrorInfo.reason, e.g. "WORKER_LOST"; empty if there is none
+  std::map<std::string, std::string> metadata;
+  std::optional<absl::Duration> retry_delay;
+};
+
+// A status with BadRequest violations, as a server would send it.
+absl::Status MakeError(absl::StatusCode code, absl::string_view message,
+                       const std::vector<FieldViolation>& violations);
+
+// Keeps code, message and details.
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+// What the status carries; empty if it carries nothing or nothing readable.
+ErrorDetails DetailsOf(const absl::Status& status);
+
+// For people: "INVALID_ARGUMENT: message", a line per violation, and the reason.
+std::string FormatError(const absl::Status& status);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_ERROR_H_

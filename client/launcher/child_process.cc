@@ -1,0 +1,90 @@
+#include "client/launcher/child_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+namespace {
+
+// In the child, between fork and exec: only what is safe after forking a process
+// with threads.
+[[noreturn]] void BecomeCommand(char* const* arguments, int log, int null, pid_t parent,
+                                int error_pipe) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have ended before the line above.
+  if (getppid() != parent) _exit(127);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+  dup2(null, STDIN_FILENO);
+  dup2(log, STDOUT_FILENO);
+  dup2(log, STDERR_FILENO);
+  execv(arguments[0], arguments);
+  const int error = errno;
+  const ssize_t ignored = write(error_pipe, &error, sizeof(error));
+  (void)ignored;
+  _exit(127);
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command,
+                                 const std::string& log_path) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const int log = open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (log < 0) return absl::ErrnoToStatus(errno, log_path);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  int error_pipe[2] = {-1, -1};
+  if (null < 0 || pipe2(error_pipe, O_CLOEXEC) != 0) {
+    const int error = errno;
+    close(log);
+    close(null);
+    return absl::ErrnoToStatus(error, "pipe");
+  }
+
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) BecomeCommand(arguments.data(), log, null, parent, error_pipe[1]);
+  const int fork_error = errno;
+  close(log);
+  close(null);
+  close(error_pipe[1]);
+  // Ends at once: exec closes the child's end.
+  int exec_error = 0;
+  const bool failed =
+      pid > 0 && read(error_pipe[0], &exec_error, sizeof(exec_error)) == sizeof(exec_error);
+  close(error_pipe[0]);
+  if (pid < 0) return absl::ErrnoToStatus(fork_error, "fork");
+  if (failed) {
+    waitpid(pid, nullptr, 0);
+    return absl::ErrnoToStatus(exec_error, command[0]);
+  }
+  return pid;
+}
+
+char ProcessState(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return 0;
+  // "pid (name) S ...": the name may hold anything, parentheses too.
+  const size_t end = line.rfind(')');
+  return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : 0;
+}
+
+std::string DescribeExit(int wait_status) {
+  if (WIFEXITED(wait_status)) return absl::StrCat("exited with ", WEXITSTATUS(wait_status));
+  return absl::StrCat("killed by signal ", WTERMSIG(wait_status));
+}
+
+}  // namespace ringattn

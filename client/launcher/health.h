@@ -1,0 +1,17 @@
+// grpc.health.v1, asked from a client.
+#ifndef RINGATTN_CLIENT_LAUNCHER_HEALTH_H_
+#define RINGATTN_CLIENT_LAUNCHER_HEALTH_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+// Whether the server as a whole says SERVING. Errors: the call's.
+absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadline);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_LAUNCHER_HEALTH_H_

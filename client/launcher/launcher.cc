@@ -1,0 +1,242 @@
+#include "client/launcher/launcher.h"
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/client.h"
+#include "client/launcher/health.h"
+#include "nlohmann/json.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr char kServerName[] = "ringattn-server";
+constexpr char kWorkerName[] = "ringattn-worker";
+constexpr char kPortFile[] = "server.json";
+constexpr absl::Duration kPollPause = absl::Milliseconds(200);
+
+sigset_t EndingSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  return signals;
+}
+
+sigset_t WatchedSignals() {
+  sigset_t signals = EndingSignals();
+  sigaddset(&signals, SIGCHLD);
+  return signals;
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string TailOf(const std::string& path) {
+  constexpr size_t kBytes = 2000;
+  const std::string text = ReadFile(path);
+  return text.size() <= kBytes ? text : text.substr(text.size() - kBytes);
+}
+
+std::string WorkerChild(int index) { return absl::StrCat("worker-", index); }
+
+// The coordinator's port file: {"listen": "h:p", "control": "h:p", "metrics": "h:p"}.
+bool ReadPorts(const std::string& path, std::string* listen, std::string* control,
+               std::string* metrics) {
+  const auto json = nlohmann::json::parse(ReadFile(path), nullptr, false);
+  if (!json.is_object()) return false;
+  const std::pair<const char*, std::string*> fields[] = {
+      {"listen", listen}, {"control", control}, {"metrics", metrics}};
+  for (const auto& [name, target] : fields) {
+    if (!json.contains(name) || !json[name].is_string()) return false;
+    *target = json[name].get<std::string>();
+  }
+  return true;
+}
+
+void LogLine(const std::string& line) {
+  std::fprintf(stderr, "%s ringattn up: %s\n",
+               absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()).c_str(),
+               line.c_str());
+}
+
+}  // namespace
+
+absl::StatusOr<Binaries> FindBinaries(const std::string& bin_dir) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> folders;
+  const char* from_environment = std::getenv("RINGATTN_BIN_DIR");
+  if (!bin_dir.empty()) {
+    folders.push_back(bin_dir);
+  } else if (from_environment != nullptr && from_environment[0] != '\0') {
+    folders.push_back(from_environment);
+  } else {
+    std::error_code error;
+    const fs::path self = fs::read_symlink("/proc/self/exe", error);
+    if (error) return absl::InternalError("/proc/self/exe: " + error.message());
+    folders = {self.parent_path(), self.parent_path().parent_path()};
+  }
+  const auto executable = [](const fs::path& path) { return access(path.c_str(), X_OK) == 0; };
+  std::vector<std::string> looked_at;
+  for (const fs::path& folder : folders) {
+    const std::pair<fs::path, fs::path> layouts[] = {
+        {folder / kServerName, folder / kWorkerName},
+        {folder / "server" / kServerName, folder / "worker" / kWorkerName}};
+    for (const auto& [server, worker] : layouts) {
+      if (executable(server) && executable(worker)) return Binaries{server, worker};
+      looked_at.push_back(server.parent_path().string());
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("no ", kServerName, " and ", kWorkerName, " in ",
+                                          absl::StrJoin(looked_at, ", "),
+                                          "; name their folder with --bin_dir"));
+}
+
+Launcher::Launcher(const LauncherOptions& options, const Binaries& binaries, StateDir state)
+    : options_(options),
+      binaries_(binaries),
+      state_(std::move(state)),
+      supervisor_({}, LogLine) {}
+
+absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(const LauncherOptions& options) {
+  const sigset_t signals = WatchedSignals();
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  auto binaries = FindBinaries(options.bin_dir);
+  if (!binaries.ok()) return binaries.status();
+  auto state = StateDir::Acquire(options.state_dir);
+  if (!state.ok()) return state.status();
+  std::unique_ptr<Launcher> launcher(new Launcher(options, *binaries, *std::move(state)));
+  auto secret = launcher->state_.WriteSecret();
+  if (!secret.ok()) return secret.status();
+  launcher->secret_file_ = *secret;
+  if (absl::Status status = launcher->StartServer(); !status.ok()) return status;
+  if (absl::Status status = launcher->StartWorkers(); !status.ok()) return status;
+  return launcher;
+}
+
+std::vector<std::string> Launcher::ServerCommand() const {
+  const auto listen = [](const std::string& known, int port) {
+    return known.empty() ? absl::StrCat("127.0.0.1:", port) : known;
+  };
+  std::vector<std::string> command = {
+      binaries_.server,
+      absl::StrCat("--listen=", listen(address_, options_.port)),
+      absl::StrCat("--control_listen=", listen(control_address_, options_.control_port)),
+      absl::StrCat("--metrics_listen=", listen(metrics_address_, options_.metrics_port)),
+      absl::StrCat("--secret_file=", secret_file_),
+      absl::StrCat("--port_file=", state_.File(kPortFile))};
+  command.insert(command.end(), options_.server_flags.begin(), options_.server_flags.end());
+  return command;
+}
+
+std::vector<std::string> Launcher::WorkerCommand(int index) const {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = options_.threads > 0 ? options_.threads : cores / options_.workers;
+  std::vector<std::string> command = {binaries_.worker,
+                                      absl::StrCat("--coordinator=", control_address_),
+                                      absl::StrCat("--secret_file=", secret_file_),
+                                      absl::StrCat("--name=", WorkerChild(index)),
+                                      absl::StrCat("--device=", options_.device),
+                                      absl::StrCat("--threads=", std::max(1, threads)),
+                                      absl::StrCat("--local_workers=", options_.workers),
+                                      "--data_listen=127.0.0.1:0",
+                                      "--metrics_listen=127.0.0.1:0",
+                                      "--ring_address=127.0.0.1"};
+  command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+  return command;
+}
+
+absl::Status Launcher::StartServer() {
+  const std::string port_file = state_.File(kPortFile);
+  unlink(port_file.c_str());
+  const std::string log = state_.File("server.log");
+  absl::Status status = supervisor_.Add(
+      {.name = kServerName, .command = [this] { return ServerCommand(); }, .log_path = log});
+  if (!status.ok()) return status;
+  const absl::Time end = absl::Now() + options_.ready_timeout;
+  while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
+    if (WaitForSignal(absl::Milliseconds(20))) return absl::CancelledError("told to end");
+    supervisor_.Poll();
+    // Started by us this moment: if it ends, it will end again (its port is taken,
+    // most likely).
+    if (supervisor_.exit_count(kServerName) > 0 || absl::Now() > end) {
+      return absl::UnavailableError(
+          absl::StrCat("the coordinator did not come up; ", log, " ends with:\n", TailOf(log)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::StartWorkers() {
+  for (int index = 0; index < options_.workers; ++index) {
+    absl::Status status = supervisor_.Add({.name = WorkerChild(index),
+                                           .command = [this, index] {
+                                             return WorkerCommand(index);
+                                           },
+                                           .log_path = state_.File(WorkerChild(index) + ".log")});
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::WaitUntilReady() {
+  auto client = Client::Connect(address_, {.channels = 1});
+  if (!client.ok()) return client.status();
+  const absl::Time end = absl::Now() + options_.ready_timeout;
+  std::string seen = "no answer yet";
+  while (absl::Now() < end) {
+    if (WaitForSignal(absl::Milliseconds(50))) return absl::CancelledError("told to end");
+    supervisor_.Poll();
+    const auto topology = (*client)->GetTopology(absl::Seconds(2));
+    if (!topology.ok()) {
+      seen = std::string(topology.status().message());
+      continue;
+    }
+    const int members = static_cast<int>(
+        std::count_if(topology->workers().begin(), topology->workers().end(),
+                      [](const v1::WorkerInfo& worker) { return worker.has_rank(); }));
+    seen = absl::StrCat(members, " of ", options_.workers, " workers in the ring");
+    if (topology->state() != v1::RING_STATE_READY || members < options_.workers) continue;
+    const auto serving = IsServing(address_, absl::Seconds(2));
+    if (serving.ok() && *serving) return absl::OkStatus();
+    seen = serving.ok() ? "health says NOT_SERVING" : std::string(serving.status().message());
+  }
+  return absl::UnavailableError(absl::StrCat("not ready after ",
+                                             absl::FormatDuration(options_.ready_timeout), ": ",
+                                             seen, "; logs are in ", state_.path()));
+}
+
+bool Launcher::WaitForSignal(absl::Duration pause) {
+  const sigset_t signals = WatchedSignals();
+  const sigset_t ending = EndingSignals();
+  const timespec timeout = absl::ToTimespec(pause);
+  const int signal = sigtimedwait(&signals, nullptr, &timeout);
+  return signal > 0 && sigismember(&ending, signal) == 1;
+}
+
+void Launcher::Run() {
+  while (!WaitForSignal(kPollPause)) supervisor_.Poll();
+  LogLine("ending");
+  // The coordinator first: it lets what is in flight finish, for which it needs the
+  // workers. Half of the time is its, half theirs.
+  supervisor_.End({kServerName}, options_.stop_timeout / 2);
+  supervisor_.EndAll(options_.stop_timeout / 2);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,55 @@
+// The folder in which a launcher keeps what others must find: its process id (under a
+// lock that it holds for as long as it lives), the cluster's secret, ports and logs.
+#ifndef RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_
+#define RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+// $XDG_RUNTIME_DIR/ringattn, or /tmp/ringattn-<uid>.
+std::string DefaultStateDir();
+
+// A state folder that this process owns until it ends. Movable; thread compatible.
+class StateDir {
+ public:
+  // Makes the folder (0700) if need be and takes its lock.
+  // Errors: FAILED_PRECONDITION if a launcher runs there; PERMISSION_DENIED if the
+  // folder belongs to somebody else; the system's.
+  static absl::StatusOr<StateDir> Acquire(const std::string& path);
+
+  StateDir(StateDir&& other) noexcept;
+  StateDir& operator=(StateDir&&) = delete;
+  ~StateDir();  // removes the secret and the process id
+
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+  // Writes a new random secret, readable by the owner only. Its path.
+  absl::StatusOr<std::string> WriteSecret() const;
+
+ private:
+  StateDir(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+
+  std::string path_;
+  int lock_;
+};
+
+// The launcher that runs in `path`, if one does.
+std::optional<pid_t> RunningLauncher(const std::string& path);
+
+// Ends the launcher that runs in `path`: SIGTERM, after `timeout` SIGKILL, upon which
+// the kernel ends its children. True if there was one.
+// Errors: the system's; DEADLINE_EXCEEDED if it does not even go then.
+absl::StatusOr<bool> StopLauncher(const std::string& path, absl::Duration timeout);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_

@@ -1,0 +1,125 @@
+#include "client/launcher/supervisor.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/launcher/child_process.h"
+
+namespace ringattn {
+
+Supervisor::~Supervisor() { EndAll(absl::ZeroDuration()); }
+
+absl::Status Supervisor::Add(ChildSpec spec) {
+  children_.push_back({.spec = std::move(spec)});
+  absl::Status status = Start(children_.back());
+  if (!status.ok()) children_.pop_back();
+  return status;
+}
+
+absl::Status Supervisor::Start(Child& child) {
+  auto pid = StartChild(child.spec.command(), child.spec.log_path);
+  if (!pid.ok()) return pid.status();
+  child.pid = *pid;
+  child.started = absl::Now();
+  child.restart_at = absl::InfiniteFuture();
+  child.stopped_since = absl::InfiniteFuture();
+  log_(absl::StrCat("started ", child.spec.name, ", process id ", child.pid));
+  return absl::OkStatus();
+}
+
+void Supervisor::Poll() {
+  const absl::Time now = absl::Now();
+  for (Child& child : children_) {
+    if (child.ended) continue;
+    if (child.pid != 0) {
+      Reap(child);
+      if (child.pid != 0) KillIfStopped(child);
+    } else if (now >= child.restart_at) {
+      if (absl::Status status = Start(child); !status.ok()) {
+        log_(absl::StrCat("cannot start ", child.spec.name, ": ", status.ToString()));
+        child.restart_at = now + options_.max_backoff;
+      }
+    }
+  }
+}
+
+void Supervisor::Reap(Child& child) {
+  int wait_status = 0;
+  if (waitpid(child.pid, &wait_status, WNOHANG) != child.pid) return;
+  const absl::Time now = absl::Now();
+  const bool was_healthy = now - child.started >= options_.healthy_after;
+  child.backoff = was_healthy || child.exits == 0
+                      ? options_.initial_backoff
+                      : std::min(2 * child.backoff, options_.max_backoff);
+  log_(absl::StrCat(child.spec.name, ", process id ", child.pid, ", ", DescribeExit(wait_status),
+                    "; starting it again in ", absl::FormatDuration(child.backoff)));
+  child.pid = 0;
+  ++child.exits;
+  child.restart_at = now + child.backoff;
+}
+
+void Supervisor::KillIfStopped(Child& child) {
+  const absl::Time now = absl::Now();
+  if (ProcessState(child.pid) != 'T') {
+    child.stopped_since = absl::InfiniteFuture();
+    return;
+  }
+  child.stopped_since = std::min(child.stopped_since, now);
+  if (now - child.stopped_since < options_.stopped_max) return;
+  log_(absl::StrCat(child.spec.name, ", process id ", child.pid, ", stands stopped: killing it"));
+  kill(child.pid, SIGKILL);
+}
+
+const Supervisor::Child& Supervisor::Find(absl::string_view name) const {
+  const auto found = std::find_if(children_.begin(), children_.end(),
+                                  [&](const Child& child) { return child.spec.name == name; });
+  assert(found != children_.end());
+  return *found;
+}
+
+int Supervisor::exit_count(absl::string_view name) const { return Find(name).exits; }
+pid_t Supervisor::pid(absl::string_view name) const { return Find(name).pid; }
+
+void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeout) {
+  std::vector<Child*> left;
+  for (Child& child : children_) {
+    if (std::find(names.begin(), names.end(), child.spec.name) == names.end()) continue;
+    child.ended = true;
+    if (child.pid == 0) continue;
+    kill(child.pid, SIGTERM);
+    kill(child.pid, SIGCONT);  // a stopped process sees no SIGTERM
+    left.push_back(&child);
+  }
+  const auto reap = [&](int flags) {
+    std::erase_if(left, [&](Child* child) {
+      if (waitpid(child->pid, nullptr, flags) == 0) return false;
+      child->pid = 0;
+      return true;
+    });
+  };
+  const absl::Time end = absl::Now() + timeout;
+  reap(WNOHANG);
+  while (!left.empty() && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(10));
+    reap(WNOHANG);
+  }
+  for (Child* child : left) {
+    log_(absl::StrCat(child->spec.name, " did not end in time: killing it"));
+    kill(child->pid, SIGKILL);
+  }
+  reap(0);
+}
+
+void Supervisor::EndAll(absl::Duration timeout) {
+  std::vector<std::string> names;
+  for (const Child& child : children_) names.push_back(child.spec.name);
+  End(names, timeout);
+}
+
+}  // namespace ringattn

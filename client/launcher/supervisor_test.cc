@@ -1,0 +1,119 @@
+#include "client/launcher/supervisor.h"
+
+#include <signal.h>
+
+#include <fstream>
+#include <functional>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "client/launcher/child_process.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+class SupervisorTest : public testing::Test {
+ protected:
+  SupervisorTest()
+      : supervisor_({.stopped_max = absl::Milliseconds(300),
+                     .initial_backoff = absl::Milliseconds(20),
+                     .max_backoff = absl::Milliseconds(100)},
+                    [this](const std::string& line) { log_ += line + "\n"; }) {}
+
+  absl::Status Add(const std::string& name, const std::string& script) {
+    return supervisor_.Add({.name = name,
+                            .command = [script] {
+                              return std::vector<std::string>{"/bin/sh", "-c", script};
+                            },
+                            .log_path = testing::TempDir() + "/" + name + ".log"});
+  }
+
+  bool PollUntil(const std::function<bool()>& condition) {
+    const absl::Time end = absl::Now() + absl::Seconds(10);
+    while (!condition() && absl::Now() < end) {
+      supervisor_.Poll();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return condition();
+  }
+
+  std::string log_;
+  Supervisor supervisor_;
+};
+
+TEST_F(SupervisorTest, RestartsWhatIsKilled) {
+  ASSERT_TRUE(Add("a", "exec sleep 100").ok());
+  const pid_t first = supervisor_.pid("a");
+  kill(first, SIGKILL);
+  ASSERT_TRUE(PollUntil([&] {
+    return supervisor_.exit_count("a") == 1 && supervisor_.pid("a") != 0;
+  }));
+  EXPECT_NE(supervisor_.pid("a"), first);
+  EXPECT_TRUE(absl::StrContains(log_, "killed by signal 9"));
+}
+
+TEST_F(SupervisorTest, KillsAndReplacesWhatStandsStopped) {
+  ASSERT_TRUE(Add("a", "exec sleep 100").ok());
+  const pid_t first = supervisor_.pid("a");
+  kill(first, SIGSTOP);
+  ASSERT_TRUE(PollUntil([&] {
+    return supervisor_.pid("a") != first && supervisor_.pid("a") != 0;
+  }));
+  EXPECT_TRUE(absl::StrContains(log_, "stands stopped"));
+}
+
+TEST_F(SupervisorTest, AShortStopIsLeftAlone) {
+  ASSERT_TRUE(Add("a", "exec sleep 100").ok());
+  const pid_t first = supervisor_.pid("a");
+  for (int i = 0; i < 4; ++i) {
+    kill(first, SIGSTOP);
+    for (int k = 0; k < 10; ++k, absl::SleepFor(absl::Milliseconds(10))) supervisor_.Poll();
+    kill(first, SIGCONT);
+    absl::SleepFor(absl::Milliseconds(10));
+    supervisor_.Poll();
+  }
+  EXPECT_EQ(supervisor_.pid("a"), first);
+}
+
+TEST_F(SupervisorTest, PausesGrowWhileAChildKeepsDying) {
+  ASSERT_TRUE(Add("a", "exit 3").ok());
+  const absl::Time start = absl::Now();
+  ASSERT_TRUE(PollUntil([&] { return supervisor_.exit_count("a") == 5; }));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(20 + 40 + 80 + 100));
+  EXPECT_TRUE(absl::StrContains(log_, "exited with 3; starting it again in 100ms"));
+}
+
+TEST_F(SupervisorTest, EndIsBoundedAlsoForTheStubbornAndTheStopped) {
+  ASSERT_TRUE(Add("kind", "exec sleep 100").ok());
+  ASSERT_TRUE(Add("stubborn", "trap '' TERM; while :; do sleep 0.05; done").ok());
+  ASSERT_TRUE(Add("stopped", "exec sleep 100").ok());
+  kill(supervisor_.pid("stopped"), SIGSTOP);
+  absl::SleepFor(absl::Milliseconds(100));  // until the trap is set
+  const absl::Time start = absl::Now();
+  supervisor_.EndAll(absl::Milliseconds(300));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  EXPECT_TRUE(absl::StrContains(log_, "stubborn did not end in time"));
+  EXPECT_FALSE(absl::StrContains(log_, "kind did not"));
+  EXPECT_FALSE(absl::StrContains(log_, "stopped did not"));
+  for (const char* name : {"kind", "stubborn", "stopped"}) EXPECT_EQ(supervisor_.pid(name), 0);
+  supervisor_.Poll();
+  EXPECT_EQ(supervisor_.pid("kind"), 0);
+}
+
+TEST_F(SupervisorTest, AMissingProgramIsAnError) {
+  EXPECT_EQ(StartChild({"/no/such/program"}, "/dev/null").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(SupervisorTest, OutputGoesToTheLog) {
+  ASSERT_TRUE(Add("talker", "echo said; exec sleep 100").ok());
+  std::string word;
+  EXPECT_TRUE(PollUntil([&] {
+    std::ifstream(testing::TempDir() + "/talker.log") >> word;
+    return word == "said";
+  }));
+}
+
+}  // namespace
+}  // namespace ringattn

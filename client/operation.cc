@@ -1,0 +1,162 @@
+#include "client/operation.h"
+
+#include <chrono>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include <grpcpp/alarm.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringattn {
+namespace {
+
+std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
+  // gRPC's clock does not hold absl's infinite future.
+  if (deadline == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
+  return absl::ToChronoTime(deadline);
+}
+
+}  // namespace
+
+// Between attempts an alarm keeps the state alive, during one its `done` does.
+class Operation::State : public std::enable_shared_from_this<State> {
+ public:
+  explicit State(OperationParams params)
+      : params_(std::move(params)),
+        start_(absl::Now()),
+        deadline_(start_ + params_.deadline) {}
+
+  const std::string& request_id() const { return request_id_; }
+
+  void StartNextAttempt() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::shared_ptr<Attempt> attempt;
+    {
+      const absl::MutexLock lock(&mutex_);
+      pause_.reset();
+      if (!cancelled_) {
+        attempt_ = MakeAttempt(params_.channel, params_.plan, SystemDeadline(deadline_),
+                               [self = shared_from_this()](AttemptResult result) {
+                                 self->OnAttemptDone(std::move(result));
+                               });
+        attempt = attempt_;
+      }
+    }
+    if (attempt == nullptr) return End(absl::CancelledError("cancelled by the caller"));
+    attempt->Start();
+  }
+
+  void End(CallResult result) ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (params_.done) params_.done(result);
+    params_.done = nullptr;
+    // Before anyone can know of the end, who may then drop the client: the channel's
+    // last reference has to be the client's (see attempt.cc).
+    params_.channel.reset();
+    params_.plan.reset();
+    const std::shared_ptr<CallRegistry> registry = std::move(params_.registry);
+    {
+      const absl::MutexLock lock(&mutex_);
+      attempt_.reset();
+      result_ = std::move(result);
+    }
+    if (registry != nullptr) registry->Remove(this);
+  }
+
+  CallResult Wait() ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_, absl::Condition(this, &State::HasEnded));
+    return *result_;
+  }
+
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::shared_ptr<Attempt> attempt;
+    {
+      const absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      attempt = attempt_;
+      if (pause_) pause_->Cancel();  // its callback goes on, and sees cancelled_
+    }
+    if (attempt != nullptr) attempt->Cancel();
+  }
+
+ private:
+  bool HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return result_.has_value(); }
+
+  void OnAttemptDone(AttemptResult result) ABSL_LOCKS_EXCLUDED(mutex_) {
+    server_ever_answered_ |= result.server_answered;
+    if (result.status.ok()) {
+      result.report.summary.set_attempts(replays_ + 1);
+      return End(std::move(result.report));
+    }
+    const absl::Time now = absl::Now();
+    const FailedAttempt failed{.status = result.status,
+                               .replays_so_far = replays_,
+                               .server_ever_answered = server_ever_answered_,
+                               .elapsed = now - start_,
+                               .time_left = deadline_ - now};
+    const std::optional<absl::Duration> delay =
+        ReplayDelay(params_.retry, failed, std::uniform_real_distribution<>(0.0, 1.0)(random_));
+    if (!delay) return End(WithHistory(result.status));
+    ++replays_;
+    const absl::MutexLock lock(&mutex_);
+    attempt_.reset();
+    pause_ = std::make_unique<grpc::Alarm>();
+    pause_->Set(absl::ToChronoTime(now + *delay),
+                [self = shared_from_this()](bool) { self->StartNextAttempt(); });
+    if (cancelled_) pause_->Cancel();
+  }
+
+  // The last failure, saying how often it was tried; code and details unchanged.
+  absl::Status WithHistory(const absl::Status& status) const {
+    if (replays_ == 0) return status;
+    absl::Status annotated(status.code(), absl::StrCat(status.message(), " (after ", replays_,
+                                                       " replays)"));
+    status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+      annotated.SetPayload(url, payload);
+    });
+    return annotated;
+  }
+
+  // After construction changed by End only, which comes last.
+  OperationParams params_;
+  const std::string request_id_ = params_.request_id;
+  const absl::Time start_;
+  const absl::Time deadline_;
+
+  // Used between attempts only, one thread at a time.
+  int replays_ = 0;
+  bool server_ever_answered_ = false;
+  std::minstd_rand random_{std::random_device()()};
+
+  absl::Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Alarm> pause_ ABSL_GUARDED_BY(mutex_);
+  std::optional<CallResult> result_ ABSL_GUARDED_BY(mutex_);
+};
+
+const std::string& Operation::request_id() const { return state_->request_id(); }
+CallResult Operation::Wait() const { return state_->Wait(); }
+void Operation::Cancel() const { state_->Cancel(); }
+
+Operation StartOperation(OperationParams params) {
+  const std::shared_ptr<CallRegistry> registry = params.registry;
+  auto state = std::make_shared<Operation::State>(std::move(params));
+  registry->Add(state.get(), [weak = std::weak_ptr<Operation::State>(state)] {
+    if (const auto alive = weak.lock()) alive->Cancel();
+  });
+  state->StartNextAttempt();
+  return Operation(state);
+}
+
+Operation FailedOperation(const std::string& request_id, const absl::Status& error,
+                          const std::function<void(const CallResult&)>& done) {
+  auto state = std::make_shared<Operation::State>(
+      OperationParams{.request_id = request_id, .done = done});
+  state->End(error);
+  return Operation(state);
+}
+
+}  // namespace ringattn

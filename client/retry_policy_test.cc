@@ -1,0 +1,64 @@
+#include "client/retry_policy.h"
+
+#include "client/error.h"
+#include "client/fake_attention_server.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+FailedAttempt Failed(const FakeError& error, int replays = 0) {
+  return {.status = FromGrpcStatus(error.ToStatus()),
+          .replays_so_far = replays,
+          .server_ever_answered = true,
+          .elapsed = absl::Seconds(1),
+          .time_left = absl::InfiniteDuration()};
+}
+
+TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
+  const RetryOptions options;
+  using Code = grpc::StatusCode;
+  EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::UNAVAILABLE}), 0).has_value());
+  EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::ABORTED}), 0).has_value());
+  EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::RESOURCE_EXHAUSTED, .retry_after_ms = 0}),
+                          0).has_value());
+  EXPECT_FALSE(ReplayDelay(options, Failed({.code = Code::RESOURCE_EXHAUSTED}), 0).has_value());
+  EXPECT_FALSE(
+      ReplayDelay(options, Failed({.code = Code::ABORTED, .reason = "SUPERSEDED"}), 0).has_value());
+  for (const Code code : {Code::INVALID_ARGUMENT, Code::FAILED_PRECONDITION, Code::INTERNAL,
+                          Code::CANCELLED, Code::DEADLINE_EXCEEDED, Code::UNIMPLEMENTED}) {
+    EXPECT_FALSE(ReplayDelay(options, Failed({.code = code, .retry_after_ms = 1}), 0).has_value());
+  }
+}
+
+TEST(RetryPolicy, BackoffDoublesUpToItsBound) {
+  const RetryOptions options;
+  const FakeError lost{.code = grpc::StatusCode::ABORTED};
+  EXPECT_EQ(*ReplayDelay(options, Failed(lost, 0), 0), absl::Milliseconds(200));
+  EXPECT_EQ(*ReplayDelay(options, Failed(lost, 2), 0), absl::Milliseconds(800));
+  EXPECT_EQ(*ReplayDelay(options, Failed(lost, 2), 1), absl::Milliseconds(400));
+  EXPECT_EQ(*ReplayDelay(options, Failed(lost, 9), 0), absl::Seconds(5));
+  EXPECT_FALSE(ReplayDelay(options, Failed(lost, 10), 0).has_value());
+}
+
+TEST(RetryPolicy, RetryInfoIsALowerBound) {
+  const FakeError busy{.code = grpc::StatusCode::RESOURCE_EXHAUSTED, .retry_after_ms = 700};
+  EXPECT_EQ(*ReplayDelay({}, Failed(busy, 0), 1), absl::Milliseconds(700));
+}
+
+TEST(RetryPolicy, ADelayBeyondTheDeadlineIsFinal) {
+  FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE});
+  failed.time_left = absl::Milliseconds(150);
+  EXPECT_FALSE(ReplayDelay({}, failed, 0).has_value());
+}
+
+TEST(RetryPolicy, AServerThatNeverAnsweredIsGivenUpSooner) {
+  FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE}, 3);
+  failed.server_ever_answered = false;
+  EXPECT_TRUE(ReplayDelay({}, failed, 0).has_value());
+  failed.elapsed = absl::Seconds(6);
+  EXPECT_FALSE(ReplayDelay({}, failed, 0).has_value());
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,28 @@
+// How many bytes each tensor of a request has, from the request alone.
+#ifndef RINGATTN_CLIENT_TENSOR_BYTES_H_
+#define RINGATTN_CLIENT_TENSOR_BYTES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ringattn/v1/attention.pb.h"
+#include "ringattn/v1/tensor.pb.h"
+
+namespace ringattn {
+
+// The dimensions of proto/ringattn/v1/tensor.proto, without a batch axis when packed.
+std::vector<uint64_t> TensorDimensions(const v1::AttentionShape& shape, v1::TensorId tensor);
+
+// Only what is needed to know the size of a buffer is checked here; whether the
+// request makes sense is the server's to say.
+// Errors: INVALID_ARGUMENT for an unknown dtype or a product that overflows.
+absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
+                                     v1::TensorId tensor);
+
+// "q", "lse", ...
+const char* TensorIdName(v1::TensorId tensor);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_TENSOR_BYTES_H_

@@ -1,0 +1,127 @@
+#include "client/transfer.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "client/tensor_bytes.h"
+#include "common/wire/crc32c.h"
+
+namespace ringattn {
+namespace {
+
+absl::Status ServerError(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+}
+
+}  // namespace
+
+ChunkSource::ChunkSource(std::vector<InputTensor> inputs, uint64_t max_chunk_bytes)
+    : inputs_(std::move(inputs)), max_chunk_bytes_(max_chunk_bytes) {
+  assert(max_chunk_bytes >= 1);
+  for (const InputTensor& input : inputs_) total_bytes_ += input.bytes.size();
+}
+
+std::optional<ChunkSource::Chunk> ChunkSource::Next() {
+  while (index_ < inputs_.size() && offset_ == inputs_[index_].bytes.size()) {
+    ++index_;
+    offset_ = 0;
+  }
+  if (index_ == inputs_.size()) return std::nullopt;
+  const InputTensor& input = inputs_[index_];
+  const uint64_t bytes = std::min<uint64_t>(max_chunk_bytes_, input.bytes.size() - offset_);
+  Chunk chunk{input.tensor, offset_, input.bytes.subspan(offset_, bytes)};
+  offset_ += bytes;
+  dealt_bytes_ += bytes;
+  return chunk;
+}
+
+OutputAssembler::OutputAssembler(std::vector<OutputTensor> outputs) {
+  for (OutputTensor& output : outputs) {
+    total_bytes_ += output.bytes.size();
+    outputs_.push_back({.tensor = output, .covered = {}});
+  }
+}
+
+OutputAssembler::Output* OutputAssembler::Find(int tensor) {
+  for (Output& output : outputs_) {
+    if (output.tensor.tensor == tensor) return &output;
+  }
+  return nullptr;
+}
+
+absl::Status OutputAssembler::CheckAnnounced(
+    const google::protobuf::RepeatedPtrField<v1::TensorDescriptor>& announced) const {
+  for (const Output& output : outputs_) {
+    const auto same = [&](const v1::TensorDescriptor& descriptor) {
+      return descriptor.tensor() == output.tensor.tensor &&
+             descriptor.bytes() == output.tensor.bytes.size();
+    };
+    if (std::count_if(announced.begin(), announced.end(), same) != 1) {
+      return ServerError(absl::StrCat("Accepted does not announce ",
+                                      TensorIdName(output.tensor.tensor), " with ",
+                                      output.tensor.bytes.size(), " bytes"));
+    }
+  }
+  if (announced.size() != static_cast<int>(outputs_.size())) {
+    return ServerError("Accepted announces outputs that were not asked for");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
+                                  absl::Span<const wire::Fragment> payload,
+                                  uint64_t payload_bytes) {
+  Output* output = Find(header.tensor);
+  if (output == nullptr) {
+    return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
+  }
+  const char* name = TensorIdName(output->tensor.tensor);
+  const uint64_t size = output->tensor.bytes.size();
+  const uint64_t begin = header.offset;
+  if (begin > size || payload_bytes > size - begin) {
+    return ServerError(absl::StrCat("chunk of ", name, " at ", begin, " with ", payload_bytes,
+                                    " bytes, beyond its ", size));
+  }
+  if (payload_bytes == 0) return absl::OkStatus();
+  const uint64_t end = begin + payload_bytes;
+
+  // Neighbours in the covered set: `after` begins at or behind us.
+  auto after = output->covered.lower_bound(begin);
+  auto before = after == output->covered.begin() ? output->covered.end() : std::prev(after);
+  const bool overlaps = (after != output->covered.end() && after->first < end) ||
+                        (before != output->covered.end() && before->second > begin);
+  if (overlaps) {
+    return ServerError(absl::StrCat("chunk of ", name, " at ", begin, " overlaps an earlier one"));
+  }
+
+  uint8_t* target = output->tensor.bytes.data() + begin;
+  if (header.crc32c.has_value()) {
+    if (wire::CopyFragmentsAndCrc32c(payload, target) != *header.crc32c) {
+      return absl::DataLossError(
+          absl::StrCat("chunk of ", name, " at ", begin, " arrived with a wrong crc32c"));
+    }
+  } else {
+    wire::CopyFragments(payload, target);
+  }
+
+  uint64_t merged_begin = begin, merged_end = end;
+  if (after != output->covered.end() && after->first == end) {
+    merged_end = after->second;
+    output->covered.erase(after);
+  }
+  if (before != output->covered.end() && before->second == begin) {
+    merged_begin = before->first;
+  }
+  output->covered[merged_begin] = merged_end;
+  received_bytes_ += payload_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status OutputAssembler::CheckComplete() const {
+  if (received_bytes_ == total_bytes_) return absl::OkStatus();
+  return ServerError(absl::StrCat("it ended with ", received_bytes_, " of ", total_bytes_,
+                                  " output bytes sent"));
+}
+
+}  // namespace ringattn

@@ -1,0 +1,90 @@
+// The two ends of a tensor stream, over the caller's memory and without I/O: which
+// chunk to send next, and where a received chunk belongs.
+#ifndef RINGATTN_CLIENT_TRANSFER_H_
+#define RINGATTN_CLIENT_TRANSFER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/call.h"
+#include "common/wire/chunk_codec.h"
+#include "ringattn/v1/attention.pb.h"
+#include "ringattn/v1/tensor.pb.h"
+
+namespace ringattn {
+
+struct InputTensor {
+  v1::TensorId tensor;
+  ConstBytes bytes;
+};
+
+struct OutputTensor {
+  v1::TensorId tensor;
+  MutableBytes bytes;
+};
+
+// Deals the inputs out in chunks, tensor after tensor. Thread compatible.
+class ChunkSource {
+ public:
+  struct Chunk {
+    v1::TensorId tensor;
+    uint64_t offset;
+    ConstBytes bytes;
+  };
+
+  // REQUIRES: max_chunk_bytes >= 1.
+  ChunkSource(std::vector<InputTensor> inputs, uint64_t max_chunk_bytes);
+
+  std::optional<Chunk> Next();
+
+  uint64_t total_bytes() const { return total_bytes_; }
+  uint64_t dealt_bytes() const { return dealt_bytes_; }
+
+ private:
+  std::vector<InputTensor> inputs_;
+  uint64_t max_chunk_bytes_;
+  size_t index_ = 0;
+  uint64_t offset_ = 0;
+  uint64_t total_bytes_ = 0;
+  uint64_t dealt_bytes_ = 0;
+};
+
+// Puts received chunks into their places. Thread compatible.
+class OutputAssembler {
+ public:
+  explicit OutputAssembler(std::vector<OutputTensor> outputs);
+
+  // INTERNAL unless the server announces these very outputs, byte for byte.
+  absl::Status CheckAnnounced(
+      const google::protobuf::RepeatedPtrField<v1::TensorDescriptor>& announced) const;
+
+  // Errors, after which the outputs are worthless: INTERNAL for a chunk of an unknown
+  // tensor, out of range or overlapping an earlier one; DATA_LOSS if the crc differs.
+  absl::Status Add(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
+                   uint64_t payload_bytes);
+
+  // INTERNAL if bytes are missing.
+  absl::Status CheckComplete() const;
+
+  uint64_t total_bytes() const { return total_bytes_; }
+  uint64_t received_bytes() const { return received_bytes_; }
+
+ private:
+  struct Output {
+    OutputTensor tensor;
+    std::map<uint64_t, uint64_t> covered;  // begin -> end, disjoint, not touching
+  };
+
+  Output* Find(int tensor);
+
+  std::vector<Output> outputs_;
+  uint64_t total_bytes_ = 0;
+  uint64_t received_bytes_ = 0;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_TRANSFER_H_

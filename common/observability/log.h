@@ -1,0 +1,73 @@
+// Structured logs: one JSON object a line, on stderr.
+//
+//   LogInfo("request accepted", {{"request_id", id}, {"generation", generation}});
+//   {"time":"2026-01-01T00:00:00.000Z","level":"info","process":"ringattn-server",
+//    "message":"request accepted","request_id":"r1","generation":7}
+//
+// Keys used everywhere: request_id, operation_id, generation, worker, rank. Tensor
+// contents and secrets are never logged. All functions are thread safe.
+#ifndef RINGATTN_COMMON_OBSERVABILITY_LOG_H_
+#define RINGATTN_COMMON_OBSERVABILITY_LOG_H_
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "absl/strings/string_view.h"
+
+namespace ringattn {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+// "debug", "info", "warning", "error".
+std::optional<LogLevel> LogLevelFromName(absl::string_view name);
+
+// Borrows its strings for the length of the call it is passed to.
+struct LogField {
+  using Value = std::variant<absl::string_view, int64_t, uint64_t, double, bool>;
+
+  template <std::signed_integral T>
+  LogField(absl::string_view k, T v) : key(k), value(static_cast<int64_t>(v)) {}
+  template <std::unsigned_integral T>
+  LogField(absl::string_view k, T v) : key(k), value(static_cast<uint64_t>(v)) {}
+  LogField(absl::string_view k, bool v) : key(k), value(v) {}
+  LogField(absl::string_view k, double v) : key(k), value(v) {}
+  LogField(absl::string_view k, absl::string_view v) : key(k), value(v) {}
+  LogField(absl::string_view k, const std::string& v) : key(k), value(absl::string_view(v)) {}
+  LogField(absl::string_view k, const char* v) : key(k), value(absl::string_view(v)) {}
+
+  absl::string_view key;
+  Value value;
+};
+
+// Lines are written by a thread of their own, so that a reader of stderr that does
+// not read holds nobody up: the oldest lines are then lost. Without this call, lines
+// are written at once under the name "ringattn".
+void InitLogging(absl::string_view process, LogLevel level);
+// Writes what is queued. Before _exit(), for instance; nothing may be logged after it.
+void ShutdownLogging();
+
+void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
+
+inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kDebug, message, fields);
+}
+inline void LogInfo(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kInfo, message, fields);
+}
+inline void LogWarning(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kWarning, message, fields);
+}
+inline void LogError(absl::string_view message, std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kError, message, fields);
+}
+
+// The line that Log writes, without its end. For tests.
+std::string FormatLogLine(absl::string_view process, LogLevel level, absl::string_view message,
+                          std::initializer_list<LogField> fields);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_OBSERVABILITY_LOG_H_

@@ -1,0 +1,62 @@
+#include "common/observability/metrics.h"
+
+#include <exception>
+
+#include <prometheus/text_serializer.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+
+Metrics::Metrics() : registry_(std::make_shared<prometheus::Registry>()) {}
+Metrics::~Metrics() = default;
+
+prometheus::Family<prometheus::Counter>& Metrics::Counters(const std::string& name,
+                                                           const std::string& help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(*registry_);
+}
+
+prometheus::Family<prometheus::Gauge>& Metrics::Gauges(const std::string& name,
+                                                       const std::string& help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(*registry_);
+}
+
+prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const std::string& name,
+                                                               const std::string& help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_);
+}
+
+absl::StatusOr<std::string> Metrics::Serve(const std::string& listen) {
+  // The library reports a failed bind by an exception.
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(listen);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", listen));
+  }
+  exposer_->RegisterCollectable(registry_);
+  const std::vector<int> ports = exposer_->GetListeningPorts();
+  if (ports.empty()) return absl::UnavailableError(absl::StrCat("metrics: no port at ", listen));
+  return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", ports[0]);
+}
+
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(registry_->Collect());
+}
+
+prometheus::Family<prometheus::Histogram>& StageDurations(Metrics& metrics) {
+  return metrics.Histograms("ringattn_stage_duration_seconds",
+                            "Time that requests spent in each stage.");
+}
+
+prometheus::Histogram::BucketBoundaries StageBuckets() {
+  prometheus::Histogram::BucketBoundaries bounds;
+  for (double bound = 1e-3; bound < 1100; bound *= 4) bounds.push_back(bound);
+  return bounds;
+}
+
+prometheus::Family<prometheus::Counter>& TensorBytes(Metrics& metrics) {
+  return metrics.Counters("ringattn_bytes_total",
+                          "Tensor payload bytes by direction and transport.");
+}
+
+}  // namespace ringattn

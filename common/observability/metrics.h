@@ -1,0 +1,69 @@
+// Metrics of one process: a registry and the HTTP port that Prometheus scrapes.
+// Names, labels and help texts that both the coordinator and the workers export are
+// defined here, so that they cannot differ.
+//
+//   Metrics metrics;
+//   auto& requests = metrics.Counters("ringattn_requests_total", "Requests that ended.");
+//   requests.Add({{"method", "Forward"}, {"code", "OK"}}).Increment();
+//   absl::StatusOr<std::string> address = metrics.Serve("127.0.0.1:0");
+#ifndef RINGATTN_COMMON_OBSERVABILITY_METRICS_H_
+#define RINGATTN_COMMON_OBSERVABILITY_METRICS_H_
+
+#include <memory>
+#include <string>
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include "absl/status/statusor.h"
+
+namespace ringattn {
+
+// Families live as long as the Metrics. Thread safe.
+class Metrics {
+ public:
+  Metrics();
+  ~Metrics();
+
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // REQUIRES: a legal Prometheus name, each used for one kind of metric only.
+  prometheus::Family<prometheus::Counter>& Counters(const std::string& name,
+                                                    const std::string& help);
+  prometheus::Family<prometheus::Gauge>& Gauges(const std::string& name,
+                                                const std::string& help);
+  prometheus::Family<prometheus::Histogram>& Histograms(const std::string& name,
+                                                        const std::string& help);
+
+  // Serves /metrics at "host:port" until destruction; port 0 picks a free one.
+  // Returns "host:port" as bound. Call once. Errors: UNAVAILABLE if it cannot bind.
+  absl::StatusOr<std::string> Serve(const std::string& listen);
+
+  // What a scrape returns, in Prometheus' text format.
+  std::string Text() const;
+
+ private:
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+// --- Metrics that several processes export -----------------------------------
+
+// ringattn_stage_duration_seconds{stage}: queue, upload, compute and download at the
+// coordinator; h2d, compute, ring_wait and d2h at a worker.
+prometheus::Family<prometheus::Histogram>& StageDurations(Metrics& metrics);
+// 1 ms to 17 minutes, times 4 each.
+prometheus::Histogram::BucketBoundaries StageBuckets();
+
+// ringattn_bytes_total{direction, transport}: tensor payload. direction is up
+// (towards the workers), down, or ring; transport is coordinator_stream, tcp, ...
+prometheus::Family<prometheus::Counter>& TensorBytes(Metrics& metrics);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_OBSERVABILITY_METRICS_H_

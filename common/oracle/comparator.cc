@@ -1,0 +1,227 @@
+#include "common/oracle/comparator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "common/oracle/numeric.h"
+
+namespace ringattn::oracle {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const char* NameOf(TensorId tensor) {
+  switch (tensor) {
+    case TensorId::kOut:
+      return "out";
+    case TensorId::kLse:
+      return "lse";
+    case TensorId::kDq:
+      return "dq";
+    case TensorId::kDk:
+      return "dk";
+    case TensorId::kDv:
+      return "dv";
+    default:
+      return "?";
+  }
+}
+
+// |actual - expected|, where equal infinities have no error and anything else
+// that is not finite an infinite one.
+double ErrorOf(double actual, double expected) {
+  if (actual == expected) return 0.0;
+  const double error = std::abs(actual - expected);
+  return std::isfinite(error) ? error : kInfinity;
+}
+
+// Sums of squares over a group of rows.
+struct Norms {
+  double error = 0.0;
+  double twin = 0.0;
+  double exact = 0.0;
+  double floor = 0.0;
+  double magnitude = 0.0;
+  double squared_row_magnitudes = 0.0;  // of the rows' sums of squares
+
+  Judged Judge(DType dtype) const {
+    // As many rows of equal weight would vary as much as these do.
+    // (Fourth powers of tiny values underflow; then a row's weight is beyond saying.)
+    const double rows = squared_row_magnitudes > 0x1p-1000
+                            ? magnitude / squared_row_magnitudes * magnitude
+                            : 1.0;
+    const double small_sample = 4.0 * ToleranceUnit(dtype) * std::sqrt(magnitude) / rows;
+    return {std::sqrt(error), 2.0 * std::sqrt(twin) + 1e-5 * std::sqrt(exact) + std::sqrt(floor) +
+                                  small_sample};
+  }
+};
+
+struct TokenAxis {
+  int64_t tokens;
+  int64_t heads;
+};
+
+TokenAxis AxisOf(const AttentionShape& shape, TensorId tensor) {
+  const bool kv = tensor == TensorId::kDk || tensor == TensorId::kDv;
+  return kv ? TokenAxis{shape.seq_len_kv, shape.num_kv_heads}
+            : TokenAxis{shape.seq_len_q, shape.num_heads};
+}
+
+void NoteElement(const Judged& judged, const RowId& row, int64_t column, double expected,
+                 double actual, TensorReport& report) {
+  if (!judged.passed()) ++report.failed_elements;
+  const bool first = report.element.error == 0.0 && report.element.bound == 0.0;
+  if (!first && judged.ratio() <= report.element.ratio()) return;
+  report.element = judged;
+  report.element_row = row;
+  report.element_column = column;
+  report.expected = expected;
+  report.actual = actual;
+}
+
+TensorReport CompareLse(const AttentionSpec& spec, const RowSet& expected, const void* actual) {
+  TensorReport report;
+  report.tensor = TensorId::kLse;
+  report.rows = static_cast<int64_t>(expected.rows.size());
+  const AttentionShape& shape = spec.shape;
+  for (size_t at = 0; at < expected.rows.size(); ++at) {
+    const RowId& row = expected.rows[at];
+    const int64_t index = (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token;
+    const double value = Load(DType::kFloat32, actual, index);
+    const double bound = 4e-6 * std::max(1.0, expected.magnitude[at]);
+    NoteElement({ErrorOf(value, expected.exact[at]), bound}, row, 0, expected.exact[at], value,
+                report);
+  }
+  report.passed = report.failed_elements == 0;
+  return report;
+}
+
+}  // namespace
+
+double Judged::ratio() const {
+  if (error == 0.0) return 0.0;
+  const double ratio = error / bound;
+  return std::isnan(ratio) ? kInfinity : ratio;
+}
+
+TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const RowSet& expected,
+                           const void* actual) {
+  if (tensor == TensorId::kLse) return CompareLse(spec, expected, actual);
+  TensorReport report;
+  report.tensor = tensor;
+  report.rows = static_cast<int64_t>(expected.rows.size());
+  const TokenAxis axis = AxisOf(spec.shape, tensor);
+  const double unit = ToleranceUnit(spec.dtype);
+  Norms whole;
+  std::vector<Norms> by_head(axis.heads);
+  for (size_t at = 0; at < expected.rows.size(); ++at) {
+    const RowId& row = expected.rows[at];
+    const int64_t base = static_cast<int64_t>(at) * expected.dim;
+    const int64_t first =
+        ((row.batch * axis.tokens + row.token) * axis.heads + row.head) * expected.dim;
+    double max_magnitude = 0.0;
+    for (int64_t d = 0; d < expected.dim; ++d) {
+      max_magnitude = std::max(max_magnitude, expected.magnitude[base + d]);
+    }
+    Norms sums;
+    for (int64_t d = 0; d < expected.dim; ++d) {
+      // Beyond the dtype's range the result is an infinity.
+      const double stored = RoundTo(spec.dtype, expected.exact[base + d]);
+      const double exact = std::isinf(stored) ? stored : expected.exact[base + d];
+      const double value = Load(spec.dtype, actual, first + d);
+      const double magnitude = expected.magnitude[base + d];
+      const double floor = expected.floor[base + d];
+      const double error = ErrorOf(value, exact);
+      const Judged judged = {error, 8.0 * unit * magnitude + 1e-6 * max_magnitude + floor};
+      NoteElement(judged, row, d, exact, value, report);
+      if (std::isinf(exact)) continue;
+      const double twin = ErrorOf(expected.twin[base + d], exact);
+      sums.error += error * error;
+      // A twin that has overflowed judges nothing.
+      sums.twin += std::isfinite(twin) ? twin * twin : 0.0;
+      sums.exact += exact * exact;
+      sums.floor += floor * floor;
+      sums.magnitude += magnitude * magnitude;
+    }
+    for (Norms* norms : {&whole, &by_head[row.head]}) {
+      norms->error += sums.error;
+      norms->twin += sums.twin;
+      norms->exact += sums.exact;
+      norms->floor += sums.floor;
+      norms->magnitude += sums.magnitude;
+      norms->squared_row_magnitudes += sums.magnitude * sums.magnitude;
+    }
+  }
+  report.norm = whole.Judge(spec.dtype);
+  report.passed = report.failed_elements == 0 && report.norm.passed();
+  for (size_t head = 0; head < by_head.size(); ++head) {
+    const Judged judged = by_head[head].Judge(spec.dtype);
+    report.passed = report.passed && judged.passed();
+    if (judged.ratio() > report.norm.ratio()) {
+      report.norm = judged;
+      report.norm_head = static_cast<int64_t>(head);
+    }
+  }
+  return report;
+}
+
+bool Report::passed() const {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const TensorReport& tensor) { return tensor.passed; });
+}
+
+std::string ToString(const TensorReport& report) {
+  char line[512];
+  std::string text;
+  std::snprintf(line, sizeof(line), "%-3s %s  rows %lld", NameOf(report.tensor),
+                report.passed ? "ok  " : "FAIL", static_cast<long long>(report.rows));
+  text += line;
+  if (report.tensor != TensorId::kLse) {
+    std::snprintf(line, sizeof(line), "  norm error %.3g (bound %.3g", report.norm.error,
+                  report.norm.bound);
+    text += line;
+    if (report.norm_head >= 0) text += ", head " + std::to_string(report.norm_head);
+    text += ")";
+  }
+  std::snprintf(line, sizeof(line),
+                "  worst element error %.3g (bound %.3g) at batch %lld token %lld head %lld "
+                "column %lld: %.9g, expected %.9g",
+                report.element.error, report.element.bound,
+                static_cast<long long>(report.element_row.batch),
+                static_cast<long long>(report.element_row.token),
+                static_cast<long long>(report.element_row.head),
+                static_cast<long long>(report.element_column), report.actual, report.expected);
+  if (report.rows > 0) text += line;
+  if (report.failed_elements > 0) {
+    text += "  failed elements " + std::to_string(report.failed_elements);
+  }
+  return text;
+}
+
+std::string Report::ToString() const {
+  std::string text;
+  for (const TensorReport& tensor : tensors) text += oracle::ToString(tensor) + "\n";
+  for (const TensorId tensor : unjudged) {
+    text += std::string(NameOf(tensor)) + "  not judged: too large without out and lse\n";
+  }
+  return text;
+}
+
+Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs& actual) {
+  Report report;
+  const auto judge = [&](TensorId tensor, const RowSet& rows, const void* data) {
+    // An empty tensor has nothing to be wrong about and may have no memory.
+    if (rows.empty() || data == nullptr) return;
+    report.tensors.push_back(CompareTensor(spec, tensor, rows, data));
+  };
+  judge(TensorId::kOut, expected.out, actual.out);
+  judge(TensorId::kLse, expected.lse, actual.lse);
+  judge(TensorId::kDq, expected.dq, actual.dq);
+  judge(TensorId::kDk, expected.dk, actual.dk);
+  judge(TensorId::kDv, expected.dv, actual.dv);
+  return report;
+}
+
+}  // namespace ringattn::oracle

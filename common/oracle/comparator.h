@@ -1,0 +1,87 @@
+// The comparator: decides whether tensors pass beside what the oracle says.
+//
+// With e the error, A the magnitude, F the floor (oracle.h) and u = 2^-9 bf16,
+// 2^-12 fp16, 2^-20 fp32, a tensor passes if
+//   norm rule     over all rows given, and over those of each head:
+//                 |e| <= 2 |twin's error| + 1e-5 |exact| + |F| + 4 u |A| / rows
+//   element rule  for each element:
+//                 |e| <= 8 u A + 1e-6 max A of the row + F
+//   lse           for each row: |e| <= 4e-6 max(1, S)
+// (|.| is the 2-norm.) The norm rule's last term is for tensors of a few rows,
+// where the twin may have been lucky; `rows` counts rows by the weight of their A,
+// (sum a)^2 / sum a^2 with a = |A of the row|^2. By a hundred rows it has gone.
+// Everything is written so that a NaN fails; -inf must stand where the oracle
+// has -inf, and a result beyond the dtype's range must be the same infinity.
+#ifndef RINGATTN_COMMON_ORACLE_COMPARATOR_H_
+#define RINGATTN_COMMON_ORACLE_COMPARATOR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/attention_spec.h"
+#include "common/oracle/oracle.h"
+
+namespace ringattn::oracle {
+
+// An error beside the bound it was held to. It failed unless error <= bound.
+struct Judged {
+  double error = 0.0;
+  double bound = 0.0;
+
+  bool passed() const { return error <= bound; }
+  // 1 is the limit; 0 / 0 counts as 0, NaN as infinite.
+  double ratio() const;
+};
+
+struct TensorReport {
+  TensorId tensor = TensorId::kOut;
+  int64_t rows = 0;
+  int64_t failed_elements = 0;
+  bool passed = true;
+
+  // The norm rule where its ratio is worst; head -1 is the whole tensor.
+  // Not for lse.
+  Judged norm;
+  int64_t norm_head = -1;
+
+  // The element (or lse) whose ratio is worst.
+  Judged element;
+  RowId element_row;
+  int64_t element_column = 0;
+  double expected = 0.0;
+  double actual = 0.0;
+};
+
+struct Report {
+  std::vector<TensorReport> tensors;
+  // Asked for, but out of reach (see verify.h). Not a failure.
+  std::vector<TensorId> unjudged;
+
+  bool passed() const;
+  // One line per tensor: each error beside its bound.
+  std::string ToString() const;
+};
+
+std::string ToString(const TensorReport& report);
+
+// Judges `actual`, a whole tensor in host memory in the layout of
+// common/attention_spec.h, on the rows that `expected` holds.
+TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const RowSet& expected,
+                           const void* actual);
+
+// Whole tensors to be judged; null ones are left out.
+struct Outputs {
+  const void* out = nullptr;
+  const float* lse = nullptr;
+  const void* dq = nullptr;
+  const void* dk = nullptr;
+  const void* dv = nullptr;
+};
+
+// Judges every tensor that is given and expected.
+Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs& actual);
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_COMPARATOR_H_

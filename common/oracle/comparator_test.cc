@@ -1,0 +1,158 @@
+#include "common/oracle/comparator.h"
+
+#include <cmath>
+#include <limits>
+
+#include "common/oracle/generator.h"
+#include "common/oracle/numeric.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::oracle {
+namespace {
+
+struct Fixture {
+  AttentionSpec spec;
+  InputTensors inputs;
+  Result result;
+  std::vector<uint8_t> out, dq, dk, dv;
+  std::vector<float> lse;
+
+  explicit Fixture(DType dtype) {
+    spec.dtype = dtype;
+    spec.shape = {.batch = 1, .seq_len_q = 40, .seq_len_kv = 33, .num_heads = 4,
+                  .num_kv_heads = 2, .head_dim = 16, .head_dim_v = 8,
+                  .cu_seqlens_q = {0, 40}, .cu_seqlens_k = {0, 33}};
+    spec.options = {.softmax_scale = 0.25, .causal = true};  // seven rows see nothing
+    inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
+    result = EvaluateAll(spec, inputs.view());
+    out = Rounded(result.out);
+    dq = Rounded(result.dq);
+    dk = Rounded(result.dk);
+    dv = Rounded(result.dv);
+    for (int64_t h = 0; h < 4; ++h) {
+      for (int64_t t = 0; t < 40; ++t) {
+        lse.push_back(static_cast<float>(result.lse.exact[t * 4 + h]));
+      }
+    }
+  }
+
+  std::vector<uint8_t> Rounded(const RowSet& set) const {
+    std::vector<uint8_t> data(set.exact.size() * BytesOf(spec.dtype));
+    for (size_t e = 0; e < set.exact.size(); ++e) {
+      Store(spec.dtype, data.data(), e, set.exact[e]);
+    }
+    return data;
+  }
+
+  Report Judge() const {
+    return Compare(spec, result, {out.data(), lse.data(), dq.data(), dk.data(), dv.data()});
+  }
+
+  void Add(std::vector<uint8_t>& tensor, int64_t element, double amount) {
+    Store(spec.dtype, tensor.data(), element,
+          Load(spec.dtype, tensor.data(), element) + amount);
+  }
+};
+
+class ComparatorTest : public testing::TestWithParam<DType> {};
+
+TEST_P(ComparatorTest, CorrectlyRoundedPasses) {
+  const Fixture fixture(GetParam());
+  const Report report = fixture.Judge();
+  EXPECT_EQ(report.tensors.size(), 5u);
+  EXPECT_TRUE(report.passed()) << report.ToString();
+}
+
+TEST_P(ComparatorTest, OneNanFails) {
+  Fixture fixture(GetParam());
+  Store(GetParam(), fixture.dk.data(), 17, std::nan(""));
+  const Report report = fixture.Judge();
+  EXPECT_FALSE(report.passed());
+  EXPECT_FALSE(report.tensors[3].passed);
+  EXPECT_EQ(report.tensors[3].failed_elements, 1);
+  EXPECT_EQ(report.tensors[3].element_row, (RowId{0, 0, 1}));
+  EXPECT_EQ(report.tensors[3].element_column, 1);
+  EXPECT_NE(report.ToString().find("dk  FAIL"), std::string::npos) << report.ToString();
+}
+
+TEST_P(ComparatorTest, OneWrongElementFails) {
+  Fixture fixture(GetParam());
+  const double unit = ToleranceUnit(GetParam());
+  fixture.Add(fixture.out, 39 * 32 + 5, 40.0 * unit * fixture.result.out.magnitude[39 * 32 + 5]);
+  const Report report = fixture.Judge();
+  EXPECT_FALSE(report.tensors[0].passed);
+  EXPECT_TRUE(report.tensors[1].passed && report.tensors[2].passed);
+}
+
+TEST_P(ComparatorTest, RowsThatSeeNothingMustBeZero) {
+  Fixture fixture(GetParam());
+  Store(GetParam(), fixture.dq.data(), 3, 1e-6);
+  EXPECT_FALSE(fixture.Judge().tensors[2].passed);
+}
+
+TEST_P(ComparatorTest, LseMaskMustMatch) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Fixture fixture(GetParam());
+  ASSERT_EQ(fixture.lse[0], -kInfinity);
+  for (const float wrong : {kInfinity, -1e30f, 0.0f, std::nanf("")}) {
+    fixture.lse[0] = wrong;
+    EXPECT_FALSE(fixture.Judge().tensors[1].passed) << wrong;
+  }
+  fixture.lse[0] = -kInfinity;
+  EXPECT_TRUE(fixture.Judge().passed());
+  fixture.lse[39] = -kInfinity;
+  EXPECT_FALSE(fixture.Judge().tensors[1].passed);
+}
+
+TEST_P(ComparatorTest, SampledRowsAreJudgedInPlace) {
+  Fixture fixture(GetParam());
+  const auto rows = SampleQueryRows(fixture.spec, 12, 4);
+  const Result sampled = EvaluateQueryRows(fixture.spec, fixture.inputs.view(), rows);
+  const Outputs outputs = {fixture.out.data(), fixture.lse.data(), fixture.dq.data()};
+  EXPECT_TRUE(Compare(fixture.spec, sampled, outputs).passed());
+  // The last row is always among the samples.
+  fixture.Add(fixture.out, 40 * 4 * 8 - 1, 1.0);
+  EXPECT_FALSE(Compare(fixture.spec, sampled, outputs).passed());
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, ComparatorTest,
+                         testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16));
+
+// Not fp32: there the norm rule's 1e-5 is as wide as the element rule.
+TEST(Comparator, ASmallBiasEverywhereFailsByNorm) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    Fixture fixture(dtype);
+    // Within the element rule, but many times what rounding would do.
+    for (int64_t t = 7; t < 40; ++t) {
+      for (int64_t d = 0; d < 8; ++d) {
+        const int64_t element = (t * 4 + 2) * 8 + d;
+        fixture.Add(fixture.out, element,
+                    6.0 * ToleranceUnit(dtype) * fixture.result.out.magnitude[element]);
+      }
+    }
+    const TensorReport report = fixture.Judge().tensors[0];
+    EXPECT_FALSE(report.passed);
+    EXPECT_EQ(report.norm_head, 2);
+    EXPECT_FALSE(report.norm.passed());
+  }
+}
+
+TEST(Comparator, OverflowMustBeTheSameInfinity) {
+  AttentionSpec spec;
+  spec.dtype = DType::kFloat16;
+  spec.shape = {.seq_len_q = 1, .seq_len_kv = 1, .cu_seqlens_q = {0, 1}, .cu_seqlens_k = {0, 1}};
+  RowSet expected;
+  expected.Resize({{0, 0, 0}}, 1);
+  expected.exact = {1e6};
+  expected.magnitude = {1e6};
+  expected.twin = {std::numeric_limits<double>::infinity()};
+  uint16_t actual = 0x7c00;
+  EXPECT_TRUE(CompareTensor(spec, TensorId::kOut, expected, &actual).passed);
+  actual = 0xfc00;
+  EXPECT_FALSE(CompareTensor(spec, TensorId::kOut, expected, &actual).passed);
+  actual = 0x7bff;
+  EXPECT_FALSE(CompareTensor(spec, TensorId::kOut, expected, &actual).passed);
+}
+
+}  // namespace
+}  // namespace ringattn::oracle

@@ -1,0 +1,122 @@
+#include "common/oracle/generator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/oracle/numeric.h"
+
+namespace ringattn::oracle {
+namespace {
+
+// A bijection of 64 bits whose outputs look random for consecutive inputs
+// (Stafford's variant 13 of the murmur3 finaliser).
+uint64_t Mix(uint64_t x) {
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+
+constexpr uint64_t kWeyl = 0x9E3779B97F4A7C15u;
+
+uint64_t StreamKey(uint64_t seed, uint64_t stream) {
+  return Mix(Mix(seed + kWeyl) + (stream + 1) * kWeyl);
+}
+
+// The sum of the four 16-bit lanes of `bits`, mean 131070.
+int64_t LaneSum(uint64_t bits) {
+  return static_cast<int64_t>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
+                              (bits >> 48));
+}
+
+constexpr double kLaneSumMean = 131070.0;
+// A lane's variance is (2^32 - 1) / 12.
+constexpr double kLaneSumDeviation = 37837.2;
+
+}  // namespace
+
+uint64_t RandomBits(uint64_t seed, uint64_t stream, uint64_t index) {
+  return Mix(StreamKey(seed, stream) + (index + 1) * kWeyl);
+}
+
+void FillNormal(DType dtype, uint64_t seed, uint64_t stream, int64_t first, int64_t count,
+                double deviation, void* target) {
+  const uint64_t key = StreamKey(seed, stream);
+  const double scale = deviation / kLaneSumDeviation;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t bits = Mix(key + (static_cast<uint64_t>(first + i) + 1) * kWeyl);
+    Store(dtype, target, i, scale * (static_cast<double>(LaneSum(bits)) - kLaneSumMean));
+  }
+}
+
+const char* DataKindName(DataKind kind) {
+  return kind == DataKind::kNormal ? "normal" : "huge";
+}
+
+Inputs InputTensors::view() const {
+  // With no query there is no byte of dout, yet gradients may be asked for.
+  static constexpr uint8_t kNoBytes = 0;
+  return {q.data(), k.data(), v.data(),
+          !has_dout ? nullptr : dout.empty() ? &kNoBytes : dout.data()};
+}
+
+double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind) {
+  if (kind == DataKind::kNormal) return 1.0;
+  // Scores get the deviation |scale| sqrt(head_dim) a^2; 3,500 puts the largest
+  // of a few hundred near 1e4. Held below what fp16 can square and sum.
+  const double per_square =
+      std::abs(spec.options.softmax_scale) * std::sqrt(static_cast<double>(spec.shape.head_dim));
+  if (per_square == 0.0) return 60.0;
+  return std::min(std::sqrt(3500.0 / per_square), 1000.0);
+}
+
+InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t seed,
+                            bool with_dout) {
+  const AttentionShape& shape = spec.shape;
+  const int64_t q_rows = shape.batch * shape.seq_len_q * shape.num_heads;
+  const int64_t kv_rows = shape.batch * shape.seq_len_kv * shape.num_kv_heads;
+  const auto fill = [&](TensorId id, int64_t elements, double deviation) {
+    std::vector<uint8_t> data(elements * BytesOf(spec.dtype));
+    FillNormal(spec.dtype, seed, static_cast<uint64_t>(id), 0, elements, deviation, data.data());
+    return data;
+  };
+  const double deviation = QueryKeyDeviation(spec, kind);
+  InputTensors inputs;
+  inputs.q = fill(TensorId::kQ, q_rows * shape.head_dim, deviation);
+  inputs.k = fill(TensorId::kK, kv_rows * shape.head_dim, deviation);
+  inputs.v = fill(TensorId::kV, kv_rows * shape.head_dim_v, 1.0);
+  inputs.has_dout = with_dout;
+  if (with_dout) inputs.dout = fill(TensorId::kDout, q_rows * shape.head_dim_v, 1.0);
+  return inputs;
+}
+
+std::vector<int64_t> SplitDocuments(int64_t total, int64_t documents, bool allow_empty,
+                                    uint64_t seed) {
+  // Every document gets its minimum; what is left is cut at random places.
+  std::vector<bool> empty(documents, false);
+  int64_t filled = documents;
+  for (int64_t d = 0; d < documents && allow_empty; ++d) {
+    // One document stays unless there is nothing to hold.
+    const bool may = filled > (total > 0 ? 1 : 0);
+    empty[d] = may && (total < filled || RandomBits(seed, 0, d) % 3 == 0);
+    filled -= empty[d] ? 1 : 0;
+  }
+  const int64_t spare = std::max<int64_t>(total - filled, 0);
+  std::vector<int64_t> cuts = {0, spare};
+  for (int64_t c = 1; c < filled; ++c) {
+    cuts.push_back(static_cast<int64_t>(RandomBits(seed, 1, c) % static_cast<uint64_t>(spare + 1)));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<int64_t> cu_seqlens = {0};
+  int64_t next = 0;
+  for (int64_t d = 0; d < documents; ++d) {
+    int64_t length = 0;
+    if (!empty[d]) {
+      length = 1 + cuts[next + 1] - cuts[next];
+      ++next;
+    }
+    cu_seqlens.push_back(cu_seqlens.back() + length);
+  }
+  return cu_seqlens;
+}
+
+}  // namespace ringattn::oracle

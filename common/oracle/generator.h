@@ -1,0 +1,57 @@
+// Seeded inputs: the same bits on every platform, any part of a tensor without
+// the rest of it (element i depends on (seed, stream, i) only), about a
+// nanosecond or two per element.
+#ifndef RINGATTN_COMMON_ORACLE_GENERATOR_H_
+#define RINGATTN_COMMON_ORACLE_GENERATOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/attention_spec.h"
+#include "common/oracle/oracle.h"
+
+namespace ringattn::oracle {
+
+// Writes elements [first, first + count) of the stream to target[0, count):
+// near-normal (a sum of four uniforms, |value| <= 3.47 * deviation), mean 0,
+// rounded to `dtype`. Streams of one seed are independent of one another.
+void FillNormal(DType dtype, uint64_t seed, uint64_t stream, int64_t first, int64_t count,
+                double deviation, void* target);
+
+// 64 well mixed bits for (seed, stream, index).
+uint64_t RandomBits(uint64_t seed, uint64_t stream, uint64_t index);
+
+enum class DataKind : uint8_t {
+  kNormal = 0,
+  kHugeScores = 1,  // q and k such that scores spread to about ±1e4
+};
+const char* DataKindName(DataKind kind);
+
+// Owned host memory for the inputs of a problem, in the layouts of
+// common/attention_spec.h.
+struct InputTensors {
+  std::vector<uint8_t> q;
+  std::vector<uint8_t> k;
+  std::vector<uint8_t> v;
+  std::vector<uint8_t> dout;
+  bool has_dout = false;
+
+  Inputs view() const;
+};
+
+// The deviation of q's and k's elements that `kind` asks for; v's and dout's is 1.
+double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind);
+
+// Streams are the TensorId of each tensor.
+InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t seed,
+                            bool with_dout);
+
+// cu_seqlens of `documents` documents of uneven lengths that add up to `total`;
+// with `allow_empty` about a third of them are empty. Deterministic.
+// REQUIRES: documents >= 1; total >= documents unless allow_empty.
+std::vector<int64_t> SplitDocuments(int64_t total, int64_t documents, bool allow_empty,
+                                    uint64_t seed);
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_GENERATOR_H_

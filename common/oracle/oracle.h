@@ -1,0 +1,116 @@
+// The oracle: attention and its gradients straight from the definition
+// (docs/semantics.md), in fp64, one (i, j) pair at a time. It shares no code
+// with kernels, bands, shards or schedules; it only reads their spec.
+//
+// Beside each exact value stand the yardsticks that the comparator judges by:
+//   twin       the same computation with exp(s - m), p, ds and the result
+//              rounded to the dtype where a tensor-core kernel rounds them (and
+//              delta taken from the rounded out)
+//   magnitude  the value's own sum with every term's absolute value; delta's
+//              terms count with delta's rounding too (it comes from the rounded
+//              out, however much it cancels), a term that fp16 stores as a
+//              subnormal with what that may lose
+//   floor      what fp32 arithmetic may lose whatever the dtype (see below)
+//
+// Usage, everything of a small problem:
+//   Result expected = EvaluateAll(spec, {.q = q, .k = k, .v = v, .dout = dout});
+// Usage, samples of a large one: EvaluateQueryRows first; once out and lse have
+// passed there, EvaluateKeyRows may trust the lse and delta of every row.
+//
+// About `floor`. Statistics are fp32 in every kernel. A score's error is of the
+// order of 2^-24 * S, S = scale * sum |q||k| (so is that of an lse near S), and
+// multiplies p; dP and delta carry 2^-24 * sum |dout||v| and 2^-24 * sum
+// |dout||out| even where they cancel, as they must exactly when a row sees one
+// key. Scores of 1e4 or documents of one token would otherwise fail any fp32
+// kernel. floor sums these per term with the factor 2^-21, plus what fp32 may
+// flush to zero (numeric.h).
+//
+// All functions are pure and thread safe. Host memory throughout.
+#ifndef RINGATTN_COMMON_ORACLE_ORACLE_H_
+#define RINGATTN_COMMON_ORACLE_ORACLE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/attention_spec.h"
+
+namespace ringattn::oracle {
+
+// Whole (global) tensors in the layouts of common/attention_spec.h, the spec's
+// dtype; the caller owns them. `dout` is null when no gradients are wanted.
+struct Inputs {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const void* dout = nullptr;
+};
+
+// One row of a tensor: [batch][token][head], `token` counts along the whole
+// token axis (the packed axis when packed).
+struct RowId {
+  int64_t batch = 0;
+  int64_t token = 0;
+  int64_t head = 0;
+
+  bool operator==(const RowId&) const = default;
+};
+
+// Rows of one tensor with their exact values and yardsticks, each
+// [rows.size()][dim]. For lse: dim 1, exact may be -inf, magnitude is the row's
+// S = max over the keys it sees of |scale| * sum |q||k|; twin and floor unused.
+struct RowSet {
+  std::vector<RowId> rows;
+  int64_t dim = 0;
+  std::vector<double> exact;
+  std::vector<double> twin;
+  std::vector<double> magnitude;
+  std::vector<double> floor;
+
+  bool empty() const { return rows.empty(); }
+  void Resize(std::vector<RowId> row_ids, int64_t row_dim);
+};
+
+// What was not asked for stays empty. From EvaluateAll the rows of out, dq, dk,
+// dv are in memory order (so `exact` is the tensor); those of lse are in the
+// order of out's rows, not of lse's memory.
+struct Result {
+  RowSet out;
+  RowSet lse;
+  RowSet dq;
+  RowSet dk;
+  RowSet dv;
+};
+
+// True if query position i of a document with sq queries and sk keys sees key
+// position j of the same document.
+bool Sees(const AttentionOptions& options, int64_t sq, int64_t sk, int64_t i, int64_t j);
+
+// Everything: out and lse, and dq, dk, dv if inputs.dout is set.
+// Cost: about 19 * head_dim multiply-adds per visible pair with gradients.
+Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
+
+// out and lse of the given rows of q, and their dq if inputs.dout is set.
+Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
+                         const std::vector<RowId>& rows);
+
+// delta = sum over d of dout * out, and its magnitude sum |dout||out|, both
+// [batch][num_heads][seq_len_q], in fp64 from given tensors.
+struct Delta {
+  std::vector<double> value;
+  std::vector<double> magnitude;
+};
+Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout);
+
+// dk and dv of the given rows (head is a kv head), trusting `lse`
+// [batch][num_heads][seq_len_q] and `delta`, which the caller has checked.
+Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
+                       const std::vector<RowId>& rows, const float* lse, const Delta& delta);
+
+// `count` distinct rows (all, if there are fewer), the first and the last row
+// among them, in ascending order. Deterministic from `seed`.
+std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
+std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_ORACLE_H_

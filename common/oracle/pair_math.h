@@ -1,0 +1,187 @@
+// The oracle's arithmetic per pair (i, j) and its access to typed tensors.
+// Private to this folder.
+#ifndef RINGATTN_COMMON_ORACLE_PAIR_MATH_H_
+#define RINGATTN_COMMON_ORACLE_PAIR_MATH_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "common/attention_spec.h"
+#include "common/oracle/numeric.h"
+#include "common/oracle/oracle.h"
+
+namespace ringattn::oracle {
+
+// Eight roundings of fp32 per quantity: what floor grants (see oracle.h).
+inline constexpr double kFloat32Slack = 0x1p-21;
+
+// Rows of one head of one document, as doubles. Small tensors are decoded once,
+// large ones row by row: a Row() is then valid until the next call.
+class HeadRows {
+ public:
+  // The tensor is [batch][tokens][heads][dim]; positions count from `begin`.
+  HeadRows(DType dtype, const void* data, int64_t tokens, int64_t heads, int64_t dim,
+           int64_t batch, int64_t head, int64_t begin, int64_t length, bool decode_all)
+      : dtype_(dtype),
+        data_(data),
+        first_(((batch * tokens + begin) * heads + head) * dim),
+        stride_(heads * dim),
+        dim_(dim),
+        decoded_(decode_all) {
+    values_.resize((decode_all ? length : 1) * dim);
+    if (!decode_all) return;
+    for (int64_t row = 0; row < length; ++row) Decode(row, &values_[row * dim]);
+  }
+
+  const double* Row(int64_t position) {
+    if (decoded_) return &values_[position * dim_];
+    Decode(position, values_.data());
+    return values_.data();
+  }
+
+ private:
+  void Decode(int64_t position, double* target) const {
+    LoadMany(dtype_, data_, first_ + position * stride_, dim_, target);
+  }
+
+  DType dtype_;
+  const void* data_;
+  int64_t first_;
+  int64_t stride_;
+  int64_t dim_;
+  bool decoded_;
+  std::vector<double> values_;
+};
+
+struct Document {
+  int64_t q_begin, q_length, k_begin, k_length;
+};
+
+inline std::vector<Document> DocumentsOf(const AttentionShape& shape) {
+  std::vector<Document> documents;
+  for (int64_t d = 0; d + 1 < static_cast<int64_t>(shape.cu_seqlens_q.size()); ++d) {
+    const int64_t q = shape.cu_seqlens_q[d], k = shape.cu_seqlens_k[d];
+    documents.push_back({q, shape.cu_seqlens_q[d + 1] - q, k, shape.cu_seqlens_k[d + 1] - k});
+  }
+  return documents;
+}
+
+struct Dot {
+  double value = 0.0;
+  double magnitude = 0.0;  // the same with absolute values
+};
+
+inline Dot DotOf(const double* a, const double* b, int64_t dim) {
+  // Four chains, because one would wait for every addition.
+  double value[4] = {}, magnitude[4] = {};
+  int64_t d = 0;
+  for (; d + 4 <= dim; d += 4) {
+    for (int lane = 0; lane < 4; ++lane) {
+      const double product = a[d + lane] * b[d + lane];
+      value[lane] += product;
+      magnitude[lane] += std::abs(product);
+    }
+  }
+  for (; d < dim; ++d) {
+    value[0] += a[d] * b[d];
+    magnitude[0] += std::abs(a[d] * b[d]);
+  }
+  return {(value[0] + value[1]) + (value[2] + value[3]),
+          (magnitude[0] + magnitude[1]) + (magnitude[2] + magnitude[3])};
+}
+
+// A term's coefficient in each of a RowSet's four sums.
+struct Coefficients {
+  double exact, twin, magnitude, floor;
+};
+
+// row += coefficients * x, with |x| in the last two sums.
+inline void Accumulate(const Coefficients& c, const double* x, RowSet& set, int64_t row) {
+  const int64_t dim = set.dim, base = row * dim;
+  double* __restrict exact = &set.exact[base];
+  double* __restrict twin = &set.twin[base];
+  double* __restrict magnitude = &set.magnitude[base];
+  double* __restrict floor = &set.floor[base];
+  for (int64_t d = 0; d < dim; ++d) {
+    const double absolute = std::abs(x[d]);
+    exact[d] += c.exact * x[d];
+    twin[d] += c.twin * x[d];
+    magnitude[d] += c.magnitude * absolute;
+    floor[d] += c.floor * absolute;
+  }
+}
+
+// Rounds the twins and adds what storing the results may lose to underflow.
+inline void FinishRow(DType dtype, RowSet& set, int64_t row) {
+  for (int64_t at = row * set.dim; at < (row + 1) * set.dim; ++at) {
+    set.twin[at] = RoundTo(dtype, set.twin[at]);
+    set.magnitude[at] += SubnormalLoss(dtype, set.exact[at]) / (8.0 * ToleranceUnit(dtype));
+    set.floor[at] += Float32Flush(set.exact[at]);
+  }
+}
+
+// A score after the softcap, and its derivative by the score before it.
+struct Score {
+  double value;
+  double slope;
+};
+
+inline Score ScoreOf(const AttentionOptions& options, double dot) {
+  const double score = options.softmax_scale * dot;
+  if (options.softcap == 0.0) return {score, 1.0};
+  const double t = std::tanh(score / options.softcap);
+  // 1 - t^2 without its cancellation.
+  const double cosh = std::cosh(std::min(std::abs(score / options.softcap), 350.0));
+  return {options.softcap * t, 1.0 / (cosh * cosh)};
+}
+
+// A kernel rounds exp(s - m) with a running maximum m that need not be the row's,
+// so what it rounds is p times something, usually no power of two. The twin takes
+// the fraction of 1 / sum for that something. Where all `keys` scores are equal one
+// unlucky fraction would stand for the whole row: there it takes one that bf16 and
+// fp16 both round by 0.4 units.
+inline double RoundingScale(double sum, size_t keys) {
+  if (keys > 1 && sum > static_cast<double>(keys) * (1.0 - 1e-9)) {
+    return 0.5 * (1.0 + 51.425 / 128.0);
+  }
+  int exponent;
+  return std::frexp(1.0 / sum, &exponent);
+}
+
+// p's terms in out and dv. `stored` is what the kernel rounds to the dtype,
+// `stored` / `divisor` == p; `score_magnitude` is the row's S.
+inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
+                                    double score_magnitude) {
+  const double p = stored / divisor;
+  return {p, RoundTo(dtype, stored) / divisor,
+          p + std::min(SubnormalLoss(dtype, stored), stored) / divisor /
+                  (8.0 * ToleranceUnit(dtype)),
+          kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
+}
+
+// delta of one query row: exact, from the rounded out, with absolute values, and
+// what it loses because kernels take it from the rounded out, in units of 8u.
+struct RowDelta {
+  double value, twin, magnitude, rounding;
+};
+
+// ds's terms in dq and dk.
+inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot& dp,
+                                 const RowDelta& delta, double slope, double score_magnitude) {
+  const double scale = spec.options.softmax_scale;
+  const double ds = p * (dp.value - delta.value) * slope;
+  const double ds_twin = p * (dp.value - delta.twin) * slope;
+  const double size = std::abs(dp.value) + std::abs(delta.value);
+  const double loss = std::min(SubnormalLoss(spec.dtype, ds), p * (size + delta.rounding)) /
+                      (8.0 * ToleranceUnit(spec.dtype));
+  const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
+  return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
+          std::abs(scale) * (p * (size + delta.rounding) * slope + loss),
+          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size)};
+}
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_PAIR_MATH_H_

@@ -1,0 +1,105 @@
+#include "common/oracle/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "common/oracle/numeric.h"
+
+namespace ringattn::oracle {
+namespace {
+
+int64_t CostOf(const AttentionShape& shape) {
+  // In double: a problem of 10^6 tokens must not overflow into a cheap one.
+  double pairs = 0.0;
+  for (size_t d = 0; d + 1 < shape.cu_seqlens_q.size(); ++d) {
+    pairs += static_cast<double>(shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d]) *
+             static_cast<double>(shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d]);
+  }
+  pairs *= static_cast<double>(shape.batch * shape.num_heads);
+  return static_cast<int64_t>(
+      std::min(pairs * static_cast<double>(shape.head_dim + shape.head_dim_v), 9e18));
+}
+
+// What EvaluateKeyRows needs of every query row.
+struct Statistics {
+  std::vector<float> computed_lse;
+  const float* lse = nullptr;
+  Delta delta;
+};
+
+Statistics GivenStatistics(const AttentionSpec& spec, const Inputs& inputs,
+                           const ForwardTensors& forward) {
+  Statistics statistics;
+  statistics.lse = forward.lse;
+  statistics.delta = DeltaOf(spec, forward.out, inputs.dout);
+  return statistics;
+}
+
+Statistics ComputedStatistics(const AttentionSpec& spec, const Inputs& inputs) {
+  const AttentionShape& shape = spec.shape;
+  Inputs forward = inputs;
+  forward.dout = nullptr;
+  const Result result = EvaluateAll(spec, forward);
+  Statistics statistics;
+  const size_t rows = result.out.rows.size();
+  statistics.computed_lse.resize(rows);
+  statistics.delta.value.resize(rows);
+  statistics.delta.magnitude.resize(rows);
+  for (size_t at = 0; at < rows; ++at) {
+    const RowId& row = result.out.rows[at];
+    const int64_t index = (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token;
+    statistics.computed_lse[index] = static_cast<float>(result.lse.exact[at]);
+    for (int64_t d = 0; d < shape.head_dim_v; ++d) {
+      const int64_t element = static_cast<int64_t>(at) * shape.head_dim_v + d;
+      const double dout = Load(spec.dtype, inputs.dout, element);
+      statistics.delta.value[index] += dout * result.out.exact[element];
+      statistics.delta.magnitude[index] += std::abs(dout) * result.out.magnitude[element];
+    }
+  }
+  statistics.lse = statistics.computed_lse.data();
+  return statistics;
+}
+
+}  // namespace
+
+Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual,
+              const ForwardTensors& given, const VerifyOptions& options) {
+  Outputs judged = actual;
+  if (judged.out == nullptr) judged.out = given.out;
+  if (judged.lse == nullptr) judged.lse = given.lse;
+  const bool wants_gradients =
+      judged.dq != nullptr || judged.dk != nullptr || judged.dv != nullptr;
+  Inputs needed = inputs;
+  if (!wants_gradients) needed.dout = nullptr;
+
+  const int64_t cost = CostOf(spec.shape);
+  if (cost <= options.whole_cost) return Compare(spec, EvaluateAll(spec, needed), judged);
+
+  if (judged.dq == nullptr) needed.dout = nullptr;
+  Result expected = EvaluateQueryRows(
+      spec, needed, SampleQueryRows(spec, options.rows, options.seed));
+  std::vector<TensorId> unjudged;
+  if (judged.dk != nullptr || judged.dv != nullptr) {
+    const bool has_forward = judged.out != nullptr && judged.lse != nullptr;
+    if (has_forward || cost <= options.statistics_cost) {
+      const Statistics statistics =
+          has_forward ? GivenStatistics(spec, inputs, {judged.out, judged.lse})
+                      : ComputedStatistics(spec, inputs);
+      Result keys =
+          EvaluateKeyRows(spec, inputs, SampleKeyRows(spec, options.rows, options.seed + 1),
+                          statistics.lse, statistics.delta);
+      expected.dk = std::move(keys.dk);
+      expected.dv = std::move(keys.dv);
+    } else {
+      if (judged.dk != nullptr) unjudged.push_back(TensorId::kDk);
+      if (judged.dv != nullptr) unjudged.push_back(TensorId::kDv);
+    }
+  }
+  Report report = Compare(spec, expected, judged);
+  report.unjudged = std::move(unjudged);
+  return report;
+}
+
+}  // namespace ringattn::oracle

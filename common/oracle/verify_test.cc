@@ -1,0 +1,113 @@
+#include "common/oracle/verify.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "common/oracle/generator.h"
+#include "common/oracle/numeric.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::oracle {
+namespace {
+
+// A problem with correctly rounded outputs.
+struct Solved {
+  AttentionSpec spec;
+  InputTensors inputs;
+  std::vector<uint8_t> out, dq, dk, dv;
+  std::vector<float> lse;
+
+  Solved() {
+    spec.dtype = DType::kBFloat16;
+    spec.shape = {.batch = 2, .seq_len_q = 90, .seq_len_kv = 110, .num_heads = 4,
+                  .num_kv_heads = 2, .head_dim = 16, .head_dim_v = 24,
+                  .cu_seqlens_q = {0, 90}, .cu_seqlens_k = {0, 110}};
+    spec.options = {.softmax_scale = 0.25, .causal = true, .window_left = 40};
+    inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
+    const Result result = EvaluateAll(spec, inputs.view());
+    out = Rounded(result.out);
+    dq = Rounded(result.dq);
+    dk = Rounded(result.dk);
+    dv = Rounded(result.dv);
+    lse.resize(result.lse.rows.size());
+    for (size_t at = 0; at < lse.size(); ++at) {
+      const RowId& row = result.lse.rows[at];
+      lse[(row.batch * 4 + row.head) * 90 + row.token] =
+          static_cast<float>(result.lse.exact[at]);
+    }
+  }
+
+  std::vector<uint8_t> Rounded(const RowSet& set) const {
+    std::vector<uint8_t> data(set.exact.size() * BytesOf(spec.dtype));
+    for (size_t e = 0; e < set.exact.size(); ++e) Store(spec.dtype, data.data(), e, set.exact[e]);
+    return data;
+  }
+  Outputs outputs() const { return {out.data(), lse.data(), dq.data(), dk.data(), dv.data()}; }
+  Outputs gradients() const { return {nullptr, nullptr, dq.data(), dk.data(), dv.data()}; }
+};
+
+std::vector<std::string> NamesIn(const Report& report) {
+  std::vector<std::string> names;
+  for (const TensorReport& tensor : report.tensors) names.push_back(TensorName(tensor.tensor));
+  return names;
+}
+
+constexpr VerifyOptions kSampled = {.rows = 30, .whole_cost = 0};
+
+TEST(Verify, WholeAndSampledPassOnWhatIsRight) {
+  const Solved solved;
+  for (const VerifyOptions& options : {VerifyOptions(), kSampled}) {
+    const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
+    EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));
+    EXPECT_TRUE(report.passed()) << report.ToString();
+    EXPECT_TRUE(report.unjudged.empty());
+    EXPECT_EQ(report.tensors[0].rows, options.whole_cost == 0 ? 30 : 2 * 90 * 4);
+  }
+}
+
+TEST(Verify, SampledGradientsWithoutForwardTensors) {
+  const Solved solved;
+  const Report report = Verify(solved.spec, solved.inputs.view(), solved.gradients(), {}, kSampled);
+  EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"dq", "dk", "dv"}));
+  EXPECT_TRUE(report.passed()) << report.ToString();
+
+  VerifyOptions poor = kSampled;
+  poor.statistics_cost = 0;
+  const Report partial = Verify(solved.spec, solved.inputs.view(), solved.gradients(), {}, poor);
+  EXPECT_EQ(NamesIn(partial), (std::vector<std::string>{"dq"}));
+  EXPECT_EQ(partial.unjudged, (std::vector<TensorId>{TensorId::kDk, TensorId::kDv}));
+  EXPECT_NE(partial.ToString().find("dk  not judged"), std::string::npos);
+}
+
+TEST(Verify, GivenForwardTensorsAreJudgedToo) {
+  Solved solved;
+  VerifyOptions poor = kSampled;
+  poor.statistics_cost = 0;
+  const ForwardTensors given = {solved.out.data(), solved.lse.data()};
+  EXPECT_TRUE(
+      Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor).passed());
+  for (float& value : solved.lse) value += 0.01f;
+  const Report report = Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor);
+  EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));
+  EXPECT_FALSE(report.tensors[1].passed);
+}
+
+TEST(Verify, FindsARowThatIsWrongEverywhere) {
+  Solved solved;
+  // One head's dv scaled by 2%: any sampled row of it shows.
+  for (int64_t row = 1; row < 2 * 110 * 2; row += 2) {
+    for (int64_t d = 0; d < 24; ++d) {
+      const int64_t element = row * 24 + d;
+      Store(DType::kBFloat16, solved.dv.data(), element,
+            1.02 * Load(DType::kBFloat16, solved.dv.data(), element));
+    }
+  }
+  const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, kSampled);
+  EXPECT_FALSE(report.passed());
+  EXPECT_FALSE(report.tensors[4].passed);
+  EXPECT_EQ(report.tensors[4].norm_head, 1);
+}
+
+}  // namespace
+}  // namespace ringattn::oracle

@@ -1,0 +1,219 @@
+#include "common/planner.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/work_count.h"
+
+namespace ringattn {
+namespace {
+
+// Matrix products per pair: forward q k, p v; backward q k again, dout v, and the
+// products for dv, dk, dq. A multiply-add counts twice.
+double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
+  const double dim = static_cast<double>(spec.shape.head_dim);
+  const double dim_v = static_cast<double>(spec.shape.head_dim_v);
+  switch (op) {
+    case ComputeCall::Op::kForward:
+      return 2.0 * (dim + dim_v);
+    case ComputeCall::Op::kBackward:
+      return 2.0 * (3.0 * dim + 2.0 * dim_v);
+    default:
+      return 0.0;
+  }
+}
+
+double HeadRows(const AttentionSpec& spec) {
+  return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
+}
+
+double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerInputs& inputs) {
+  double flops = 0, sent = 0, received = 0;
+  for (const ComputeCall& call : step.calls) {
+    flops += FlopsPerPair(spec, call.op) * HeadRows(spec) *
+             static_cast<double>(call.tiles * kTileRows * kTileRows);
+  }
+  for (const Transfer& transfer : step.transfers) {
+    (transfer.kind == Transfer::Kind::kSend ? sent : received) +=
+        static_cast<double>(transfer.range.bytes);
+  }
+  return std::max(flops / inputs.device_flops_per_s,
+                  std::max(sent, received) / inputs.link_bytes_per_s) +
+         inputs.step_overhead_s;
+}
+
+int64_t LongerAxis(const AttentionSpec& spec) {
+  return spec.shape.batch * std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
+}
+
+struct RingSize {
+  int world_size = 1;
+  std::string reason;
+};
+
+absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanChoice& choice,
+                                        const PlannerInputs& inputs) {
+  if (inputs.ready_workers < 1) return absl::UnavailableError("no worker is ready");
+  if (choice.world_size.has_value()) {
+    const int asked = *choice.world_size;
+    if (choice.schedule == ScheduleKind::kSingle && asked > 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "plan.world_size: is ", asked, ", but plan.schedule single runs on one device"));
+    }
+    if (asked > inputs.ready_workers) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("plan.world_size: asks for ", asked, " workers, ", inputs.ready_workers,
+                       inputs.ready_workers == 1 ? " is ready" : " are ready"));
+    }
+    return RingSize{asked, absl::StrCat("ring size ", asked, " as asked")};
+  }
+  if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as asked"};
+  if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
+  if (choice.schedule == ScheduleKind::kRing) {
+    return RingSize{inputs.ready_workers,
+                    absl::StrCat("ring as asked, over all ", inputs.ready_workers, " workers")};
+  }
+  const int64_t tokens = LongerAxis(spec);
+  if (tokens <= inputs.single_device_threshold_tokens) {
+    return RingSize{1, absl::StrCat(tokens, " tokens are within the single-device threshold of ",
+                                    inputs.single_device_threshold_tokens)};
+  }
+  return RingSize{inputs.ready_workers,
+                  absl::StrCat(tokens, " tokens exceed the single-device threshold of ",
+                               inputs.single_device_threshold_tokens, ": ring over all ",
+                               inputs.ready_workers, " workers")};
+}
+
+// A window that is bounded on both sides and shorter than a shard.
+bool HasShortWindow(const AttentionSpec& spec, int world_size) {
+  const AttentionOptions& options = spec.options;
+  const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
+  if (options.window_left < 0 || options.window_left >= shard_rows) return false;
+  if (options.causal) return true;
+  return options.window_right >= 0 && options.window_right < shard_rows - options.window_left;
+}
+
+// REQUIRES: striped.
+absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stripe) {
+  double pairs = 0;
+  for (int64_t tokens : {spec.shape.seq_len_q, spec.shape.seq_len_kv}) {
+    // A stripe is a span; stripes of one token are one strided span per rank, which
+    // every document cuts.
+    const double spans =
+        stripe == 1 ? world_size : static_cast<double>(tokens / stripe + 1);
+    const double documents = stripe == 1 ? static_cast<double>(spec.shape.num_documents()) : 1.0;
+    pairs = std::max(pairs, documents * spans * spans);
+  }
+  if (pairs <= static_cast<double>(kMaxPiecePairs)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "plan.stripe: stripes of %d over %d ranks cut %d documents into pieces that meet in %.3g "
+      "pairs, at most %d are planned: choose much longer stripes, or another layout",
+      stripe, world_size, spec.shape.num_documents(), pairs, kMaxPiecePairs));
+}
+
+struct Candidate {
+  Plan plan;
+  std::string why;
+};
+
+Candidate Describe(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
+                   const PlannerInputs& inputs, Layout layout, int world_size, std::string why) {
+  const ShardPlan shards = MakeShardPlan(spec, layout, world_size,
+                                         layout == Layout::kStriped ? choice.stripe : 1);
+  const Schedule schedule = MakeSchedule(spec, shards, direction, choice.recompute_forward);
+  return {DescribePlan(spec, shards, schedule, inputs), std::move(why)};
+}
+
+Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
+                       const PlannerInputs& inputs, int world_size) {
+  const auto describe = [&](Layout layout, std::string why) {
+    return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why));
+  };
+  if (choice.layout.has_value()) {
+    return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as asked"));
+  }
+  if (world_size == 1) return describe(Layout::kContiguous, "");
+  if (HasShortWindow(spec, world_size)) {
+    return describe(Layout::kContiguous, "contiguous, as the window is shorter than a shard");
+  }
+  if (!spec.options.causal) {
+    return describe(Layout::kContiguous, "contiguous, as without causality all rows cost the same");
+  }
+  if (spec.shape.num_documents() <= 1) {
+    return describe(Layout::kZigzag, "zigzag, which balances causal work");
+  }
+  // Documents may balance causal work by themselves and then need few neighbours,
+  // or be too long for that: the cost model knows.
+  Candidate contiguous = describe(Layout::kContiguous, "");
+  Candidate zigzag = describe(Layout::kZigzag, "");
+  const bool zigzag_wins = zigzag.plan.predicted_compute_seconds <
+                           contiguous.plan.predicted_compute_seconds;
+  Candidate& winner = zigzag_wins ? zigzag : contiguous;
+  winner.why = absl::StrFormat("%s, predicted %.3g s against %.3g s %s for these documents",
+                               zigzag_wins ? "zigzag" : "contiguous",
+                               winner.plan.predicted_compute_seconds,
+                               (zigzag_wins ? contiguous : zigzag).plan.predicted_compute_seconds,
+                               zigzag_wins ? "contiguous" : "zigzag");
+  return std::move(winner);
+}
+
+}  // namespace
+
+double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
+                    double pairs) {
+  double per_pair = 0;
+  if (direction == Direction::kForward || recompute_forward) {
+    per_pair += FlopsPerPair(spec, ComputeCall::Op::kForward);
+  }
+  if (direction == Direction::kBackward) per_pair += FlopsPerPair(spec, ComputeCall::Op::kBackward);
+  return per_pair * pairs * HeadRows(spec);
+}
+
+Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
+                  const PlannerInputs& inputs) {
+  assert(!schedule.programs.empty());
+  Plan plan;
+  plan.shards = shards;
+  plan.schedule = schedule.kind;
+  plan.step_count = static_cast<int64_t>(schedule.programs.front().steps.size());
+  for (const Program& program : schedule.programs) {
+    plan.buffer_bytes.push_back(program.BufferBytes());
+    plan.tiles.push_back(program.TileCount());
+    plan.sent_bytes.push_back(program.SentBytes());
+    plan.exchanged_bytes += plan.sent_bytes.back();
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        plan.flops +=
+            FlopsPerPair(spec, call.op) * HeadRows(spec) * static_cast<double>(call.pairs);
+      }
+    }
+  }
+  for (int64_t i = 0; i < plan.step_count; ++i) {
+    double seconds = 0;
+    for (const Program& program : schedule.programs) {
+      seconds = std::max(seconds, SecondsOfStep(spec, program.steps[i], inputs));
+    }
+    plan.predicted_compute_seconds += seconds;
+    plan.predicted_step_seconds = std::max(plan.predicted_step_seconds, seconds);
+  }
+  return plan;
+}
+
+absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
+                                 const PlanChoice& choice, const PlannerInputs& inputs) {
+  const absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
+  if (!size.ok()) return size.status();
+  if (choice.layout == Layout::kStriped && size->world_size > 1) {
+    const absl::Status status = CheckPieces(spec, size->world_size, choice.stripe);
+    if (!status.ok()) return status;
+  }
+  Candidate chosen = ChooseLayout(spec, direction, choice, inputs, size->world_size);
+  chosen.plan.reason =
+      chosen.why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen.why);
+  return std::move(chosen.plan);
+}
+
+}  // namespace ringattn

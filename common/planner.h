@@ -1,0 +1,78 @@
+// The planner: picks layout, schedule and ring size of one request by a cost model,
+// or checks the ones that the client forces. Pure.
+#ifndef RINGATTN_COMMON_PLANNER_H_
+#define RINGATTN_COMMON_PLANNER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/attention_spec.h"
+#include "common/schedule.h"
+#include "common/shard_plan.h"
+
+namespace ringattn {
+
+// What the client asked for; unset fields are the planner's to choose.
+struct PlanChoice {
+  std::optional<Layout> layout;
+  std::optional<ScheduleKind> schedule;
+  std::optional<int> world_size;  // 1..Limits::max_world_size
+  int64_t stripe = 1;             // striped only; >= 1
+  // Backward without out and lse: the program computes them first.
+  bool recompute_forward = false;
+};
+
+// Planning compares every two pieces (of a shard, in one document) of all ranks, at
+// some 100 ns each: 2^21 of them take 0.2 s. Only striped shards come near it, where
+// stripes are neither short nor long, or cut many documents.
+inline constexpr int64_t kMaxPiecePairs = int64_t{1} << 21;
+
+struct PlannerInputs {
+  int ready_workers = 0;
+  int64_t single_device_threshold_tokens = 32768;
+  // The slowest member's rates. The defaults are one CPU core's order of magnitude;
+  // workers report measured ones when they register.
+  double device_flops_per_s = 3e10;
+  double link_bytes_per_s = 1e9;
+  double step_overhead_s = 1e-4;
+};
+
+struct Plan {
+  ShardPlan shards;  // layout, world size, stripe, spans
+  ScheduleKind schedule = ScheduleKind::kSingle;
+  // Per rank, as the schedule has them.
+  std::vector<int64_t> buffer_bytes;  // memory to reserve
+  std::vector<int64_t> tiles;         // kTileRows^2, per batch row and query head
+  std::vector<int64_t> sent_bytes;
+  int64_t exchanged_bytes = 0;  // between ranks, all of them together
+  int64_t step_count = 0;
+  // From the first rank's start to the last one's end: per step the busiest rank,
+  // where compute and exchange overlap.
+  double predicted_compute_seconds = 0;
+  double predicted_step_seconds = 0;  // the longest step
+  double flops = 0;  // of unmasked pairs, multiply-adds counted twice
+  std::string reason;  // one sentence: why this plan
+};
+
+//   UNAVAILABLE          no worker is ready
+//   FAILED_PRECONDITION  world_size exceeds the workers that are ready
+//   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
+//                        cuts shards into too many pieces (kMaxPiecePairs)
+// The message names the field.
+absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
+                                 const PlanChoice& choice, const PlannerInputs& inputs);
+
+// The costs of a schedule, for plans that the caller made itself.
+Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
+                  const PlannerInputs& inputs);
+
+// Floating point operations of `pairs` visible pairs per batch row and head.
+double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
+                    double pairs);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PLANNER_H_

@@ -1,0 +1,208 @@
+#include "common/planner.h"
+
+#include <algorithm>
+#include <ctime>
+#include <limits>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "common/limits.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+AttentionSpec Spec(int64_t tokens, bool causal) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = tokens;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, tokens};
+  spec.shape.num_heads = 8;
+  spec.shape.num_kv_heads = 2;
+  spec.shape.head_dim = spec.shape.head_dim_v = 64;
+  spec.options.causal = causal;
+  return spec;
+}
+
+PlannerInputs Workers(int ready) {
+  PlannerInputs inputs;
+  inputs.ready_workers = ready;
+  return inputs;
+}
+
+Plan MustPlan(const AttentionSpec& spec, const PlanChoice& choice, int workers,
+              Direction direction = Direction::kForward) {
+  const absl::StatusOr<Plan> plan = PlanRequest(spec, direction, choice, Workers(workers));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *plan : Plan{};
+}
+
+TEST(PlannerTest, ThresholdDecidesBetweenOneDeviceAndTheRing) {
+  const Plan small = MustPlan(Spec(32768, true), {}, 4);
+  EXPECT_EQ(small.schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(small.shards.world_size, 1);
+  EXPECT_EQ(small.exchanged_bytes, 0);
+  EXPECT_TRUE(absl::StrContains(small.reason, "32768")) << small.reason;
+  const Plan large = MustPlan(Spec(32769, true), {}, 4);
+  EXPECT_EQ(large.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(large.shards.world_size, 4);
+  EXPECT_EQ(MustPlan(Spec(100000, true), {}, 1).schedule, ScheduleKind::kSingle);
+  // The longer axis counts, and every batch row.
+  AttentionSpec batched = Spec(20000, true);
+  batched.shape.batch = 2;
+  EXPECT_EQ(MustPlan(batched, {}, 2).schedule, ScheduleKind::kRing);
+}
+
+TEST(PlannerTest, LayoutFollowsTheMask) {
+  EXPECT_EQ(MustPlan(Spec(65536, true), {}, 4).shards.layout, Layout::kZigzag);
+  EXPECT_EQ(MustPlan(Spec(65536, false), {}, 4).shards.layout, Layout::kContiguous);
+  AttentionSpec window = Spec(65536, true);
+  window.options.window_left = 1024;
+  EXPECT_EQ(MustPlan(window, {}, 4).shards.layout, Layout::kContiguous);
+  window.options.window_left = 50000;  // longer than a shard
+  EXPECT_EQ(MustPlan(window, {}, 4).shards.layout, Layout::kZigzag);
+}
+
+TEST(PlannerTest, DocumentsDecideByCost) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  // As many equal documents as ranks: contiguous needs no exchange at all.
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 16384, 32768, 49152, 65536};
+  const Plan equal = MustPlan(spec, {}, 4);
+  EXPECT_EQ(equal.shards.layout, Layout::kContiguous);
+  EXPECT_EQ(equal.exchanged_bytes, 0);
+  // One long document among short ones.
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 100, 65000, 65536};
+  EXPECT_EQ(MustPlan(spec, {}, 4).shards.layout, Layout::kZigzag);
+}
+
+TEST(PlannerTest, ForcedChoicesAreKept) {
+  PlanChoice choice;
+  choice.layout = Layout::kStriped;
+  choice.world_size = 3;
+  choice.stripe = 16;
+  const Plan plan = MustPlan(Spec(1000, true), choice, 4);
+  EXPECT_EQ(plan.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(plan.shards.layout, Layout::kStriped);
+  EXPECT_EQ(plan.shards.world_size, 3);
+  EXPECT_EQ(plan.shards.stripe, 16);
+
+  PlanChoice ring;
+  ring.schedule = ScheduleKind::kRing;
+  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).shards.world_size, 4);
+  PlanChoice single;
+  single.schedule = ScheduleKind::kSingle;
+  EXPECT_EQ(MustPlan(Spec(1 << 20, true), single, 4).shards.world_size, 1);
+  // A ring of one is a single device.
+  ring.world_size = 1;
+  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);
+}
+
+TEST(PlannerTest, RefusalsNameTheFieldAndTheNumber) {
+  PlanChoice choice;
+  choice.world_size = 5;
+  const absl::Status few =
+      PlanRequest(Spec(1000, true), Direction::kForward, choice, Workers(4)).status();
+  EXPECT_EQ(few.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(few.message(), "plan.world_size: asks for 5 workers, 4 are ready");
+
+  choice.schedule = ScheduleKind::kSingle;
+  const absl::Status contradiction =
+      PlanRequest(Spec(1000, true), Direction::kForward, choice, Workers(8)).status();
+  EXPECT_EQ(contradiction.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(contradiction.message(), "plan.world_size"));
+
+  EXPECT_EQ(PlanRequest(Spec(1000, true), Direction::kForward, {}, Workers(0)).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
+  const AttentionSpec spec = Spec(1 << 20, true);
+  PlanChoice choice;
+  choice.layout = Layout::kStriped;
+  choice.world_size = 8;
+  for (int64_t stripe : {1, 1024, 8192, 1 << 20}) {
+    choice.stripe = stripe;
+    EXPECT_TRUE(PlanRequest(spec, Direction::kBackward, choice, Workers(8)).ok()) << stripe;
+  }
+  choice.stripe = 362;
+  const absl::Status status =
+      PlanRequest(spec, Direction::kBackward, choice, Workers(8)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(status.message(), "plan.stripe: ")) << status;
+}
+
+TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
+  AttentionSpec spec = Spec(1 << 24, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q.clear();
+  for (int64_t d = 0; d <= Limits().max_documents; ++d) {
+    spec.shape.cu_seqlens_q.push_back(d * 64);
+  }
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  PlanChoice choice;
+  choice.recompute_forward = true;
+  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  MustPlan(spec, choice, 8, Direction::kBackward);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 2.0);
+}
+
+TEST(PlannerTest, CostsAddUp) {
+  const AttentionSpec spec = Spec(65536, true);
+  const Plan ring = MustPlan(spec, {}, 4);
+  PlanChoice choice;
+  choice.schedule = ScheduleKind::kSingle;
+  const Plan single = MustPlan(spec, choice, 4);
+  const double pairs = 65536.0 * 65537.0 / 2;
+  EXPECT_DOUBLE_EQ(ring.flops, FlopsOfPairs(spec, Direction::kForward, false, pairs));
+  EXPECT_DOUBLE_EQ(single.flops, ring.flops);
+  EXPECT_NEAR(ring.predicted_compute_seconds * 4, single.predicted_compute_seconds,
+              0.01 * single.predicted_compute_seconds);
+  ASSERT_EQ(ring.buffer_bytes.size(), 4u);
+  EXPECT_LT(ring.buffer_bytes[0], 0.55 * single.buffer_bytes[0]);
+  int64_t sent = 0;
+  for (int64_t bytes : ring.sent_bytes) sent += bytes;
+  EXPECT_EQ(ring.exchanged_bytes, sent);
+  EXPECT_EQ(ring.step_count, 4);
+  EXPECT_GT(ring.predicted_step_seconds, 0);
+  EXPECT_LE(ring.predicted_step_seconds, ring.predicted_compute_seconds);
+}
+
+TEST(PlannerTest, RecomputingCostsMemoryAndTime) {
+  const AttentionSpec spec = Spec(65536, true);
+  PlanChoice choice;
+  const Plan given = MustPlan(spec, choice, 4, Direction::kBackward);
+  choice.recompute_forward = true;
+  const Plan recomputed = MustPlan(spec, choice, 4, Direction::kBackward);
+  EXPECT_GT(recomputed.flops, given.flops);
+  EXPECT_GT(recomputed.buffer_bytes[0], given.buffer_bytes[0]);
+}
+
+TEST(PlannerTest, EmptyProblems) {
+  EXPECT_EQ(MustPlan(Spec(0, false), {}, 2).schedule, ScheduleKind::kSingle);
+  PlanChoice choice;
+  choice.world_size = 2;
+  const Plan plan = MustPlan(Spec(0, false), choice, 2, Direction::kBackward);
+  EXPECT_EQ(plan.exchanged_bytes, 0);
+  EXPECT_EQ(plan.flops, 0);
+}
+
+// limits.h promises that no product of legal dimensions overflows.
+TEST(LimitsTest, ProductsOfLegalDimensionsFit) {
+  const Limits limits;
+  __int128 bytes = limits.max_tokens;
+  bytes *= limits.max_batch;
+  bytes *= limits.max_heads;
+  bytes *= limits.max_head_dim;
+  bytes *= 4;
+  EXPECT_LT(bytes, static_cast<__int128>(std::numeric_limits<int64_t>::max()));
+  EXPECT_LT(static_cast<__int128>(limits.max_tokens) * limits.max_tokens,
+            static_cast<__int128>(std::numeric_limits<int64_t>::max()));
+  EXPECT_LT(limits.max_tokens, int64_t{1} << 28);  // four varint bytes
+  EXPECT_LE(2 * 4 * (limits.max_documents + 1) + limits.max_inline_bytes,
+            limits.max_header_bytes);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,408 @@
+#include "common/schedule.h"
+
+#include <cassert>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/kv_route.h"
+#include "common/schedule_builder.h"
+
+namespace ringattn {
+namespace {
+
+// The buffers that hold blocks on one rank, kNoBuffer until first used.
+struct BlockBuffers {
+  BufferId k[3] = {kNoBuffer, kNoBuffer, kNoBuffer};  // home, then slots
+  BufferId v[3] = {kNoBuffer, kNoBuffer, kNoBuffer};
+  BufferId dk_home = kNoBuffer;
+  BufferId dv_home = kNoBuffer;
+  BufferId dk_slot[2] = {kNoBuffer, kNoBuffer};
+  BufferId dv_slot[2] = {kNoBuffer, kNoBuffer};
+  BufferId dk_landing = kNoBuffer;
+  BufferId dv_landing = kNoBuffer;
+};
+
+// Rows of a block's key tensor and of its value tensor.
+struct BlockRows {
+  RowsAt key;
+  RowsAt value;
+};
+
+// One ring pass over a route, forward or backward. `first_step` numbers its steps.
+class RingPass {
+ public:
+  RingPass(const AttentionSpec& spec, const KvRoute& route, const RingPieces& pieces,
+           bool keeps_home, std::vector<BlockBuffers>& buffers, ScheduleBuilder& builder)
+      : spec_(spec),
+        route_(route),
+        pieces_(pieces),
+        keeps_home_(keeps_home),
+        buffers_(buffers),
+        builder_(builder) {}
+
+  // Returns the number of steps used.
+  int64_t Forward(int64_t first_step);
+  int64_t Backward(int64_t first_step);
+
+ private:
+  int SlotOf(int step) const { return keeps_home_ && step > 0 ? 2 - step % 2 : step % 2; }
+  // Place of `rows` in the K/V block that `rank` holds at `step`.
+  BlockRows KvPlace(int rank, int step, const RowRange& rows);
+  // The same for the travelling gradients; step > 0.
+  BlockRows GradientPlace(int rank, int step, const RowRange& rows);
+  BlockRows HomeGradients(int rank) const;
+  RowsAt InBlock(BufferId buffer, int source, int step, const RowRange& rows) const;
+  BufferId Lazy(BufferId& buffer, int rank, const char* name);
+
+  void MoveBlock(int64_t at, int from, const BlockRows& source, int to, const BlockRows& target,
+                 const RowRange& rows, int64_t key_bytes, int64_t value_bytes);
+  // Sends `rows`, held at `step`, to their holder from whoever has them before.
+  void FetchKv(int64_t at, int source, int step, const RowRange& rows);
+
+  KvOperand OperandOf(int rank, int step, const RowRange& rows);
+  void ForwardCalls(int rank, int64_t first_step);
+  void StartBackward(int rank, int64_t at);
+  void BackwardPart(int source, int step, int part, int64_t at, bool* travels);
+  void SendOnAndHome(int source, int step, int part, int64_t at);
+  void SendHome(int source, int step, const RowRange& part, const RowRange& rows, int64_t at,
+                int64_t* landed_rows);
+  void FinishBackward(int rank, int64_t at);
+  void AddZero(int64_t at, int rank, const ByteRange& target);
+  void AddConvert(int64_t at, int rank, BufferId source, BufferId target);
+
+  const AttentionSpec& spec_;
+  const KvRoute& route_;
+  const RingPieces& pieces_;
+  const bool keeps_home_;
+  std::vector<BlockBuffers>& buffers_;
+  ScheduleBuilder& builder_;
+  // The step whose block lies in a slot, on every rank: a backward pass may find
+  // there what the forward pass before it left.
+  int slot_step_[3] = {0, -1, -1};
+};
+
+BufferId RingPass::Lazy(BufferId& buffer, int rank, const char* name) {
+  if (buffer == kNoBuffer) buffer = builder_.AddBuffer(rank, name, 0);
+  return buffer;
+}
+
+RowsAt RingPass::InBlock(BufferId buffer, int source, int step, const RowRange& rows) const {
+  int64_t rows_before = 0;
+  for (const RowRange& range : route_.held[step][source]) {
+    if (range.begin <= rows.begin && rows.end <= range.end) return {buffer, rows_before, range};
+    rows_before += range.size();
+  }
+  assert(false && "rows are not part of the block");
+  return {};
+}
+
+BlockRows RingPass::KvPlace(int rank, int step, const RowRange& rows) {
+  static constexpr const char* kKeyNames[] = {"k", "kv_slot1.k", "kv_slot2.k"};
+  static constexpr const char* kValueNames[] = {"v", "kv_slot1.v", "kv_slot2.v"};
+  const int slot = SlotOf(step);
+  BlockBuffers& buffers = buffers_[rank];
+  const int source = route_.SourceOf(rank, step);
+  return {InBlock(Lazy(buffers.k[slot], rank, kKeyNames[slot]), source, step, rows),
+          InBlock(Lazy(buffers.v[slot], rank, kValueNames[slot]), source, step, rows)};
+}
+
+BlockRows RingPass::GradientPlace(int rank, int step, const RowRange& rows) {
+  static constexpr const char* kKeyNames[] = {"dkv_slot0.dk", "dkv_slot1.dk"};
+  static constexpr const char* kValueNames[] = {"dkv_slot0.dv", "dkv_slot1.dv"};
+  const int slot = step % 2;
+  BlockBuffers& buffers = buffers_[rank];
+  const int source = route_.SourceOf(rank, step);
+  return {InBlock(Lazy(buffers.dk_slot[slot], rank, kKeyNames[slot]), source, step, rows),
+          InBlock(Lazy(buffers.dv_slot[slot], rank, kValueNames[slot]), source, step, rows)};
+}
+
+BlockRows RingPass::HomeGradients(int rank) const {
+  const RowRange all{0, builder_.kv_rows(rank)};
+  return {{buffers_[rank].dk_home, 0, all}, {buffers_[rank].dv_home, 0, all}};
+}
+
+void RingPass::MoveBlock(int64_t at, int from, const BlockRows& source, int to,
+                         const BlockRows& target, const RowRange& rows, int64_t key_bytes,
+                         int64_t value_bytes) {
+  builder_.Move(at, from, source.key, to, target.key, rows, key_bytes);
+  builder_.Move(at, from, source.value, to, target.value, rows, value_bytes);
+}
+
+void RingPass::FetchKv(int64_t at, int source, int step, const RowRange& rows) {
+  if (rows.empty()) return;
+  const int from = route_.SenderTo(source, step);
+  const int to = route_.HolderOf(source, step);
+  MoveBlock(at, from, KvPlace(from, route_.SenderStep(step), rows), to, KvPlace(to, step, rows),
+            rows, builder_.KeyBytes(), builder_.ValueBytes());
+}
+
+KvOperand RingPass::OperandOf(int rank, int step, const RowRange& rows) {
+  const BlockRows place = KvPlace(rank, step, rows);
+  KvOperand operand;
+  operand.source_rank = route_.SourceOf(rank, step);
+  operand.row_begin = rows.begin;
+  operand.row_end = rows.end;
+  operand.k = builder_.Range(rank, place.key, builder_.KeyBytes());
+  operand.v = builder_.Range(rank, place.value, builder_.ValueBytes());
+  return operand;
+}
+
+// --- Forward ----------------------------------------------------------------
+
+int64_t RingPass::Forward(int64_t first_step) {
+  for (int step = 1; step < route_.steps(); ++step) {
+    slot_step_[SlotOf(step)] = step;
+    for (int source = 0; source < route_.world_size; ++source) {
+      for (const RowRange& rows : route_.held[step][source]) {
+        FetchKv(first_step + step - 1, source, step, rows);
+      }
+    }
+  }
+  for (int rank = 0; rank < route_.world_size; ++rank) ForwardCalls(rank, first_step);
+  return route_.steps();
+}
+
+void RingPass::ForwardCalls(int rank, int64_t first_step) {
+  if (builder_.q_rows(rank) == 0) return;
+  std::vector<std::pair<int64_t, ComputeCall>> calls;
+  for (int step = 0; step < route_.steps(); ++step) {
+    ComputeCall call;
+    call.op = ComputeCall::Op::kForward;
+    const int source = route_.SourceOf(rank, step);
+    for (const RowRange& rows : route_.held[step][source]) {
+      const WorkCount work = pieces_.Work(rank, source, rows);
+      if (work.pairs == 0) continue;
+      call.kv.push_back(OperandOf(rank, step, rows));
+      call.tiles += work.tiles;
+      call.pairs += work.pairs;
+    }
+    if (!call.kv.empty()) calls.emplace_back(first_step + step, std::move(call));
+  }
+  // Rows that see no key at all still have to become out = 0, lse = -inf.
+  if (calls.empty()) calls.emplace_back(first_step, ComputeCall{});
+  calls.front().second.initial = true;
+  calls.back().second.final = true;
+  ProgramBuffers& roles = builder_.program(rank).roles;
+  if (calls.size() > 1) {
+    const int64_t elements = builder_.ShardBytes(rank, TensorId::kOut) / ElementBytes(spec_.dtype);
+    roles.out_acc = spec_.dtype == DType::kFloat32
+                        ? roles.out
+                        : builder_.AddBuffer(rank, "out_acc",
+                                             elements * ElementBytes(DType::kFloat32));
+  }
+  for (auto& [at, call] : calls) builder_.AddCall(at, rank, std::move(call));
+}
+
+// --- Backward ---------------------------------------------------------------
+//
+// Step 0 is the rank's own block. Part p of block k > 0 computes at
+// 1 + (k - 1) * parts + p; its keys come `parts` steps earlier, its accumulator
+// leaves one step later, while the next part computes.
+
+int64_t RingPass::Backward(int64_t first_step) {
+  const auto step_of = [&](int step, int part) {
+    return first_step + (step == 0 ? 0 : 1 + int64_t{step - 1} * route_.parts + part);
+  };
+  for (int rank = 0; rank < route_.world_size; ++rank) StartBackward(rank, first_step);
+  // travels[source][part]: somebody has contributed to the accumulator.
+  std::vector<std::vector<char>> travels(route_.world_size, std::vector<char>(route_.parts, 0));
+  for (int step = 1; step < route_.steps(); ++step) {
+    const bool is_there = slot_step_[SlotOf(step)] == step;
+    slot_step_[SlotOf(step)] = step;
+    for (int part = 0; part < route_.parts; ++part) {
+      for (int source = 0; source < route_.world_size && !is_there; ++source) {
+        FetchKv(step_of(step - 1, part), source, step, route_.held[step][source][part]);
+      }
+      for (int source = 0; source < route_.world_size; ++source) {
+        if (route_.direct) travels[source][part] = 0;
+        bool travelling = travels[source][part] != 0;
+        BackwardPart(source, step, part, step_of(step, part), &travelling);
+        if (travelling) SendOnAndHome(source, step, part, step_of(step, part) + 1);
+        travels[source][part] = travelling ? 1 : 0;
+      }
+    }
+  }
+  const int64_t last = step_of(route_.steps() - 1, route_.parts - 1) + (route_.steps() > 1 ? 1 : 0);
+  for (int rank = 0; rank < route_.world_size; ++rank) FinishBackward(rank, last);
+  return last + 1 - first_step;
+}
+
+void RingPass::AddZero(int64_t at, int rank, const ByteRange& target) {
+  if (target.bytes == 0) return;
+  ComputeCall call;
+  call.op = ComputeCall::Op::kZero;
+  call.target = target;
+  builder_.AddCall(at, rank, std::move(call));
+}
+
+void RingPass::AddConvert(int64_t at, int rank, BufferId source, BufferId target) {
+  const ByteRange from = builder_.Whole(rank, source);
+  if (source == target || from.bytes == 0) return;
+  ComputeCall call;
+  call.op = ComputeCall::Op::kConvert;
+  call.source = from;
+  call.target = builder_.Whole(rank, target);
+  builder_.AddLateCall(at, rank, std::move(call));
+}
+
+void RingPass::StartBackward(int rank, int64_t at) {
+  const ProgramBuffers& roles = builder_.program(rank).roles;
+  if (builder_.q_rows(rank) > 0) {
+    ComputeCall delta;
+    delta.op = ComputeCall::Op::kDelta;
+    builder_.AddCall(at, rank, std::move(delta));
+  }
+  AddZero(at, rank, builder_.Whole(rank, roles.dq_acc));
+  AddZero(at, rank, builder_.Whole(rank, buffers_[rank].dk_home));
+  AddZero(at, rank, builder_.Whole(rank, buffers_[rank].dv_home));
+  const RowRange all{0, builder_.kv_rows(rank)};
+  const WorkCount work = pieces_.Work(rank, rank, all);
+  if (work.pairs == 0) return;
+  ComputeCall call;
+  call.op = ComputeCall::Op::kBackward;
+  call.kv.push_back(OperandOf(rank, 0, all));
+  call.kv.back().dk = builder_.Whole(rank, buffers_[rank].dk_home);
+  call.kv.back().dv = builder_.Whole(rank, buffers_[rank].dv_home);
+  call.tiles = work.tiles;
+  call.pairs = work.pairs;
+  builder_.AddCall(at, rank, std::move(call));
+}
+
+void RingPass::BackwardPart(int source, int step, int part, int64_t at, bool* travels) {
+  const RowRange& rows = route_.held[step][source][part];
+  if (rows.empty()) return;
+  const int rank = route_.HolderOf(source, step);
+  const WorkCount work = pieces_.Work(rank, source, rows);
+  if (work.pairs == 0) return;
+  ComputeCall call;
+  call.op = ComputeCall::Op::kBackward;
+  call.kv.push_back(OperandOf(rank, step, rows));
+  KvOperand& operand = call.kv.back();
+  const BlockRows place = GradientPlace(rank, step, rows);
+  operand.dk = builder_.Range(rank, place.key, builder_.KeyGradientBytes());
+  operand.dv = builder_.Range(rank, place.value, builder_.ValueGradientBytes());
+  call.tiles = work.tiles;
+  call.pairs = work.pairs;
+  if (!*travels) {
+    AddZero(at, rank, operand.dk);
+    AddZero(at, rank, operand.dv);
+    *travels = true;
+  }
+  builder_.AddCall(at, rank, std::move(call));
+}
+
+void RingPass::SendOnAndHome(int source, int step, int part, int64_t at) {
+  const RowRange& rows = route_.held[step][source][part];
+  const int rank = route_.HolderOf(source, step);
+  RowRange next;
+  if (!route_.direct && step + 1 < route_.steps()) next = route_.held[step + 1][source][part];
+  int64_t landed_rows = 0;
+  if (next.empty()) {
+    SendHome(source, step, rows, rows, at, &landed_rows);
+    return;
+  }
+  const int to = route_.HolderOf(source, step + 1);
+  MoveBlock(at, rank, GradientPlace(rank, step, rows), to, GradientPlace(to, step + 1, next), next,
+            builder_.KeyGradientBytes(), builder_.ValueGradientBytes());
+  // Rows that nobody after this rank sees are complete.
+  SendHome(source, step, rows, {rows.begin, next.begin}, at, &landed_rows);
+  SendHome(source, step, rows, {next.end, rows.end}, at, &landed_rows);
+}
+
+void RingPass::SendHome(int source, int step, const RowRange& part, const RowRange& rows,
+                        int64_t at, int64_t* landed_rows) {
+  if (rows.empty()) return;
+  const int rank = route_.HolderOf(source, step);
+  BlockBuffers& home = buffers_[source];
+  const BlockRows landing{{Lazy(home.dk_landing, source, "landing.dk"), *landed_rows, rows},
+                          {Lazy(home.dv_landing, source, "landing.dv"), *landed_rows, rows}};
+  *landed_rows += rows.size();
+  MoveBlock(at, rank, GradientPlace(rank, step, part), source, landing, rows,
+            builder_.KeyGradientBytes(), builder_.ValueGradientBytes());
+  const BlockRows target = HomeGradients(source);
+  builder_.AddRowsLate(at, source, landing.key, target.key, rows, builder_.KeyGradientBytes());
+  builder_.AddRowsLate(at, source, landing.value, target.value, rows,
+                       builder_.ValueGradientBytes());
+}
+
+void RingPass::FinishBackward(int rank, int64_t at) {
+  const Program& program = builder_.program(rank);
+  const auto output = [&](TensorId id) {
+    for (size_t i = 0; i < program.buffers.size(); ++i) {
+      if (program.buffers[i].output == id) return static_cast<BufferId>(i);
+    }
+    return kNoBuffer;
+  };
+  AddConvert(at, rank, program.roles.dq_acc, output(TensorId::kDq));
+  AddConvert(at, rank, buffers_[rank].dk_home, output(TensorId::kDk));
+  AddConvert(at, rank, buffers_[rank].dv_home, output(TensorId::kDv));
+}
+
+// --- Buffers that every program has -------------------------------------------
+
+// An fp32 accumulator of an output: the output itself where that is fp32.
+BufferId AddAccumulator(int rank, const AttentionSpec& spec, TensorId output, const char* name,
+                        ScheduleBuilder& builder) {
+  const BufferId buffer = builder.AddOutput(rank, output);
+  if (spec.dtype == DType::kFloat32) return buffer;
+  const int64_t elements = builder.ShardBytes(rank, output) / ElementBytes(spec.dtype);
+  return builder.AddBuffer(rank, name, elements * ElementBytes(DType::kFloat32));
+}
+
+BlockBuffers AddFixedBuffers(int rank, const AttentionSpec& spec, Direction direction,
+                             bool recompute_forward, ScheduleBuilder& builder) {
+  ProgramBuffers& roles = builder.program(rank).roles;
+  BlockBuffers blocks;
+  roles.q = builder.AddInput(rank, TensorId::kQ);
+  roles.k = blocks.k[0] = builder.AddInput(rank, TensorId::kK);
+  roles.v = blocks.v[0] = builder.AddInput(rank, TensorId::kV);
+  if (direction == Direction::kForward) {
+    roles.out = builder.AddOutput(rank, TensorId::kOut);
+    roles.lse = builder.AddOutput(rank, TensorId::kLse);
+    return blocks;
+  }
+  const auto add = [&](TensorId id) {
+    return recompute_forward ? builder.AddTensor(rank, id) : builder.AddInput(rank, id);
+  };
+  roles.out = add(TensorId::kOut);
+  roles.lse = add(TensorId::kLse);
+  roles.dout = builder.AddInput(rank, TensorId::kDout);
+  roles.delta = builder.AddBuffer(rank, "delta", builder.ShardBytes(rank, TensorId::kLse));
+  roles.dq_acc = AddAccumulator(rank, spec, TensorId::kDq, "dq_acc", builder);
+  blocks.dk_home = AddAccumulator(rank, spec, TensorId::kDk, "dk_acc", builder);
+  blocks.dv_home = AddAccumulator(rank, spec, TensorId::kDv, "dv_acc", builder);
+  return blocks;
+}
+
+}  // namespace
+
+Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
+                      bool recompute_forward) {
+  assert(plan.world_size >= 1);
+  assert(direction == Direction::kBackward || !recompute_forward);
+  const RingPieces pieces(spec, plan);
+  const KvRoute route = MakeKvRoute(
+      plan, pieces,
+      direction == Direction::kForward ? PartRule::kSlices : PartRule::kPipeline);
+
+  ScheduleBuilder builder(spec, plan);
+  std::vector<BlockBuffers> buffers;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    buffers.push_back(AddFixedBuffers(rank, spec, direction, recompute_forward, builder));
+  }
+  RingPass pass(spec, route, pieces, route.direct || recompute_forward, buffers, builder);
+  int64_t steps = 0;
+  if (direction == Direction::kForward || recompute_forward) steps += pass.Forward(steps);
+  if (direction == Direction::kBackward) steps += pass.Backward(steps);
+
+  Schedule schedule;
+  schedule.kind = plan.world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  schedule.direction = direction;
+  schedule.recompute_forward = recompute_forward;
+  schedule.direct = route.direct;
+  schedule.programs = builder.Finish();
+  return schedule;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,102 @@
+// The tensor chunk on the wire, read and written by hand.
+//
+// ringattn.v1's streams carry messages whose oneof holds a TensorChunk
+// {tensor = 1, offset = 2, crc32c = 3, data = 15}. What is written here is plain
+// protobuf that any generated stub reads, and any legal encoding is accepted
+// (fields in any order, repeated, unknown, groups), but payload bytes never pass
+// through a protobuf object: the writer makes only the bytes that precede the
+// payload, the reader returns pointers into the message's own fragments.
+//
+// No I/O and no gRPC here; common/wire/grpc_slices.h adapts ByteBuffers.
+// All functions are pure and thread safe.
+#ifndef RINGATTN_COMMON_WIRE_CHUNK_CODEC_H_
+#define RINGATTN_COMMON_WIRE_CHUNK_CODEC_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace ringattn::wire {
+
+// Bytes owned by someone else. data may be null when size is 0.
+struct Fragment {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+};
+
+// A message type of ringattn.v1 that is one oneof with fields 1..members, of
+// which `chunk_field` is the TensorChunk.
+struct StreamMessage {
+  int chunk_field = 0;
+  int members = 0;
+};
+inline constexpr StreamMessage kForwardRequest{.chunk_field = 2, .members = 2};
+inline constexpr StreamMessage kForwardResponse{.chunk_field = 3, .members = 4};
+inline constexpr StreamMessage kBackwardRequest = kForwardRequest;
+inline constexpr StreamMessage kBackwardResponse = kForwardResponse;
+inline constexpr StreamMessage kExchangeRequest{.chunk_field = 2, .members = 2};
+inline constexpr StreamMessage kExchangeResponse{.chunk_field = 2, .members = 3};
+
+// A chunk without its data. `tensor` is the number of a ringattn.v1.TensorId, not
+// checked to be one that exists.
+struct ChunkHeader {
+  int32_t tensor = 0;
+  uint64_t offset = 0;
+  std::optional<uint32_t> crc32c = std::nullopt;
+
+  bool operator==(const ChunkHeader&) const = default;
+};
+
+// Everything of a message that precedes the payload; the message is complete once
+// exactly `payload_bytes` follow.
+struct ChunkPrefix {
+  static constexpr size_t kMaxBytes = 64;
+
+  std::array<uint8_t, kMaxBytes> bytes;
+  size_t size = 0;
+
+  absl::string_view view() const {
+    return {reinterpret_cast<const char*>(bytes.data()), size};
+  }
+};
+
+// REQUIRES: payload_bytes < 2^31 - 64, protobuf's own bound on a message.
+ChunkPrefix EncodeChunkPrefix(const StreamMessage& type, const ChunkHeader& header,
+                              uint64_t payload_bytes);
+
+struct ParsedMessage {
+  // The oneof member that is set, 0 if none is.
+  int member = 0;
+  // True if that is the chunk; otherwise the rest is empty, and the caller lets
+  // protobuf parse the whole message.
+  bool is_chunk = false;
+  ChunkHeader chunk = {};
+  std::vector<Fragment> payload = {};  // points into the message; no empty fragments
+  uint64_t payload_bytes = 0;
+};
+
+// Reads one whole message, whose bytes are the fragments' after one another.
+// Allocates only the payload's list. Of a member other than the chunk only the
+// outer encoding is looked at.
+// Errors: INVALID_ARGUMENT if it is not legal protobuf.
+absl::StatusOr<ParsedMessage> ParseMessage(const StreamMessage& type,
+                                           absl::Span<const Fragment> message);
+
+// The fragments of bytes [offset, offset + bytes) of `fragments`.
+// REQUIRES: the range lies inside them.
+std::vector<Fragment> Subrange(absl::Span<const Fragment> fragments, uint64_t offset,
+                               uint64_t bytes);
+
+// Copies the fragments after one another to `target` (host memory, at least their
+// total size, not overlapping them).
+void CopyFragments(absl::Span<const Fragment> fragments, void* target);
+
+}  // namespace ringattn::wire
+
+#endif  // RINGATTN_COMMON_WIRE_CHUNK_CODEC_H_

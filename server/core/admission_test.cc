@@ -1,0 +1,290 @@
+// The queue, the planner and the workers' memory. The language: scenario.h.
+#include "gtest/gtest.h"
+#include "server/core/scenario.h"
+
+namespace ringattn {
+namespace {
+
+#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
+
+TEST(AdmissionTest, NoWorkerNoRing) {
+  EXPECT_SCENARIO(R"(
+request s1
+> s1: failed UNAVAILABLE NO_RING retry: no ring of workers is formed
+)");
+}
+
+TEST(AdmissionTest, QueuedWhileFormingAndNotForEver) {
+  EXPECT_SCENARIO(R"(
+join a
+manual a
+request s1
+wait 10.5s
+> a: prepare 1 rank 0 of 1
+> a: dropped: it did not answer Prepare
+request s2    # the only worker was dropped: nothing forms
+> s2: failed UNAVAILABLE NO_RING retry: no ring of workers is formed
+wait 20s
+> s1: failed UNAVAILABLE NO_RING retry: no ring of workers is formed
+)");
+}
+
+TEST(AdmissionTest, MoreWorkersThanAreReady) {
+  EXPECT_SCENARIO(R"(
+ring a b
+request s1 tokens=10 world=3
+> s1: failed FAILED_PRECONDITION NOT_PLANNABLE field plan.world_size: plan.world_size: asks for 3 workers, 2 are ready
+request s2 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+request s3 tokens=10 world=4   # at once, not behind s2
+> s3: failed FAILED_PRECONDITION NOT_PLANNABLE field plan.world_size: plan.world_size: asks for 4 workers, 2 are ready
+)");
+}
+
+TEST(AdmissionTest, SingleDeviceRequestsSpreadOverTheIdlest) {
+  EXPECT_SCENARIO(R"(
+ring a b c
+request s1
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+request s2
+> b: reserve 1-2 [1]
+b reserved 1-2
+> s2: accepted 1-2 on b
+request s3
+> c: reserve 1-3 [2]
+c reserved 1-3
+> s3: accepted 1-3 on c
+b uploaded 1-2
+> b: run 1-2
+b finished 1-2
+> s2: download
+downloaded s2
+> s2: finished
+request s4
+> b: reserve 1-4 [1]
+b reserved 1-4
+> s4: accepted 1-4 on b
+request s5 tokens=10 world=2
+> a b: reserve 1-5 [0 1]
+)");
+}
+
+TEST(AdmissionTest, OneReservesAtATime) {
+  EXPECT_SCENARIO(R"(
+ring a b
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+request s2
+a reserved 1-1
+b reserved 1-1
+> s1: accepted 1-1 on a b
+> a: reserve 1-2 [0]
+)");
+}
+
+// c's work alone must not keep the ring's transfers waiting; what comes behind the
+// ring does not pass it; those that share nothing run side by side.
+TEST(AdmissionTest, ARingRunsOnceItsMembersAreFree) {
+  EXPECT_SCENARIO(R"(
+ring a b c
+request s1 world=1
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+a uploaded 1-1
+> a: run 1-1
+request s2 tokens=10 world=3
+> a b c: reserve 1-2 [0 1 2]
+a reserved 1-2
+b reserved 1-2
+c reserved 1-2
+> s2: accepted 1-2 on a b c
+a uploaded 1-2
+b uploaded 1-2
+c uploaded 1-2
+request s3 world=1
+> b: reserve 1-3 [1]
+b reserved 1-3
+> s3: accepted 1-3 on b
+b uploaded 1-3
+state s2
+> s2: UPLOADING on a b c
+a finished 1-1
+> s1: download
+> a b c: run 1-2
+> b: run 1-3
+request s4 tokens=10 world=3
+> a b c: reserve 1-4 [0 1 2]
+a reserved 1-4
+b reserved 1-4
+c reserved 1-4
+> s4: accepted 1-4 on a b c
+a uploaded 1-4
+b uploaded 1-4
+c uploaded 1-4
+b finished 1-2
+a finished 1-2
+c finished 1-2
+> s2: download
+cancel s4
+> s4: failed CANCELLED CANCELLED: cancelled by CancelOperation
+b finished 1-3
+> s3: download
+)");
+}
+
+// s2 uploads first, so it runs first everywhere.
+TEST(AdmissionTest, RunsInOneOrderOnAllMembers) {
+  EXPECT_SCENARIO(R"(
+ring a b
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+a reserved 1-1
+b reserved 1-1
+> s1: accepted 1-1 on a b
+request s2 tokens=10 world=2
+> a b: reserve 1-2 [0 1]
+a reserved 1-2
+b reserved 1-2
+> s2: accepted 1-2 on a b
+a uploaded 1-1
+a uploaded 1-2
+b uploaded 1-2
+> a b: run 1-2
+b uploaded 1-1
+> a b: run 1-1
+)");
+}
+
+TEST(AdmissionTest, ARefusalGivesTheOthersBackAndWaitsForARelease) {
+  EXPECT_SCENARIO(R"(
+ring a b
+request s1 world=1
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+request s2 tokens=10 world=2
+> a b: reserve 1-2 [0 1]
+b reserved 1-2
+a refused 1-2 no memory
+request s3 world=1     # not past s2
+wait 5s
+stats
+> queued 2 active 1 memory held ready 2
+a uploaded 1-1
+> a: run 1-1
+a finished 1-1
+> s1: download
+downloaded s1
+> s1: finished
+> a b: reserve 1-3 [0 1]
+a reserved 1-3
+b reserved 1-3
+> s2: accepted 1-3 on a b
+> a: reserve 1-4 [0]
+)");
+}
+
+TEST(AdmissionTest, ARefusalByAnEmptyWorkerIsFinal) {
+  EXPECT_SCENARIO(R"(
+ring a b
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+a reserved 1-1
+b refused 1-1 cannot allocate
+> s1: failed RESOURCE_EXHAUSTED WORKER_MEMORY retry: rank 1 (b) could not set aside 140 bytes: cannot allocate
+stats
+> queued 0 active 0 memory free ready 2
+request s2
+> a: reserve 1-2 [0]
+)");
+}
+
+TEST(AdmissionTest, WhatNeverFitsIsToldSo) {
+  EXPECT_SCENARIO(R"(
+join a memory=100
+join b memory=200
+wait 300ms
+> serving 1
+request s1 tokens=1000 world=2
+> s1: failed RESOURCE_EXHAUSTED WORKER_MEMORY: rank 1 (b) would need 14000 bytes and has 200 in all
+request s2 tokens=1
+> a: reserve 1-1 [0]
+)");
+}
+
+// 20 bytes a token: q, k, v, out and lse of one head, one column, fp32.
+TEST(AdmissionTest, WaitsForMemoryThatOthersHold) {
+  EXPECT_SCENARIO(R"(
+join a memory=50000
+wait 300ms
+> serving 1
+request s1 tokens=1000
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+request s2 tokens=1000
+> a: reserve 1-2 [0]
+a reserved 1-2
+> s2: accepted 1-2 on a
+request s3 tokens=1000
+request s4 tokens=1      # would fit, but s3 was first
+stats
+> queued 2 active 2 memory held ready 1
+end s2
+> s2: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-3 [0]
+a reserved 1-3
+> s3: accepted 1-3 on a
+> a: reserve 1-4 [0]
+a reserved 1-4
+> s4: accepted 1-4 on a
+)");
+}
+
+TEST(AdmissionTest, AtMostEightPerWorker) {
+  EXPECT_SCENARIO(R"(
+ring a
+request s1
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+request s2
+> a: reserve 1-2 [0]
+a reserved 1-2
+> s2: accepted 1-2 on a
+request s3
+> a: reserve 1-3 [0]
+a reserved 1-3
+> s3: accepted 1-3 on a
+request s4
+> a: reserve 1-4 [0]
+a reserved 1-4
+> s4: accepted 1-4 on a
+request s5
+> a: reserve 1-5 [0]
+a reserved 1-5
+> s5: accepted 1-5 on a
+request s6
+> a: reserve 1-6 [0]
+a reserved 1-6
+> s6: accepted 1-6 on a
+request s7
+> a: reserve 1-7 [0]
+a reserved 1-7
+> s7: accepted 1-7 on a
+request s8
+> a: reserve 1-8 [0]
+a reserved 1-8
+> s8: accepted 1-8 on a
+request s9
+end s4
+> s4: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-9 [0]
+)");
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,108 @@
+// The coordinator as a pure state machine: membership, two-phase ring forming,
+// admission, the one order of operations, failure detection.
+//
+//   Coordinator core(config);
+//   for (const Action& action : core.Handle(event, now)) CarryOut(action);
+//
+// Not thread safe: one thread (server/edge/core_loop) feeds it.
+#ifndef RINGATTN_SERVER_CORE_COORDINATOR_H_
+#define RINGATTN_SERVER_CORE_COORDINATOR_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/limits.h"
+#include "server/core/events.h"
+
+namespace ringattn {
+
+struct CoordinatorConfig {
+  Limits limits;
+  absl::Duration tick_interval = absl::Milliseconds(50);
+  absl::Duration heartbeat_interval = absl::Seconds(1);
+  // A connected worker that has not been heard of for this long is lost.
+  absl::Duration heartbeat_timeout = absl::Seconds(5);
+  // While an operation computes: no progress on any rank for this long, though
+  // heartbeats arrive, marks the least advanced rank as stuck. The floor; grows
+  // with the predicted step time (progress_factor times it).
+  absl::Duration progress_timeout = absl::Seconds(20);
+  double progress_factor = 10.0;
+  // Prepare, Commit, Reserve and Release are answered within this or the worker is dropped.
+  absl::Duration control_timeout = absl::Seconds(10);
+  // After a report that the ring broke: evidence of who broke it is gathered for
+  // this long. Longer than a heartbeat interval, so that silence counts.
+  absl::Duration blame_window = absl::Milliseconds(1500);
+  // Likewise for Teardown. With blame_window in all 5 s from detection until the
+  // survivors are free.
+  absl::Duration teardown_timeout = absl::Milliseconds(3500);
+  // Wait this long for more workers before forming a ring with those present.
+  absl::Duration forming_delay = absl::Milliseconds(300);
+  // Requests wait this long for a ring, then fail with UNAVAILABLE.
+  absl::Duration ring_wait_max = absl::Seconds(30);
+  // After a loss, requests for as many workers as there were are told for this long
+  // to try again (UNAVAILABLE), not that they ask for too many.
+  absl::Duration replacement_time_max = absl::Seconds(30);
+  // The same from the start, whatever they ask for: the workers of a restarted
+  // coordinator do not all come back in the same moment.
+  absl::Duration assembly_time_max = absl::Seconds(3);
+  // While a newcomer waits for the ring to become idle, new requests are held back
+  // for at most this long, so that it can join under steady load.
+  absl::Duration newcomer_hold_max = absl::Seconds(10);
+  // What clients are told to wait before they try again.
+  absl::Duration retry_after = absl::Seconds(1);
+  // Operations that hold memory on one worker at a time: one computes while others
+  // upload and download, and a slow client occupies one place only.
+  int max_operations_per_worker = 8;
+  // The first generation is above this: derive it from the start time, so that a
+  // restarted coordinator never repeats a number.
+  uint64_t initial_generation = 0;
+  // Workers of another version are turned away. Empty: any is taken.
+  std::string version;
+};
+
+struct OperationView {
+  std::string request_id;
+  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  uint64_t generation = 0;
+  std::optional<Plan> plan;
+  std::vector<std::string> members;
+  std::optional<Failure> failure;
+  // While it computes: the steps that the least advanced member has behind it, of all.
+  double computed_fraction = 0;
+};
+
+// Gauges for metrics.
+struct CoordinatorStats {
+  int64_t queued_requests = 0;
+  int64_t queued_bytes = 0;
+  int64_t active_requests = 0;
+  int64_t reserved_bytes = 0;
+  uint64_t generation = 0;
+  int64_t ring_reforms = 0;
+  int ready_workers = 0;
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(CoordinatorConfig config);
+  ~Coordinator();
+
+  // Times never go backwards.
+  std::vector<Action> Handle(const Event& event, absl::Time now);
+
+  v1::Topology topology() const;
+  CoordinatorStats stats() const;
+  // Operations in flight and the last Limits::finished_operations_kept that ended.
+  std::optional<OperationView> FindOperation(const std::string& request_id) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_CORE_COORDINATOR_H_

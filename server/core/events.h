@@ -1,0 +1,163 @@
+// The coordinator's core speaks in these values: events in, actions out. It owns
+// no socket, timer, thread or clock, so that a simulator can drive it with any
+// order of losses, delays and repeats. server/edge turns RPCs into events and
+// carries actions out.
+//
+// Worker messages are the protobuf messages of WorkerControlService themselves.
+#ifndef RINGATTN_SERVER_CORE_EVENTS_H_
+#define RINGATTN_SERVER_CORE_EVENTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/attention_spec.h"
+#include "common/planner.h"
+#include "common/schedule.h"
+#include "ringattn/v1/cluster.pb.h"
+#include "ringattn/v1/worker_control.pb.h"
+
+namespace ringattn {
+
+// One open Join stream. Never reused.
+using ConnectionId = uint64_t;
+// One open Forward or Backward stream of a client. Never reused.
+using StreamId = uint64_t;
+
+// A failure as the client sees it: the edge adds the google.rpc details.
+struct Failure {
+  absl::StatusCode code = absl::StatusCode::kUnknown;
+  std::string message;
+  std::string reason;  // ErrorInfo.reason, UPPER_SNAKE_CASE, e.g. "WORKER_LOST"
+  std::optional<absl::Duration> retry_after;  // RetryInfo
+  std::string field;  // BadRequest.field_violations.field; usually empty
+};
+
+// ---------------------------------------------------------------- events
+
+struct WorkerJoined {  // the stream's first message
+  ConnectionId connection = 0;
+  v1::Register registration;
+};
+struct WorkerSaid {  // every later message
+  ConnectionId connection = 0;
+  v1::JoinRequest message;
+};
+struct WorkerGone {  // the stream ended, for whatever reason
+  ConnectionId connection = 0;
+};
+
+// A validated request. Its stream stays open until FinishRequest or FailRequest.
+struct RequestArrived {
+  StreamId stream = 0;
+  std::string request_id;  // never empty: the edge makes one up
+  uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
+  AttentionSpec spec;
+  Direction direction = Direction::kForward;
+  bool recompute_forward = false;
+  PlanChoice choice;
+  absl::Time deadline = absl::InfiniteFuture();
+  bool with_timeline = false;
+};
+// The client cancelled, its deadline passed, its connection broke or its upload
+// was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
+// has ended already. Later events of the stream are ignored.
+struct RequestEnded {
+  StreamId stream = 0;
+  Failure why;
+};
+// Bytes arrived from the client (for the idle limit).
+struct UploadProgressed {
+  StreamId stream = 0;
+};
+// The whole result has been handed to the client's transport.
+struct DownloadFinished {
+  StreamId stream = 0;
+};
+// A shard stream to a member failed although the member's Join stream lives.
+struct ShardStreamFailed {
+  StreamId stream = 0;
+  int member = 0;  // rank in the request's ring
+  std::string reason;
+};
+struct CancelRequested {  // the CancelOperation RPC; the edge checked that it exists
+  std::string request_id;
+};
+struct DrainRequested {
+  bool undo = false;
+};
+struct ReformRequested {};
+// Time has passed. Sent at least every CoordinatorConfig::tick_interval.
+struct Tick {};
+
+using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
+                           UploadProgressed, DownloadFinished, ShardStreamFailed, CancelRequested,
+                           DrainRequested, ReformRequested, Tick>;
+
+// ---------------------------------------------------------------- actions
+
+struct SendToWorker {
+  ConnectionId connection = 0;
+  v1::JoinResponse message;
+};
+// Close the Join stream. The worker is treated as gone already.
+struct DropWorker {
+  ConnectionId connection = 0;
+  std::string reason;
+};
+
+struct RingMember {
+  ConnectionId connection = 0;
+  std::string name;
+  std::string data_address;
+};
+// Memory is reserved on every member: tell the client and open the shard streams.
+struct AcceptRequest {
+  StreamId stream = 0;
+  std::string request_id;
+  std::string operation_id;
+  uint64_t generation = 0;
+  Plan plan;
+  std::vector<RingMember> members;  // by ring rank
+};
+// Every member has computed; outputs flow on the shard streams.
+struct BeginDownload {
+  StreamId stream = 0;
+  std::vector<v1::RankReport> reports;  // by ring rank
+  absl::Duration queue_time, upload_time, compute_time;
+};
+// End the stream with OK after the summary. Follows DownloadFinished.
+struct FinishRequest {
+  StreamId stream = 0;
+  absl::Duration download_time;
+};
+// End the stream with this status and close its shard streams. Nothing follows.
+struct FailRequest {
+  StreamId stream = 0;
+  Failure failure;
+};
+struct StateChanged {  // GetOperation, Progress and metrics read it
+  StreamId stream = 0;
+  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+};
+struct TopologyChanged {};  // Coordinator::topology() has news
+struct ServingChanged {     // what grpc.health.v1 should say
+  bool serving = false;
+};
+struct DrainCompleted {};
+struct RingReformed {  // answers ReformRequested
+  absl::Status status;
+  uint64_t generation = 0;
+};
+
+using Action = std::variant<SendToWorker, DropWorker, AcceptRequest, BeginDownload, FinishRequest,
+                            FailRequest, StateChanged, TopologyChanged, ServingChanged,
+                            DrainCompleted, RingReformed>;
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_CORE_EVENTS_H_

@@ -1,0 +1,44 @@
+// Every failure that the core gives to clients: its code, its reason (contract
+// with client libraries) and its words.
+#ifndef RINGATTN_SERVER_CORE_FAILURES_H_
+#define RINGATTN_SERVER_CORE_FAILURES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/core/events.h"
+
+namespace ringattn {
+
+Failure Draining(absl::Duration retry_after);
+Failure NoRing(absl::Duration retry_after);
+Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                  absl::Duration retry_after);
+Failure RequestIdReused(const std::string& request_id);
+Failure Superseded(const std::string& request_id);
+Failure CancelledByCall();
+Failure DeadlineExceeded(const char* state);
+Failure UploadIdle(absl::Duration limit);
+// The planner's refusal, code and words as they are.
+Failure NotPlannable(const absl::Status& status);
+// The ring is smaller than it was, or has only just begun to gather.
+Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
+// `needed` bytes on the worker that only has `available` in all.
+Failure NeverFits(int rank, const std::string& worker, int64_t needed, int64_t available);
+// A worker that holds nothing else refused to reserve.
+Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
+                       const std::string& reason, absl::Duration retry_after);
+Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);
+Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
+                          absl::Duration retry_after);
+// rank: in the generation.
+Failure WorkerLost(int rank, const std::string& worker, const std::string& reason,
+                   absl::Duration retry_after);
+// The generation ended and no worker is to blame.
+Failure RingEnded(const std::string& reason, absl::Duration retry_after);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_CORE_FAILURES_H_

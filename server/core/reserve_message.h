@@ -1,0 +1,20 @@
+// The Reserve message of a planned request.
+#ifndef RINGATTN_SERVER_CORE_RESERVE_MESSAGE_H_
+#define RINGATTN_SERVER_CORE_RESERVE_MESSAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/core/events.h"
+
+namespace ringattn {
+
+//   members: generation ranks by ring rank; as many as the plan's world size.
+v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
+                        const std::string& operation_id, uint64_t generation,
+                        const std::vector<uint32_t>& members);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_CORE_RESERVE_MESSAGE_H_

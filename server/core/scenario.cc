@@ -1,0 +1,420 @@
+#include "server/core/scenario.h"
+
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ringattn {
+namespace {
+
+using Words = std::vector<std::string>;
+
+std::string Rest(const Words& words, size_t begin) {
+  return absl::StrJoin(words.begin() + std::min(begin, words.size()), words.end(), " ");
+}
+
+// "key=value" among the words, or the default.
+std::string Option(const Words& words, const std::string& key, const std::string& otherwise) {
+  for (const std::string& word : words) {
+    absl::string_view value = word;
+    if (absl::ConsumePrefix(&value, absl::StrCat(key, "="))) return std::string(value);
+  }
+  return otherwise;
+}
+
+AttentionSpec SpecOf(int64_t tokens) {
+  AttentionSpec spec;
+  spec.shape.seq_len_q = tokens;
+  spec.shape.seq_len_kv = tokens;
+  spec.shape.cu_seqlens_q = {0, tokens};
+  spec.shape.cu_seqlens_k = {0, tokens};
+  return spec;
+}
+
+class Scenario {
+ public:
+  explicit Scenario(const CoordinatorConfig& config) : config_(config), core_(config) {}
+
+  std::string Run(const std::string& script) {
+    for (absl::string_view line : absl::StrSplit(script, '\n')) {
+      const absl::string_view text = absl::StripAsciiWhitespace(line);
+      if (absl::StartsWith(text, ">")) continue;
+      absl::StrAppend(&output_, line, "\n");
+      const absl::string_view command = absl::StripAsciiWhitespace(text.substr(0, text.find('#')));
+      if (command.empty()) continue;
+      Execute(absl::StrSplit(command, ' ', absl::SkipEmpty()));
+      Flush();
+    }
+    output_.pop_back();  // the newline after the last line
+    return output_;
+  }
+
+ private:
+  struct Worker {
+    ConnectionId connection = 0;
+    bool manual = false;
+    bool silent = false;
+    v1::Heartbeat heartbeat;
+  };
+
+  void Execute(const Words& words) {
+    const std::string& verb = words[0];
+    if (workers_.count(verb) > 0) return WorkerSays(verb, words);
+    if (verb == "join") return Join(words);
+    if (verb == "gone") return Feed(WorkerGone{Remove(words[1])});
+    if (verb == "ring") return FormRing(words);
+    if (verb == "manual" || verb == "silent") {
+      for (size_t i = 1; i < words.size(); ++i) {
+        (verb == "manual" ? workers_[words[i]].manual : workers_[words[i]].silent) = true;
+      }
+      return;
+    }
+    if (verb == "request") return Request(words);
+    if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
+    if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});
+    if (verb == "end") {
+      Failure why;
+      why.code = absl::StatusCode::kCancelled;
+      why.reason = "CLIENT_CANCELLED";
+      return Feed(RequestEnded{Stream(words[1]), why});
+    }
+    if (verb == "shard") {
+      return Feed(ShardStreamFailed{Stream(words[1]), std::atoi(words[2].c_str()), Rest(words, 3)});
+    }
+    if (verb == "cancel") return Feed(CancelRequested{words[1]});
+    if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
+    if (verb == "reform") return Feed(ReformRequested{});
+    if (verb == "wait") return Wait(Duration(words[1]));
+    if (verb == "pause") {
+      now_ += Duration(words[1]);
+      return Feed(Tick{});
+    }
+    if (verb == "state") return ShowState(words[1]);
+    if (verb == "stats") return ShowStats();
+    lines_.push_back({"", absl::StrCat("unknown command ", verb)});
+  }
+
+  static absl::Duration Duration(const std::string& text) {
+    absl::Duration duration;
+    if (!absl::ParseDuration(text, &duration)) std::abort();
+    return duration;
+  }
+
+  StreamId Stream(const std::string& name) {
+    const auto [found, added] = streams_.emplace(name, streams_.size() + 1);
+    return found->second;
+  }
+
+  std::string StreamName(StreamId stream) const {
+    for (const auto& [name, id] : streams_) {
+      if (id == stream) return name;
+    }
+    return "?";
+  }
+
+  std::string WorkerName(ConnectionId connection) const {
+    const auto found = names_.find(connection);
+    return found == names_.end() ? "?" : found->second;
+  }
+
+  void Join(const Words& words) {
+    WorkerJoined joined;
+    joined.connection = ++last_connection_;
+    joined.registration.set_name(words[1]);
+    joined.registration.set_incarnation(absl::StrCat(last_connection_));
+    joined.registration.set_version(Option(words, "version", "1"));
+    joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
+    joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
+    workers_[words[1]] = {};
+    workers_[words[1]].connection = joined.connection;
+    names_[joined.connection] = words[1];
+    Feed(joined);
+  }
+
+  void FormRing(const Words& words) {
+    for (size_t i = 1; i < words.size(); ++i) Join({"join", words[i]});
+    Wait(2 * config_.forming_delay);
+    lines_.clear();
+  }
+
+  ConnectionId Remove(const std::string& name) {
+    const ConnectionId connection = workers_.at(name).connection;
+    workers_.erase(name);
+    return connection;
+  }
+
+  void Say(const std::string& name, v1::JoinRequest message) {
+    Feed(WorkerSaid{workers_.at(name).connection, std::move(message)});
+  }
+
+  template <typename Message>
+  static void Name(Message* message, const std::string& operation_id) {
+    message->set_operation_id(operation_id);
+    message->set_generation(std::atoll(operation_id.c_str()));  // "generation-number"
+  }
+
+  void WorkerSays(const std::string& name, const Words& words) {
+    const std::string& verb = words[1];
+    const uint64_t generation = std::atoll(words[2].c_str());
+    v1::JoinRequest message;
+    if (verb == "prepared") {
+      message.mutable_prepared()->set_generation(generation);
+      message.mutable_prepared()->set_blob(name);
+    } else if (verb == "committed") {
+      message.mutable_committed()->set_generation(generation);
+    } else if (verb == "torndown") {
+      message.mutable_torn_down()->set_generation(generation);
+    } else if (verb == "failed") {
+      message.mutable_generation_failed()->set_generation(generation);
+      message.mutable_generation_failed()->set_operation_id(
+          workers_.at(name).heartbeat.operation_id());
+      message.mutable_generation_failed()->set_reason(Rest(words, 3));
+    } else if (verb == "reserved" || verb == "refused") {
+      Name(message.mutable_reserved(), words[2]);
+      message.mutable_reserved()->set_ok(verb == "reserved");
+      message.mutable_reserved()->set_reason(Rest(words, 3));
+    } else if (verb == "uploaded") {
+      Name(message.mutable_uploaded(), words[2]);
+    } else if (verb == "released") {
+      Name(message.mutable_released(), words[2]);
+    } else if (verb == "finished" || verb == "cancelled" || verb == "broke") {
+      Name(message.mutable_finished(), words[2]);
+      message.mutable_finished()->set_ok(verb == "finished");
+      message.mutable_finished()->set_cancelled(verb == "cancelled");
+      message.mutable_finished()->set_reason(Rest(words, 3));
+    } else if (verb == "at") {
+      v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
+      Name(&heartbeat, words[2]);
+      heartbeat.set_step(std::atoi(words[3].c_str()));
+      heartbeat.set_progress(std::atoll(words[4].c_str()));
+      heartbeat.set_waits_for_peer(words.back() == "waits");
+      return;
+    } else {
+      lines_.push_back({"", absl::StrCat("unknown message ", verb)});
+      return;
+    }
+    Say(name, message);
+  }
+
+  void Request(const Words& words) {
+    RequestArrived request;
+    request.stream = Stream(words[1]);
+    request.request_id = Option(words, "id", words[1]);
+    request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
+    request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
+    const int world = std::atoi(Option(words, "world", "0").c_str());
+    if (world > 0) request.choice.world_size = world;
+    const std::string deadline = Option(words, "deadline", "");
+    if (!deadline.empty()) request.deadline = now_ + Duration(deadline);
+    Feed(request);
+  }
+
+  void Wait(absl::Duration duration) {
+    const absl::Time end = now_ + duration;
+    while (now_ < end) {
+      now_ += config_.tick_interval;
+      if (now_ >= next_heartbeat_) {
+        next_heartbeat_ += config_.heartbeat_interval;
+        Heartbeats();
+      }
+      Feed(Tick{});
+    }
+  }
+
+  void Heartbeats() {
+    Words beating;
+    for (const auto& [name, worker] : workers_) {
+      if (!worker.silent) beating.push_back(name);
+    }
+    for (const std::string& name : beating) {
+      v1::JoinRequest message;
+      v1::Heartbeat& heartbeat = workers_[name].heartbeat;
+      heartbeat.set_sequence(heartbeat.sequence() + 1);
+      *message.mutable_heartbeat() = heartbeat;
+      Say(name, message);
+    }
+  }
+
+  void ShowState(const std::string& request_id) {
+    const std::optional<OperationView> view = core_.FindOperation(request_id);
+    std::string state = "unknown";
+    if (view) {
+      state = v1::OperationState_Name(view->state);
+      state = std::string(absl::StripPrefix(state, "OPERATION_STATE_"));
+      if (!view->members.empty()) absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
+      if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
+    }
+    lines_.push_back({request_id, state});
+  }
+
+  void ShowStats() {
+    const CoordinatorStats stats = core_.stats();
+    lines_.push_back({"", absl::StrCat("queued ", stats.queued_requests, " active ",
+                                       stats.active_requests, stats.reserved_bytes > 0 ? " memory held" : " memory free",
+                                       " ready ", stats.ready_workers)});
+  }
+
+  // Feeds one event and then what the workers answer by themselves.
+  void Feed(const Event& event) {
+    std::deque<Event> events = {event};
+    while (!events.empty()) {
+      const std::vector<Action> actions = core_.Handle(events.front(), now_);
+      events.pop_front();
+      for (const Action& action : actions) {
+        std::visit([&](const auto& value) { Note(value, &events); }, action);
+      }
+    }
+  }
+
+  void Note(const SendToWorker& send, std::deque<Event>* answers) {
+    const std::string name = WorkerName(send.connection);
+    const auto worker = workers_.find(name);
+    if (worker == workers_.end() || worker->second.connection != send.connection) return;
+    const v1::JoinResponse& message = send.message;
+    v1::JoinRequest answer;
+    std::string text;
+    bool answered = true;
+    switch (message.message_case()) {
+      case v1::JoinResponse::kRegistered:
+        return;
+      case v1::JoinResponse::kPrepare:
+        text = absl::StrCat("prepare ", message.prepare().generation(), " rank ",
+                            message.prepare().rank(), " of ", message.prepare().world_size());
+        answer.mutable_prepared()->set_generation(message.prepare().generation());
+        break;
+      case v1::JoinResponse::kCommit:
+        text = absl::StrCat("commit ", message.commit().generation(), " [",
+                            absl::StrJoin(message.commit().blobs(), " "), "]");
+        answer.mutable_committed()->set_generation(message.commit().generation());
+        break;
+      case v1::JoinResponse::kTeardown:
+        text = absl::StrCat("teardown ", message.teardown().generation());
+        answer.mutable_torn_down()->set_generation(message.teardown().generation());
+        worker->second.heartbeat.clear_operation_id();
+        break;
+      case v1::JoinResponse::kRelease:
+        text = absl::StrCat("release ", message.release().operation_id());
+        answer.mutable_released()->set_operation_id(message.release().operation_id());
+        answer.mutable_released()->set_generation(message.release().generation());
+        break;
+      case v1::JoinResponse::kReserve:
+        text = absl::StrCat("reserve ", message.reserve().operation_id(), " [",
+                            absl::StrJoin(message.reserve().members(), " "), "]");
+        answered = false;
+        break;
+      case v1::JoinResponse::kRun:
+        text = absl::StrCat("run ", message.run().operation_id());
+        answered = false;
+        break;
+      case v1::JoinResponse::kCancel:
+        text = absl::StrCat("cancel ", message.cancel().operation_id());
+        answered = false;
+        break;
+      case v1::JoinResponse::kLeave:
+        text = absl::StrCat("leave: ", message.leave().reason());
+        answered = false;
+        break;
+      case v1::JoinResponse::MESSAGE_NOT_SET:
+        std::abort();
+    }
+    if (answered && !worker->second.manual) {
+      if (!worker->second.silent) answers->push_back(WorkerSaid{send.connection, answer});
+      return;
+    }
+    // The same words to several workers in a row make one line.
+    if (!lines_.empty() && lines_.back().second == text) {
+      absl::StrAppend(&lines_.back().first, " ", name);
+    } else {
+      lines_.push_back({name, text});
+    }
+  }
+
+  void Note(const DropWorker& drop, std::deque<Event>*) {
+    const std::string name = WorkerName(drop.connection);
+    lines_.push_back({name, absl::StrCat("dropped: ", drop.reason)});
+    const auto worker = workers_.find(name);
+    if (worker != workers_.end() && worker->second.connection == drop.connection) {
+      workers_.erase(worker);
+    }
+  }
+
+  void Note(const AcceptRequest& accept, std::deque<Event>*) {
+    Words members;
+    for (const RingMember& member : accept.members) members.push_back(member.name);
+    lines_.push_back({StreamName(accept.stream), absl::StrCat("accepted ", accept.operation_id,
+                                                              " on ", absl::StrJoin(members, " "))});
+  }
+
+  void Note(const BeginDownload& begin, std::deque<Event>*) {
+    lines_.push_back({StreamName(begin.stream), "download"});
+  }
+
+  void Note(const FinishRequest& finish, std::deque<Event>*) {
+    lines_.push_back({StreamName(finish.stream), "finished"});
+  }
+
+  void Note(const FailRequest& fail, std::deque<Event>*) {
+    const Failure& failure = fail.failure;
+    std::string text = absl::StrCat("failed ", absl::StatusCodeToString(failure.code), " ",
+                                    failure.reason);
+    if (failure.retry_after) absl::StrAppend(&text, " retry");
+    if (!failure.field.empty()) absl::StrAppend(&text, " field ", failure.field);
+    if (!failure.message.empty()) absl::StrAppend(&text, ": ", failure.message);
+    lines_.push_back({StreamName(fail.stream), text});
+  }
+
+  void Note(const StateChanged&, std::deque<Event>*) {}
+  void Note(const TopologyChanged&, std::deque<Event>*) {}
+
+  void Note(const ServingChanged& changed, std::deque<Event>*) {
+    lines_.push_back({"", changed.serving ? absl::StrCat("serving ", core_.topology().generation())
+                                          : "not serving"});
+  }
+
+  void Note(const DrainCompleted&, std::deque<Event>*) { lines_.push_back({"", "drained"}); }
+
+  void Note(const RingReformed& reformed, std::deque<Event>*) {
+    lines_.push_back({"", absl::StrCat("reformed ", reformed.generation, " ",
+                                       absl::StatusCodeToString(reformed.status.code()))});
+  }
+
+  void Flush() {
+    for (const auto& [who, text] : lines_) {
+      absl::StrAppend(&output_, "> ", who, who.empty() ? "" : ": ", text, "\n");
+    }
+    lines_.clear();
+  }
+
+  const CoordinatorConfig config_;
+  Coordinator core_;
+  absl::Time now_ = absl::FromUnixSeconds(1000);
+  absl::Time next_heartbeat_ = now_;
+  std::string output_;
+  std::vector<std::pair<std::string, std::string>> lines_;  // who, text
+  std::map<std::string, Worker> workers_;
+  std::map<ConnectionId, std::string> names_;
+  ConnectionId last_connection_ = 0;
+  std::map<std::string, StreamId> streams_;
+};
+
+}  // namespace
+
+CoordinatorConfig ScenarioConfig() {
+  CoordinatorConfig config;
+  config.version = "1";
+  config.assembly_time_max = absl::ZeroDuration();
+  return config;
+}
+
+std::string RunScenario(const std::string& script, const CoordinatorConfig& config) {
+  return Scenario(config).Run(script);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,42 @@
+// Scenario tests as text: commands, and below each, after "> ", what the
+// coordinator did. RunScenario executes the commands and returns the text with the
+// answers that really came, so that a test is EXPECT_EQ(RunScenario(text), text).
+//
+//   ring a b                 # join and form; not shown
+//   request s1 tokens=100 world=2
+//   > a b: reserve 1-1 [0 1]
+//   a reserved 1-1
+//   b reserved 1-1
+//   > s1: accepted 1-1 on a b
+//
+// Workers heartbeat on their own and answer Prepare, Commit, Teardown and Release
+// on their own, unseen, until the script says `manual NAME`. They answer Reserve,
+// Run and Cancel only by command. Time moves by `wait` alone, in ticks.
+//
+//   join NAME [version=V] [memory=BYTES]     gone NAME
+//   ring NAME...                             manual NAME...     silent NAME...
+//   NAME prepared G | committed G | torndown G | failed G REASON
+//   NAME reserved OP | refused OP REASON | uploaded OP | released OP
+//   NAME finished OP | cancelled OP | broke OP REASON
+//   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
+//   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
+//   upload S    downloaded S    end S    shard S MEMBER REASON    cancel ID
+//   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats
+#ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
+#define RINGATTN_SERVER_CORE_SCENARIO_H_
+
+#include <string>
+
+#include "server/core/coordinator.h"
+
+namespace ringattn {
+
+// Short timeouts for tests: heartbeats each second, silence 5 s.
+CoordinatorConfig ScenarioConfig();
+
+std::string RunScenario(const std::string& script,
+                        const CoordinatorConfig& config = ScenarioConfig());
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_CORE_SCENARIO_H_

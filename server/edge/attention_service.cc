@@ -1,0 +1,86 @@
+#include "server/edge/attention_service.h"
+
+#include <string>
+
+#include "server/edge/error_details.h"
+#include "server/edge/replies.h"
+
+namespace ringattn {
+namespace {
+
+Failure NotKnown() {
+  Failure failure;
+  failure.code = absl::StatusCode::kNotFound;
+  failure.message = "no operation in flight or lately ended has this request_id";
+  failure.reason = "OPERATION_NOT_FOUND";
+  return failure;
+}
+
+Failure CannotAsk(absl::Duration retry_after) {
+  Failure failure;
+  failure.code = absl::StatusCode::kUnavailable;
+  failure.message = "the server is busy or shuts down";
+  failure.reason = "BUSY";
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+void Fill(const OperationView& view, v1::GetOperationResponse* response) {
+  response->set_request_id(view.request_id);
+  response->set_state(view.state);
+  response->set_generation(view.generation);
+  if (view.plan.has_value()) *response->mutable_plan() = MakePlanReport(*view.plan, view.members);
+  if (view.failure.has_value()) {
+    response->set_error_code(static_cast<int>(view.failure->code));
+    response->set_error_message(view.failure->message);
+  }
+}
+
+bool IsEnded(const OperationView& view) {
+  return view.state == v1::OPERATION_STATE_SUCCEEDED || view.state == v1::OPERATION_STATE_FAILED;
+}
+
+}  // namespace
+
+ByteStreamReactor* AttentionServiceImpl::Forward(grpc::CallbackServerContext* call) {
+  return RequestStream::Start(context_, call, Direction::kForward);
+}
+
+ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call) {
+  return RequestStream::Start(context_, call, Direction::kBackward);
+}
+
+// Both calls look the operation up on the core's thread and answer from there: gRPC
+// keeps request and response until Finish.
+grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(
+    grpc::CallbackServerContext* call, const v1::GetOperationRequest* request,
+    v1::GetOperationResponse* response) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const bool asked = context_->core->Ask(
+      [context = context_, reactor, request, response](const Coordinator& core) {
+        const std::optional<OperationView> view = core.FindOperation(request->request_id());
+        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+        Fill(*view, response);
+        reactor->Finish(grpc::Status::OK);
+      });
+  if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
+    grpc::CallbackServerContext* call, const v1::CancelOperationRequest* request,
+    v1::CancelOperationResponse* response) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const bool asked = context_->core->Ask(
+      [context = context_, reactor, request](const Coordinator& core) {
+        const std::optional<OperationView> view = core.FindOperation(request->request_id());
+        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+        if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
+        const std::string id = request->request_id();
+        context->core->Post(CancelRequested{id}, [reactor] { reactor->Finish(grpc::Status::OK); });
+      });
+  if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
+  return reactor;
+}
+
+}  // namespace ringattn

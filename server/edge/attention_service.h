@@ -1,0 +1,37 @@
+// The public AttentionService. Forward and Backward are raw byte streams on the
+// server side, which keeps tensor bytes out of protobuf objects.
+#ifndef RINGATTN_SERVER_EDGE_ATTENTION_SERVICE_H_
+#define RINGATTN_SERVER_EDGE_ATTENTION_SERVICE_H_
+
+#include "ringattn/v1/attention.grpc.pb.h"
+#include "server/edge/request_stream.h"
+
+namespace ringattn {
+
+using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward<
+    v1::AttentionService::WithRawCallbackMethod_Backward<
+        v1::AttentionService::WithCallbackMethod_GetOperation<
+            v1::AttentionService::WithCallbackMethod_CancelOperation<
+                v1::AttentionService::Service>>>>;
+
+// Thread safe.
+class AttentionServiceImpl final : public AttentionServiceBase {
+ public:
+  explicit AttentionServiceImpl(const RequestContext* context) : context_(context) {}
+
+  ByteStreamReactor* Forward(grpc::CallbackServerContext* call) override;
+  ByteStreamReactor* Backward(grpc::CallbackServerContext* call) override;
+  grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* call,
+                                         const v1::GetOperationRequest* request,
+                                         v1::GetOperationResponse* response) override;
+  grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* call,
+                                            const v1::CancelOperationRequest* request,
+                                            v1::CancelOperationResponse* response) override;
+
+ private:
+  const RequestContext* const context_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_ATTENTION_SERVICE_H_

@@ -1,0 +1,175 @@
+// The table of bad_requests_test: headers that are wrong in one way each.
+#ifndef RINGATTN_SERVER_EDGE_BAD_HEADER_ROWS_H_
+#define RINGATTN_SERVER_EDGE_BAD_HEADER_ROWS_H_
+
+#include <grpcpp/support/status.h>
+
+namespace ringattn {
+
+inline constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+inline constexpr grpc::StatusCode kOver = grpc::StatusCode::RESOURCE_EXHAUSTED;
+inline constexpr grpc::StatusCode kLater = grpc::StatusCode::UNIMPLEMENTED;
+
+// q, dout and out have 2*8*4*16*4 = 4096 bytes, k and v 2*8*2*16*4 = 2048.
+inline constexpr char kBase[] = R"(
+  shape { batch: 2 seq_len_q: 8 seq_len_kv: 8 num_heads: 4 num_kv_heads: 2 head_dim: 16 }
+  dtype: DATA_TYPE_FLOAT32
+  plan { schedule: SCHEDULE_RING world_size: 2 })";
+
+inline constexpr char kPackedBase[] = R"(
+  shape { batch: 1 seq_len_q: 8 seq_len_kv: 9 num_heads: 1 head_dim: 4 packed {} }
+  dtype: DATA_TYPE_BFLOAT16)";
+
+struct BadHeader {
+  const char* text;  // merged over the base
+  grpc::StatusCode code;
+  const char* field;
+};
+
+inline const BadHeader kHeaderRows[] = {
+    // --- shape
+    {"shape { batch: 0 }", kInvalid, "shape.batch"},
+    {"shape { batch: 4097 }", kOver, "shape.batch"},
+    {"shape { batch: 9223372036854775808 }", kOver, "shape.batch"},
+    {"shape { batch: 18446744073709551615 }", kOver, "shape.batch"},
+    {"shape { seq_len_q: 134217729 }", kOver, "shape.seq_len_q"},
+    {"shape { seq_len_q: 1099511627776 }", kOver, "shape.seq_len_q"},
+    {"shape { seq_len_q: 9223372036854775807 }", kOver, "shape.seq_len_q"},
+    {"shape { seq_len_q: 18446744073709551615 }", kOver, "shape.seq_len_q"},
+    {"shape { seq_len_kv: 134217729 }", kOver, "shape.seq_len_kv"},
+    {"shape { seq_len_kv: 9223372036854775808 }", kOver, "shape.seq_len_kv"},
+    {"shape { seq_len_kv: 18446744073709551615 }", kOver, "shape.seq_len_kv"},
+    {"shape { num_heads: 0 }", kInvalid, "shape.num_heads"},
+    {"shape { num_heads: 1026 }", kOver, "shape.num_heads"},
+    {"shape { num_heads: 4294967294 }", kOver, "shape.num_heads"},
+    {"shape { num_kv_heads: 3 }", kInvalid, "shape.num_kv_heads"},
+    {"shape { num_kv_heads: 8 }", kInvalid, "shape.num_kv_heads"},
+    {"shape { num_kv_heads: 1025 }", kInvalid, "shape.num_kv_heads"},
+    {"shape { num_kv_heads: 4294967295 }", kInvalid, "shape.num_kv_heads"},
+    {"shape { head_dim: 0 }", kInvalid, "shape.head_dim"},
+    {"shape { head_dim: 257 }", kInvalid, "shape.head_dim"},
+    {"shape { head_dim: 4294967295 }", kInvalid, "shape.head_dim"},
+    {"shape { head_dim_v: 257 }", kInvalid, "shape.head_dim_v"},
+    {"shape { head_dim_v: 4294967295 }", kInvalid, "shape.head_dim_v"},
+    {"shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024 "
+     "num_kv_heads: 1024 head_dim: 256 }", kOver, "shape"},
+    {"shape { seq_len_q: 134217728 num_heads: 1024 num_kv_heads: 1 head_dim: 256 }", kOver,
+     "shape"},
+    {"shape { seq_len_kv: 134217728 num_heads: 1024 num_kv_heads: 1024 head_dim: 256 }", kOver,
+     "shape"},
+    {"shape { batch: 0 seq_len_q: 18446744073709551615 }", kInvalid, "shape.batch"},
+    // --- dtype
+    {"dtype: DATA_TYPE_UNSPECIFIED", kInvalid, "dtype"},
+    {"dtype: 4", kInvalid, "dtype"},
+    {"dtype: 2147483647", kInvalid, "dtype"},
+    {"dtype: -1", kInvalid, "dtype"},
+    // --- options
+    {"options { softmax_scale: nan }", kInvalid, "options.softmax_scale"},
+    {"options { softmax_scale: inf }", kInvalid, "options.softmax_scale"},
+    {"options { softmax_scale: -inf }", kInvalid, "options.softmax_scale"},
+    {"options { softmax_scale: 1e39 }", kInvalid, "options.softmax_scale"},
+    {"options { softcap: 0 }", kInvalid, "options.softcap"},
+    {"options { softcap: -1 }", kInvalid, "options.softcap"},
+    {"options { softcap: nan }", kInvalid, "options.softcap"},
+    {"options { softcap: inf }", kInvalid, "options.softcap"},
+    {"options { softcap: 1e-46 }", kInvalid, "options.softcap"},
+    {"options { softcap: 1e39 }", kInvalid, "options.softcap"},
+    {"options { window { left: -2 } }", kInvalid, "options.window.left"},
+    {"options { window { left: -9223372036854775808 } }", kInvalid, "options.window.left"},
+    {"options { window { left: -1 right: -2 } }", kInvalid, "options.window.right"},
+    {"options { window { right: -9223372036854775808 } }", kInvalid, "options.window.right"},
+    {"options { dropout { rate: 0.1 seed: 1 } }", kLater, "options.dropout"},
+    {"options { dropout {} }", kLater, "options.dropout"},
+    {"options { alibi { slopes: 0.5 } }", kLater, "options.alibi"},
+    {"options { alibi {} }", kLater, "options.alibi"},
+    {"options { has_bias: true }", kLater, "options.has_bias"},
+    {"options { has_mask: true }", kLater, "options.has_mask"},
+    {"options { has_segment_ids: true }", kLater, "options.has_segment_ids"},
+    {"options { has_sinks: true }", kLater, "options.has_sinks"},
+    {"options { dilation_levels { segment_length: 8 } }", kLater, "options.dilation_levels"},
+    {"options { dilation_levels {} dilation_levels {} }", kLater, "options.dilation_levels"},
+    {"options { deterministic: true }", kLater, "options.deterministic"},
+    {"options { deterministic: true softcap: -1 }", kInvalid, "options.softcap"},
+    // --- plan
+    {"plan { layout: 4 }", kInvalid, "plan.layout"},
+    {"plan { layout: -7 }", kInvalid, "plan.layout"},
+    {"plan { layout: 2147483647 }", kInvalid, "plan.layout"},
+    {"plan { schedule: 3 }", kInvalid, "plan.schedule"},
+    {"plan { schedule: -1 }", kInvalid, "plan.schedule"},
+    {"plan { world_size: 0 }", kInvalid, "plan.world_size"},
+    {"plan { world_size: 65 }", kOver, "plan.world_size"},
+    {"plan { world_size: 4294967295 }", kOver, "plan.world_size"},
+    {"plan { schedule: SCHEDULE_SINGLE world_size: 2 }", kInvalid, "plan.world_size"},
+    {"plan { stripe: 1 }", kInvalid, "plan.stripe"},
+    {"plan { layout: LAYOUT_ZIGZAG stripe: 4 }", kInvalid, "plan.stripe"},
+    {"plan { layout: LAYOUT_STRIPED stripe: 0 }", kInvalid, "plan.stripe"},
+    {"plan { layout: LAYOUT_STRIPED stripe: 18446744073709551615 }", kOver, "plan.stripe"},
+    // --- reply
+    {"reply { max_chunk_bytes: 0 }", kInvalid, "reply.max_chunk_bytes"},
+    {"reply { max_chunk_bytes: 1023 }", kInvalid, "reply.max_chunk_bytes"},
+    {"reply { max_chunk_bytes: 16777217 }", kOver, "reply.max_chunk_bytes"},
+    {"reply { max_chunk_bytes: 4294967295 }", kOver, "reply.max_chunk_bytes"},
+    {"reply { progress_interval {} }", kInvalid, "reply.progress_interval"},
+    {"reply { progress_interval { nanos: 9000000 } }", kInvalid, "reply.progress_interval"},
+    {"reply { progress_interval { seconds: -1 } }", kInvalid, "reply.progress_interval"},
+    {"reply { progress_interval { seconds: -9223372036854775808 } }", kInvalid,
+     "reply.progress_interval"},
+    // --- request_id
+    {"request_id: 'tab\\there'", kInvalid, "request_id"},
+    {"request_id: 'line\\n'", kInvalid, "request_id"},
+    {"request_id: 'zero\\000'", kInvalid, "request_id"},
+    {"request_id: 'delete\\177'", kInvalid, "request_id"},
+    {"request_id: '\\303\\251'", kInvalid, "request_id"},
+    // --- inline tensors
+    {"inline_tensors { data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
+    {"inline_tensors { tensor: 77 data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
+    {"inline_tensors { tensor: -1 }", kInvalid, "inline_tensors[0].tensor"},
+    {"inline_tensors { tensor: TENSOR_ID_DQ data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
+    {"inline_tensors { tensor: TENSOR_ID_LSE data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
+    {"inline_tensors { tensor: TENSOR_ID_Q }", kInvalid, "inline_tensors[0].data"},
+    {"inline_tensors { tensor: TENSOR_ID_K data: 'short' }", kInvalid, "inline_tensors[0].data"},
+};
+
+inline const BadHeader kBackwardRows[] = {
+    {"residual_handle: 'h'", kLater, "residual_handle"},
+    {"has_dlse: true", kLater, "has_dlse"},
+    {"has_dlse: true has_forward_result: true", kLater, "has_dlse"},
+    {"inline_tensors { tensor: TENSOR_ID_OUT data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
+    {"has_forward_result: true inline_tensors { tensor: TENSOR_ID_OUT data: 'x' }", kInvalid,
+     "inline_tensors[0].data"},
+};
+
+#define CU(q, k) "shape { packed { " q " " k " } }"
+inline const BadHeader kPackedRows[] = {
+    {CU("", ""), kInvalid, "shape.packed.cu_seqlens_q"},
+    {CU("cu_seqlens_q: [0, 8]", ""), kInvalid, "shape.packed.cu_seqlens_k"},
+    {CU("", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_q"},
+    {CU("cu_seqlens_q: [1, 8]", "cu_seqlens_k: [0, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_q[0]"},
+    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [2, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_k[0]"},
+    {CU("cu_seqlens_q: [0, 7]", "cu_seqlens_k: [0, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_q[1]"},
+    {CU("cu_seqlens_q: [0, 9]", "cu_seqlens_k: [0, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_q[1]"},
+    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 8]"), kInvalid,
+     "shape.packed.cu_seqlens_k[1]"},
+    {CU("cu_seqlens_q: [0, 5, 3, 8]", "cu_seqlens_k: [0, 3, 6, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_q[2]"},
+    {CU("cu_seqlens_q: [0, 3, 5, 8]", "cu_seqlens_k: [0, 7, 6, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_k[2]"},
+    {CU("cu_seqlens_q: [0, 4, 8]", "cu_seqlens_k: [0, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_k"},
+    {CU("cu_seqlens_q: [0, 18446744073709551615, 8]", "cu_seqlens_k: [0, 4, 9]"), kInvalid,
+     "shape.packed.cu_seqlens_q[2]"},
+    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 18446744073709551615]"), kInvalid,
+     "shape.packed.cu_seqlens_k[1]"},
+    {CU("cu_seqlens_q: [8]", "cu_seqlens_k: [9]"), kInvalid, "shape.packed.cu_seqlens_q[0]"},
+    {"shape { batch: 2 packed { cu_seqlens_q: [0, 8] cu_seqlens_k: [0, 9] } }", kInvalid,
+     "shape.batch"},
+};
+#undef CU
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_BAD_HEADER_ROWS_H_

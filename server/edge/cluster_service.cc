@@ -1,0 +1,143 @@
+#include "server/edge/cluster_service.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/time/time.h"
+
+namespace ringattn {
+namespace {
+
+void SetDuration(absl::Duration duration, google::protobuf::Duration* proto) {
+  proto->set_seconds(absl::ToInt64Seconds(duration));
+  proto->set_nanos(
+      static_cast<int32_t>(absl::ToInt64Nanoseconds(duration % absl::Seconds(1))));
+}
+
+// Writes the newest topology whenever the last write is done. Deletes itself.
+class WatchStream final : public grpc::ServerWriteReactor<v1::WatchTopologyResponse>,
+                          public TopologyBoard::Watcher {
+ public:
+  explicit WatchStream(TopologyBoard* board) : board_(board) { board_->Watch(this); }
+
+  void OnTopology(const v1::Topology& topology) override {
+    absl::MutexLock lock(&mutex_);
+    next_ = topology;
+    WriteNext();
+  }
+
+  void OnClosed() override {
+    End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server shuts down"));
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (ok) WriteNext();
+  }
+
+  void OnCancel() override { End(grpc::Status::CANCELLED); }
+
+  void OnDone() override {
+    board_->Unwatch(this);
+    // Whoever was here last has left the lock.
+    { absl::MutexLock lock(&mutex_); }
+    delete this;
+  }
+
+ private:
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_ || !next_.has_value()) return;
+    *response_.mutable_topology() = *std::move(next_);
+    next_.reset();
+    writing_ = true;
+    StartWrite(&response_);
+  }
+
+  void End(const grpc::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(finished_, true)) return;
+    Finish(status);
+  }
+
+  TopologyBoard* const board_;
+  absl::Mutex mutex_;
+  std::optional<v1::Topology> next_ ABSL_GUARDED_BY(mutex_);
+  v1::WatchTopologyResponse response_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limits& limits) {
+  v1::GetServerInfoResponse info;
+  info.set_version(version);
+  for (v1::DataType dtype :
+       {v1::DATA_TYPE_FLOAT32, v1::DATA_TYPE_BFLOAT16, v1::DATA_TYPE_FLOAT16}) {
+    info.add_dtypes(dtype);
+  }
+  for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_ZIGZAG, v1::LAYOUT_STRIPED}) {
+    info.add_layouts(layout);
+  }
+  for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING}) {
+    info.add_schedules(schedule);
+  }
+  for (const char* option : {"softmax_scale", "softcap", "causal", "window"}) {
+    info.add_options(option);
+  }
+  v1::Limits* proto = info.mutable_limits();
+  proto->set_max_tokens(limits.max_tokens);
+  proto->set_max_heads(limits.max_heads);
+  proto->set_max_head_dim(limits.max_head_dim);
+  proto->set_max_batch(limits.max_batch);
+  proto->set_max_request_bytes(limits.max_request_bytes);
+  proto->set_max_documents(limits.max_documents);
+  proto->set_max_world_size(limits.max_world_size);
+  proto->set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
+  proto->set_max_chunk_bytes_down_default(limits.max_chunk_bytes_down_default);
+  proto->set_max_inline_bytes(limits.max_inline_bytes);
+  proto->set_max_queued_requests(limits.max_queued_requests);
+  proto->set_max_queued_bytes(limits.max_queued_bytes);
+  SetDuration(limits.upload_idle_timeout, proto->mutable_upload_idle_timeout());
+  SetDuration(limits.max_deadline, proto->mutable_max_deadline());
+  proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);
+  proto->set_finished_operations_kept(limits.finished_operations_kept);
+  return info;
+}
+
+ClusterServiceImpl::ClusterServiceImpl(const std::string& version, const Limits& limits,
+                                       CoreLoop* core, TopologyBoard* board)
+    : info_(MakeServerInfo(version, limits)), core_(core), board_(board) {}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
+                                                            const v1::GetServerInfoRequest*,
+                                                            v1::GetServerInfoResponse* response) {
+  *response = info_;
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerContext* call,
+                                                          const v1::GetTopologyRequest*,
+                                                          v1::GetTopologyResponse* response) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  // The core's own view: what workers have reserved changes with every heartbeat and
+  // is not worth publishing each time.
+  const bool asked = core_->Ask([reactor, response](const Coordinator& core) {
+    *response->mutable_topology() = core.topology();
+    reactor->Finish(grpc::Status::OK);
+  });
+  if (!asked) {
+    reactor->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "busy, or shutting down"));
+  }
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::WatchTopologyResponse>* ClusterServiceImpl::WatchTopology(
+    grpc::CallbackServerContext*, const v1::WatchTopologyRequest*) {
+  return new WatchStream(board_);
+}
+
+}  // namespace ringattn

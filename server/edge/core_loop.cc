@@ -1,0 +1,82 @@
+#include "server/edge/core_loop.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace ringattn {
+
+CoreLoop::CoreLoop(CoordinatorConfig config, ActionSink* sink)
+    : tick_interval_(config.tick_interval), sink_(sink), core_(std::move(config)) {}
+
+CoreLoop::~CoreLoop() { Stop(); }
+
+void CoreLoop::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void CoreLoop::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void CoreLoop::Post(Event event) { Push({std::move(event), nullptr, nullptr}, false); }
+
+void CoreLoop::Post(Event event, std::function<void()> then) {
+  Push({std::move(event), std::move(then), nullptr}, false);
+}
+
+bool CoreLoop::TryPost(RequestArrived event) {
+  return Push({std::move(event), nullptr, nullptr}, true);
+}
+
+bool CoreLoop::Ask(std::function<void(const Coordinator&)> question) {
+  return Push({Tick{}, nullptr, std::move(question)}, true);
+}
+
+bool CoreLoop::Push(Item item, bool only_if_short) {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_ || (only_if_short && queue_.size() >= kLongQueue)) return false;
+  queue_.push_back(std::move(item));
+  return true;
+}
+
+void CoreLoop::Run() {
+  absl::Time next_tick = absl::Now();
+  while (true) {
+    std::deque<Item> items;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto has_news = [this] {
+        mutex_.AssertHeld();
+        return !queue_.empty() || stopping_;
+      };
+      mutex_.AwaitWithDeadline(absl::Condition(&has_news), next_tick);
+      items.swap(queue_);
+      if (items.empty() && stopping_) return;
+    }
+    for (Item& item : items) {
+      if (item.question) {
+        item.question(core_);
+        continue;
+      }
+      Handle(item.event);
+      if (item.then) item.then();
+    }
+    const absl::Time now = absl::Now();
+    if (now >= next_tick) {
+      next_tick = now + tick_interval_;
+      Handle(Tick{});
+      sink_->OnTick(now, core_);
+    }
+  }
+}
+
+void CoreLoop::Handle(const Event& event) {
+  for (const Action& action : core_.Handle(event, absl::Now())) sink_->CarryOut(action, core_);
+}
+
+}  // namespace ringattn

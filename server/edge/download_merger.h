@@ -1,0 +1,93 @@
+// DownloadMerger: turns the members' output streams into the client's chunks.
+//
+// Chunks come out in order: tensor after tensor, ascending offsets, each as large as
+// the client takes. Each member sends its part of every output in that order too
+// (shard.proto), so the next byte is always at the head of its owner's stream: a
+// member that runs ahead can be paused without a deadlock, and what is held is at
+// most one chunk under construction and each member's read-ahead.
+#ifndef RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_
+#define RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+#include "common/shard_plan.h"
+#include "common/validation.h"
+#include "common/wire/chunk_codec.h"
+#include "server/edge/payload.h"
+#include "server/edge/shard_runs.h"
+
+namespace ringattn {
+
+// Not thread safe.
+class DownloadMerger {
+ public:
+  struct Chunk {
+    grpc::ByteBuffer message;
+    int64_t payload_bytes = 0;
+  };
+
+  // `read_ahead_bytes`: how much of a member's stream may wait here. `response` is
+  // the type of the client's messages.
+  DownloadMerger(const ValidRequest& request, const ShardPlan& shards,
+                 const wire::StreamMessage& response, int64_t max_chunk_bytes, bool with_crc32c,
+                 int64_t read_ahead_bytes);
+  DownloadMerger(const DownloadMerger&) = delete;
+  DownloadMerger& operator=(const DownloadMerger&) = delete;
+
+  // A chunk from a member. INTERNAL if it is not the one that must come next or its
+  // crc32c is wrong.
+  absl::Status Add(int rank, const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload);
+
+  // The next chunk for the client, if what has arrived completes one.
+  std::optional<Chunk> Next();
+
+  // True if there is room for another message of the member.
+  bool Wants(int rank) const;
+
+  // True once Next() has returned everything.
+  bool done() const { return tensor_ == outputs_.size(); }
+  int64_t sent_bytes() const { return sent_bytes_; }
+  int64_t total_bytes() const { return total_bytes_; }
+
+ private:
+  struct Output {
+    TensorId id;
+    ShardMap map;
+  };
+  struct Member {
+    // Where its next chunk must begin.
+    size_t tensor = 0;
+    int64_t local_offset = 0;
+    std::deque<PayloadReader> waiting;
+    int64_t waiting_bytes = 0;
+  };
+
+  void SkipEmpty(int rank);
+  void StartChunk();
+
+  const wire::StreamMessage response_;
+  const int64_t max_chunk_bytes_;
+  const bool with_crc32c_;
+  const int64_t read_ahead_bytes_;
+  std::vector<Output> outputs_;  // in the order in which they are streamed
+  std::vector<Member> members_;
+  int64_t total_bytes_ = 0;
+  int64_t sent_bytes_ = 0;
+
+  // The chunk under construction: bytes [chunk_begin_, chunk_end_) of tensor_.
+  size_t tensor_ = 0;
+  int64_t chunk_begin_ = 0;
+  int64_t chunk_end_ = 0;
+  std::optional<ShardRuns> runs_;
+  std::optional<PayloadBuilder> payload_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_

@@ -1,0 +1,27 @@
+// Failures as clients see them: a status whose trailer `grpc-status-details-bin`
+// carries google.rpc details (BadRequest, ErrorInfo, RetryInfo).
+#ifndef RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_
+#define RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_
+
+#include <grpcpp/support/status.h>
+
+#include "common/limits.h"
+#include "common/validation.h"
+#include "server/core/events.h"
+
+namespace ringattn {
+
+// Everything sent is printable and, details and message together, within
+// Limits::max_error_detail_bytes: a longer trailer would hide the code itself.
+// All functions are pure and thread safe.
+grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits);
+
+// ErrorInfo.reason is INVALID_REQUEST, NOT_IMPLEMENTED or OVER_LIMIT.
+grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);
+
+// "OK", "INVALID_ARGUMENT", ...: the name that metrics and logs use.
+const char* CodeName(grpc::StatusCode code);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_

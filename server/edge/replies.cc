@@ -1,0 +1,109 @@
+#include "server/edge/replies.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/wire/grpc_slices.h"
+#include "server/edge/proto_values.h"
+
+namespace ringattn {
+namespace {
+
+void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* descriptor) {
+  descriptor->set_tensor(ToProto(id));
+  descriptor->set_dtype(ToProto(DTypeOf(spec, id)));
+  for (int64_t dimension : DimensionsOf(spec, id)) descriptor->add_dimensions(dimension);
+  descriptor->set_bytes(LayoutOf(spec, id).bytes());
+}
+
+template <typename Set>
+grpc::ByteBuffer WrapIn(Direction direction, Set set) {
+  if (direction == Direction::kForward) {
+    v1::ForwardResponse response;
+    set(&response);
+    return wire::SerializeProto(response);
+  }
+  v1::BackwardResponse response;
+  set(&response);
+  return wire::SerializeProto(response);
+}
+
+}  // namespace
+
+v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& members) {
+  v1::PlanReport report;
+  report.set_schedule(ToProto(plan.schedule));
+  report.set_layout(ToProto(plan.shards.layout));
+  report.set_world_size(plan.shards.world_size);
+  report.set_stripe(plan.shards.stripe);
+  for (const std::string& member : members) report.add_members(member);
+  report.set_reason(plan.reason);
+  report.set_predicted_compute_seconds(plan.predicted_compute_seconds);
+  report.set_exchanged_bytes(plan.exchanged_bytes);
+  for (int rank = 0; rank < plan.shards.world_size; ++rank) {
+    v1::RankPlan* added = report.add_ranks();
+    added->set_rank(rank);
+    added->set_tokens_q(RowsIn(plan.shards.q[rank]));
+    added->set_tokens_kv(RowsIn(plan.shards.kv[rank]));
+    added->set_tiles(plan.tiles[rank]);
+    added->set_sent_bytes(plan.sent_bytes[rank]);
+    added->set_buffer_bytes(plan.buffer_bytes[rank]);
+  }
+  return report;
+}
+
+v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
+                          const Limits& limits) {
+  v1::Accepted accepted;
+  accepted.set_request_id(accept.request_id);
+  accepted.set_generation(accept.generation);
+  std::vector<std::string> members;
+  for (const RingMember& member : accept.members) members.push_back(member.name);
+  *accepted.mutable_plan() = MakePlanReport(accept.plan, members);
+  accepted.set_transport(v1::TRANSPORT_COORDINATOR_STREAM);
+  const AttentionSpec& spec = request.valid.spec;
+  for (TensorId id : request.valid.inputs) {
+    const bool is_inline = std::any_of(
+        request.inline_tensors.begin(), request.inline_tensors.end(),
+        [id](const InlineData& data) { return data.tensor == id; });
+    if (!is_inline) Describe(spec, id, accepted.add_inputs());
+  }
+  for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
+  accepted.set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
+  accepted.set_max_chunk_bytes_down(request.reply.max_chunk_bytes);
+  return accepted;
+}
+
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time,
+                        const Plan& plan, const TransferTotals& totals) {
+  v1::Summary summary;
+  const std::pair<const char*, absl::Duration> stages[] = {{"queue", begin.queue_time},
+                                                           {"upload", begin.upload_time},
+                                                           {"compute", begin.compute_time},
+                                                           {"download", download_time}};
+  for (const auto& [stage, duration] : stages) {
+    v1::StageTime* added = summary.add_stages();
+    added->set_stage(stage);
+    added->set_seconds(absl::ToDoubleSeconds(duration));
+  }
+  for (const v1::RankReport& report : begin.reports) *summary.add_ranks() = report;
+  summary.set_compute_seconds(absl::ToDoubleSeconds(begin.compute_time));
+  summary.set_flops(plan.flops);
+  summary.set_bytes_up(totals.bytes_up);
+  summary.set_bytes_down(totals.bytes_down);
+  return summary;
+}
+
+grpc::ByteBuffer Wrap(Direction direction, v1::Accepted accepted) {
+  return WrapIn(direction, [&](auto* r) { *r->mutable_accepted() = std::move(accepted); });
+}
+
+grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress) {
+  return WrapIn(direction, [&](auto* r) { *r->mutable_progress() = std::move(progress); });
+}
+
+grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary) {
+  return WrapIn(direction, [&](auto* r) { *r->mutable_summary() = std::move(summary); });
+}
+
+}  // namespace ringattn

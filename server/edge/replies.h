@@ -1,0 +1,40 @@
+// The messages that the coordinator itself writes into a client's stream. Forward
+// and Backward answer alike, in response types of their own. Pure.
+#ifndef RINGATTN_SERVER_EDGE_REPLIES_H_
+#define RINGATTN_SERVER_EDGE_REPLIES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/time/time.h"
+#include "common/limits.h"
+#include "common/schedule.h"
+#include "ringattn/v1/attention.pb.h"
+#include "server/core/events.h"
+#include "server/edge/header_translation.h"
+
+namespace ringattn {
+
+v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& members);
+
+v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
+                          const Limits& limits);
+
+struct TransferTotals {
+  int64_t bytes_up = 0;
+  int64_t bytes_down = 0;
+};
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time,
+                        const Plan& plan, const TransferTotals& totals);
+
+// As the oneof member of a ForwardResponse or BackwardResponse.
+grpc::ByteBuffer Wrap(Direction direction, v1::Accepted accepted);
+grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress);
+grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_REPLIES_H_

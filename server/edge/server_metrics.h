@@ -1,0 +1,49 @@
+// The coordinator's metrics, registered once.
+#ifndef RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
+#define RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/observability/metrics.h"
+#include "common/schedule.h"
+#include "ringattn/v1/cluster.pb.h"
+#include "server/core/coordinator.h"
+
+namespace ringattn {
+
+// Thread safe, but for the two Set functions, which one thread calls.
+class ServerMetrics {
+ public:
+  explicit ServerMetrics(Metrics* metrics);
+
+  void RequestEnded(Direction direction, const char* code);
+  void StageTook(const char* stage, absl::Duration duration);
+  void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
+  void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
+
+  void SetStats(const CoordinatorStats& stats);
+  // ringattn_worker_up{rank, device}: 1 for each member of a ready ring; a rank that
+  // was there before and is not now reads 0.
+  void SetTopology(const v1::Topology& topology);
+
+ private:
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Histogram>& stages_;
+  prometheus::Counter* bytes_up_;
+  prometheus::Counter* bytes_down_;
+  prometheus::Gauge* queue_depth_;
+  prometheus::Gauge* queue_bytes_;
+  prometheus::Gauge* active_requests_;
+  prometheus::Gauge* reserved_bytes_;
+  prometheus::Gauge* generation_;
+  prometheus::Counter* reforms_;
+  int64_t reforms_seen_ = 0;
+  prometheus::Family<prometheus::Gauge>& worker_up_;
+  std::vector<prometheus::Gauge*> workers_seen_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_SERVER_METRICS_H_

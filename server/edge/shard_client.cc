@@ -1,0 +1,144 @@
+#include "server/edge/shard_client.h"
+
+#include <utility>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "server/edge/secret.h"
+
+namespace ringattn {
+namespace {
+
+constexpr char kExchangeMethod[] = "/ringattn.v1.ShardService/Exchange";
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits) {
+  grpc::ChannelArguments arguments;
+  // Otherwise all channels to one address share one connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  // A worker that comes back at the same address is found quickly.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> ShardChannels::Next(const std::string& address) {
+  absl::MutexLock lock(&mutex_);
+  Worker& worker = workers_[address];
+  if (worker.channels.size() < kChannelsPerWorker) {
+    worker.channels.push_back(MakeChannel(address, limits_));
+    return worker.channels.back();
+  }
+  worker.next = (worker.next + 1) % kChannelsPerWorker;
+  return worker.channels[worker.next];
+}
+
+void ShardChannels::Keep(const std::set<std::string>& addresses) {
+  std::map<std::string, Worker> gone;  // destroyed without the lock
+  absl::MutexLock lock(&mutex_);
+  for (auto it = workers_.begin(); it != workers_.end();) {
+    if (addresses.count(it->first) > 0) {
+      ++it;
+    } else {
+      gone.insert(workers_.extract(it++));
+    }
+  }
+}
+
+ShardStream::ShardStream(std::shared_ptr<ShardStreamOwner> owner, int rank,
+                         std::shared_ptr<grpc::Channel> channel)
+    : owner_(std::move(owner)), rank_(rank), stub_(std::move(channel)) {}
+
+std::shared_ptr<ShardStream> ShardStream::Open(std::shared_ptr<ShardStreamOwner> owner, int rank,
+                                               std::shared_ptr<grpc::Channel> channel,
+                                               const std::string& secret) {
+  std::shared_ptr<ShardStream> stream(
+      new ShardStream(std::move(owner), rank, std::move(channel)));
+  stream->self_ = stream;
+  stream->context_.AddMetadata(kSecretMetadataKey, secret);
+  stream->stub_.PrepareBidiStreamingCall(&stream->context_, kExchangeMethod, {}, stream.get());
+  // Operations are started outside of reactions until Close().
+  stream->AddHold();
+  stream->StartRead(&stream->incoming_);
+  stream->StartCall();
+  return stream;
+}
+
+void ShardStream::Write(grpc::ByteBuffer message, int64_t payload_bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  outgoing_.push_back({std::move(message), payload_bytes});
+  StartNext();
+}
+
+void ShardStream::WritesDone() {
+  absl::MutexLock lock(&mutex_);
+  half_close_ = true;
+  StartNext();
+}
+
+void ShardStream::StartNext() {
+  if (writing_ || closed_) return;
+  if (!outgoing_.empty()) {
+    writing_ = true;
+    StartWrite(&outgoing_.front().message);
+  } else if (half_close_ && !half_closed_) {
+    half_closed_ = true;
+    StartWritesDone();
+  }
+}
+
+void ShardStream::Read() {
+  absl::MutexLock lock(&mutex_);
+  if (!closed_) StartRead(&incoming_);
+}
+
+void ShardStream::Close() {
+  if (std::exchange(closed_, true)) return;
+  RemoveHold();
+}
+
+void ShardStream::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  context_.TryCancel();
+  Close();
+}
+
+void ShardStream::OnReadDone(bool ok) {
+  if (ok) {
+    owner_->OnShardMessage(rank_, std::move(incoming_));
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  Close();  // OnDone will say why
+}
+
+void ShardStream::OnWriteDone(bool ok) {
+  int64_t written = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok) return Close();
+    written = outgoing_.front().payload_bytes;
+    outgoing_.pop_front();
+    StartNext();
+  }
+  owner_->OnShardWritten(rank_, written);
+}
+
+void ShardStream::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<ShardStream> self = std::move(self_);
+  owner_->OnShardEnded(rank_, status);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,53 @@
+// ShardRuns: ShardMap::FromGlobal over a long range, a window at a time, so that
+// rows of two bytes do not turn a chunk into gigabytes of runs.
+#ifndef RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
+#define RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "common/shard_plan.h"
+
+namespace ringattn {
+
+// Not thread safe.
+class ShardRuns {
+ public:
+  // Walks [begin, end) of the global tensor. `map` outlives this.
+  ShardRuns(const ShardMap* map, int64_t begin, int64_t end)
+      : map_(map), at_(begin), end_(end) {}
+
+  // The next run, or nothing at the end. It stays current until Advance().
+  const ByteRun* Current() {
+    if (index_ == runs_.size()) {
+      if (at_ == end_) return nullptr;
+      // 64 KiB in rows of 2 bytes: 32,768 runs, 1 MiB.
+      const int64_t bytes = std::min<int64_t>(end_ - at_, 64 * 1024);
+      runs_ = map_->FromGlobal(at_, bytes);
+      at_ += bytes;
+      index_ = 0;
+    }
+    return &runs_[index_];
+  }
+
+  // Takes `bytes` off the current run. REQUIRES: bytes <= Current()->bytes.
+  void Advance(int64_t bytes) {
+    ByteRun& run = runs_[index_];
+    run.global_offset += bytes;
+    run.local_offset += bytes;
+    run.bytes -= bytes;
+    if (run.bytes == 0) ++index_;
+  }
+
+ private:
+  const ShardMap* map_;
+  int64_t at_;
+  int64_t end_;
+  std::vector<ByteRun> runs_;
+  size_t index_ = 0;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_SHARD_RUNS_H_

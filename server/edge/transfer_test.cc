@@ -1,0 +1,247 @@
+// UploadRouter and DownloadMerger against each other and against a plain copy: what
+// is cut up must come back together, for every layout, ring size and chunking.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+
+#include "common/shard_plan.h"
+#include "common/wire/crc32c.h"
+#include "common/wire/grpc_slices.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/edge/download_merger.h"
+#include "server/edge/upload_router.h"
+
+namespace ringattn {
+namespace {
+
+ValidRequest MakeRequest(int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t dim,
+                         DType dtype) {
+  ValidRequest request;
+  request.spec.dtype = dtype;
+  AttentionShape& shape = request.spec.shape;
+  shape.batch = batch;
+  shape.seq_len_q = sq;
+  shape.seq_len_kv = sk;
+  shape.num_heads = shape.num_kv_heads = heads;
+  shape.head_dim = shape.head_dim_v = dim;
+  shape.cu_seqlens_q = {0, sq};
+  shape.cu_seqlens_k = {0, sk};
+  request.inputs = InputsOf(Direction::kForward, false);
+  request.outputs = OutputsOf(Direction::kForward);
+  return request;
+}
+
+std::string RandomBytes(int64_t bytes, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::string result(bytes, '\0');
+  for (char& c : result) c = static_cast<char>(random());
+  return result;
+}
+
+// As gRPC would deliver it: in slices of `slice_bytes`.
+std::vector<grpc::Slice> Slices(const std::string& data, int64_t slice_bytes) {
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < data.size(); at += slice_bytes) {
+    slices.emplace_back(data.substr(at, slice_bytes));
+  }
+  return slices;
+}
+
+// The local tensor of a rank, by the definition of a shard.
+std::string Shred(const std::string& global, const TensorLayout& layout, const Shard& shard) {
+  std::string local;
+  for (int64_t outer = 0; outer < layout.outer; ++outer) {
+    for (const Span& span : shard) {
+      for (int64_t i = 0; i < span.length; ++i) {
+        const int64_t token = span.begin + i * span.stride;
+        local += global.substr((outer * layout.rows + token) * layout.inner_bytes,
+                               layout.inner_bytes);
+      }
+    }
+  }
+  return local;
+}
+
+std::string PayloadOf(const grpc::ByteBuffer& buffer, const wire::StreamMessage& type,
+                      wire::ChunkHeader* header) {
+  auto message = wire::ReceivedMessage::Parse(type, buffer);
+  EXPECT_TRUE(message.ok());
+  EXPECT_TRUE(message->is_chunk());
+  *header = message->chunk();
+  std::string payload(message->payload_bytes(), '\0');
+  wire::CopyFragments(message->payload(), payload.data());
+  return payload;
+}
+
+struct Case {
+  Layout layout;
+  int world_size;
+  int64_t sq, sk, heads, dim;
+  DType dtype;
+  int64_t chunk_bytes;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (int world_size : {1, 2, 3, 4, 8}) {
+      cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 7001});
+      cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});
+      cases.push_back({layout, world_size, 300, 300, 8, 128, DType::kFloat32, 1 << 20});
+      cases.push_back({layout, world_size, 0, 3, 1, 8, DType::kFloat16, 64});
+    }
+  }
+  return cases;
+}
+
+TEST(TransferTest, RoutedChunksAreTheShards) {
+  const Limits limits;
+  for (const Case& c : Cases()) {
+    const ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
+    UploadRouter router(request, plan, limits);
+    std::map<std::pair<int, int>, std::string> locals;  // (tensor, rank)
+    std::vector<std::pair<TensorId, int64_t>> chunks;
+    std::map<TensorId, std::string> tensors;
+    for (TensorId id : request.inputs) {
+      const int64_t bytes = LayoutOf(request.spec, id).bytes();
+      tensors[id] = RandomBytes(bytes, static_cast<uint32_t>(id));
+      for (int64_t at = 0; at < bytes; at += c.chunk_bytes) chunks.emplace_back(id, at);
+    }
+    std::shuffle(chunks.begin(), chunks.end(), std::mt19937(5));
+    for (const auto& [id, offset] : chunks) {
+      ASSERT_FALSE(router.complete());
+      const std::string data = tensors[id].substr(offset, c.chunk_bytes);
+      wire::ChunkHeader header{static_cast<int>(id), static_cast<uint64_t>(offset),
+                               wire::Crc32c(data.data(), data.size())};
+      std::vector<RoutedChunk> routed;
+      const auto failure = router.Route(header, Slices(data, 5000), &routed);
+      ASSERT_FALSE(failure.has_value()) << failure->message;
+      for (const RoutedChunk& part : routed) {
+        wire::ChunkHeader local;
+        const std::string payload = PayloadOf(part.message, wire::kExchangeRequest, &local);
+        EXPECT_EQ(static_cast<int64_t>(payload.size()), part.payload_bytes);
+        std::string& target = locals[{local.tensor, part.rank}];
+        if (target.size() < local.offset + payload.size()) {
+          target.resize(local.offset + payload.size());
+        }
+        target.replace(local.offset, payload.size(), payload);
+      }
+    }
+    EXPECT_TRUE(router.complete());
+    EXPECT_EQ(router.received_bytes(), router.total_bytes());
+    for (TensorId id : request.inputs) {
+      const TensorLayout layout = LayoutOf(request.spec, id);
+      for (int rank = 0; rank < c.world_size; ++rank) {
+        const Shard& shard = (layout.on_kv_axis ? plan.kv : plan.q)[rank];
+        EXPECT_EQ((locals[{static_cast<int>(id), rank}]), Shred(tensors[id], layout, shard));
+      }
+    }
+  }
+}
+
+TEST(TransferTest, MergedStreamsAreTheTensors) {
+  for (const Case& c : Cases()) {
+    const ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
+    constexpr int64_t kReadAhead = 4096;
+    DownloadMerger merger(request, plan, wire::kForwardResponse, c.chunk_bytes, true, kReadAhead);
+    struct Piece {
+      wire::ChunkHeader header;
+      std::string data;
+    };
+    std::vector<std::vector<Piece>> streams(c.world_size);
+    std::map<TensorId, std::string> tensors, merged;
+    for (TensorId id : request.outputs) {
+      const TensorLayout layout = LayoutOf(request.spec, id);
+      tensors[id] = RandomBytes(layout.bytes(), 77 + static_cast<uint32_t>(id));
+      for (int rank = 0; rank < c.world_size; ++rank) {
+        const std::string local =
+            Shred(tensors[id], layout, (layout.on_kv_axis ? plan.kv : plan.q)[rank]);
+        for (size_t at = 0; at < local.size(); at += 3000) {
+          const std::string data = local.substr(at, 3000);
+          const uint32_t crc = wire::Crc32c(data.data(), data.size());
+          streams[rank].push_back({{static_cast<int>(id), at, crc}, data});
+        }
+      }
+    }
+    std::vector<size_t> at(c.world_size, 0);
+    std::mt19937 random(3);
+    int64_t expected_offset = 0;
+    TensorId last = TensorId::kQ;
+    for (int idle = 0; !merger.done(); ++idle) {
+      ASSERT_LT(idle, 100000) << "stuck";
+      const int rank = static_cast<int>(random() % c.world_size);
+      if (at[rank] < streams[rank].size() && merger.Wants(rank)) {
+        const Piece& piece = streams[rank][at[rank]++];
+        ASSERT_TRUE(merger.Add(rank, piece.header, Slices(piece.data, 1100)).ok());
+      }
+      while (auto chunk = merger.Next()) {
+        wire::ChunkHeader header;
+        const std::string payload = PayloadOf(chunk->message, wire::kForwardResponse, &header);
+        const auto id = static_cast<TensorId>(header.tensor);
+        if (id != last) expected_offset = 0;
+        last = id;
+        EXPECT_EQ(header.offset, static_cast<uint64_t>(expected_offset));
+        EXPECT_LE(static_cast<int64_t>(payload.size()), c.chunk_bytes);
+        EXPECT_EQ(header.crc32c, wire::Crc32c(payload.data(), payload.size()));
+        expected_offset += payload.size();
+        merged[id] += payload;
+      }
+    }
+    EXPECT_EQ(merger.sent_bytes(), merger.total_bytes());
+    for (TensorId id : request.outputs) EXPECT_EQ(merged[id], tensors[id]);
+  }
+}
+
+TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
+  const ValidRequest request = MakeRequest(1, 8, 8, 1, 4, DType::kFloat32);
+  const ShardPlan plan = MakeShardPlan(request.spec, Layout::kContiguous, 2);
+  DownloadMerger merger(request, plan, wire::kForwardResponse, 1 << 20, false, 1 << 20);
+  const auto add = [&](wire::ChunkHeader header, size_t bytes) {
+    return merger.Add(0, header, Slices(std::string(bytes, 'x'), 1000)).code();
+  };
+  const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
+  EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);       // a gap
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);        // another tensor first
+  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);        // more than the shard
+  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);         // nothing
+  EXPECT_EQ(add({out, 0, 0x1234u}, 64), absl::StatusCode::kInternal);   // a wrong crc
+  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kOk);
+  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);        // again
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kOk);
+  EXPECT_EQ(add({lse, 16, {}}, 16), absl::StatusCode::kInternal);       // past the end
+}
+
+TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {
+  // One row is 8 * 128 * 4 = 4 KiB: above the threshold.
+  const ValidRequest request = MakeRequest(1, 64, 64, 8, 128, DType::kFloat32);
+  const ShardPlan plan = MakeShardPlan(request.spec, Layout::kStriped, 2);
+  UploadRouter router(request, plan, Limits());
+  const grpc::Slice slice(std::string(64 * 4096, 'x'));
+  std::vector<RoutedChunk> routed;
+  ASSERT_FALSE(router.Route({1, 0, {}}, {slice}, &routed).has_value());
+  ASSERT_EQ(routed.size(), 2u);
+  std::vector<grpc::Slice> parts;
+  ASSERT_TRUE(routed[0].message.Dump(&parts).ok());
+  ASSERT_EQ(parts.size(), 33u);  // a prefix and 32 rows
+  for (size_t i = 1; i < parts.size(); ++i) {
+    EXPECT_GE(parts[i].begin(), slice.begin());
+    EXPECT_LE(parts[i].end(), slice.end());
+  }
+
+  const ValidRequest tiny = MakeRequest(1, 4096, 4096, 1, 1, DType::kBFloat16);
+  const ShardPlan tiny_plan = MakeShardPlan(tiny.spec, Layout::kStriped, 2);
+  UploadRouter tiny_router(tiny, tiny_plan, Limits());
+  routed.clear();
+  ASSERT_FALSE(
+      tiny_router.Route({1, 0, {}}, {grpc::Slice(std::string(8192, 'y'))}, &routed).has_value());
+  ASSERT_EQ(routed.size(), 2u);
+  ASSERT_TRUE(routed[1].message.Dump(&parts).ok());
+  EXPECT_LE(parts.size(), 3u);  // instead of 2,048 rows of two bytes
+}
+
+}  // namespace
+}  // namespace ringattn

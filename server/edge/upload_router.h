@@ -1,0 +1,75 @@
+// UploadRouter: checks a client's chunks and deals their bytes out to the shards.
+// Payload is passed on by reference (payload.h). No I/O.
+//
+// A rank's bytes keep their order in its shard, so the part of a chunk that belongs
+// to one rank is one piece of its local tensor: at most one message per rank.
+#ifndef RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
+#define RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "common/limits.h"
+#include "common/shard_plan.h"
+#include "common/validation.h"
+#include "common/wire/chunk_codec.h"
+#include "server/core/events.h"
+#include "server/edge/byte_ranges.h"
+
+namespace ringattn {
+
+// A message for one member's Exchange stream.
+struct RoutedChunk {
+  int rank = 0;
+  grpc::ByteBuffer message;
+  int64_t payload_bytes = 0;
+};
+
+// Not thread safe.
+class UploadRouter {
+ public:
+  UploadRouter(const ValidRequest& request, const ShardPlan& shards, const Limits& limits);
+
+  // What is wrong with a chunk, if anything: INVALID_ARGUMENT for an unknown or
+  // unexpected tensor, bytes outside it or sent before, no data (unless the tensor
+  // is empty), too much data, a wrong crc; RESOURCE_EXHAUSTED for chunks strewn with
+  // too many gaps between them. Otherwise appends messages to `routed`.
+  std::optional<Failure> Route(const wire::ChunkHeader& chunk,
+                               std::vector<grpc::Slice> payload,
+                               std::vector<RoutedChunk>* routed);
+
+  // True once every input has arrived completely. Empty tensors need no chunk.
+  bool complete() const { return received_bytes_ == total_bytes_; }
+  int64_t received_bytes() const { return received_bytes_; }
+  int64_t total_bytes() const { return total_bytes_; }
+
+  // INVALID_ARGUMENT naming the first tensor that lacks bytes and the first of them.
+  // REQUIRES: !complete().
+  Failure Incomplete() const;
+
+ private:
+  struct Input {
+    TensorId id;
+    ShardMap map;
+    ByteRanges arrived;
+  };
+
+  std::optional<Failure> Check(const wire::ChunkHeader& chunk,
+                               const std::vector<grpc::Slice>& payload, int64_t bytes,
+                               Input** input);
+
+  const int64_t max_chunk_bytes_;
+  const int world_size_;
+  std::vector<Input> inputs_;  // in the order in which they are streamed
+  int64_t received_bytes_ = 0;
+  int64_t total_bytes_ = 0;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_

@@ -1,0 +1,93 @@
+// ringattn-server: the coordinator process.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+#include "common/version.h"
+#include "server/edge/secret.h"
+#include "server/edge/server.h"
+#include "server/options.h"
+
+namespace ringattn {
+namespace {
+
+int Die(const absl::Status& status) {
+  std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+// Whoever sees the file sees all of it.
+absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
+  const nlohmann::ordered_json json = {{"listen", addresses.listen},
+                                       {"control", addresses.control},
+                                       {"metrics", addresses.metrics}};
+  const std::string temporary = absl::StrCat(path, ".", getpid());
+  std::ofstream file(temporary);
+  file << json.dump() << "\n";
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot write the port file ", path));
+  }
+  return absl::OkStatus();
+}
+
+int Run(int argc, char** argv) {
+  CommandLine line = ParseCommandLine(argc, argv);
+  absl::StatusOr<std::string> secret = ReadSecretFile(line.secret_file);
+  if (!secret.ok()) return Die(secret.status());
+
+  // Blocked in every thread, so that sigwait below gets them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  InitLogging("ringattn-server", line.log_level);
+  line.server.secret = *std::move(secret);
+  line.server.core.version = kVersion;
+  // Milliseconds: above every generation of an earlier process, as rings do not form
+  // a thousand times a second.
+  line.server.core.initial_generation = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
+  if (!server.ok()) return Die(server.status());
+  const ServerAddresses& addresses = (*server)->addresses();
+  if (!line.port_file.empty()) {
+    if (absl::Status status = WritePortFile(line.port_file, addresses); !status.ok()) {
+      return Die(status);
+    }
+  }
+  LogInfo("serving", {{"version", kVersion},
+                      {"listen", addresses.listen},
+                      {"control", addresses.control},
+                      {"metrics", addresses.metrics}});
+
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  LogInfo("draining", {{"signal", signal_number}});
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    _exit(128 + second);
+  }).detach();
+  const bool drained = (*server)->Shutdown(line.drain_timeout);
+  LogInfo("stopped", {{"drained", drained}});
+  server->reset();
+  ShutdownLogging();
+  return 0;
+}
+
+}  // namespace
+}  // namespace ringattn
+
+int main(int argc, char** argv) { return ringattn::Run(argc, argv); }

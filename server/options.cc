@@ -1,0 +1,144 @@
+#include "server/options.h"
+
+#include <cstdlib>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+
+namespace ringattn {
+namespace {
+
+void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
+                 const std::string& help) {
+  app->add_option_function<std::string>(
+         name,
+         [name, target](const std::string& text) {
+           absl::Duration value;
+           if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration() ||
+               value == absl::InfiniteDuration()) {
+             throw CLI::ValidationError(name, text + " is no duration above 0 such as 500ms or 5s");
+           }
+           *target = value;
+         },
+         absl::StrCat(help, " [", absl::FormatDuration(*target), "]"))
+      ->type_name("DURATION");
+}
+
+// 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
+// overflows for those that it has.
+template <typename T>
+void AddCount(CLI::App* app, const std::string& name, T* target, T most,
+              const std::string& help) {
+  app->add_option(name, *target, absl::StrCat(help, " [", *target, "]"))
+      ->check(CLI::Range(T{1}, most))
+      ->type_name("N");
+}
+
+void AddListeners(CLI::App* app, CommandLine* line) {
+  const char* group = "Listeners (port 0 picks a free one)";
+  ServerOptions& server = line->server;
+  const auto listener = [&](const char* name, std::string* target, const char* help) {
+    app->add_option(name, *target, help)->type_name("HOST:PORT")->capture_default_str()->group(
+        group);
+  };
+  listener("--listen", &server.listen, "public gRPC: AttentionService, ClusterService");
+  listener("--control_listen", &server.control_listen,
+           "control gRPC: workers and AdminService, with the secret; keep it private");
+  listener("--metrics_listen", &server.metrics_listen,
+           "HTTP: Prometheus metrics at /metrics; empty for none");
+  app->add_option("--secret_file", line->secret_file,
+                  "file with the cluster's shared secret (16 to 1024 characters)")
+      ->required()
+      ->type_name("FILE")
+      ->group(group);
+  app->add_option("--port_file", line->port_file,
+                  "once bound, write {\"listen\",\"control\",\"metrics\"} as JSON here")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+void AddLimits(CLI::App* app, CommandLine* line) {
+  auto* group = app->add_option_group("Limits", "Limits, as GetServerInfo reports them");
+  Limits& limits = line->server.core.limits;
+  AddCount(group, "--single_device_threshold_tokens", &limits.single_device_threshold_tokens,
+           limits.max_tokens,
+           "up to this many tokens a request runs on one device unless told otherwise");
+  AddCount(group, "--max_queued_requests", &limits.max_queued_requests, int64_t{1} << 16,
+           "requests that may wait");
+  AddCount(group, "--max_queued_bytes", &limits.max_queued_bytes, int64_t{1} << 60,
+           "input bytes of the requests that may wait");
+  AddCount(group, "--max_request_bytes", &limits.max_request_bytes, limits.max_request_bytes,
+           "inputs and outputs of one request");
+  AddCount(group, "--max_tokens", &limits.max_tokens, limits.max_tokens,
+           "sequence length of one request");
+  AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
+           "bytes of gRPC's own buffers; calls end when they are full");
+  AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
+              "an upload that stands still this long gives its memory back");
+  AddDuration(group, "--default_deadline", &limits.default_deadline,
+              "for requests that come without one");
+  AddDuration(group, "--max_deadline", &limits.max_deadline, "for all others");
+}
+
+void AddTimeouts(CLI::App* app, CommandLine* line) {
+  auto* group = app->add_option_group("Workers", "Workers and the ring");
+  CoordinatorConfig& core = line->server.core;
+  AddDuration(group, "--heartbeat_interval", &core.heartbeat_interval,
+              "how often workers report");
+  AddDuration(group, "--heartbeat_timeout", &core.heartbeat_timeout,
+              "a worker silent for this long is lost");
+  AddDuration(group, "--progress_timeout", &core.progress_timeout,
+              "an operation that stands still this long has a stuck worker (at least; grows "
+              "with the predicted step time)");
+  AddDuration(group, "--control_timeout", &core.control_timeout,
+              "a worker must answer a command within this");
+  AddDuration(group, "--teardown_timeout", &core.teardown_timeout,
+              "a worker must leave a broken ring within this");
+  AddDuration(group, "--blame_window", &core.blame_window,
+              "how long evidence is gathered of who broke the ring");
+  AddDuration(group, "--forming_delay", &core.forming_delay,
+              "wait this long for more workers before forming a ring");
+  AddDuration(group, "--ring_wait_max", &core.ring_wait_max,
+              "requests wait this long for a ring, then fail with UNAVAILABLE");
+  AddDuration(group, "--replacement_time_max", &core.replacement_time_max,
+              "after a loss, requests for more workers than are left are told to retry for this "
+              "long");
+  AddDuration(group, "--assembly_time_max", &core.assembly_time_max, "likewise from the start");
+  AddDuration(group, "--newcomer_hold_max", &core.newcomer_hold_max,
+              "new requests wait at most this long so that a newcomer can join the ring");
+  AddDuration(group, "--retry_after", &core.retry_after, "what clients are told to wait");
+  AddCount(group, "--max_operations_per_worker", &core.max_operations_per_worker, 1024,
+           "requests that hold memory on one worker at a time");
+}
+
+}  // namespace
+
+CommandLine ParseCommandLine(int argc, char** argv) {
+  CommandLine line;
+  CLI::App app(
+      "ringattn-server: the coordinator of ringattn. Takes attention requests over gRPC, cuts "
+      "them over a ring of workers and streams the results back.\n"
+      "SIGTERM or SIGINT drains and ends; a second one ends at once.");
+  app.set_version_flag("--version", std::string(kVersion));
+  AddListeners(&app, &line);
+  AddLimits(&app, &line);
+  AddTimeouts(&app, &line);
+  AddDuration(&app, "--drain_timeout", &line.drain_timeout,
+              "on SIGTERM, requests in flight may go on for this long");
+  app.add_option_function<std::string>(
+         "--log_level",
+         [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
+         "debug, info, warning or error [info]")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->type_name("LEVEL");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return line;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,165 @@
+"""A coordinator and its workers as real processes on loopback."""
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import time
+
+import grpc
+
+from stubs import (ROOT, admin_pb2, admin_pb2_grpc, attention_pb2_grpc, cluster_pb2,
+                   cluster_pb2_grpc)
+
+BIN = pathlib.Path(os.environ.get("RINGATTN_BIN", ROOT / "bazel-bin"))
+SERVER = BIN / "server/ringattn-server"
+WORKER = BIN / "worker/ringattn-worker"
+CLI = BIN / "client/ringattn"
+
+# Larger than any chunk a test asks for.
+CHANNEL_OPTIONS = [("grpc.max_receive_message_length", 32 << 20),
+                   ("grpc.use_local_subchannel_pool", 1)]
+
+
+def wait_until(condition, seconds, what):
+    """Polls `condition` until it returns something true; its value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+class Cluster:
+    def __init__(self, directory, workers=4, server_flags=(), worker_flags=()):
+        self.directory = pathlib.Path(directory)
+        self.server_flags = list(server_flags)
+        self.worker_flags = list(worker_flags)
+        self.secret = self.directory / "secret"
+        self.secret.write_text(secrets.token_hex(16))
+        self.secret.chmod(0o600)
+        self.server = None
+        self.workers = {}
+        self.logs = []
+        self.ports = None
+        try:
+            self.start_server()
+            for index in range(workers):
+                self.start_worker(index)
+            if workers:
+                self.wait_ready(workers)
+        except BaseException:
+            self.close()
+            raise
+
+    # -------------------------------------------------------------- processes
+
+    def _spawn(self, name, command):
+        log = open(self.directory / f"{name}.log", "ab")
+        self.logs.append(log)
+        return subprocess.Popen([str(part) for part in command], stdout=log, stderr=log,
+                                stdin=subprocess.DEVNULL)
+
+    def start_server(self):
+        port_file = self.directory / "server.json"
+        port_file.unlink(missing_ok=True)
+        old = self.ports or {"listen": "127.0.0.1:0", "control": "127.0.0.1:0",
+                             "metrics": "127.0.0.1:0"}
+        self.server = self._spawn("server", [
+            SERVER, f"--listen={old['listen']}", f"--control_listen={old['control']}",
+            f"--metrics_listen={old['metrics']}", f"--secret_file={self.secret}",
+            f"--port_file={port_file}", *self.server_flags])
+        self.ports = json.loads(wait_until(
+            lambda: port_file.exists() and port_file.read_text().strip(), 15, "server's ports"))
+        self.channel = grpc.insecure_channel(self.address, CHANNEL_OPTIONS)
+        self.attention = attention_pb2_grpc.AttentionServiceStub(self.channel)
+        self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+
+    def start_worker(self, index, flags=()):
+        name = f"worker-{index}"
+        port_file = self.directory / f"{name}.json"
+        port_file.unlink(missing_ok=True)
+        self.workers[index] = self._spawn(name, [
+            WORKER, f"--coordinator={self.ports['control']}", f"--secret_file={self.secret}",
+            f"--name={name}", "--device=cpu", "--threads=1", f"--port_file={port_file}",
+            *self.worker_flags, *flags])
+
+    def worker_ports(self, index):
+        return json.loads((self.directory / f"worker-{index}.json").read_text())
+
+    def kill_worker(self, index):
+        self.workers[index].send_signal(signal.SIGKILL)
+        self.workers[index].wait()
+
+    def stop_worker(self, index):
+        self.workers[index].send_signal(signal.SIGSTOP)
+
+    def kill_server(self):
+        self.server.send_signal(signal.SIGKILL)
+        self.server.wait()
+        self.channel.close()
+
+    def close(self):
+        for process in filter(None, [*self.workers.values(), self.server]):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.channel.close()
+        for log in self.logs:
+            log.close()
+
+    # -------------------------------------------------------------- state
+
+    @property
+    def address(self):
+        return self.ports["listen"]
+
+    def topology(self):
+        return self.cluster.GetTopology(cluster_pb2.GetTopologyRequest(), timeout=5).topology
+
+    def wait_ready(self, members, seconds=20, after_generation=0):
+        def ready():
+            try:
+                topology = self.topology()
+            except grpc.RpcError:
+                return None
+            in_ring = [w for w in topology.workers if w.HasField("rank")]
+            if (topology.state == cluster_pb2.RING_STATE_READY and len(in_ring) == members
+                    and topology.generation > after_generation):
+                return topology
+            return None
+
+        try:
+            return wait_until(ready, seconds, f"a ring of {members}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from None
+
+    def admin(self):
+        channel = grpc.insecure_channel(self.ports["control"], CHANNEL_OPTIONS)
+        return admin_pb2_grpc.AdminServiceStub(channel)
+
+    @property
+    def credentials(self):
+        return [("ringattn-secret", self.secret.read_text())]
+
+    def tail(self):
+        parts = []
+        for path in sorted(self.directory.glob("*.log")):
+            parts.append(f"--- {path.name}\n" + path.read_text(errors="replace")[-1500:])
+        return "\n".join(parts)
+
+
+def resident_bytes(pid):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def open_descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,164 @@
+// The sweep's cases once more, through the public API: a running service, the
+// client library, and the oracle as the judge.
+//
+//   service_sweep --server=127.0.0.1:7700 --cases=160
+//
+// The service needs as many workers as the largest ring (8). Prints one line per
+// failure and a summary; exits 1 unless every case passed.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "client/client.h"
+#include "common/oracle/comparator.h"
+#include "common/oracle/generator.h"
+#include "common/oracle/oracle.h"
+#include "tests/cases/case_generator.h"
+#include "tests/sweep/run_problem.h"
+
+ABSL_FLAG(std::string, server, "", "host:port of the service");
+ABSL_FLAG(int64_t, cases, 160, "number of cases");
+ABSL_FLAG(int64_t, case, -1, "run this case alone");
+ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
+
+namespace ringattn::tests {
+namespace {
+
+v1::DataType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return v1::DATA_TYPE_FLOAT32;
+    case DType::kBFloat16:
+      return v1::DATA_TYPE_BFLOAT16;
+    case DType::kFloat16:
+      return v1::DATA_TYPE_FLOAT16;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+v1::Layout ToProto(Layout layout) {
+  switch (layout) {
+    case Layout::kContiguous:
+      return v1::LAYOUT_CONTIGUOUS;
+    case Layout::kZigzag:
+      return v1::LAYOUT_ZIGZAG;
+    case Layout::kStriped:
+      return v1::LAYOUT_STRIPED;
+  }
+  return v1::LAYOUT_UNSPECIFIED;
+}
+
+// What both directions share.
+template <typename Args>
+void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
+  const AttentionShape& shape = c.spec.shape;
+  args->shape.set_batch(shape.batch);
+  args->shape.set_seq_len_q(shape.seq_len_q);
+  args->shape.set_seq_len_kv(shape.seq_len_kv);
+  args->shape.set_num_heads(shape.num_heads);
+  args->shape.set_num_kv_heads(shape.num_kv_heads);
+  args->shape.set_head_dim(shape.head_dim);
+  args->shape.set_head_dim_v(shape.head_dim_v);
+  if (shape.packed) {
+    auto* packed = args->shape.mutable_packed();
+    packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
+    packed->mutable_cu_seqlens_k()->Add(shape.cu_seqlens_k.begin(), shape.cu_seqlens_k.end());
+  }
+  const AttentionOptions& options = c.spec.options;
+  args->options.set_softmax_scale(options.softmax_scale);
+  if (options.softcap > 0) args->options.set_softcap(options.softcap);
+  args->options.set_causal(options.causal);
+  if (options.window_left != -1 || options.window_right != -1) {
+    args->options.mutable_window()->set_left(options.window_left);
+    args->options.mutable_window()->set_right(options.window_right);
+  }
+  args->plan.set_layout(ToProto(c.layout));
+  args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
+  args->plan.set_world_size(c.world_size);
+  if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
+  args->dtype = ToProto(c.spec.dtype);
+  args->q = BytesOf(inputs.at(TensorId::kQ));
+  args->k = BytesOf(inputs.at(TensorId::kK));
+  args->v = BytesOf(inputs.at(TensorId::kV));
+}
+
+// Space for an output, filled with a pattern that no result has.
+MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs) {
+  std::vector<uint8_t>& bytes = (*outputs)[id];
+  bytes.assign(LayoutOf(spec, id).bytes(), 0xff);
+  return MutableBytesOf(bytes);
+}
+
+CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
+                       TensorMap* outputs) {
+  CallOptions options;
+  options.deadline = absl::Seconds(60);
+  if (c.direction == Direction::kForward) {
+    ForwardArgs args;
+    FillArgs(c, inputs, &args);
+    return client.Forward(args,
+                          {.out = Prepare(c.spec, TensorId::kOut, outputs),
+                           .lse = Prepare(c.spec, TensorId::kLse, outputs)},
+                          options);
+  }
+  BackwardArgs args;
+  FillArgs(c, inputs, &args);
+  args.dout = BytesOf(inputs.at(TensorId::kDout));
+  args.has_forward_result = !c.recompute_forward;
+  if (args.has_forward_result) {
+    args.out = BytesOf(inputs.at(TensorId::kOut));
+    args.lse = BytesOf(inputs.at(TensorId::kLse));
+  }
+  return client.Backward(args,
+                         {.dq = Prepare(c.spec, TensorId::kDq, outputs),
+                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
+                          .dv = Prepare(c.spec, TensorId::kDv, outputs)},
+                         options);
+}
+
+// Empty if the case passed.
+std::string RunThroughService(Client& client, const Case& c) {
+  const bool backward = c.direction == Direction::kBackward;
+  const oracle::InputTensors drawn =
+      oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
+  const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
+  TensorMap inputs = ToTensorMap(drawn);
+  if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);
+  TensorMap outputs;
+  const CallResult result = CallService(client, c, inputs, &outputs);
+  if (!result.ok()) return FormatError(result.status());
+  const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(outputs));
+  return report.passed() ? "" : report.ToString();
+}
+
+int Run() {
+  auto client = Client::Connect(absl::GetFlag(FLAGS_server));
+  if (!client.ok()) {
+    std::fprintf(stderr, "%s\n", client.status().ToString().c_str());
+    return 2;
+  }
+  const int64_t only = absl::GetFlag(FLAGS_case);
+  const uint64_t seed = absl::GetFlag(FLAGS_seed);
+  int run = 0, failed = 0;
+  for (const Case& c : GenerateCases(seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
+    if (only >= 0 && c.index != only) continue;
+    ++run;
+    const std::string reason = RunThroughService(**client, c);
+    if (reason.empty()) continue;
+    ++failed;
+    std::printf("FAILED --seed=%llu %s\n%s\n", static_cast<unsigned long long>(seed),
+                ToString(c).c_str(), reason.c_str());
+  }
+  std::printf("service sweep: %d cases, %d failed\n", run, failed);
+  return failed == 0 && run > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ringattn::tests
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return ringattn::tests::Run();
+}

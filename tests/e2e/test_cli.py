@@ -1,0 +1,172 @@
+"""The command line as users type it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+import pytest
+
+from cluster import BIN, CLI, wait_until
+
+OPTIONS = ["--causal", "--schedule=ring", "--world_size=4"]
+
+
+def cli(*arguments, code=0, timeout=120):
+    done = subprocess.run([str(CLI), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=timeout)
+    assert done.returncode == code if code is not None else done.returncode != 0, \
+        f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def generate(path, *extra, seq_len=700, dtype="bf16"):
+    cli("generate", f"--output={path}", "--batch=2", f"--seq_len={seq_len}", "--heads=4",
+        "--kv_heads=2", "--head_dim=32", f"--dtype={dtype}", "--seed=7", "--with_dout", *extra)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_generate_forward_backward_verify(ring, tmp_path, dtype):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    generate(source, dtype=dtype)
+    cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}", *OPTIONS)
+    assert "out" in cli("verify", f"--input={source}", f"--output={forward}", "--causal").stdout
+    cli("backward", f"--server={ring.address}", f"--input={source}", f"--output={backward}",
+        *OPTIONS)
+    assert "dk" in cli("verify", f"--input={source}", f"--output={backward}", "--causal").stdout
+
+
+def test_packed_documents(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=600", "--heads=2",
+        "--head_dim=32", "--dtype=fp16", "--seed=7", "--documents=100,0,250,250", "--with_dout")
+    cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}", *OPTIONS)
+    cli("verify", f"--input={source}", f"--output={forward}", "--causal")
+
+
+def test_verify_finds_a_wrong_result(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    generate(source)
+    cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}", *OPTIONS)
+    cli("verify", f"--input={source}", f"--output={forward}", code=1)  # not causal: another answer
+    cli("verify", f"--input={source}", f"--output={forward}", "--causal", "--window=64,0", code=1)
+
+
+def test_json_holds_what_it_documents(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    generate(source)
+    done = cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}",
+               f"--trace={tmp_path}/trace.json", "--json", *OPTIONS)
+    report = json.loads(done.stdout)
+    assert report["plan"]["world_size"] == 4
+    assert done.stderr == ""  # no progress bar without a terminal
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert any("exchange" in json.dumps(e) for e in trace["traceEvents"])
+
+
+def test_plan_without_a_server():
+    done = cli("plan", "--batch=1", "--seq_len=65536", "--heads=8", "--head_dim=128",
+               "--dtype=bf16", "--causal", "--schedule=ring", "--world_size=4")
+    assert "rank" in done.stdout and "zigzag" in done.stdout
+
+
+def test_errors_are_typed(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    generate(source)
+    done = cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}",
+               "--softcap=-1", code=None)
+    assert "INVALID_ARGUMENT" in done.stderr and "options.softcap" in done.stderr
+    assert not forward.exists()
+    done = cli("forward", "--server=127.0.0.1:1", f"--input={source}", f"--output={forward}",
+               "--deadline=2s", code=None)
+    assert "UNAVAILABLE" in done.stderr or "DEADLINE_EXCEEDED" in done.stderr
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"short", struct.pack("<Q", 1 << 60), struct.pack("<Q", 4) + b"{}  ",
+    struct.pack("<Q", 9) + b"not json!", struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 62) + b'{"q":{"dtype":"F32","shape":[4],"data_offsets":[0,9999999999]}}'[:62]])
+def test_malformed_files(ring, tmp_path, content):
+    source = tmp_path / "bad.safetensors"
+    source.write_bytes(content)
+    done = cli("forward", f"--server={ring.address}", f"--input={source}",
+               f"--output={tmp_path}/f.safetensors", code=None)
+    assert "bad.safetensors" in done.stderr
+
+
+def test_every_command_has_help():
+    listed = cli("--help").stdout
+    for command in ("generate", "forward", "backward", "verify", "plan", "info", "topology",
+                    "bench", "up", "down"):
+        assert command in listed
+        assert "--" in cli(command, "--help").stdout
+
+
+def test_info_topology_and_bench(ring):
+    assert "version" in cli("info", f"--server={ring.address}").stdout.lower()
+    assert "worker-3" in cli("topology", f"--server={ring.address}").stdout
+    done = cli("bench", f"--server={ring.address}", "--batch=1", "--seq_len=1024", "--heads=4",
+               "--head_dim=64", "--dtype=bf16", *OPTIONS)
+    assert "GB/s" in done.stdout
+
+
+def test_the_example_runs(ring):
+    done = subprocess.run([str(BIN / "client/examples/forward_example"), ring.address],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(c) for c in f.read().split()]
+
+
+def name_of(pid):
+    with open(f"/proc/{pid}/comm") as f:
+        return f.read().strip()
+
+
+def test_up_restarts_what_dies_and_down_ends_it(tmp_path):
+    port, state = free_port(), tmp_path / "state"
+    cli("up", "--workers=2", f"--port={port}", f"--state_dir={state}", "--detach")
+    try:
+        server = f"--server=127.0.0.1:{port}"
+        assert "worker-1" in cli("topology", server).stdout
+        launcher = next(p for p in map(int, filter(str.isdigit, os.listdir("/proc")))
+                        if _is_launcher(p, state))
+        names = sorted(name_of(c) for c in children(launcher))
+        assert names == ["ringattn-server", "ringattn-worker", "ringattn-worker"]
+        workers = [c for c in children(launcher) if name_of(c) == "ringattn-worker"]
+        os.kill(workers[0], signal.SIGKILL)
+        os.kill(workers[1], signal.SIGSTOP)
+
+        def replaced():
+            now = [c for c in children(launcher) if name_of(c) == "ringattn-worker"]
+            return len(now) == 2 and not set(now) & set(workers)
+        wait_until(replaced, 30, "both workers to be replaced")
+        generate(tmp_path / "i.safetensors")
+        cli("forward", server, f"--input={tmp_path}/i.safetensors",
+            f"--output={tmp_path}/f.safetensors", "--schedule=ring", "--world_size=2",
+            "--deadline=60s")
+    finally:
+        cli("down", f"--state_dir={state}")
+    assert not any(_is_launcher(int(p), state) for p in os.listdir("/proc") if p.isdigit())
+
+
+def _is_launcher(pid, state):
+    try:
+        with open(f"/proc/{pid}/cmdline") as f:
+            words = f.read().split("\0")
+    except OSError:
+        return False
+    return "up" in words and any(str(state) in w for w in words)

@@ -1,0 +1,299 @@
+"""Workers, the coordinator and clients die, stop or dawdle, in every phase.
+
+Each ends in a typed error within a bound; then the ring forms again and the next
+request equals, bit for bit, one on an undisturbed ring of the same size.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from attention import (Result, assert_close, chunks_of, details, header_for, make_inputs,
+                       reference, requests, run)
+from cluster import CLI, open_descriptors, resident_bytes, wait_until
+from stubs import attention_pb2 as pb, cluster_pb2
+
+RING = pb.SCHEDULE_RING
+LOST = {grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE}
+# Silence is noticed after the heartbeat timeout; a closed stream at once.
+FLAGS = dict(server_flags=["--heartbeat_timeout=3s", "--progress_timeout=6s"])
+# Enough work for a few seconds on one thread a rank, so that it can be hit in the middle.
+BIG = dict(sq=16000, heads=8, dim=64)
+
+
+class Call:
+    """A request whose phases the test controls."""
+
+    def __init__(self, ring, inputs, backward=False, upload=1.0, **options):
+        self.inputs = inputs
+        self.go_on = threading.Event()
+        names = ["q", "k", "v"] + (["dout"] if backward else [])
+        chunks = list(chunks_of(inputs, names, 64 << 10))
+        part = int(len(chunks) * upload)
+
+        def paced():
+            yield from chunks[:part]
+            if part < len(chunks):
+                self.go_on.wait(60)
+                yield from chunks[part:]
+
+        header = header_for(inputs, backward=backward, schedule=RING, causal=True,
+                            chunk_bytes=64 << 10, request_id=options.pop("request_id", "faulty"),
+                            **options)
+        method = ring.attention.Backward if backward else ring.attention.Forward
+        self.stub, self.id = ring.attention, header.request_id
+        self.stream = method(requests(header, paced()), timeout=120)
+        self.result = Result()
+        self.result.take(next(self.stream))
+
+    def wait_state(self, state, seconds=30):
+        def reached():
+            reply = self.stub.GetOperation(pb.GetOperationRequest(request_id=self.id), timeout=5)
+            return reply.state == state
+        wait_until(reached, seconds, f"operation state {state}")
+
+    def error(self):
+        with pytest.raises(grpc.RpcError) as error:
+            for response in self.stream:
+                self.result.take(response)
+        self.go_on.set()
+        return error.value
+
+
+def undisturbed(ring, backward=False, world_size=None):
+    inputs = make_inputs(sq=333, dim=32, seed=5)
+    return run(ring.attention, inputs, backward=backward, causal=True, schedule=RING,
+               world_size=world_size)
+
+
+def same(a, b):
+    return all((a.array(n) == b.array(n)).all()
+               for n in (("dq", "dk", "dv") if len(a.tensors) == 3 else ("out", "lse")))
+
+
+def enter(ring, phase):
+    """A call that stands in `phase`."""
+    if phase == "upload":
+        return Call(ring, make_inputs(**BIG), upload=0.5)
+    if phase == "download":
+        call = Call(ring, make_inputs(sq=40000, heads=4, dim=64), layout=pb.LAYOUT_CONTIGUOUS,
+                    window=(8, 0))
+        call.wait_state(pb.OPERATION_STATE_DOWNLOADING)
+        return call
+    call = Call(ring, make_inputs(**BIG), backward=phase == "backward")
+    call.wait_state(pb.OPERATION_STATE_COMPUTING)
+    time.sleep(0.3)
+    return call
+
+
+@pytest.mark.parametrize("phase", ["idle", "upload", "mid-ring", "backward", "download"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_worker_is_lost(make_ring, phase, how):
+    ring = make_ring(workers=3, **FLAGS)
+    before = undisturbed(ring), undisturbed(ring, backward=True)
+    generation = ring.topology().generation
+    call = None if phase == "idle" else enter(ring, phase)
+    begin = time.monotonic()
+    if how == "kill":
+        ring.kill_worker(1)
+    else:
+        ring.stop_worker(1)
+    if call is not None:
+        error = call.error()
+        assert time.monotonic() - begin < (6 if how == "kill" else 14)
+        assert error.code() in LOST, error
+        assert "RetryInfo" in details(error)
+        assert "worker-1" in error.details()
+    # The survivors are a ring at once, the replacement joins them.
+    ring.wait_ready(2, seconds=15, after_generation=generation)
+    assert same(undisturbed(ring, world_size=2), undisturbed(ring, world_size=2))
+    if how == "stop":
+        ring.workers[1].send_signal(signal.SIGKILL)
+        ring.workers[1].wait()
+    ring.start_worker(1)
+    ring.wait_ready(3, seconds=15)
+    after = undisturbed(ring), undisturbed(ring, backward=True)
+    assert all(same(a, b) for a, b in zip(before, after))
+
+
+def test_a_worker_that_skips_its_step_is_named(make_ring):
+    ring = make_ring(workers=0, **FLAGS)
+    for index in range(3):
+        ring.start_worker(index, ["--fault_injection=stall_step:1"] if index == 1 else [])
+    ring.wait_ready(3)
+    error = Call(ring, make_inputs(sq=600)).error()
+    assert error.code() in LOST
+    assert "worker-1" in error.details()
+
+
+def test_a_merely_slow_worker_is_left_alone(make_ring):
+    ring = make_ring(workers=0, **FLAGS)
+    for index in range(3):
+        # Each step takes longer than every timeout; tiles still make progress.
+        ring.start_worker(index, ["--fault_injection=slow_step_ms:9000"] if index == 1 else [])
+    generation = ring.wait_ready(3).generation
+    inputs = make_inputs(sq=300)
+    result = run(ring.attention, inputs, causal=True, schedule=RING, timeout=120)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+    assert ring.topology().generation == generation
+
+
+def test_the_coordinator_dies_mid_stream_and_relearns(make_ring):
+    ring = make_ring(workers=3, **FLAGS)
+    before = undisturbed(ring)
+    baseline = [resident_bytes(p.pid) for p in ring.workers.values()]
+    generation = ring.topology().generation
+    call = Call(ring, make_inputs(sq=40000, heads=4, dim=64), upload=0.9)
+    held = [resident_bytes(p.pid) for p in ring.workers.values()]
+    ring.kill_server()
+    call.go_on.set()
+    with pytest.raises(grpc.RpcError):
+        list(call.stream)
+    # Nothing stays behind on the workers: what the upload took is given back.
+    wait_until(lambda: all(resident_bytes(p.pid) < b + (h - b) // 2 + (8 << 20) for p, b, h in
+                           zip(ring.workers.values(), baseline, held)), 15, "workers' memory")
+    ring.start_server()
+    assert ring.wait_ready(3, seconds=20).generation > generation
+    assert same(before, undisturbed(ring))
+
+
+def test_a_killed_client_frees_everything(make_ring, tmp_path):
+    ring = make_ring(workers=2)
+    source = tmp_path / "in.safetensors"
+    subprocess.run([CLI, "generate", f"--output={source}", "--batch=1", "--seq_len=24000",
+                    "--heads=8", "--head_dim=64", "--dtype=fp32", "--seed=1"], check=True)
+    client = subprocess.Popen([CLI, "forward", f"--server={ring.address}", f"--input={source}",
+                               f"--output={tmp_path}/out.safetensors", "--causal",
+                               "--schedule=ring", "--world_size=2"])
+    wait_until(lambda: any(w.reserved_bytes for w in ring.topology().workers), 30, "a reservation")
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 15,
+               "memory to be given back")
+    undisturbed(ring)
+
+
+def test_deadline_in_each_phase(make_ring):
+    ring = make_ring(workers=2)
+    generation = ring.topology().generation
+    for upload, inputs in ((0.5, make_inputs(**BIG)), (1.0, make_inputs(sq=24000, heads=8, dim=64))):
+        names = ["q", "k", "v"]
+        chunks = list(chunks_of(inputs, names))
+        gate = threading.Event()
+
+        def paced():
+            yield from chunks[:int(len(chunks) * upload)]
+            gate.wait(30)
+
+        begin = time.monotonic()
+        with pytest.raises(grpc.RpcError) as error:
+            list(ring.attention.Forward(
+                requests(header_for(inputs, causal=True, schedule=RING), paced()), timeout=1.5))
+        gate.set()
+        assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.monotonic() - begin < 4
+        wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10,
+                   "memory to be given back")
+    undisturbed(ring)
+    assert ring.topology().generation == generation
+
+
+def test_an_idle_upload_gives_its_memory_back(make_ring):
+    ring = make_ring(workers=2, server_flags=["--upload_idle_timeout=2s"])
+    error = Call(ring, make_inputs(**BIG), upload=0.5).error()
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
+
+
+def test_a_slow_reader_and_a_slow_writer_stall_only_themselves(make_ring):
+    ring = make_ring(workers=2)
+    reader = Call(ring, make_inputs(sq=40000, heads=4, dim=64), window=(8, 0),
+                  request_id="reader")
+    reader.wait_state(pb.OPERATION_STATE_DOWNLOADING)
+    writer = Call(ring, make_inputs(sq=20000, heads=4, dim=64), upload=0.5, request_id="writer")
+    before = resident_bytes(ring.server.pid)
+    begin = time.monotonic()
+    for _ in range(5):
+        undisturbed(ring, world_size=2)
+    assert time.monotonic() - begin < 20
+    # 40 MB of output wait at the workers, not in the coordinator.
+    assert resident_bytes(ring.server.pid) - before < 32 << 20
+    for response in reader.stream:
+        reader.result.take(response)
+    reader.result.finish()
+    writer.go_on.set()
+    for response in writer.stream:
+        writer.result.take(response)
+    writer.result.finish()
+
+
+def test_cancelled_requests_leave_nothing(make_ring):
+    ring = make_ring(workers=2)
+    inputs = make_inputs(sq=400, dim=32)
+    undisturbed(ring)
+    generation = ring.topology().generation
+    processes = [ring.server, *ring.workers.values()]
+
+    def cancel_some(count):
+        rng = np.random.default_rng(count)
+        for _ in range(count):
+            call = ring.attention.Forward(
+                requests(header_for(inputs, causal=True, schedule=RING),
+                         chunks_of(inputs, ["q", "k", "v"], 64 << 10)), timeout=30)
+            if rng.random() < 0.7:
+                next(call)
+            time.sleep(rng.random() * 0.004)
+            call.cancel()
+
+    def settled():
+        return not any(w.reserved_bytes for w in ring.topology().workers)
+
+    cancel_some(200)
+    wait_until(settled, 20, "memory")
+    memory = [resident_bytes(p.pid) for p in processes]
+    descriptors = [open_descriptors(p.pid) for p in processes]
+    cancel_some(1000)
+    wait_until(settled, 20, "memory")
+    time.sleep(0.5)
+    for process, rss, fds in zip(processes, memory, descriptors):
+        assert resident_bytes(process.pid) < rss + (12 << 20)
+        assert open_descriptors(process.pid) <= fds + 4
+    assert ring.topology().generation == generation
+    undisturbed(ring)
+
+
+def test_the_client_library_replays_over_a_lost_worker(make_ring, tmp_path):
+    ring = make_ring(workers=3, **FLAGS)
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    subprocess.run([CLI, "generate", f"--output={source}", "--batch=1", "--seq_len=24000",
+                    "--heads=8", "--head_dim=64", "--dtype=fp32", "--seed=1"], check=True)
+    client = subprocess.Popen([CLI, "forward", f"--server={ring.address}", f"--input={source}",
+                               f"--output={out}", "--causal", "--schedule=ring", "--json"],
+                              stdout=subprocess.PIPE)
+    wait_until(lambda: any(w.reserved_bytes for w in ring.topology().workers), 30, "a reservation")
+    time.sleep(0.5)
+    ring.kill_worker(2)
+    assert client.wait(90) == 0
+    assert subprocess.run([CLI, "verify", f"--input={source}", f"--output={out}",
+                           "--causal"]).returncode == 0
+
+
+def test_sigterm_drains(make_ring):
+    ring = make_ring(workers=2)
+    call = Call(ring, make_inputs(sq=3000, heads=4, dim=64), upload=0.5)
+    ring.server.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    with pytest.raises(grpc.RpcError) as error:
+        run(ring.attention, make_inputs(), timeout=10)
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    call.go_on.set()
+    for response in call.stream:
+        call.result.take(response)
+    call.result.finish()
+    assert ring.server.wait(15) == 0

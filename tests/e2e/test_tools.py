@@ -1,0 +1,149 @@
+"""What operators use: grpcurl, Prometheus, promtool, health, the admin service."""
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+
+import grpc
+import pytest
+
+from attention import make_inputs, run
+from cluster import wait_until
+from stubs import ROOT, admin_pb2, attention_pb2 as pb
+
+GRPCURL = os.environ.get("RINGATTN_GRPCURL", str(ROOT / ".deps/bin/grpcurl"))
+TOY = {"header": {"shape": {"batch": 1, "seq_len_q": 1, "seq_len_kv": 1, "num_heads": 1,
+                            "head_dim": 1}, "dtype": "DATA_TYPE_FLOAT32"}}
+ONE, TWO = "AACAPw==", "AAAAQA=="  # 1.0f, 2.0f
+
+
+def grpcurl(*arguments, stdin=None, fails=False):
+    done = subprocess.run([GRPCURL, "-plaintext", *arguments], input=stdin, text=True,
+                          capture_output=True, timeout=30)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_list_and_describe(ring):
+    services = grpcurl(ring.address, "list").split()
+    assert {"ringattn.v1.AttentionService", "ringattn.v1.ClusterService",
+            "grpc.health.v1.Health"} <= set(services)
+    assert "rpc Forward" in grpcurl(ring.address, "describe", "ringattn.v1.AttentionService")
+    worker = ring.worker_ports(0)["data"]
+    assert "ringattn.v1.ShardService" in grpcurl(worker, "list")
+
+
+def test_health(ring):
+    for service in ("", "ringattn.v1.AttentionService"):
+        reply = grpcurl("-d", json.dumps({"service": service}), ring.address,
+                        "grpc.health.v1.Health/Check")
+        assert "SERVING" in reply and "NOT_SERVING" not in reply
+
+
+def test_a_toy_forward_with_inline_tensors(ring):
+    request = json.loads(json.dumps(TOY))
+    request["header"]["inline_tensors"] = [
+        {"tensor": "TENSOR_ID_Q", "data": ONE}, {"tensor": "TENSOR_ID_K", "data": ONE},
+        {"tensor": "TENSOR_ID_V", "data": TWO}]
+    reply = grpcurl("-d", json.dumps(request), ring.address, "ringattn.v1.AttentionService/Forward")
+    assert TWO in reply  # out = v
+    assert ONE in reply  # lse = q k = 1
+
+
+def test_a_toy_forward_with_pipelined_chunks(ring):
+    messages = [TOY] + [{"chunk": {"tensor": f"TENSOR_ID_{name}", "offset": 0, "data": data}}
+                        for name, data in (("Q", ONE), ("K", ONE), ("V", TWO))]
+    reply = grpcurl("-d", "@", ring.address, "ringattn.v1.AttentionService/Forward",
+                    stdin="\n".join(json.dumps(m) for m in messages))
+    assert TWO in reply and "summary" in reply
+
+
+def test_an_error_with_its_details(ring):
+    request = json.loads(json.dumps(TOY))
+    request["header"]["shape"]["head_dim"] = 300
+    reply = grpcurl("-d", json.dumps(request), ring.address,
+                    "ringattn.v1.AttentionService/Forward", fails=True)
+    assert "InvalidArgument" in reply and "shape.head_dim" in reply
+    request = json.loads(json.dumps(TOY))
+    request["header"]["options"] = {"dropout": {"rate": 0.1, "seed": 1}}
+    reply = grpcurl("-d", json.dumps(request), ring.address,
+                    "ringattn.v1.AttentionService/Forward", fails=True)
+    assert "Unimplemented" in reply and "options.dropout" in reply
+
+
+def fetch(address):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+        return reply.read().decode()
+
+
+def test_metrics_pass_promtool_and_count(ring):
+    run(ring.attention, make_inputs(sq=100), schedule=pb.SCHEDULE_RING, world_size=4)
+    server = fetch(ring.ports["metrics"])
+    workers = [fetch(ring.worker_ports(i)["metrics"]) for i in range(4)]
+    for text in [server, *workers]:
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True,
+                              capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert 'ringattn_requests_total{' in server
+    for name in ("ringattn_stage_duration_seconds", "ringattn_queue_depth", "ringattn_queue_bytes",
+                 "ringattn_bytes_total", "ringattn_ring_generation", "ringattn_worker_up"):
+        assert name in server, name
+    assert all("ringattn_attention_flops_total" in text for text in workers)
+
+
+def test_a_real_prometheus_scrapes_and_answers(ring, tmp_path):
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(f"""
+global: {{scrape_interval: 1s}}
+scrape_configs:
+  - job_name: ringattn
+    static_configs: [{{targets: ["{ring.ports['metrics']}"]}}]
+""")
+    subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
+    process = subprocess.Popen(
+        ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data",
+         f"--web.listen-address=127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        def answer():
+            url = f"http://127.0.0.1:{port}/api/v1/query?query=sum(ringattn_worker_up)"
+            try:
+                with urllib.request.urlopen(url, timeout=2) as reply:
+                    result = json.load(reply)["data"]["result"]
+            except OSError:
+                return None
+            return result and result[0]["value"][1]
+        assert wait_until(answer, 30, "an answer") == "4"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_admin_needs_the_secret_and_stays_off_the_public_listener(ring):
+    admin = ring.admin()
+    with pytest.raises(grpc.RpcError) as error:
+        admin.Drain(admin_pb2.DrainRequest(), timeout=5)
+    assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert "AdminService" not in grpcurl(ring.address, "list")
+
+
+def test_drain_and_reform(make_ring):
+    ring = make_ring(workers=2)
+    admin, secret = ring.admin(), ring.credentials
+    generation = ring.topology().generation
+    reply = admin.ReformRing(admin_pb2.ReformRingRequest(), metadata=secret, timeout=15)
+    assert reply.generation > generation
+    admin.Drain(admin_pb2.DrainRequest(), metadata=secret, timeout=15)
+    health = grpcurl("-d", "{}", ring.address, "grpc.health.v1.Health/Check")
+    assert "NOT_SERVING" in health
+    with pytest.raises(grpc.RpcError) as error:
+        run(ring.attention, make_inputs())
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    admin.Drain(admin_pb2.DrainRequest(undo=True), metadata=secret, timeout=15)
+    run(ring.attention, make_inputs())

@@ -1,0 +1,96 @@
+// Whatever a client's first message holds, reading it stays inside its bytes and
+// inside int64, and what is accepted keeps every promise that the rest of the service
+// builds on. The first byte chooses the direction.
+#include <google/protobuf/stubs/logging.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <variant>
+
+#include "common/limits.h"
+#include "common/validation.h"
+#include "ringattn/v1/attention.pb.h"
+#include "server/edge/header_translation.h"
+
+namespace {
+
+using ringattn::HeaderRequest;
+using ringattn::Limits;
+using ringattn::Rejection;
+using ringattn::TensorId;
+
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void CheckRejection(const Rejection& rejection, const Limits& limits) {
+  Require(!rejection.violations.empty());
+  int64_t bytes = 0;
+  for (const ringattn::Violation& violation : rejection.violations) {
+    Require(!violation.field.empty() && !violation.description.empty());
+    bytes += violation.field.size() + violation.description.size();
+  }
+  Require(rejection.violations.size() == 1 || bytes <= limits.max_error_detail_bytes);
+  Require(!rejection.ToStatus().ok());
+}
+
+void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
+  const ringattn::AttentionShape& shape = request.valid.spec.shape;
+  Require(shape.batch >= 1 && shape.num_heads >= 1 && shape.num_kv_heads >= 1);
+  Require(shape.num_heads % shape.num_kv_heads == 0);
+  Require(shape.head_dim >= 1 && shape.head_dim <= limits.max_head_dim);
+  Require(shape.head_dim_v >= 1 && shape.head_dim_v <= limits.max_head_dim);
+  Require(shape.cu_seqlens_q.size() == shape.cu_seqlens_k.size());
+  Require(shape.cu_seqlens_q.front() == 0 && shape.cu_seqlens_q.back() == shape.seq_len_q);
+  Require(shape.cu_seqlens_k.front() == 0 && shape.cu_seqlens_k.back() == shape.seq_len_kv);
+  int64_t total = 0;
+  for (const auto* tensors : {&request.valid.inputs, &request.valid.outputs}) {
+    for (TensorId id : *tensors) {
+      const int64_t bytes = ringattn::LayoutOf(request.valid.spec, id).bytes();
+      Require(bytes >= 0 && bytes <= limits.max_tensor_bytes);
+      total += bytes;
+    }
+  }
+  Require(total <= limits.max_request_bytes);
+  int64_t inline_bytes = 0;
+  for (const ringattn::InlineData& data : request.inline_tensors) {
+    Require(static_cast<int64_t>(data.bytes.size()) ==
+            ringattn::LayoutOf(request.valid.spec, data.tensor).bytes());
+    inline_bytes += data.bytes.size();
+  }
+  Require(inline_bytes <= limits.max_inline_bytes);
+  Require(request.reply.max_chunk_bytes >= limits.min_chunk_bytes_down);
+  Require(request.reply.max_chunk_bytes <= limits.max_chunk_bytes_up);
+}
+
+template <typename Message>
+void ReadFirst(const std::string& bytes) {
+  Message message;
+  if (!message.ParseFromString(bytes)) return;
+  const Limits limits;
+  const auto read = ringattn::ReadHeader(message, limits);
+  if (const auto* rejection = std::get_if<Rejection>(&read)) {
+    CheckRejection(*rejection, limits);
+  } else {
+    CheckAccepted(std::get<HeaderRequest>(read), limits);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  google::protobuf::SetLogHandler(nullptr);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  if (data[0] % 2 == 0) {
+    ReadFirst<ringattn::v1::ForwardRequest>(bytes);
+  } else {
+    ReadFirst<ringattn::v1::BackwardRequest>(bytes);
+  }
+  return 0;
+}

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what is missing and runs every test.
+#
+#   ./tests/run.sh          the standard tier (within 45 minutes on 2 cores, from nothing)
+#   ./tests/run.sh --full   also: sanitizers over everything, the whole sweep, 10,000 simulated
+#                           clusters, ten minutes of each fuzz target
+#
+# Closes with one line: N passed, N failed, N skipped.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+tier=standard
+[[ ${1:-} == --full ]] && tier=full
+# shellcheck source=tests/lib/tally.sh
+source tests/lib/tally.sh
+
+section "installing what is missing"
+./deploy/install_deps.sh clang lld libclang-rt-14-dev python3-pytest prometheus golang-go || fatal "installing failed"
+grpcurl=$(./deploy/install_grpcurl.sh) || fatal "grpcurl could not be built"
+export RINGATTN_GRPCURL=$grpcurl
+
+section "unit tests, sweeps and simulation: bazel test //..."
+./tests/lib/unit_tests.sh || true
+
+section "end to end: real processes, grpcurl, Prometheus"
+./tests/lib/e2e_tests.sh || true
+
+if [[ $tier == full ]]; then
+  section "fuzzing"
+  ./tests/lib/fuzz_tests.sh full || true
+
+  section "sanitizers"
+  ./tests/lib/sanitizer_tests.sh || true
+fi
+
+close_tally

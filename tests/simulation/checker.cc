@@ -1,0 +1,164 @@
+#include "tests/simulation/checker.h"
+
+#include <algorithm>
+
+namespace ringattn::simulation {
+
+void Checker::OnCoordinatorStarted(const Coordinator* core) {
+  core_ = core;
+  torn_down_ = true;
+  members_.clear();
+  operations_.clear();
+}
+
+void Checker::OnWorkerSaid(const WorkerSaid& said) {
+  if (dropped_.count(said.connection) > 0) return;
+  const v1::JoinRequest& message = said.message;
+  if (message.has_prepared() && message.prepared().generation() == generation_) {
+    prepared_.insert(said.connection);
+  }
+  const auto note = [&](const auto& answer, std::set<ConnectionId> Operation::*who) {
+    const auto found = operations_.find(answer.operation_id());
+    if (found != operations_.end() && answer.generation() == generation_) {
+      (found->second.*who).insert(said.connection);
+    }
+  };
+  if (message.has_reserved() && message.reserved().ok()) {
+    note(message.reserved(), &Operation::reserved);
+  }
+  if (message.has_uploaded()) note(message.uploaded(), &Operation::uploaded);
+  if (message.has_finished()) note(message.finished(), &Operation::finished);
+}
+
+void Checker::OnAction(const Action& action) {
+  if (const auto* send = std::get_if<SendToWorker>(&action)) {
+    On(send->connection, send->message);
+  } else if (const auto* drop = std::get_if<DropWorker>(&action)) {
+    dropped_.insert(drop->connection);
+  } else if (const auto* accept = std::get_if<AcceptRequest>(&action)) {
+    On(*accept);
+  } else if (const auto* begin = std::get_if<BeginDownload>(&action)) {
+    On(*begin);
+  } else if (const auto* finish = std::get_if<FinishRequest>(&action)) {
+    EndStream(finish->stream);
+  } else if (const auto* fail = std::get_if<FailRequest>(&action)) {
+    EndStream(fail->stream);
+  } else if (const auto* changed = std::get_if<StateChanged>(&action)) {
+    if (ended_.count(changed->stream) > 0) {
+      world_->Violate("stream ", changed->stream, " changed its state after its end");
+    }
+  } else if (const auto* serving = std::get_if<ServingChanged>(&action)) {
+    const bool ready = core_->topology().state() == v1::RING_STATE_READY;
+    if (serving->serving != ready) world_->Violate("serving without a ring, or the reverse");
+  }
+}
+
+void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
+  if (dropped_.count(connection) > 0) {
+    return world_->Violate("message to dropped connection ", connection);
+  }
+  if (message.has_prepare()) {
+    const v1::Prepare& prepare = message.prepare();
+    if (prepare.rank() == 0) {
+      for (ConnectionId member : members_) {
+        if (!torn_down_ && dropped_.count(member) + gone_.count(member) == 0) {
+          world_->Violate("Prepare while generation ", generation_, " lives");
+        }
+      }
+      if (prepare.generation() <= generation_) world_->Violate("generations do not grow");
+      generation_ = prepare.generation();
+      torn_down_ = false;
+      members_.clear();
+      prepared_.clear();
+      operations_.clear();
+    }
+    if (prepare.rank() != members_.size()) world_->Violate("ranks out of order");
+    members_.push_back(connection);
+    return;
+  }
+  if (message.has_commit()) {
+    if (prepared_.size() != members_.size()) world_->Violate("Commit before all prepared");
+    return;
+  }
+  if (message.has_teardown()) {
+    torn_down_ = true;
+    operations_.clear();
+    return;
+  }
+  if (message.has_registered() || message.has_leave()) return;
+
+  if (torn_down_) world_->Violate("an operation's message outside a generation");
+  if (message.has_reserve()) {
+    const v1::Reserve& reserve = message.reserve();
+    Operation& operation = operations_[reserve.operation_id()];
+    operation.members.push_back(connection);
+    const size_t ring_rank = operation.members.size() - 1;
+    const bool matches = ring_rank < static_cast<size_t>(reserve.members_size()) &&
+                         reserve.members(ring_rank) < members_.size() &&
+                         members_[reserve.members(ring_rank)] == connection;
+    if (!matches) world_->Violate("Reserve of ", reserve.operation_id(), " to a wrong member");
+  } else if (message.has_run()) {
+    const std::string& id = message.run().operation_id();
+    Operation& operation = operations_[id];
+    if (!operation.accepted) world_->Violate("Run of ", id, " before it was accepted");
+    if (operation.uploaded.size() != operation.members.size()) {
+      world_->Violate("Run of ", id, " before all have uploaded");
+    }
+    if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
+    // One global order: an operation's place is given at its first Run, and every
+    // worker's places must grow.
+    if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
+    uint64_t& last = last_run_[connection];
+    if (operation.run_sequence <= last) world_->Violate("Run of ", id, " out of order");
+    last = operation.run_sequence;
+  } else if (message.has_release()) {
+    const Operation& operation = operations_[message.release().operation_id()];
+    if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0) {
+      world_->Violate("Release of ", message.release().operation_id(), " before Finished");
+    }
+  }
+}
+
+void Checker::On(const AcceptRequest& accept) {
+  Operation& operation = operations_[accept.operation_id];
+  if (accept.generation != generation_ || torn_down_) {
+    world_->Violate("accepted ", accept.operation_id, " outside the current generation");
+  }
+  if (operation.accepted || !accepted_.emplace(accept.stream, accept.operation_id).second) {
+    world_->Violate("stream ", accept.stream, " accepted twice");
+  }
+  operation.accepted = true;
+  std::vector<ConnectionId> members;
+  for (const RingMember& member : accept.members) members.push_back(member.connection);
+  if (members != operation.members) world_->Violate("accepted with members not asked to reserve");
+  for (ConnectionId member : members) {
+    if (dropped_.count(member) > 0 || operation.reserved.count(member) == 0) {
+      world_->Violate("accepted ", accept.operation_id, " without memory on ", member);
+    }
+  }
+}
+
+void Checker::On(const BeginDownload& begin) {
+  const Operation& operation = operations_[accepted_[begin.stream]];
+  if (operation.finished.size() != operation.members.size()) {
+    world_->Violate("download of ", accepted_[begin.stream], " before all have finished");
+  }
+}
+
+void Checker::EndStream(StreamId stream) {
+  if (!ended_.insert(stream).second) world_->Violate("stream ", stream, " ended twice");
+}
+
+void Checker::OnSettled() {
+  const CoordinatorStats stats = core_->stats();
+  // A requeued operation may exceed the bound by the one that was reserving.
+  if (stats.queued_requests > config_.limits.max_queued_requests + 1) {
+    world_->Violate(stats.queued_requests, " requests wait");
+  }
+  if (stats.queued_requests == 0 && stats.queued_bytes != 0) {
+    world_->Violate("an empty queue of ", stats.queued_bytes, " bytes");
+  }
+  if (stats.active_requests == 0 && stats.queued_requests < 0) world_->Violate("negative counts");
+}
+
+}  // namespace ringattn::simulation

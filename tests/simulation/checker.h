@@ -1,0 +1,59 @@
+// The rules that the coordinator must keep at every step, checked against what it
+// was told and what it did; it is not asked.
+#ifndef RINGATTN_TESTS_SIMULATION_CHECKER_H_
+#define RINGATTN_TESTS_SIMULATION_CHECKER_H_
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/simulation/world.h"
+
+namespace ringattn::simulation {
+
+// Not thread safe.
+class Checker {
+ public:
+  Checker(World* world, const CoordinatorConfig& config) : world_(world), config_(config) {}
+
+  void OnCoordinatorStarted(const Coordinator* core);
+  // Before the coordinator hears it:
+  void OnWorkerSaid(const WorkerSaid& said);
+  void OnWorkerGone(const WorkerGone& gone) { gone_.insert(gone.connection); }
+  void OnAction(const Action& action);
+  void OnSettled();
+
+ private:
+  struct Operation {
+    std::vector<ConnectionId> members;  // Reserve was sent to them
+    std::set<ConnectionId> reserved, uploaded, run, finished;
+    uint64_t run_sequence = 0;
+    bool accepted = false;
+  };
+
+  void On(ConnectionId connection, const v1::JoinResponse& message);
+  void On(const AcceptRequest& accept);
+  void On(const BeginDownload& begin);
+  void EndStream(StreamId stream);
+
+  World* const world_;
+  const CoordinatorConfig config_;
+  const Coordinator* core_ = nullptr;
+  uint64_t generation_ = 0;  // the newest prepared, over all lives
+  bool torn_down_ = true;  // or nobody is left to be told
+  std::vector<ConnectionId> members_;  // by rank
+  std::set<ConnectionId> prepared_;
+  std::set<ConnectionId> dropped_;
+  std::set<ConnectionId> gone_;  // closed by themselves
+  std::map<std::string, Operation> operations_;  // of this generation
+  std::map<StreamId, std::string> accepted_;     // operation ids
+  std::map<ConnectionId, uint64_t> last_run_;
+  uint64_t runs_ = 0;
+  std::set<StreamId> ended_;
+};
+
+}  // namespace ringattn::simulation
+
+#endif  // RINGATTN_TESTS_SIMULATION_CHECKER_H_

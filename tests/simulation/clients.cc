@@ -1,0 +1,285 @@
+#include "tests/simulation/clients.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+
+namespace ringattn::simulation {
+namespace {
+
+constexpr int kMaxAttempts = 12;
+
+AttentionSpec SpecOf(int64_t tokens) {
+  AttentionSpec spec;
+  spec.shape.seq_len_q = tokens;
+  spec.shape.seq_len_kv = tokens;
+  spec.shape.cu_seqlens_q = {0, tokens};
+  spec.shape.cu_seqlens_k = {0, tokens};
+  spec.options.causal = tokens % 2 == 0;
+  return spec;
+}
+
+}  // namespace
+
+void Clients::StartRandomCall(int max_world_size) {
+  Random& random = world_->random;
+  Call call;
+  call.id = absl::StrCat("call-", calls_.size());
+  call.fingerprint = random.Next();
+  call.tokens = random.OneIn(10) ? random.Below(3) : random.Below(2000);
+  call.world_size = random.Below(max_world_size + 1);
+  call.backward = random.OneIn(3);
+  call.upload_time = random.Between(absl::Milliseconds(1), absl::Milliseconds(400));
+  call.download_time = random.Between(absl::Milliseconds(1), absl::Milliseconds(400));
+  if (random.OneIn(12)) call.upload_time = random.Between(absl::Seconds(1), absl::Seconds(20));
+  if (random.OneIn(12)) call.download_time = random.Between(absl::Seconds(1), absl::Seconds(20));
+  call.idles = random.OneIn(25);
+  if (random.OneIn(4)) call.deadline = random.Between(absl::ZeroDuration(), absl::Seconds(20));
+  const std::string id = call.id;
+  calls_[id] = std::move(call);
+  Open(id, /*other_header=*/false);
+}
+
+void Clients::StartGoodCall(const std::string& name, int world_size) {
+  Call call;
+  call.id = name;
+  call.tokens = 64;
+  call.world_size = world_size;
+  call.good = true;
+  call.upload_time = absl::Milliseconds(50);
+  call.download_time = absl::Milliseconds(50);
+  calls_[name] = std::move(call);
+  Open(name, /*other_header=*/false);
+}
+
+void Clients::Open(const std::string& call_id, bool other_header) {
+  Call& call = calls_.at(call_id);
+  const StreamId id = ++last_stream_;
+  Stream& stream = streams_[id];
+  stream.call = call_id;
+  stream.other_header = other_header;
+  stream.deadline = world_->now() + call.deadline;
+  if (!other_header) ++call.attempts;
+  for (auto& [older_id, older] : streams_) {
+    const bool same = older.call == call_id && older.other_header == other_header;
+    if (older_id != id && same && !older.ended) older.superseded = true;
+  }
+  RequestArrived arrived;
+  arrived.stream = id;
+  arrived.request_id = call_id;
+  arrived.fingerprint = call.fingerprint + other_header;
+  arrived.spec = SpecOf(call.tokens);
+  arrived.direction = call.backward ? Direction::kBackward : Direction::kForward;
+  if (call.world_size > 0) arrived.choice.world_size = call.world_size;
+  arrived.deadline = stream.deadline;
+  world_->Trace("stream ", id, ": ", call_id, " tokens ", call.tokens, " world ", call.world_size,
+                other_header ? " with another header" : "");
+  if (!call.good) PlanMischief(id);
+  control_->Feed(arrived);
+}
+
+void Clients::PlanMischief(StreamId stream) {
+  Random& random = world_->random;
+  if (random.OneIn(6)) {
+    world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(5)),
+                            [this, stream] {
+      if (!InFlight(stream)) return;
+      streams_.at(stream).cancelled = true;
+      world_->Trace("stream ", stream, ": cancel");
+      if (world_->random.OneIn(2)) {
+        control_->Feed(CancelRequested{streams_.at(stream).call});
+      } else {
+        Failure why;
+        why.code = absl::StatusCode::kCancelled;
+        why.reason = "CLIENT_CANCELLED";
+        control_->Feed(RequestEnded{stream, why});
+      }
+    });
+  }
+  if (random.OneIn(10)) {
+    world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(3)),
+                            [this, stream, other = random.OneIn(4)] {
+      if (InFlight(stream)) Open(streams_.at(stream).call, other);
+    });
+  }
+}
+
+void Clients::OnAction(const Action& action) {
+  if (const auto* accept = std::get_if<AcceptRequest>(&action)) {
+    for (const auto& [id, other] : streams_) {
+      const bool same = other.call == streams_.at(accept->stream).call;
+      if (same && id != accept->stream && Served(id)) {
+        world_->Violate("streams ", id, " and ", accept->stream, " both serve ", other.call);
+      }
+    }
+    Upload(accept->stream, *accept);
+  } else if (const auto* begin = std::get_if<BeginDownload>(&action)) {
+    Stream& stream = streams_.at(begin->stream);
+    stream.uploading = false;
+    stream.downloading = true;
+    world_->scheduler.After(calls_.at(stream.call).download_time,
+                            [this, id = begin->stream] { TryFinishDownload(id); });
+  } else if (const auto* finish = std::get_if<FinishRequest>(&action)) {
+    Stream& stream = streams_.at(finish->stream);
+    world_->Trace("stream ", finish->stream, ": OK");
+    if (!stream.downloading) world_->Violate("OK without the result");
+    stream.ended = true;
+    calls_.at(stream.call).succeeded = true;
+    ++ends_["OK"];
+    last_end_ = world_->now();
+  } else if (const auto* fail = std::get_if<FailRequest>(&action)) {
+    OnFail(fail->stream, fail->failure);
+  }
+}
+
+void Clients::Upload(StreamId id, const AcceptRequest& accept) {
+  Stream& stream = streams_.at(id);
+  const Call& call = calls_.at(stream.call);
+  stream.operation_id = accept.operation_id;
+  stream.uploading = true;
+  world_->Trace("stream ", id, ": accepted ", accept.operation_id);
+  for (const RingMember& member : accept.members) {
+    SimWorker* worker = find_worker_(member.name);
+    stream.members.emplace_back(worker, worker->process());
+  }
+  for (size_t i = 0; i < stream.members.size(); ++i) {
+    if (call.idles && i + 1 == stream.members.size()) continue;
+    const auto [worker, process] = stream.members[i];
+    world_->scheduler.After(
+        world_->random.Between(0.5 * call.upload_time, call.upload_time),
+        [this, id, i, worker, process, operation = accept.operation_id] {
+          if (!InFlight(id)) return;
+          if (!worker->Holds(operation, process)) return FailShard(id, i);
+          worker->FinishUpload(operation, process);
+        });
+  }
+  if (!call.idles) ReportUpload(id);
+}
+
+void Clients::ReportUpload(StreamId stream) {
+  if (!InFlight(stream) || !streams_.at(stream).uploading) return;
+  control_->Feed(UploadProgressed{stream});
+  world_->scheduler.After(absl::Seconds(1), [this, stream] { ReportUpload(stream); });
+}
+
+void Clients::FailShard(StreamId id, int member) {
+  Stream& stream = streams_.at(id);
+  if (std::exchange(stream.shard_failed, true)) return;
+  world_->scheduler.After(
+      world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(200)), [this, id, member] {
+        if (InFlight(id)) control_->Feed(ShardStreamFailed{id, member, "connection reset"});
+      });
+}
+
+void Clients::TryFinishDownload(StreamId id) {
+  if (!InFlight(id)) return;
+  const Stream& stream = streams_.at(id);
+  for (size_t i = 0; i < stream.members.size(); ++i) {
+    const auto [worker, process] = stream.members[i];
+    if (!worker->Holds(stream.operation_id, process)) return FailShard(id, i);
+    if (worker->stopped()) {
+      world_->scheduler.After(absl::Milliseconds(500), [this, id] { TryFinishDownload(id); });
+      return;
+    }
+  }
+  control_->Feed(DownloadFinished{id});
+}
+
+void Clients::OnFail(StreamId id, const Failure& failure) {
+  Stream& stream = streams_.at(id);
+  world_->Trace("stream ", id, ": ", absl::StatusCodeToString(failure.code), " ", failure.reason,
+                " ", failure.message);
+  stream.ended = true;
+  ++ends_[failure.reason];
+  last_end_ = world_->now();
+  const std::string illegal = WhyIllegal(stream, failure);
+  if (!illegal.empty()) {
+    world_->Violate("stream ", id, ": ", absl::StatusCodeToString(failure.code), " ",
+                    failure.reason, " (", failure.message, "): ", illegal);
+  }
+  const Call& call = calls_.at(stream.call);
+  const bool replay = failure.retry_after.has_value() && !stream.superseded &&
+                      !stream.cancelled && call.attempts < kMaxAttempts;
+  if (!replay) return;
+  world_->scheduler.After(*failure.retry_after, [this, call_id = stream.call] {
+    for (const auto& [other_id, other] : streams_) {
+      if (other.call == call_id && !other.ended) return;
+    }
+    Open(call_id, /*other_header=*/false);
+  });
+}
+
+// Empty if the request may end like that.
+std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) const {
+  const Call& call = calls_.at(stream.call);
+  const auto only = [](bool condition, const char* why) { return condition ? "" : why; };
+  switch (failure.code) {
+    case absl::StatusCode::kCancelled: {
+      // CancelOperation names the request, so whichever stream has it is ended.
+      bool asked = stream.cancelled;
+      for (const auto& [id, other] : streams_) {
+        asked |= other.call == stream.call && other.cancelled;
+      }
+      return only(asked, "nobody cancelled");
+    }
+    case absl::StatusCode::kDeadlineExceeded:
+      if (failure.reason == "UPLOAD_IDLE") {
+        return only(call.idles || world_->fault_injected, "it uploaded steadily");
+      }
+      return only(stream.deadline <= world_->now(), "the deadline has not passed");
+    case absl::StatusCode::kInvalidArgument:
+      return only(failure.reason == "REQUEST_ID_REUSED" && failure.field == "request_id",
+                  "nothing was wrong with it");
+    case absl::StatusCode::kAborted:
+      if (failure.reason == "SUPERSEDED") {
+        return only(stream.superseded && !failure.retry_after, "nobody took over");
+      }
+      if (!failure.retry_after) return "no RetryInfo";
+      if (!world_->fault_injected) return "nothing was lost";
+      if (world_->weather == Weather::kSingleFault && failure.reason != "SHARD_STREAM_BROKEN" &&
+          !absl::StrContains(failure.message, absl::StrCat("(", world_->faulty_worker, ")"))) {
+        return absl::StrCat("the fault was ", world_->faulty_worker, "'s");
+      }
+      return "";
+    case absl::StatusCode::kUnavailable:
+      if (!failure.retry_after) return "no RetryInfo";
+      if (failure.reason == "DRAINING") return only(was_drained_, "never drained");
+      return only(world_->fault_injected || world_->now() - world_->start < absl::Seconds(6),
+                  "a ring was formed");
+    case absl::StatusCode::kResourceExhausted:
+      return "";
+    case absl::StatusCode::kFailedPrecondition:
+      return only(call.world_size > 1, "it did not ask for workers");
+    case absl::StatusCode::kInternal:
+      return only(compute_may_fail_ || world_->fault_injected, "nothing failed");
+    default:
+      return "no such code";
+  }
+}
+
+void Clients::OnCoordinatorRestarted() {
+  std::vector<std::string> lost;
+  for (auto& [id, stream] : streams_) {
+    if (stream.ended) continue;
+    stream.ended = true;
+    if (!stream.superseded && !stream.cancelled && !stream.other_header) {
+      lost.push_back(stream.call);
+    }
+  }
+  for (const std::string& call : lost) {
+    if (calls_.at(call).attempts >= kMaxAttempts) continue;
+    world_->scheduler.After(absl::Seconds(1), [this, call] { Open(call, false); });
+  }
+}
+
+bool Clients::Served(StreamId stream) const {
+  const Stream& it = streams_.at(stream);
+  return !it.ended && !it.operation_id.empty();
+}
+
+bool Clients::AllEnded() const {
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const auto& entry) { return entry.second.ended; });
+}
+
+}  // namespace ringattn::simulation

@@ -1,0 +1,95 @@
+// Clients and the edge that serves them: they upload, read slowly or not at all,
+// cancel, run out of time, take over their own requests, and replay what was lost.
+#ifndef RINGATTN_TESTS_SIMULATION_CLIENTS_H_
+#define RINGATTN_TESTS_SIMULATION_CLIENTS_H_
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/control_plane.h"
+#include "tests/simulation/sim_worker.h"
+
+namespace ringattn::simulation {
+
+// Not thread safe.
+class Clients {
+ public:
+  using FindWorker = std::function<SimWorker*(const std::string& name)>;
+
+  Clients(World* world, ControlPlane* control, FindWorker find_worker)
+      : world_(world), control_(control), find_worker_(std::move(find_worker)) {}
+
+  // A request of random size and character.
+  void StartRandomCall(int max_world_size);
+  // One that behaves; `name` identifies it in Succeeded.
+  void StartGoodCall(const std::string& name, int world_size);
+  bool Succeeded(const std::string& name) const { return calls_.at(name).succeeded; }
+
+  void OnAction(const Action& action);
+  void OnCoordinatorRestarted();
+  bool AllEnded() const;
+  void set_draining(bool draining) { was_drained_ |= draining; }
+  void allow_compute_failures() { compute_may_fail_ = true; }
+
+  // How many streams ended how, by reason; "OK" is one.
+  const std::map<std::string, int64_t>& ends() const { return ends_; }
+  // When a request last ended, however it did.
+  absl::Time last_end() const { return last_end_; }
+
+ private:
+  struct Call {
+    std::string id;
+    uint64_t fingerprint = 0;
+    int64_t tokens = 0;
+    int world_size = 0;  // 0: any
+    bool backward = false;
+    bool good = false;     // no mischief
+    bool idles = false;    // stops uploading for ever
+    absl::Duration upload_time;
+    absl::Duration download_time;
+    absl::Duration deadline = absl::InfiniteDuration();
+    int attempts = 0;
+    bool succeeded = false;
+  };
+  struct Stream {
+    std::string call;
+    absl::Time deadline;
+    bool cancelled = false;
+    bool superseded = false;
+    bool other_header = false;
+    bool ended = false;
+    std::string operation_id;
+    std::vector<std::pair<SimWorker*, uint64_t>> members;  // and their processes
+    bool downloading = false;
+    bool uploading = false;
+    bool shard_failed = false;
+  };
+
+  void Open(const std::string& call_id, bool other_header);
+  void PlanMischief(StreamId stream);
+  void Upload(StreamId stream, const AcceptRequest& accept);
+  void ReportUpload(StreamId stream);
+  void FailShard(StreamId stream, int member);
+  void TryFinishDownload(StreamId stream);
+  void OnFail(StreamId stream, const Failure& failure);
+  std::string WhyIllegal(const Stream& stream, const Failure& failure) const;
+  bool Served(StreamId stream) const;
+  bool InFlight(StreamId stream) const { return !streams_.at(stream).ended; }
+
+  World* const world_;
+  ControlPlane* const control_;
+  const FindWorker find_worker_;
+  std::map<std::string, Call> calls_;
+  std::map<StreamId, Stream> streams_;
+  StreamId last_stream_ = 0;
+  bool was_drained_ = false;
+  bool compute_may_fail_ = false;
+  std::map<std::string, int64_t> ends_;
+  absl::Time last_end_ = absl::InfinitePast();
+};
+
+}  // namespace ringattn::simulation
+
+#endif  // RINGATTN_TESTS_SIMULATION_CLIENTS_H_

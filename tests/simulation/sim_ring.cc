@@ -1,0 +1,166 @@
+// A worker's ring pass: steps, blocks that travel, and how a ring breaks.
+#include <algorithm>
+
+#include "tests/simulation/sim_worker.h"
+
+namespace ringattn::simulation {
+namespace {
+
+constexpr int kTilesPerStep = 3;
+// One device alone may compute for longer than any transfer may take.
+constexpr uint64_t kHeavyTokens = 1800;
+constexpr int kHeavyFactor = 40;
+
+}  // namespace
+
+SimWorker* SimWorker::Peer(const Operation& operation, int ring_rank) const {
+  const int world_size = operation.world_size();
+  const size_t rank = operation.reserve.members((ring_rank + world_size) % world_size);
+  return rank < blobs_.size() ? find_peer_(blobs_[rank]) : nullptr;
+}
+
+void SimWorker::StartNext() {
+  if (!running_.empty() || runs_.empty()) return;
+  running_ = runs_.front();
+  runs_.pop_front();
+  const Operation& operation = operations_.at(running_);
+  for (uint32_t rank : operation.reserve.members()) {
+    if (rank < blobs_.size() && broken_peers_.count(blobs_[rank]) > 0) broken_ = true;
+  }
+  if (broken_) return BreakRing("a peer was gone before the first step");
+  if (std::exchange(stick_next_, false)) {
+    world_->Trace(name_, " sticks in ", running_);
+    stuck_ = true;
+    faulty_processes_.insert(process_);
+  }
+  BeginStep(running_);
+}
+
+// REQUIRES: the block of this step is here.
+void SimWorker::BeginStep(const std::string& id) {
+  Operation& operation = operations_.at(id);
+  operation.waits = false;
+  operation.tile = 0;
+  if (stuck_ && operation.step == world_->random.Below(operation.world_size())) return;
+  if (stuck_ && operation.step + 1 == operation.world_size()) return;
+  ComputeTile(id);
+}
+
+void SimWorker::ComputeTile(const std::string& id) {
+  const Operation& operation = operations_.at(id);
+  absl::Duration time = world_->random.Between(0.5 * traits_.tile_time, traits_.tile_time);
+  const bool alone = operation.world_size() == 1;
+  if (alone && operation.reserve.shape().seq_len_q() > kHeavyTokens) {
+    time = std::min(kHeavyFactor * time, absl::Seconds(5));
+  }
+  if (operation.cancelled) time = absl::Microseconds(10);
+  Later(time, [this, id] {
+    const auto found = operations_.find(id);
+    if (found == operations_.end() || running_ != id) return;
+    ++found->second.progress;
+    if (++found->second.tile < kTilesPerStep) return ComputeTile(id);
+    EndStep(id);
+  });
+}
+
+void SimWorker::EndStep(const std::string& id) {
+  Operation& operation = operations_.at(id);
+  const int next = ++operation.step;
+  if (next == operation.world_size()) {
+    const bool fails = std::exchange(fail_next_, false);
+    return Finish(id, !fails);
+  }
+  // Travels although this rank may be cancelled: the neighbour waits for it.
+  if (SimWorker* right = Peer(operation, operation.ring_rank + 1)) {
+    world_->scheduler.After(
+        world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5)),
+        [right, id, next, process = right->process_] {
+          if (process != right->process_) return;
+          right->Later(absl::ZeroDuration(), [right, id, next] { right->OnBlock(id, next); });
+        });
+  }
+  if (operation.received.count(next) > 0) return BeginStep(id);
+  operation.waits = true;
+  if (traits_.transfer_timeout == absl::InfiniteDuration()) return;
+  Later(traits_.transfer_timeout, [this, id, next] {
+    const auto found = operations_.find(id);
+    if (found == operations_.end() || running_ != id) return;
+    if (found->second.waits && found->second.step == next) BreakRing("transfer timed out");
+  });
+}
+
+void SimWorker::OnBlock(const std::string& id, int step) {
+  const auto found = operations_.find(id);
+  if (found == operations_.end()) return;
+  Operation& operation = found->second;
+  operation.received.insert(step);
+  ++operation.progress;
+  if (running_ == id && operation.waits && operation.step == step) BeginStep(id);
+}
+
+void SimWorker::Finish(const std::string& id, bool ok) {
+  Operation& operation = operations_.at(id);
+  operation.finished = true;
+  v1::JoinRequest message;
+  v1::Finished* finished = message.mutable_finished();
+  finished->set_operation_id(id);
+  finished->set_generation(generation_);
+  finished->set_ok(ok && !operation.cancelled);
+  finished->set_cancelled(operation.cancelled);
+  if (!ok) finished->set_reason("injected failure");
+  Say(message);
+  running_.clear();
+  StartNext();
+}
+
+// This worker's transfers have failed: its own links close too, which is what its
+// neighbours then see.
+void SimWorker::BreakRing(const std::string& reason) {
+  broken_ = true;
+  world_->Trace(name_, " reports generation ", generation_, " failed: ", reason);
+  if (!running_.empty() && world_->random.OneIn(2)) {
+    v1::JoinRequest message;
+    message.mutable_finished()->set_operation_id(running_);
+    message.mutable_finished()->set_generation(generation_);
+    message.mutable_finished()->set_reason(reason);
+    Say(message);
+  }
+  v1::JoinRequest message;
+  v1::GenerationFailed* failed = message.mutable_generation_failed();
+  failed->set_generation(generation_);
+  failed->set_operation_id(running_);
+  failed->set_reason(reason);
+  Say(message);
+  running_.clear();
+  runs_.clear();
+  LeaveRing();
+}
+
+void SimWorker::LeaveRing() {
+  for (const std::string& blob : std::exchange(blobs_, {})) {
+    SimWorker* peer = find_peer_(blob);
+    if (peer == nullptr || peer == this) continue;
+    world_->scheduler.After(
+        world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
+        [peer, generation = generation_, mine = this->blob(), process = peer->process_] {
+          if (process != peer->process_) return;
+          peer->Later(absl::ZeroDuration(),
+                      [peer, generation, mine] { peer->OnPeerBroke(generation, mine); });
+        });
+  }
+}
+
+// Noticed only where a transfer of the operation that runs touches that peer.
+void SimWorker::OnPeerBroke(uint64_t generation, const std::string& peer) {
+  if (generation != generation_ || broken_) return;
+  broken_peers_.insert(peer);
+  const auto found = operations_.find(running_);
+  if (found == operations_.end() || stuck_) return;
+  for (uint32_t rank : found->second.reserve.members()) {
+    if (rank < blobs_.size() && blobs_[rank] == peer) {
+      return BreakRing("connection reset by " + peer);
+    }
+  }
+}
+
+}  // namespace ringattn::simulation

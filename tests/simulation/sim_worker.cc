@@ -1,0 +1,297 @@
+#include "tests/simulation/sim_worker.h"
+
+#include <algorithm>
+
+namespace ringattn::simulation {
+namespace {
+
+constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
+
+}  // namespace
+
+SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, std::string name,
+                     WorkerTraits traits)
+    : world_(world),
+      control_(control),
+      find_peer_(std::move(find_peer)),
+      name_(std::move(name)),
+      traits_(traits) {}
+
+std::string SimWorker::blob() const { return absl::StrCat(name_, "#", process_); }
+
+// Runs in this process: not after its end, and late if it is stopped.
+void SimWorker::Later(absl::Duration delay, std::function<void()> callback) {
+  world_->scheduler.After(delay, [this, callback, process = process_] {
+    if (!alive_ || process != process_) return;
+    if (stopped_) {
+      backlog_.push_back(callback);
+    } else {
+      callback();
+    }
+  });
+}
+
+void SimWorker::Launch() {
+  if (alive_) return;
+  alive_ = true;
+  ++process_;
+  world_->Trace(name_, " starts");
+  Dial();
+  Heartbeats();
+}
+
+void SimWorker::Dial() {
+  v1::Register registration;
+  registration.set_name(name_);
+  registration.set_incarnation(absl::StrCat(process_));
+  registration.set_data_address(name_ + ":1");
+  if (traits_.reports_memory) registration.set_memory_bytes(traits_.memory_bytes);
+  heartbeat_sequence_ = 0;
+  connection_ = control_->Dial(this, registration);
+}
+
+void SimWorker::Kill(bool silently) {
+  if (!alive_) return;
+  world_->Trace(name_, silently ? " loses power" : " is killed");
+  faulty_processes_.insert(process_);
+  if (!silently) LeaveRing();
+  alive_ = stopped_ = stuck_ = false;
+  backlog_.clear();
+  control_->HangUp(connection_, silently);
+  connection_ = 0;
+  operations_.clear();
+  runs_.clear();
+  running_.clear();
+  blobs_.clear();
+  broken_peers_.clear();
+  generation_ = 0;
+  committed_ = broken_ = false;
+}
+
+void SimWorker::Stop() {
+  if (!alive_) return;
+  world_->Trace(name_, " is stopped");
+  faulty_processes_.insert(process_);
+  stopped_ = true;
+}
+
+void SimWorker::Resume() {
+  if (!stopped_) return;
+  world_->Trace(name_, " goes on");
+  stopped_ = false;
+  for (const std::function<void()>& callback : std::exchange(backlog_, {})) {
+    if (alive_) callback();
+  }
+}
+
+void SimWorker::Heartbeats() {
+  if (connection_ != 0) {
+    v1::JoinRequest message;
+    v1::Heartbeat* heartbeat = message.mutable_heartbeat();
+    heartbeat->set_sequence(++heartbeat_sequence_);
+    heartbeat->set_reserved_bytes(reserved_bytes());
+    const auto found = operations_.find(running_);
+    if (found != operations_.end()) {
+      heartbeat->set_operation_id(running_);
+      heartbeat->set_generation(generation_);
+      heartbeat->set_step(found->second.step);
+      heartbeat->set_progress(found->second.progress);
+      heartbeat->set_waits_for_peer(found->second.waits);
+    }
+    Say(message);
+  }
+  Later(kHeartbeatInterval, [this] { Heartbeats(); });
+}
+
+int64_t SimWorker::reserved_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [id, operation] : operations_) bytes += operation.bytes;
+  return bytes;
+}
+
+void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
+                          const v1::JoinResponse& message) {
+  if (!alive_ || process != process_) return;
+  Later(absl::ZeroDuration(), [this, connection, message] {
+    if (connection != connection_) return;
+    switch (message.message_case()) {
+      case v1::JoinResponse::kPrepare:
+        return OnPrepare(message.prepare());
+      case v1::JoinResponse::kCommit:
+        return OnCommit(message.commit());
+      case v1::JoinResponse::kTeardown:
+        return OnTeardown(message.teardown());
+      case v1::JoinResponse::kReserve:
+        return OnReserve(message.reserve());
+      case v1::JoinResponse::kRun:
+        return OnRun(message.run());
+      case v1::JoinResponse::kCancel:
+        return OnCancel(message.cancel());
+      case v1::JoinResponse::kRelease:
+        return OnRelease(message.release());
+      default:
+        return;
+    }
+  });
+}
+
+void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
+  if (!alive_ || process != process_ || connection != connection_) return;
+  connection_ = 0;
+  Later(absl::ZeroDuration(), [this] {
+    world_->Trace(name_, " lost its control stream");
+    if (stuck_) return Kill(/*silently=*/false);  // cannot free what is stuck
+    FreeEverything();
+    Later(world_->random.Between(absl::Milliseconds(100), absl::Seconds(1)), [this] {
+      if (connection_ == 0) Dial();
+    });
+  });
+}
+
+void SimWorker::FreeEverything() {
+  LeaveRing();
+  operations_.clear();
+  runs_.clear();
+  running_.clear();
+  generation_ = 0;
+  committed_ = broken_ = false;
+  blobs_.clear();
+  broken_peers_.clear();
+}
+
+// --- forming
+
+void SimWorker::OnPrepare(const v1::Prepare& prepare) {
+  if (generation_ != 0) {
+    world_->Violate(name_, ": Prepare ", prepare.generation(), " while ", generation_, " lives");
+  }
+  generation_ = prepare.generation();
+  committed_ = broken_ = false;
+  v1::JoinRequest answer;
+  answer.mutable_prepared()->set_generation(generation_);
+  answer.mutable_prepared()->set_blob(blob());
+  Later(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(100)),
+        [this, answer] { Say(answer); });
+}
+
+void SimWorker::OnCommit(const v1::Commit& commit) {
+  if (commit.generation() != generation_) {
+    return world_->Violate(name_, ": Commit of ", commit.generation(), " in ", generation_);
+  }
+  blobs_ = {commit.blobs().begin(), commit.blobs().end()};
+  if (std::count(blobs_.begin(), blobs_.end(), blob()) != 1) {
+    world_->Violate(name_, ": Commit without its own blob");
+  }
+  absl::Duration delay = world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(200));
+  bool connected = true;
+  for (const std::string& peer : blobs_) {
+    const SimWorker* worker = find_peer_(peer);
+    if (worker == nullptr) connected = false;
+    if (worker != nullptr && worker->stopped()) {
+      connected = false;
+      delay = kConnectTimeout;
+    }
+  }
+  Later(delay, [this, connected, generation = generation_] {
+    if (generation != generation_) return;
+    if (!connected) return BreakRing("connect failed");
+    committed_ = true;
+    v1::JoinRequest answer;
+    answer.mutable_committed()->set_generation(generation_);
+    Say(answer);
+  });
+}
+
+void SimWorker::OnTeardown(const v1::Teardown& teardown) {
+  if (teardown.generation() < generation_) return;
+  if (stuck_) {
+    if (world_->random.OneIn(2)) return;  // what is stuck may not come loose
+    stuck_ = false;
+  }
+  FreeEverything();
+  v1::JoinRequest answer;
+  answer.mutable_torn_down()->set_generation(teardown.generation());
+  Later(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(500)),
+        [this, answer] { Say(answer); });
+}
+
+// --- operations
+
+void SimWorker::OnReserve(const v1::Reserve& reserve) {
+  if (reserve.generation() != generation_ || (!committed_ && !broken_)) {
+    return world_->Violate(name_, ": Reserve in a generation that is not formed");
+  }
+  const std::string& id = reserve.operation_id();
+  v1::JoinRequest message;
+  v1::Reserved* answer = message.mutable_reserved();
+  answer->set_operation_id(id);
+  answer->set_generation(generation_);
+  const int64_t bytes = 64 + 16 * reserve.shape().seq_len_q() / reserve.members_size();
+  if (reserved_bytes() + bytes > traits_.memory_bytes ||
+      (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
+    answer->set_reason("no memory");
+    return Say(message);
+  }
+  Operation& operation = operations_[id];
+  operation.reserve = reserve;
+  operation.bytes = bytes;
+  for (int i = 0; i < reserve.members_size(); ++i) {
+    const size_t rank = reserve.members(i);
+    if (rank < blobs_.size() && blobs_[rank] == blob()) operation.ring_rank = i;
+  }
+  answer->set_ok(true);
+  answer->set_bytes(bytes);
+  Say(message);
+  const bool empty = operation.ring_rank >= static_cast<int64_t>(reserve.shape().seq_len_q());
+  if (empty) FinishUpload(id, process_);
+}
+
+bool SimWorker::Holds(const std::string& operation_id, uint64_t process) const {
+  return alive_ && process == process_ && operations_.count(operation_id) > 0;
+}
+
+void SimWorker::FinishUpload(const std::string& operation_id, uint64_t process) {
+  if (process != process_) return;
+  Later(absl::ZeroDuration(), [this, operation_id] {
+    const auto found = operations_.find(operation_id);
+    if (found == operations_.end() || found->second.uploaded) return;
+    found->second.uploaded = true;
+    v1::JoinRequest message;
+    message.mutable_uploaded()->set_operation_id(operation_id);
+    message.mutable_uploaded()->set_generation(generation_);
+    Say(message);
+  });
+}
+
+void SimWorker::OnRun(const v1::Run& run) {
+  const auto found = operations_.find(run.operation_id());
+  if (found == operations_.end() || !found->second.uploaded || found->second.run) {
+    return world_->Violate(name_, ": Run of ", run.operation_id(), " before Uploaded or twice");
+  }
+  found->second.run = true;
+  runs_.push_back(run.operation_id());
+  StartNext();
+}
+
+void SimWorker::OnCancel(const v1::Cancel& cancel) {
+  const auto found = operations_.find(cancel.operation_id());
+  if (found == operations_.end()) return;
+  if (!found->second.run) return world_->Violate(name_, ": Cancel of what does not run");
+  found->second.cancelled = true;
+}
+
+void SimWorker::OnRelease(const v1::Release& release) {
+  const auto found = operations_.find(release.operation_id());
+  if (found == operations_.end()) return;
+  if (found->second.run && !found->second.finished && !broken_) {
+    return world_->Violate(name_, ": Release of ", release.operation_id(), " while it runs");
+  }
+  operations_.erase(found);
+  v1::JoinRequest answer;
+  answer.mutable_released()->set_operation_id(release.operation_id());
+  answer.mutable_released()->set_generation(generation_);
+  Say(answer);
+}
+
+}  // namespace ringattn::simulation

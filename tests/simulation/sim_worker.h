@@ -1,0 +1,141 @@
+// A worker's process as the coordinator and its peers see it: the worker's side of
+// WorkerControlService, with computing replaced by waiting.
+//
+// Ring step s + 1 of a rank needs its own step s done and the block that its left
+// neighbour sends after its step s, as in the real ring.
+#ifndef RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_
+#define RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/control_plane.h"
+
+namespace ringattn::simulation {
+
+struct WorkerTraits {
+  absl::Duration tile_time = absl::Milliseconds(5);
+  int64_t memory_bytes = 1 << 20;
+  bool reports_memory = true;
+  // A transfer that waits longer than this has failed.
+  absl::Duration transfer_timeout = absl::InfiniteDuration();
+};
+
+// Not thread safe.
+class SimWorker {
+ public:
+  // Finds the process that made a blob; null if it is gone.
+  using FindPeer = std::function<SimWorker*(const std::string& blob)>;
+
+  SimWorker(World* world, ControlPlane* control, FindPeer find_peer, std::string name,
+            WorkerTraits traits);
+
+  // The launcher's hand.
+  void Launch();
+  void Kill(bool silently);
+  void Stop();    // SIGSTOP
+  void Resume();  // SIGCONT
+
+  // The next operation stands still at some step, for ever, heartbeats going on.
+  void StickNext() { stick_next_ = true; }
+  // The next operation ends with an error of its own.
+  void FailNext() { fail_next_ = true; }
+  void ForgetPlannedFaults() { stick_next_ = fail_next_ = false; }
+
+  // The control plane's.
+  void OnMessage(ConnectionId connection, uint64_t process, const v1::JoinResponse& message);
+  void OnStreamClosed(ConnectionId connection, uint64_t process);
+
+  // The data path's: true if this process still holds the operation.
+  bool Holds(const std::string& operation_id, uint64_t process) const;
+  void FinishUpload(const std::string& operation_id, uint64_t process);
+
+  const std::string& name() const { return name_; }
+  uint64_t process() const { return process_; }
+  ConnectionId connection() const { return connection_; }
+  bool alive() const { return alive_; }
+  bool stopped() const { return stopped_; }
+  bool stuck() const { return stuck_; }
+  bool computes() const { return !running_.empty(); }
+  int64_t reserved_bytes() const;
+  // A fault was done to this or a former process.
+  bool WasFaulty(uint64_t process) const { return faulty_processes_.count(process) > 0; }
+  std::string blob() const;
+
+ private:
+  struct Operation {
+    v1::Reserve reserve;
+    int ring_rank = 0;
+    int64_t bytes = 0;
+    bool uploaded = false;
+    bool run = false;
+    bool cancelled = false;
+    bool finished = false;
+    int step = 0;
+    int tile = 0;
+    uint64_t progress = 0;
+    bool waits = false;
+    std::set<int> received;  // steps whose block has arrived
+
+    int world_size() const { return reserve.members_size(); }
+  };
+
+  void Later(absl::Duration delay, std::function<void()> callback);
+  void Say(const v1::JoinRequest& message) { control_->Say(connection_, message); }
+  void Dial();
+  void Heartbeats();
+  void FreeEverything();
+
+  void OnPrepare(const v1::Prepare& prepare);
+  void OnCommit(const v1::Commit& commit);
+  void OnTeardown(const v1::Teardown& teardown);
+  void OnReserve(const v1::Reserve& reserve);
+  void OnRun(const v1::Run& run);
+  void OnCancel(const v1::Cancel& cancel);
+  void OnRelease(const v1::Release& release);
+
+  void StartNext();
+  void ComputeTile(const std::string& id);
+  void EndStep(const std::string& id);
+  void BeginStep(const std::string& id);
+  void OnBlock(const std::string& id, int step);
+  void Finish(const std::string& id, bool ok);
+  void BreakRing(const std::string& reason);
+  void OnPeerBroke(uint64_t generation, const std::string& peer);
+  void LeaveRing();
+  SimWorker* Peer(const Operation& operation, int ring_rank) const;
+
+  World* const world_;
+  ControlPlane* const control_;
+  const FindPeer find_peer_;
+  const std::string name_;
+  const WorkerTraits traits_;
+
+  bool alive_ = false;
+  bool stopped_ = false;
+  bool stuck_ = false;
+  bool stick_next_ = false;
+  bool fail_next_ = false;
+  uint64_t process_ = 0;
+  std::set<uint64_t> faulty_processes_;
+  std::deque<std::function<void()>> backlog_;  // due while stopped
+  ConnectionId connection_ = 0;
+  uint64_t heartbeat_sequence_ = 0;
+
+  uint64_t generation_ = 0;  // 0: none
+  bool committed_ = false;
+  bool broken_ = false;
+  std::vector<std::string> blobs_;
+  std::set<std::string> broken_peers_;
+  std::map<std::string, Operation> operations_;
+  std::deque<std::string> runs_;
+  std::string running_;
+};
+
+}  // namespace ringattn::simulation
+
+#endif  // RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_

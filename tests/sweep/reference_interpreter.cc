@@ -1,0 +1,374 @@
+#include "tests/sweep/reference_interpreter.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::tests {
+namespace {
+
+// NaN in fp32, bf16 and fp16 alike.
+constexpr uint8_t kPoison = 0xff;
+constexpr int64_t kGuardBytes = 256;
+
+absl::Status Broken(int rank, size_t step, const std::string& reason) {
+  return absl::InternalError(absl::StrCat("rank ", rank, ", step ", step, ": ", reason));
+}
+
+// Memory between two guards.
+class GuardedBuffer {
+ public:
+  explicit GuardedBuffer(int64_t bytes)
+      : bytes_(bytes), memory_(bytes + 2 * kGuardBytes + 63, kPoison) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory_.data()) + kGuardBytes;
+    first_ = (begin + 63) / 64 * 64 - reinterpret_cast<uintptr_t>(memory_.data());
+  }
+
+  uint8_t* data() { return memory_.data() + first_; }
+  int64_t bytes() const { return bytes_; }
+  bool guards_intact() const {
+    const auto poison = [](uint8_t byte) { return byte == kPoison; };
+    return std::all_of(memory_.begin(), memory_.begin() + first_, poison) &&
+           std::all_of(memory_.begin() + first_ + bytes_, memory_.end(), poison);
+  }
+
+ private:
+  int64_t bytes_;
+  std::vector<uint8_t> memory_;
+  int64_t first_ = 0;
+};
+
+// The tokens of a shard in the order of its rows.
+std::vector<int64_t> TokensOf(const Shard& shard) {
+  std::vector<int64_t> tokens;
+  for (const Span& span : shard) {
+    for (int64_t r = 0; r < span.length; ++r) tokens.push_back(span.begin + r * span.stride);
+  }
+  return tokens;
+}
+
+std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
+                             const std::vector<int64_t>& cu_seqlens) {
+  std::vector<Piece> pieces;
+  for (size_t row = 0; row < tokens.size(); ++row) {
+    int64_t document = 0;
+    while (cu_seqlens[document + 1] <= tokens[row]) ++document;
+    const int64_t position = tokens[row] - cu_seqlens[document];
+    pieces.push_back({static_cast<int64_t>(row), 1, document, position, 1});
+  }
+  return pieces;
+}
+
+class Interpreter {
+ public:
+  Interpreter(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
+              const Kernels& kernels, Cut cut)
+      : spec_(spec), plan_(plan), schedule_(schedule), kernels_(kernels), cut_(cut) {
+    const AttentionShape& shape = spec.shape;
+    problem_.dtype = spec.dtype;
+    problem_.batch = shape.batch;
+    problem_.num_heads = shape.num_heads;
+    problem_.num_kv_heads = shape.num_kv_heads;
+    problem_.head_dim = shape.head_dim;
+    problem_.head_dim_v = shape.head_dim_v;
+    problem_.softmax_scale = static_cast<float>(spec.options.softmax_scale);
+    problem_.softcap = static_cast<float>(spec.options.softcap);
+    problem_.bands = DocumentBands(spec);
+  }
+
+  absl::StatusOr<TensorMap> Run(const TensorMap& inputs) {
+    if (static_cast<int>(schedule_.programs.size()) != plan_.world_size) {
+      return absl::InternalError("the schedule has not one program per rank");
+    }
+    size_t steps = 0;
+    for (int rank = 0; rank < plan_.world_size; ++rank) {
+      const Program& program = schedule_.programs[rank];
+      steps = std::max(steps, program.steps.size());
+      buffers_.emplace_back();
+      for (const BufferSpec& buffer : program.buffers) buffers_.back().emplace_back(buffer.bytes);
+      for (size_t id = 0; id < program.buffers.size(); ++id) {
+        const BufferSpec& buffer = program.buffers[id];
+        if (!buffer.input.has_value()) continue;
+        absl::Status status = CopyShard(rank, id, *buffer.input,
+                                        const_cast<uint8_t*>(inputs.at(*buffer.input).data()),
+                                        /*to_buffer=*/true);
+        if (!status.ok()) return status;
+      }
+    }
+    for (size_t step = 0; step < steps; ++step) {
+      absl::Status status = Exchange(step);
+      for (int rank = 0; rank < plan_.world_size && status.ok(); ++rank) {
+        status = Compute(rank, step);
+      }
+      if (!status.ok()) return status;
+    }
+    return Collect(steps);
+  }
+
+ private:
+  // --- Whole tensors and shards ---------------------------------------------
+
+  absl::Status CopyShard(int rank, size_t id, TensorId tensor, uint8_t* whole, bool to_buffer) {
+    const TensorLayout layout = LayoutOf(spec_, tensor);
+    const auto tokens = TokensOf(layout.on_kv_axis ? plan_.kv[rank] : plan_.q[rank]);
+    const int64_t rows = static_cast<int64_t>(tokens.size());
+    GuardedBuffer& buffer = buffers_[rank][id];
+    const int64_t bytes = layout.outer * rows * layout.inner_bytes;
+    // Only k and v may be larger, for another rank's block later on.
+    const bool may_grow = to_buffer && (tensor == TensorId::kK || tensor == TensorId::kV);
+    if (may_grow ? buffer.bytes() < bytes : buffer.bytes() != bytes) {
+      return Broken(rank, 0, absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ",
+                                          buffer.bytes(), " bytes, its shard ", bytes));
+    }
+    for (int64_t outer = 0; outer < layout.outer; ++outer) {
+      for (int64_t row = 0; row < rows; ++row) {
+        uint8_t* local = buffer.data() + (outer * rows + row) * layout.inner_bytes;
+        uint8_t* global = whole + (outer * layout.rows + tokens[row]) * layout.inner_bytes;
+        std::memcpy(to_buffer ? local : global, to_buffer ? global : local, layout.inner_bytes);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<TensorMap> Collect(size_t steps) {
+    TensorMap outputs;
+    for (int rank = 0; rank < plan_.world_size; ++rank) {
+      const Program& program = schedule_.programs[rank];
+      for (size_t id = 0; id < program.buffers.size(); ++id) {
+        if (!buffers_[rank][id].guards_intact()) {
+          return Broken(rank, steps, absl::StrCat("wrote outside ", program.buffers[id].name));
+        }
+        if (!program.buffers[id].output.has_value()) continue;
+        const TensorId tensor = *program.buffers[id].output;
+        std::vector<uint8_t>& whole = outputs[tensor];
+        whole.resize(LayoutOf(spec_, tensor).bytes(), kPoison);
+        absl::Status status = CopyShard(rank, id, tensor, whole.data(), /*to_buffer=*/false);
+        if (!status.ok()) return status;
+      }
+    }
+    return outputs;
+  }
+
+  // --- Transfers --------------------------------------------------------------
+
+  absl::Status Exchange(size_t step) {
+    // What is under way from one rank to another, in order.
+    std::map<std::pair<int, int>, std::deque<std::vector<uint8_t>>> wire;
+    for (const bool sending : {true, false}) {
+      for (int rank = 0; rank < plan_.world_size; ++rank) {
+        const Program& program = schedule_.programs[rank];
+        if (step >= program.steps.size()) continue;
+        for (const Transfer& transfer : program.steps[step].transfers) {
+          if ((transfer.kind == Transfer::Kind::kSend) != sending) continue;
+          if (transfer.peer < 0 || transfer.peer >= plan_.world_size || transfer.peer == rank) {
+            return Broken(rank, step, absl::StrCat("no such peer: ", transfer.peer));
+          }
+          absl::StatusOr<uint8_t*> data = Address(rank, step, transfer.range);
+          if (!data.ok()) return data.status();
+          if (sending) {
+            wire[{rank, transfer.peer}].emplace_back(*data, *data + transfer.range.bytes);
+            continue;
+          }
+          auto& messages = wire[{transfer.peer, rank}];
+          if (messages.empty()) {
+            return Broken(rank, step, absl::StrCat("nothing to receive from ", transfer.peer));
+          }
+          if (static_cast<int64_t>(messages.front().size()) != transfer.range.bytes) {
+            return Broken(rank, step,
+                          absl::StrCat("receives ", transfer.range.bytes, " bytes from ",
+                                       transfer.peer, ", which sends ", messages.front().size()));
+          }
+          std::copy(messages.front().begin(), messages.front().end(), *data);
+          messages.pop_front();
+        }
+      }
+    }
+    for (const auto& [pair, messages] : wire) {
+      if (!messages.empty()) {
+        return Broken(pair.first, step, absl::StrCat("nobody receives at ", pair.second));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // --- Compute ----------------------------------------------------------------
+
+  absl::StatusOr<uint8_t*> Address(int rank, size_t step, const ByteRange& range) {
+    std::vector<GuardedBuffer>& buffers = buffers_[rank];
+    if (range.buffer < 0 || range.buffer >= static_cast<int>(buffers.size()) || range.offset < 0 ||
+        range.bytes < 0 || range.offset + range.bytes > buffers[range.buffer].bytes()) {
+      return Broken(rank, step, absl::StrCat("range ", range.offset, " + ", range.bytes,
+                                             " is not inside buffer ", range.buffer));
+    }
+    return buffers[range.buffer].data() + range.offset;
+  }
+
+  // A whole buffer, which must have exactly `bytes`.
+  absl::StatusOr<uint8_t*> Whole(int rank, size_t step, BufferId id, int64_t bytes) {
+    absl::StatusOr<uint8_t*> data = Address(rank, step, {id, 0, bytes});
+    if (data.ok() && buffers_[rank][id].bytes() != bytes) {
+      return Broken(rank, step,
+                    absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ",
+                                 buffers_[rank][id].bytes(), " bytes instead of ", bytes));
+    }
+    return data;
+  }
+
+  std::vector<Piece> Pieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens,
+                            int64_t begin, int64_t end) {
+    if (cut_ == Cut::kPieces) return SlicePieces(CutIntoPieces(shard, cu_seqlens), begin, end);
+    const std::vector<int64_t> tokens = TokensOf(shard);
+    return RowPieces({tokens.begin() + begin, tokens.begin() + end}, cu_seqlens);
+  }
+
+  absl::Status Compute(int rank, size_t step) {
+    const Program& program = schedule_.programs[rank];
+    if (step >= program.steps.size()) return absl::OkStatus();
+    for (const ComputeCall& call : program.steps[step].calls) {
+      absl::StatusOr<KernelCall> bound = Bind(rank, step, call);
+      if (!bound.ok()) return bound.status();
+      if (absl::Status status = kernels_(*bound); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<KernelCall> Bind(int rank, size_t step, const ComputeCall& call) {
+    const ProgramBuffers& roles = schedule_.programs[rank].roles;
+    const AttentionShape& shape = spec_.shape;
+    const int64_t element = ElementBytes(spec_.dtype);
+    const int64_t rows = RowsIn(plan_.q[rank]);
+    const int64_t statistics = shape.batch * shape.num_heads * rows;
+    const int64_t q_elements = statistics * shape.head_dim;
+    const int64_t out_elements = statistics * shape.head_dim_v;
+    absl::Status error;
+    const auto whole = [&](BufferId id, int64_t bytes) -> uint8_t* {
+      absl::StatusOr<uint8_t*> data = Whole(rank, step, id, bytes);
+      if (!data.ok()) error.Update(data.status());
+      return data.ok() ? *data : nullptr;
+    };
+    const auto floats = [&](BufferId id, int64_t count) {
+      return reinterpret_cast<float*>(whole(id, count * 4));
+    };
+    const auto range = [&](const ByteRange& bytes) -> uint8_t* {
+      absl::StatusOr<uint8_t*> data = Address(rank, step, bytes);
+      if (!data.ok()) error.Update(data.status());
+      return data.ok() ? *data : nullptr;
+    };
+    // A range that must have exactly `bytes`.
+    const auto exactly = [&](const ByteRange& operand, int64_t bytes) {
+      if (operand.bytes != bytes) {
+        error.Update(Broken(rank, step, absl::StrCat("an operand of ", operand.bytes,
+                                                     " bytes instead of ", bytes)));
+      }
+      return range(operand);
+    };
+    const auto q_pieces = [&] { return Pieces(plan_.q[rank], shape.cu_seqlens_q, 0, rows); };
+    const auto blocks = [&](bool backward) {
+      std::vector<KvBlock> result;
+      for (const KvOperand& operand : call.kv) {
+        const int64_t vectors = shape.batch * operand.rows() * shape.num_kv_heads;
+        KvBlock block;
+        block.rows = operand.rows();
+        block.pieces = Pieces(plan_.kv[operand.source_rank], shape.cu_seqlens_k,
+                              operand.row_begin, operand.row_end);
+        block.k = exactly(operand.k, vectors * shape.head_dim * element);
+        block.v = exactly(operand.v, vectors * shape.head_dim_v * element);
+        if (backward) {
+          block.dk = reinterpret_cast<float*>(
+              exactly(operand.dk, vectors * shape.head_dim * 4));
+          block.dv = reinterpret_cast<float*>(
+              exactly(operand.dv, vectors * shape.head_dim_v * 4));
+        }
+        result.push_back(std::move(block));
+      }
+      return result;
+    };
+
+    KernelCall bound;
+    switch (call.op) {
+      case ComputeCall::Op::kForward: {
+        ForwardCall forward;
+        forward.problem = &problem_;
+        forward.q_rows = rows;
+        forward.q_pieces = q_pieces();
+        forward.q = whole(roles.q, q_elements * element);
+        forward.blocks = blocks(false);
+        forward.initial = call.initial;
+        forward.final = call.final;
+        if (roles.out_acc != kNoBuffer) forward.out_acc = floats(roles.out_acc, out_elements);
+        if (roles.out_acc == kNoBuffer && !(call.initial && call.final)) {
+          error.Update(Broken(rank, step, "a partial forward without out_acc"));
+        }
+        forward.lse = floats(roles.lse, statistics);
+        if (call.final) forward.out = whole(roles.out, out_elements * element);
+        bound = std::move(forward);
+        break;
+      }
+      case ComputeCall::Op::kDelta: {
+        DeltaCall delta;
+        delta.problem = &problem_;
+        delta.q_rows = rows;
+        delta.out = whole(roles.out, out_elements * element);
+        delta.dout = whole(roles.dout, out_elements * element);
+        delta.delta = floats(roles.delta, statistics);
+        bound = delta;
+        break;
+      }
+      case ComputeCall::Op::kBackward: {
+        BackwardCall backward;
+        backward.problem = &problem_;
+        backward.q_rows = rows;
+        backward.q_pieces = q_pieces();
+        backward.q = whole(roles.q, q_elements * element);
+        backward.dout = whole(roles.dout, out_elements * element);
+        backward.lse = floats(roles.lse, statistics);
+        backward.delta = floats(roles.delta, statistics);
+        backward.dq_acc = floats(roles.dq_acc, q_elements);
+        backward.blocks = blocks(true);
+        bound = std::move(backward);
+        break;
+      }
+      case ComputeCall::Op::kZero:
+        bound = ZeroCall{range(call.target), call.target.bytes};
+        break;
+      case ComputeCall::Op::kAdd:
+        if (call.source.bytes != call.target.bytes) {
+          error.Update(Broken(rank, step, "an addition of unequal sizes"));
+        }
+        bound = AddCall{reinterpret_cast<float*>(range(call.target)),
+                        reinterpret_cast<const float*>(range(call.source)), call.target.bytes / 4};
+        break;
+      case ComputeCall::Op::kConvert:
+        if (call.source.bytes / 4 != call.target.bytes / element) {
+          error.Update(Broken(rank, step, "a conversion of unequal sizes"));
+        }
+        bound = ConvertCall{spec_.dtype, range(call.target),
+                            reinterpret_cast<const float*>(range(call.source)),
+                            call.source.bytes / 4};
+        break;
+    }
+    if (!error.ok()) return error;
+    return bound;
+  }
+
+  const AttentionSpec& spec_;
+  const ShardPlan& plan_;
+  const Schedule& schedule_;
+  const Kernels& kernels_;
+  const Cut cut_;
+  AttentionProblem problem_;
+  std::vector<std::vector<GuardedBuffer>> buffers_;  // [rank][buffer]
+};
+
+}  // namespace
+
+absl::StatusOr<TensorMap> Interpret(const AttentionSpec& spec, const ShardPlan& plan,
+                                    const Schedule& schedule, const TensorMap& inputs,
+                                    const Kernels& kernels, Cut cut) {
+  return Interpreter(spec, plan, schedule, kernels, cut).Run(inputs);
+}
+
+}  // namespace ringattn::tests

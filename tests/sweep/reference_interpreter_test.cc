@@ -1,0 +1,126 @@
+// The interpreter's own rules: what it must refuse, so that a pass means something.
+#include "tests/sweep/reference_interpreter.h"
+
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/sweep/naive_kernels.h"
+
+namespace ringattn::tests {
+namespace {
+
+using testing::HasSubstr;
+
+AttentionSpec Spec() {
+  AttentionSpec spec;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 4;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 4};
+  return spec;
+}
+
+absl::Status RunNaive(const KernelCall& call) {
+  RunNaively(call);
+  return absl::OkStatus();
+}
+
+TensorMap Inputs() {
+  const std::vector<uint8_t> zeros(16, 0);
+  return {{TensorId::kQ, zeros}, {TensorId::kK, zeros}, {TensorId::kV, zeros}};
+}
+
+// The real schedule of two ranks after `change`.
+absl::Status RunChanged(const std::function<void(Schedule&)>& change,
+                        const Kernels& kernels = RunNaive) {
+  const AttentionSpec spec = Spec();
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+  Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  change(schedule);
+  return Interpret(spec, plan, schedule, Inputs(), kernels).status();
+}
+
+// The first transfer of the given kind on a rank.
+Transfer& FindTransfer(Program& program, Transfer::Kind kind) {
+  for (Step& step : program.steps) {
+    for (Transfer& transfer : step.transfers) {
+      if (transfer.kind == kind) return transfer;
+    }
+  }
+  ADD_FAILURE() << "the schedule has no such transfer";
+  static Transfer none;
+  return none;
+}
+
+TEST(ReferenceInterpreter, RunsAnHonestSchedule) {
+  EXPECT_TRUE(RunChanged([](Schedule&) {}).ok());
+}
+
+TEST(ReferenceInterpreter, RefusesUnmatchedTransfers) {
+  const absl::Status unequal = RunChanged([](Schedule& schedule) {
+    FindTransfer(schedule.programs[0], Transfer::Kind::kReceive).range.bytes -= 4;
+  });
+  EXPECT_EQ(unequal.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(unequal.message()), HasSubstr("which sends"));
+
+  const absl::Status nobody_sends = RunChanged([](Schedule& schedule) {
+    for (Step& step : schedule.programs[0].steps) step.transfers.clear();
+  });
+  EXPECT_THAT(std::string(nobody_sends.message()), HasSubstr("nothing to receive"));
+
+  const absl::Status nobody_receives = RunChanged([](Schedule& schedule) {
+    for (Step& step : schedule.programs[1].steps) {
+      std::erase_if(step.transfers, [](const Transfer& transfer) {
+        return transfer.kind == Transfer::Kind::kReceive;
+      });
+    }
+  });
+  EXPECT_THAT(std::string(nobody_receives.message()), HasSubstr("nobody receives"));
+}
+
+TEST(ReferenceInterpreter, RefusesRangesOutsideTheirBuffer) {
+  const absl::Status status = RunChanged([](Schedule& schedule) {
+    FindTransfer(schedule.programs[1], Transfer::Kind::kSend).range.offset += 4096;
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1, step 0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("not inside buffer"));
+}
+
+TEST(ReferenceInterpreter, RefusesBuffersOfAnotherSize) {
+  const absl::Status status =
+      RunChanged([](Schedule& schedule) {
+        Program& program = schedule.programs[0];
+        program.buffers[program.roles.lse].bytes += 4;
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+}
+
+TEST(ReferenceInterpreter, NoticesWritesOutsideABuffer) {
+  const absl::Status status = RunChanged([](Schedule&) {}, [](const KernelCall& call) {
+    RunNaively(call);
+    if (const auto* forward = std::get_if<ForwardCall>(&call)) {
+      forward->lse[forward->q_rows] = 0.0f;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("wrote outside lse"));
+}
+
+TEST(ReferenceInterpreter, WhatNobodyWroteIsNan) {
+  const AttentionSpec spec = Spec();
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  const auto outputs = Interpret(spec, plan, schedule, Inputs(),
+                                 [](const KernelCall&) { return absl::OkStatus(); });
+  ASSERT_TRUE(outputs.ok());
+  const float* lse = reinterpret_cast<const float*>(outputs->at(TensorId::kLse).data());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(lse[i] != lse[i]);
+}
+
+TEST(ReferenceInterpreter, PassesOnWhatAKernelReturns) {
+  const absl::Status status = RunChanged(
+      [](Schedule&) {}, [](const KernelCall&) { return absl::DataLossError("broken"); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace ringattn::tests

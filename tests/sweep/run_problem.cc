@@ -1,0 +1,128 @@
+#include "tests/sweep/run_problem.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "common/oracle/numeric.h"
+#include "tests/sweep/naive_device.h"
+#include "tests/sweep/naive_kernels.h"
+#include "worker/device/cpu/cpu_device.h"
+#include "worker/executor/run_in_process.h"
+#include "worker/kernels/cpu/cpu_kernels.h"
+
+namespace ringattn::tests {
+namespace {
+
+absl::StatusOr<TensorMap> RunExecutor(const AttentionSpec& spec, const ShardPlan& plan,
+                                      const Schedule& schedule, const TensorMap& inputs,
+                                      KernelSet kernels) {
+  const auto make_device = [kernels]() -> std::unique_ptr<Device> {
+    if (kernels == KernelSet::kNaive) return std::make_unique<NaiveDevice>();
+    return std::make_unique<CpuDevice>(/*threads=*/1);
+  };
+  absl::StatusOr<InProcessResult> result =
+      RunInProcess(spec, plan, schedule, inputs, make_device);
+  if (!result.ok()) return result.status();
+  return std::move(result->outputs);
+}
+
+absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardPlan& plan,
+                                         const Schedule& schedule, const TensorMap& inputs,
+                                         KernelSet kernels, Cut cut) {
+  if (kernels == KernelSet::kNaive) {
+    return Interpret(
+        spec, plan, schedule, inputs,
+        [](const KernelCall& call) {
+          RunNaively(call);
+          return absl::OkStatus();
+        },
+        cut);
+  }
+  // Two threads where the executor's devices have one: the bits must not tell.
+  CpuKernels cpu(/*threads=*/2);
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> progress{0};
+  return Interpret(
+      spec, plan, schedule, inputs,
+      [&](const KernelCall& call) { return cpu.Run(call, stop, &progress); }, cut);
+}
+
+}  // namespace
+
+absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement& placement,
+                                     Direction direction, bool recompute_forward,
+                                     const TensorMap& inputs, Engine engine, KernelSet kernels) {
+  const ShardPlan plan =
+      MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
+  const Schedule schedule = MakeSchedule(spec, plan, direction, recompute_forward);
+  switch (engine) {
+    case Engine::kExecutor:
+      return RunExecutor(spec, plan, schedule, inputs, kernels);
+    case Engine::kInterpreter:
+      return RunInterpreter(spec, plan, schedule, inputs, kernels, Cut::kPieces);
+    case Engine::kInterpreterByRow:
+      return RunInterpreter(spec, plan, schedule, inputs, kernels, Cut::kRows);
+  }
+  return absl::InternalError("no such engine");
+}
+
+TensorMap ToTensorMap(const oracle::InputTensors& inputs) {
+  TensorMap tensors = {
+      {TensorId::kQ, inputs.q}, {TensorId::kK, inputs.k}, {TensorId::kV, inputs.v}};
+  if (inputs.has_dout) tensors[TensorId::kDout] = inputs.dout;
+  return tensors;
+}
+
+void AddForwardResult(const AttentionSpec& spec, const oracle::Result& result, TensorMap* inputs) {
+  const AttentionShape& shape = spec.shape;
+  std::vector<uint8_t>& out = (*inputs)[TensorId::kOut];
+  out.resize(result.out.twin.size() * oracle::BytesOf(spec.dtype));
+  for (size_t e = 0; e < result.out.twin.size(); ++e) {
+    oracle::Store(spec.dtype, out.data(), static_cast<int64_t>(e), result.out.twin[e]);
+  }
+  std::vector<uint8_t>& lse = (*inputs)[TensorId::kLse];
+  lse.resize(result.lse.rows.size() * sizeof(float));
+  for (size_t r = 0; r < result.lse.rows.size(); ++r) {
+    const oracle::RowId& row = result.lse.rows[r];
+    oracle::Store(DType::kFloat32, lse.data(),
+                  (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token,
+                  result.lse.exact[r]);
+  }
+}
+
+oracle::Outputs ToOutputs(const TensorMap& outputs) {
+  const auto find = [&](TensorId id) -> const void* {
+    const auto tensor = outputs.find(id);
+    return tensor == outputs.end() ? nullptr : tensor->second.data();
+  };
+  return {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
+          find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv)};
+}
+
+CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
+                   const oracle::Result& expected, Engine engine, KernelSet kernels) {
+  CaseResult result;
+  TensorMap tensors = ToTensorMap(inputs);
+  const bool forward = c.direction == Direction::kForward;
+  if (!forward && !c.recompute_forward) AddForwardResult(c.spec, expected, &tensors);
+  absl::StatusOr<TensorMap> outputs =
+      RunProblem(c.spec, {c.layout, c.world_size, c.stripe}, c.direction, c.recompute_forward,
+                 tensors, engine, kernels);
+  result.status = outputs.status();
+  if (!outputs.ok()) return result;
+  result.outputs = *std::move(outputs);
+  const std::vector<TensorId> due =
+      forward ? std::vector<TensorId>{TensorId::kOut, TensorId::kLse}
+              : std::vector<TensorId>{TensorId::kDq, TensorId::kDk, TensorId::kDv};
+  for (const TensorId id : due) {
+    if (result.outputs.count(id) == 0) {
+      result.status = absl::InternalError(std::string("no output ") + TensorName(id));
+      return result;
+    }
+  }
+  result.report = oracle::Compare(c.spec, expected, ToOutputs(result.outputs));
+  return result;
+}
+
+}  // namespace ringattn::tests

@@ -1,0 +1,19 @@
+// In-process transport: the ranks are threads of one process and a transfer is a
+// memcpy. For tests, and the shortest implementation of the interface.
+#ifndef RINGATTN_WORKER_COMM_INPROC_INPROC_COMMUNICATOR_H_
+#define RINGATTN_WORKER_COMM_INPROC_INPROC_COMMUNICATOR_H_
+
+#include <memory>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+
+namespace ringattn {
+
+// One communicator per rank, connected to one another. They may be used from
+// different threads and destroyed in any order. Abort on one fails all of them.
+std::vector<std::unique_ptr<Communicator>> MakeInProcessRing(int world_size);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_INPROC_INPROC_COMMUNICATOR_H_

@@ -1,0 +1,67 @@
+// TcpCommunicator: groups of transfers over a TcpMesh, in order, on a thread of
+// their own, so that they run beside compute.
+#ifndef RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_
+#define RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "gloo/transport/unbound_buffer.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/tcp/tcp_mesh.h"
+#include "worker/device/host_queue.h"
+
+namespace ringattn {
+
+// Thread safe, as Communicator says. All transfers of a group are in flight at
+// once, in both directions and with any number of peers; long ones are cut into
+// segments, two of which are in flight, and each counts as progress.
+// REQUIRES of every group: host memory, no transfer of a rank with itself.
+class TcpCommunicator : public Communicator {
+ public:
+  // `mesh` is connected and used by nobody else.
+  // `step_timeout`: how long a group may take once its predecessors are done, peers'
+  // slowness included.
+  TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration step_timeout);
+  ~TcpCommunicator() override;
+
+  int rank() const override { return mesh_->rank(); }
+  int world_size() const override { return mesh_->world_size(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override;
+  void Abort(const std::string& reason) override;
+
+ private:
+  // One segment of a transfer, in flight.
+  struct Segment {
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    const PeerTransfer* transfer = nullptr;
+  };
+  using Wave = std::vector<Segment>;
+
+  absl::Status Run(const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status RunWaves(const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave);
+  absl::Status Wait(const Wave& wave, absl::Time deadline, RunControl* control);
+  void SetInFlight(std::vector<const Wave*> waves);
+  absl::Status AbortedStatus() const;
+
+  const std::shared_ptr<TcpMesh> mesh_;
+  const absl::Duration step_timeout_;
+  // Segments posted so far, per peer. Used by the queue's thread alone.
+  std::vector<uint64_t> sent_, received_;
+
+  mutable absl::Mutex mutex_;
+  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+  std::vector<const Wave*> in_flight_ ABSL_GUARDED_BY(mutex_);
+
+  HostQueue queue_;  // last: its thread uses the rest
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_

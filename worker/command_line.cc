@@ -1,0 +1,198 @@
+#include "worker/command_line.h"
+
+#include <sched.h>
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+
+namespace ringattn {
+namespace {
+
+constexpr size_t kMinSecretBytes = 16;
+constexpr size_t kMaxSecretBytes = 1024;
+
+// What is resolved only after parsing.
+struct RawOptions {
+  int threads = 0;
+  int local_workers = 1;
+  int64_t memory_limit = 0;
+  std::string secret_file;
+  std::string fault_injection;
+};
+
+int Cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int64_t MachineMemoryBytes() {
+  struct sysinfo info {};
+  sysinfo(&info);
+  int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
+  // A container's own limit, where there is one; "max" is no number and ends the read.
+  int64_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) total = std::min(total, limit);
+  return total;
+}
+
+void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
+                 const std::string& help) {
+  app->add_option_function<std::string>(
+         name,
+         [name, target](const std::string& text) {
+           absl::Duration value;
+           if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration() ||
+               value == absl::InfiniteDuration()) {
+             throw CLI::ValidationError(name, text + " is no duration above 0 such as 500ms or 5s");
+           }
+           *target = value;
+         },
+         absl::StrCat(help, " [", absl::FormatDuration(*target), "]"))
+      ->type_name("DURATION");
+}
+
+void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
+  app->add_option("--coordinator", line->worker.coordinator,
+                  "the coordinator's control listener")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app->add_option("--secret_file", raw->secret_file,
+                  "file with the cluster's shared secret (16 to 1024 characters)")
+      ->required()
+      ->type_name("FILE");
+  app->add_option("--name", line->worker.name,
+                  "unique in the cluster, stable over restarts")
+      ->check([](const std::string& name) {
+        return name.empty() ? std::string("must not be empty") : std::string();
+      })
+      ->type_name("NAME")
+      ->capture_default_str();
+}
+
+void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
+  app->add_option("--device", line->device, "auto (the best there is), cpu, or cuda:N")
+      ->type_name("DEVICE")
+      ->capture_default_str();
+  app->add_option("--threads", raw->threads,
+                  "compute threads; 0: the machine's cores / local_workers, at least 1")
+      ->check(CLI::Range(0, 4096))
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_option("--local_workers", raw->local_workers,
+                  "workers that share this machine; only defaults depend on it")
+      ->check(CLI::Range(1, 4096))
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_option("--memory_limit", raw->memory_limit,
+                  "bytes that requests may reserve; 0: 80% of the machine's / local_workers")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("BYTES")
+      ->capture_default_str();
+}
+
+void AddListeners(CLI::App* app, CommandLine* line) {
+  app->add_option("--data_listen", line->worker.data_listen,
+                  "gRPC for the coordinator: ShardService, health, reflection; port 0 picks one")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app->add_option("--metrics_listen", line->worker.metrics_listen,
+                  "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app->add_option("--ring_address", line->transport.host,
+                  "name or address of this machine that the other workers can reach")
+      ->type_name("HOST")
+      ->capture_default_str();
+  app->add_option("--port_file", line->port_file,
+                  "once bound, write {\"data\",\"metrics\"} as JSON here")
+      ->type_name("FILE");
+}
+
+void AddTimeouts(CLI::App* app, CommandLine* line) {
+  AddDuration(app, "--ring_step_timeout", &line->transport.step_timeout,
+              "longest time for one ring step's transfers, peers' slowness included");
+  AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
+              "longest time to connect to all peers while a ring is formed");
+  AddDuration(app, "--teardown_timeout", &line->worker.ring.teardown_timeout,
+              "longest time to end a ring's work; past it the process exits with code 70");
+}
+
+void Resolve(const RawOptions& raw, CommandLine* line) {
+  line->worker.threads =
+      raw.threads > 0 ? raw.threads : std::max(1, Cores() / raw.local_workers);
+  line->worker.memory_limit_bytes = raw.memory_limit > 0
+                                        ? raw.memory_limit
+                                        : MachineMemoryBytes() / 10 * 8 / raw.local_workers;
+  line->transport.connect_timeout = line->worker.ring.connect_timeout;
+  absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
+  if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
+  line->worker.secret = *std::move(secret);
+  if (raw.fault_injection.empty()) return;
+  absl::StatusOr<FaultPlan> faults = ParseFaultPlan(raw.fault_injection);
+  if (!faults.ok()) throw CLI::ValidationError("--fault_injection", faults.status().ToString());
+  line->faults = *faults;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  // A little more than is allowed tells a long file without reading all of it.
+  std::string text(kMaxSecretBytes + 64, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(file.gcount());
+  absl::StripAsciiWhitespace(&text);
+  const bool printable = std::all_of(text.begin(), text.end(), absl::ascii_isgraph);
+  if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes || !printable) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " must hold ", kMinSecretBytes, " to ",
+                                                   kMaxSecretBytes,
+                                                   " printable characters without spaces"));
+  }
+  return text;
+}
+
+CommandLine ParseCommandLine(int argc, char** argv) {
+  CommandLine line;
+  RawOptions raw;
+  line.worker.name = "worker-0";
+  line.worker.coordinator = "127.0.0.1:7401";
+  CLI::App app(
+      "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
+      "of attention requests in a ring with the other workers, on the word of the coordinator "
+      "that it registers with.\nSIGTERM or SIGINT ends it.");
+  app.set_version_flag("--version", std::string(kVersion));
+  AddCluster(&app, &line, &raw);
+  AddResources(&app, &line, &raw);
+  AddListeners(&app, &line);
+  AddTimeouts(&app, &line);
+  app.add_option_function<std::string>(
+         "--log_level",
+         [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
+         "debug, info, warning or error [info]")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->type_name("LEVEL");
+  app.add_option("--fault_injection", raw.fault_injection,
+                 "for tests: stall_step:N, skip_send:N or slow_step_ms:M")
+      ->type_name("FAULT");
+  try {
+    app.parse(argc, argv);
+    Resolve(raw, &line);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return line;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,36 @@
+// The command line of ringattn-worker.
+#ifndef RINGATTN_WORKER_COMMAND_LINE_H_
+#define RINGATTN_WORKER_COMMAND_LINE_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/observability/log.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/service/worker.h"
+#include "worker/testing/fault_injection.h"
+
+namespace ringattn {
+
+struct CommandLine {
+  WorkerOptions worker;  // complete but for what is measured
+  TcpTransportOptions transport;
+  std::string device = "auto";
+  std::string port_file;
+  std::optional<FaultPlan> faults;
+  LogLevel log_level = LogLevel::kInfo;
+};
+
+// Resolves defaults (threads, memory limit) from the machine and reads the secret.
+// Exits the process, as command lines do, after --help, --version and mistakes.
+CommandLine ParseCommandLine(int argc, char** argv);
+
+// The cluster's secret: 16 to 1024 printable characters; white space around them does
+// not count. INVALID_ARGUMENT otherwise.
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMMAND_LINE_H_

@@ -1,0 +1,36 @@
+// CpuDevice: host memory, and compute calls run by CpuKernels on a HostQueue.
+#ifndef RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
+#define RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/device/device.h"
+#include "worker/device/host_queue.h"
+#include "worker/kernels/cpu/cpu_kernels.h"
+
+namespace ringattn {
+
+// Thread safe, as Device says.
+class CpuDevice : public Device {
+ public:
+  // `threads` >= 1 compute threads.
+  explicit CpuDevice(int threads);
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
+  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  bool waits_for_transfer() const override { return queue_.waiting(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
+  std::string description() const override;
+
+ private:
+  const int threads_;
+  CpuKernels kernels_;
+  HostQueue queue_;  // last: its thread uses kernels_
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_

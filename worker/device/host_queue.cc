@@ -1,0 +1,64 @@
+#include "worker/device/host_queue.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace ringattn {
+
+HostQueue::HostQueue(std::string thread_name) : thread_([this] { Loop(); }) {
+  pthread_setname_np(thread_.native_handle(), thread_name.c_str());
+}
+
+HostQueue::~HostQueue() {
+  {
+    absl::MutexLock lock(&mutex_);
+    closing_ = true;
+  }
+  thread_.join();
+}
+
+EventRef HostQueue::Start(std::function<absl::Status()> work, std::vector<EventRef> after,
+                          OnFailure on_failure) {
+  auto event = std::make_shared<HostEvent>();
+  absl::MutexLock lock(&mutex_);
+  items_.push_back({std::move(work), std::move(after), on_failure, event});
+  return event;
+}
+
+void HostQueue::Loop() {
+  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return closing_ || !items_.empty();
+  };
+  while (true) {
+    Item item;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_news));
+      if (items_.empty()) return;
+      item = std::move(items_.front());
+      items_.pop_front();
+    }
+    RunItem(std::move(item));
+  }
+}
+
+void HostQueue::RunItem(Item item) {
+  absl::Status status;
+  for (const EventRef& event : item.after) {
+    if (!event->Done()) waiting_.store(true, std::memory_order_relaxed);
+    absl::Status predecessor = event->Wait(absl::InfiniteFuture());
+    if (status.ok()) status = std::move(predecessor);
+  }
+  waiting_.store(false, std::memory_order_relaxed);
+  item.after.clear();
+  if (status.ok() || item.on_failure == OnFailure::kRun) {
+    item.event->Begin();
+    status = item.work();
+  }
+  // The closure may own buffers' keepers: let go before anyone sees the event done.
+  item.work = nullptr;
+  item.event->Finish(std::move(status));
+}
+
+}  // namespace ringattn

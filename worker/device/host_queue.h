@@ -1,0 +1,63 @@
+// HostQueue: a stream on the host. Work runs in the order in which it was started,
+// on one thread, each piece after the events it waits for.
+#ifndef RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
+#define RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/device/host_event.h"
+
+namespace ringattn {
+
+// Thread safe. The destructor lets everything started end first; the events that
+// work waits for come from queues and transports that end within their own bounds.
+class HostQueue {
+ public:
+  // What to do when an event that the work waits for has failed.
+  enum class OnFailure {
+    kSkip,  // fail with the same status, do not run
+    kRun,   // run all the same
+  };
+
+  explicit HostQueue(std::string thread_name);  // at most 15 characters
+  ~HostQueue();
+
+  HostQueue(const HostQueue&) = delete;
+  HostQueue& operator=(const HostQueue&) = delete;
+
+  // Never blocks.
+  EventRef Start(std::function<absl::Status()> work, std::vector<EventRef> after,
+                 OnFailure on_failure);
+
+  // True while the work at the head waits for an event.
+  bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Item {
+    std::function<absl::Status()> work;
+    std::vector<EventRef> after;
+    OnFailure on_failure;
+    std::shared_ptr<HostEvent> event;
+  };
+
+  void Loop();
+  void RunItem(Item item);
+
+  absl::Mutex mutex_;
+  std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> waiting_{false};
+  std::thread thread_;  // last: starts when the rest is there
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_

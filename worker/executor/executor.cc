@@ -1,0 +1,132 @@
+#include "worker/executor/executor.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/executor/bind_call.h"
+#include "worker/executor/hazard_tracker.h"
+
+namespace ringattn {
+namespace {
+
+struct Started {
+  int64_t step = 0;
+  bool transfer = false;
+  std::string name;
+  EventRef event;
+};
+
+std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& step,
+                                        std::vector<Access>* accesses) {
+  std::vector<PeerTransfer> group;
+  for (const Transfer& transfer : step.transfers) {
+    const bool receive = transfer.kind == Transfer::Kind::kReceive;
+    accesses->push_back({transfer.range, receive});
+    group.push_back({receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
+                     operation.members()[transfer.peer],
+                     static_cast<char*>(operation.Address(transfer.range.buffer)) +
+                         transfer.range.offset,
+                     transfer.range.bytes});
+  }
+  return group;
+}
+
+// Waits for the operations before `end` that nobody has waited for yet. The first
+// failure in program order, from which the others follow, is kept in *failure.
+void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
+               absl::Status* failure, RunControl* control) {
+  for (; *waited < end; ++*waited) {
+    const Started& item = started[*waited];
+    absl::Status status = item.event->Wait(absl::InfiniteFuture());
+    if (status.ok() || !failure->ok()) continue;
+    *failure = absl::Status(status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ",
+                                                        status.message()));
+    // Nothing that is still enqueued can matter; let the device go.
+    control->stop = true;
+  }
+}
+
+ExecutionReport MakeReport(const Program& program, const std::vector<Started>& started,
+                           bool with_timeline) {
+  ExecutionReport report;
+  report.begin = absl::InfiniteFuture();
+  report.end = absl::InfinitePast();
+  std::optional<absl::Time> device_free;
+  for (const Started& item : started) {
+    const absl::Time begin = item.event->begin_time();
+    const absl::Time end = item.event->end_time();
+    report.begin = std::min(report.begin, begin);
+    report.end = std::max(report.end, end);
+    if (!item.transfer) {
+      report.compute_time += end - begin;
+      if (device_free.has_value() && begin > *device_free) {
+        report.ring_wait_time += begin - *device_free;
+        if (with_timeline) {
+          report.timeline.push_back(
+              {absl::StrCat("step ", item.step, " wait"), "wait", *device_free, begin});
+        }
+      }
+      device_free = end;
+    }
+    if (with_timeline) {
+      report.timeline.push_back({absl::StrCat("step ", item.step, " ", item.name),
+                                 item.transfer ? "exchange" : "compute", begin, end});
+    }
+  }
+  if (started.empty()) report.begin = report.end = absl::Now();
+  report.sent_bytes = program.SentBytes();
+  report.tiles = program.TileCount();
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
+                                        Communicator* communicator, const ExecuteOptions& options,
+                                        std::atomic<int64_t>* current_step) {
+  const Program& program = operation.program();
+  const BindContext context = MakeBindContext(operation);
+  RunControl& control = operation.control();
+  HazardTracker hazards;
+  std::vector<Started> started;
+  std::vector<size_t> end_of_step;
+  size_t waited = 0;
+  absl::Status failure;
+
+  for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {
+    // The exchange is enqueued before the step's calls, so that it runs beside
+    // them, and whether or not this rank has work: the others count on it.
+    if (const Step& now = program.steps[step]; !now.transfers.empty()) {
+      std::vector<Access> accesses;
+      std::vector<PeerTransfer> group = BindTransfers(operation, now, &accesses);
+      EventRef done =
+          communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
+      hazards.Record(accesses, done);
+      started.push_back({step, true, "exchange", std::move(done)});
+    }
+    for (const ComputeCall& call : program.steps[step].calls) {
+      BoundCall bound = BindCall(context, operation, call);
+      EventRef done =
+          device.Start(std::move(bound.call), hazards.Dependencies(bound.accesses), &control);
+      hazards.Record(bound.accesses, done);
+      started.push_back({step, false, std::move(bound.name), std::move(done)});
+    }
+    // Nobody waits for the step itself, only for one `steps_ahead` before it, so
+    // that what is enqueued stays bounded.
+    end_of_step.push_back(started.size());
+    if (step >= options.steps_ahead) {
+      WaitUntil(end_of_step[step - options.steps_ahead], started, &waited, &failure, &control);
+    }
+    if (current_step != nullptr) current_step->store(step, std::memory_order_relaxed);
+  }
+
+  WaitUntil(started.size(), started, &waited, &failure, &control);
+  if (!failure.ok()) return failure;
+  if (control.stop.load()) return absl::CancelledError("the operation was stopped");
+  return MakeReport(program, started, options.with_timeline);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,221 @@
+// The executor against a device that only sleeps and moves markers: ordering,
+// overlap, cancel and failure. What the programs compute is the sweep's concern.
+#include "worker/executor/executor.h"
+
+#include <cstring>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/device/host_queue.h"
+
+namespace ringattn {
+namespace {
+
+constexpr absl::Duration kCall = absl::Milliseconds(40);
+constexpr absl::Duration kTransfer = absl::Milliseconds(30);
+
+class Memory : public DeviceBuffer {
+ public:
+  explicit Memory(int64_t bytes) : data_(bytes) {}
+  void* data() override { return data_.data(); }
+  int64_t bytes() const override { return data_.size(); }
+
+ private:
+  std::vector<char> data_;
+};
+
+// Every call sleeps kCall. A zero call fills its target with 1 instead, so that
+// data can be followed.
+class SleepingDevice : public Device {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    if (bytes > allocatable) return absl::ResourceExhaustedError("no memory");
+    allocatable -= bytes;
+    return std::make_unique<Memory>(bytes);
+  }
+  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override {
+    return queue_.Start(
+        [call = std::move(call), control]() -> absl::Status {
+          if (control->stop) return absl::OkStatus();
+          absl::SleepFor(kCall);
+          if (const auto* zero = std::get_if<ZeroCall>(&call)) {
+            std::memset(zero->target, 1, zero->bytes);
+          }
+          return absl::OkStatus();
+        },
+        std::move(after), HostQueue::OnFailure::kSkip);
+  }
+  bool waits_for_transfer() const override { return queue_.waiting(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    std::memcpy(device, host, bytes);
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
+    std::memcpy(host, device, bytes);
+    return absl::OkStatus();
+  }
+  std::string description() const override { return "sleeping"; }
+
+  int64_t allocatable = 1 << 20;
+
+ private:
+  HostQueue queue_{"sleeping"};
+};
+
+// Adds kTransfer to every group of another communicator.
+class SlowCommunicator : public Communicator {
+ public:
+  explicit SlowCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    EventRef delay = queue_.Start(
+        [this] {
+          if (!aborted_) absl::SleepFor(kTransfer);
+          return absl::OkStatus();
+        },
+        std::move(after), HostQueue::OnFailure::kRun);
+    return inner_->Start(std::move(group), {delay}, control);
+  }
+  void Abort(const std::string& reason) override {
+    aborted_ = true;
+    inner_->Abort(reason);
+  }
+
+ private:
+  std::unique_ptr<Communicator> inner_;
+  std::atomic<bool> aborted_{false};
+  HostQueue queue_{"slow"};
+};
+
+// Two ranks swap `steps` times: receive into one of two buffers while a zero call
+// marks the other, which is what the next step sends.
+Program SwapProgram(int rank, int steps) {
+  Program program;
+  program.rank = rank;
+  program.buffers = {{"a", 8}, {"b", 8}};
+  for (int step = 0; step < steps; ++step) {
+    const BufferId mine = step % 2, theirs = 1 - mine;
+    Step now;
+    now.transfers = {{Transfer::Kind::kSend, 1 - rank, {mine, 0, 8}},
+                     {Transfer::Kind::kReceive, 1 - rank, {theirs, 0, 8}}};
+    // Reads `mine` only through the transfer; the call works on a third buffer.
+    ComputeCall call;
+    call.op = ComputeCall::Op::kZero;
+    call.target = {2, 0, 8};
+    now.calls.push_back(call);
+    program.steps.push_back(now);
+  }
+  program.buffers.push_back({"work", 8});
+  return program;
+}
+
+AttentionSpec TinySpec() {
+  AttentionSpec spec;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 2;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 2};
+  return spec;
+}
+
+struct Pair {
+  SleepingDevice devices[2];
+  std::unique_ptr<Operation> operations[2];
+  std::unique_ptr<Communicator> ring[2];
+  absl::StatusOr<ExecutionReport> reports[2] = {absl::UnknownError(""), absl::UnknownError("")};
+
+  explicit Pair(int steps) {
+    auto plain = MakeInProcessRing(2);
+    for (int rank : {0, 1}) {
+      ring[rank] = std::make_unique<SlowCommunicator>(std::move(plain[rank]));
+      operations[rank] = *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
+                                            SwapProgram(rank, steps), {0, 1}, &devices[rank]);
+    }
+  }
+  void Run() {
+    std::thread other([this] { RunRank(1); });
+    RunRank(0);
+    other.join();
+  }
+  void RunRank(int rank) {
+    reports[rank] = Execute(*operations[rank], devices[rank], ring[rank].get(),
+                            {.with_timeline = true}, nullptr);
+  }
+};
+
+TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
+  constexpr int kSteps = 6;
+  Pair pair(kSteps);
+  pair.Run();
+  for (int rank : {0, 1}) {
+    ASSERT_TRUE(pair.reports[rank].ok()) << pair.reports[rank].status();
+    const ExecutionReport& report = *pair.reports[rank];
+    const absl::Duration total = report.end - report.begin;
+    EXPECT_GE(report.compute_time, kSteps * kCall);
+    // One after the other it would take kSteps * (kCall + kTransfer).
+    EXPECT_LT(total, kSteps * kCall + kSteps * kTransfer / 2);
+    EXPECT_EQ(report.sent_bytes, kSteps * 8);
+    int calls = 0, exchanges = 0;
+    for (const TimelineBar& bar : report.timeline) {
+      calls += bar.category == "compute";
+      exchanges += bar.category == "exchange";
+    }
+    EXPECT_EQ(calls, kSteps);
+    EXPECT_EQ(exchanges, kSteps);
+  }
+}
+
+TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
+  constexpr int kSteps = 50;
+  Pair pair(kSteps);
+  // Rank 0 alone is told to stop; rank 1 must still get through.
+  pair.operations[0]->control().stop = true;
+  const absl::Time begin = absl::Now();
+  std::thread other([&] { pair.RunRank(1); });
+  pair.RunRank(0);
+  EXPECT_EQ(pair.reports[0].status().code(), absl::StatusCode::kCancelled);
+  pair.operations[1]->control().stop = true;
+  other.join();
+  EXPECT_EQ(pair.reports[1].status().code(), absl::StatusCode::kCancelled);
+  EXPECT_LT(absl::Now() - begin, kSteps * (kCall + kTransfer));
+  // The ring is whole: the next operation on it runs.
+  for (int rank : {0, 1}) {
+    pair.operations[rank] = *Operation::Create(
+        TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2), SwapProgram(rank, 3),
+        {0, 1}, &pair.devices[rank]);
+  }
+  pair.Run();
+  EXPECT_TRUE(pair.reports[0].ok());
+  EXPECT_TRUE(pair.reports[1].ok());
+}
+
+TEST(Executor, AbortFailsBothRanksWithTheReason) {
+  Pair pair(200);
+  std::thread killer([&] {
+    absl::SleepFor(3 * kCall);
+    for (auto& communicator : pair.ring) communicator->Abort("rank 1 was lost");
+  });
+  const absl::Time begin = absl::Now();
+  pair.Run();
+  killer.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(pair.reports[rank].status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(pair.reports[rank].status().message(), testing::HasSubstr("rank 1 was lost"));
+  }
+}
+
+TEST(Operation, RefusedAllocationNamesTheBuffer) {
+  SleepingDevice device;
+  device.allocatable = 20;
+  auto operation = Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
+                                     SwapProgram(0, 1), {0, 1}, &device);
+  EXPECT_EQ(operation.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(operation.status().message(), testing::HasSubstr("work"));
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,42 @@
+// HazardTracker: turns program order into events. Each operation names the byte
+// ranges it reads and writes; it must wait for earlier writers of what it touches
+// and for earlier readers of what it writes, and for nothing else. That is all the
+// overlap a schedule can have without changing its result.
+#ifndef RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_
+#define RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/schedule.h"
+#include "worker/device/event.h"
+
+namespace ringattn {
+
+struct Access {
+  ByteRange range;
+  bool write = false;
+};
+
+// Not thread safe.
+class HazardTracker {
+ public:
+  // Events that an operation with these accesses has to wait for, without repeats.
+  std::vector<EventRef> Dependencies(const std::vector<Access>& accesses) const;
+
+  // Notes that `event` ends an operation with these accesses.
+  void Record(const std::vector<Access>& accesses, const EventRef& event);
+
+ private:
+  struct Entry {
+    ByteRange range;
+    bool write;
+    EventRef event;
+  };
+  std::map<BufferId, std::vector<Entry>> entries_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_

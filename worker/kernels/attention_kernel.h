@@ -1,0 +1,124 @@
+// The kernel interface: what one compute call is once buffers have addresses.
+// Back ends (CPU, CUDA) implement it; nothing here says how.
+//
+// Memory space: every data pointer is memory of the device that runs the call.
+// Host-side descriptions (pieces, bands) are host memory, valid until the call
+// has been started; a back end that works later copies them.
+//
+// A row of q is visible to keys by common/band.h: the row's piece and the key's
+// piece must name the same document d, and the difference of their positions
+// must lie in bands[d]. Rows of one buffer are cut into pieces; the batch axis
+// repeats them. Offsets are 64-bit element offsets throughout.
+#ifndef RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_
+#define RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "common/band.h"
+#include "common/dtype.h"
+
+namespace ringattn {
+
+struct AttentionProblem {
+  DType dtype = DType::kFloat32;
+  int64_t batch = 1;
+  int64_t num_heads = 1;
+  int64_t num_kv_heads = 1;
+  int64_t head_dim = 1;    // 1..256
+  int64_t head_dim_v = 1;  // 1..256
+  float softmax_scale = 1.0f;
+  float softcap = 0.0f;     // 0 = off
+  std::vector<Band> bands;  // per document
+};
+
+// A block of keys.
+struct KvBlock {
+  int64_t rows = 0;
+  std::vector<Piece> pieces;
+  const void* k = nullptr;  // [batch, rows, num_kv_heads, head_dim] dtype
+  const void* v = nullptr;  // [batch, rows, num_kv_heads, head_dim_v] dtype
+  float* dk = nullptr;      // backward: like k, fp32, accumulated into
+  float* dv = nullptr;      // backward: like v, fp32, accumulated into
+};
+
+// Attention of all q rows over the keys of all blocks, merged (common/merge.h)
+// with the previous partial.
+//   q        [batch, q_rows, num_heads, head_dim] dtype
+//   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32, normalised partial;
+//            read unless `initial`, written unless `final`. May be null when
+//            initial && final.
+//   lse      [batch, num_heads, q_rows] fp32, natural log; read unless
+//            `initial`, always written. -inf = no key seen yet.
+//   out      [batch, q_rows, num_heads, head_dim_v] dtype, written when `final`.
+//            May be the same memory as out_acc when dtype is fp32.
+// A row without any visible key keeps its previous partial, or becomes
+// (0, -inf) when `initial`. No blocks, or blocks without work, are legal.
+struct ForwardCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  std::vector<Piece> q_pieces;
+  const void* q = nullptr;
+  std::vector<KvBlock> blocks;
+  float* out_acc = nullptr;
+  float* lse = nullptr;
+  void* out = nullptr;
+  bool initial = false;
+  bool final = false;
+};
+
+// delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d].
+struct DeltaCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  const void* out = nullptr;   // [batch, q_rows, num_heads, head_dim_v] dtype
+  const void* dout = nullptr;  // like out
+  float* delta = nullptr;      // [batch, num_heads, q_rows] fp32
+};
+
+// Gradients of all q rows against the keys of all blocks, with the global lse
+// and delta (so the result is additive over blocks):
+//   p  = exp(s - lse), 0 where lse = -inf
+//   dv += p^T dout;  ds = p * (dout v^T - delta), through the softcap's derivative
+//   dq_acc += scale ds k;  dk += scale ds^T q
+//   dq_acc [batch, q_rows, num_heads, head_dim] fp32
+struct BackwardCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  std::vector<Piece> q_pieces;
+  const void* q = nullptr;     // [batch, q_rows, num_heads, head_dim] dtype
+  const void* dout = nullptr;  // [batch, q_rows, num_heads, head_dim_v] dtype
+  const float* lse = nullptr;  // [batch, num_heads, q_rows]
+  const float* delta = nullptr;
+  float* dq_acc = nullptr;
+  std::vector<KvBlock> blocks;  // with dk, dv
+};
+
+struct ZeroCall {
+  void* target = nullptr;
+  int64_t bytes = 0;
+};
+
+// target[i] += source[i], fp32, in order of i on every back end.
+struct AddCall {
+  float* target = nullptr;
+  const float* source = nullptr;
+  int64_t count = 0;
+};
+
+// target[i] = source[i] rounded to nearest even. For fp32 a plain copy; target
+// and source are then allowed to be the same memory.
+struct ConvertCall {
+  DType dtype = DType::kFloat32;
+  void* target = nullptr;
+  const float* source = nullptr;
+  int64_t count = 0;
+};
+
+using KernelCall =
+    std::variant<ForwardCall, DeltaCall, BackwardCall, ZeroCall, AddCall, ConvertCall>;
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_

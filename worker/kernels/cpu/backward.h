@@ -1,0 +1,19 @@
+// The backward pass on the CPU: one sweep that recomputes the weights.
+#ifndef RINGATTN_WORKER_KERNELS_CPU_BACKWARD_H_
+#define RINGATTN_WORKER_KERNELS_CPU_BACKWARD_H_
+
+#include "absl/status/status.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cpu/workspace.h"
+
+namespace ringattn::cpu {
+
+// Computes `call` (host memory) on the workspace's threads. Every sum is made in
+// an order that depends on the call alone, so results are the same bits whatever
+// the number of threads. CANCELLED once progress says stopped; gradients are then
+// undefined.
+absl::Status Backward(const BackwardCall& call, Workspace& workspace, const Progress& progress);
+
+}  // namespace ringattn::cpu
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_BACKWARD_H_

@@ -1,0 +1,22 @@
+#include "worker/kernels/cpu/careful.h"
+
+#include "worker/kernels/cpu/elementwise.h"
+
+namespace ringattn::cpu {
+
+float PackedElement(const TileOps& ops, const float* words, int64_t index) {
+  if (ops.elements_per_word == 1) return words[index];
+  float value;
+  ConvertToFloat(DType::kBFloat16, reinterpret_cast<const char*>(words) + 2 * index, &value, 1);
+  return value;
+}
+
+void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
+                    float* target) {
+  const char* elements = static_cast<const char*>(source.data) +
+                         source.RowOffset(row) * ElementBytes(source.dtype);
+  ConvertToFloat(source.dtype, elements, converted, source.cols);
+  AddScaled(weight, converted, target, source.cols);
+}
+
+}  // namespace ringattn::cpu

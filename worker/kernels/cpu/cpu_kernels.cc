@@ -1,0 +1,99 @@
+#include "worker/kernels/cpu/cpu_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <variant>
+
+#include "worker/kernels/cpu/backward.h"
+#include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/forward.h"
+#include "worker/kernels/cpu/workspace.h"
+
+namespace ringattn {
+namespace cpu {
+namespace {
+
+// Elements or rows that one task of the memory-bound calls handles: large
+// against the cost of a task, small against how fast a stop must be seen.
+constexpr int64_t kElementsPerTask = int64_t{1} << 18;
+constexpr int64_t kRowsPerTask = 256;
+
+// Runs body(begin, end) over [0, count) in parallel.
+template <typename Body>
+absl::Status ForRanges(int64_t count, int64_t per_task, Workspace& workspace,
+                       const Progress& progress, const Body& body) {
+  workspace.pool.ParallelFor((count + per_task - 1) / per_task, [&](int, int64_t task) {
+    if (progress.stopped()) return;
+    body(task * per_task, std::min(count, (task + 1) * per_task));
+    progress.CountTile();
+  });
+  return progress.stopped() ? absl::CancelledError("kernel stopped") : absl::OkStatus();
+}
+
+absl::Status RunCall(const ForwardCall& call, Workspace& workspace, const Progress& progress) {
+  return Forward(call, workspace, progress);
+}
+
+absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progress& progress) {
+  return Backward(call, workspace, progress);
+}
+
+absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress& progress) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t heads = problem.num_heads;
+  const int64_t dim = problem.head_dim_v;
+  const int64_t row_bytes = dim * ElementBytes(problem.dtype);
+  return ForRanges(
+      problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
+      [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+          const int64_t batch_index = token / call.q_rows;
+          const int64_t row = token % call.q_rows;
+          for (int64_t h = 0; h < heads; ++h) {
+            const int64_t offset = (token * heads + h) * row_bytes;
+            call.delta[(batch_index * heads + h) * call.q_rows + row] =
+                Dot(problem.dtype, static_cast<const char*>(call.dout) + offset,
+                    static_cast<const char*>(call.out) + offset, dim);
+          }
+        }
+      });
+}
+
+absl::Status RunCall(const ZeroCall& call, Workspace& workspace, const Progress& progress) {
+  return ForRanges(call.bytes, 4 * kElementsPerTask, workspace, progress,
+                   [&](int64_t begin, int64_t end) {
+                     std::memset(static_cast<char*>(call.target) + begin, 0,
+                                 static_cast<size_t>(end - begin));
+                   });
+}
+
+absl::Status RunCall(const AddCall& call, Workspace& workspace, const Progress& progress) {
+  return ForRanges(call.count, kElementsPerTask, workspace, progress,
+                   [&](int64_t begin, int64_t end) {
+                     AddScaled(1.0f, call.source + begin, call.target + begin, end - begin);
+                   });
+}
+
+absl::Status RunCall(const ConvertCall& call, Workspace& workspace, const Progress& progress) {
+  return ForRanges(call.count, kElementsPerTask, workspace, progress,
+                   [&](int64_t begin, int64_t end) {
+                     Convert(call.dtype, call.source + begin,
+                             static_cast<char*>(call.target) + begin * ElementBytes(call.dtype),
+                             end - begin);
+                   });
+}
+
+}  // namespace
+}  // namespace cpu
+
+CpuKernels::CpuKernels(int threads) : workspace_(std::make_unique<cpu::Workspace>(threads)) {}
+CpuKernels::~CpuKernels() = default;
+
+absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
+                             std::atomic<int64_t>* tiles_done) {
+  const cpu::Progress progress(stop, tiles_done);
+  return std::visit(
+      [&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); }, call);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,46 @@
+// CpuKernels: every KernelCall on the processor's cores.
+//
+//   CpuKernels kernels(/*threads=*/4);
+//   absl::Status status = kernels.Run(call, stop, &tiles_done);
+#ifndef RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_
+#define RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "worker/kernels/attention_kernel.h"
+
+namespace ringattn {
+
+namespace cpu {
+struct Workspace;
+}  // namespace cpu
+
+// Run is called by one thread at a time. Results are the same bits whatever the
+// number of threads; they may differ between processors (SIMD widths).
+class CpuKernels {
+ public:
+  // Compute threads, the calling one included, which live as long as the object.
+  // REQUIRES: threads >= 1.
+  explicit CpuKernels(int threads);
+  ~CpuKernels();
+  CpuKernels(const CpuKernels&) = delete;
+  CpuKernels& operator=(const CpuKernels&) = delete;
+
+  // Runs `call`, whose pointers are host memory, to its end. Working memory is
+  // kept and grows only when a call needs more than any before it.
+  // `stop` is read at least once per tile: once true, returns CANCELLED at the
+  // next tile and the call's outputs are undefined. `tiles_done`, if not null, is
+  // incremented once per computed tile.
+  absl::Status Run(const KernelCall& call, const std::atomic<bool>& stop,
+                   std::atomic<int64_t>* tiles_done);
+
+ private:
+  const std::unique_ptr<cpu::Workspace> workspace_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_

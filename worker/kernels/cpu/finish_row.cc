@@ -1,0 +1,86 @@
+#include "worker/kernels/cpu/finish_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "common/merge.h"
+#include "worker/kernels/cpu/elementwise.h"
+
+namespace ringattn::cpu {
+namespace {
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+constexpr double kLn2 = 0.69314718055994530942;
+
+// sum is relative to 2^shift, and shift a rounded product: the exact product
+// counts, or lse would be off by the rounding of scores of 1e4.
+float LogSumExp(const ScoreScale& scale, float max, float sum) {
+  const float shift = max * scale.to_log2;
+  const double rounding = double{max} * scale.to_log2 - shift;
+  return static_cast<float>(double{max} * scale.natural + std::log(double{sum}) -
+                            rounding * kLn2);
+}
+
+}  // namespace
+
+void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index,
+               int64_t head, int64_t local_row, const RowSums& sums, float* temporary) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t dim = problem.head_dim_v;
+  const int64_t at = ((batch_index * call.q_rows + local_row) * problem.num_heads + head) * dim;
+  float& lse = call.lse[(batch_index * problem.num_heads + head) * call.q_rows + local_row];
+  char* out =
+      call.final ? static_cast<char*>(call.out) + at * ElementBytes(problem.dtype) : nullptr;
+  float* out_acc = call.out_acc == nullptr ? nullptr : call.out_acc + at;
+  float* target = out_acc;
+  if (call.final) {
+    target = problem.dtype == DType::kFloat32 ? reinterpret_cast<float*>(out) : temporary;
+  }
+  const float previous_lse = call.initial ? kNegativeInfinity : lse;
+  if (sums.sum == 0.0f) {
+    if (!call.initial) {
+      if (call.final) Convert(problem.dtype, out_acc, out, dim);
+      return;
+    }
+    std::fill_n(target, dim, 0.0f);
+    lse = kNegativeInfinity;
+  } else {
+    const float own_lse = LogSumExp(scale, sums.max, sums.sum);
+    if (previous_lse == kNegativeInfinity) {
+      Scale(1.0f / sums.sum, sums.out, target, dim);
+      lse = own_lse;
+    } else {
+      const MergeWeights merged = MergeLse(previous_lse, own_lse);
+      Combine(merged.first, out_acc, merged.second / sums.sum, sums.out, target, dim);
+      lse = merged.lse;
+    }
+  }
+  if (target == temporary) Convert(problem.dtype, temporary, out, dim);
+}
+
+void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q) {
+  if (!call.initial && !call.final) return;
+  std::vector<std::pair<int64_t, int64_t>> covered;
+  for (const TokenRun& run : q.runs()) {
+    covered.emplace_back(run.local_begin, run.local_begin + run.length);
+  }
+  covered.emplace_back(call.q_rows, call.q_rows);
+  std::sort(covered.begin(), covered.end());
+  float temporary[256];
+  int64_t next = 0;
+  for (const auto& [begin, end] : covered) {
+    for (; next < begin; ++next) {
+      for (int64_t b = 0; b < call.problem->batch; ++b) {
+        for (int64_t h = 0; h < call.problem->num_heads; ++h) {
+          FinishRow(call, ScoreScale{}, b, h, next, RowSums{}, temporary);
+        }
+      }
+    }
+    next = std::max(next, end);
+  }
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,31 @@
+// The end of a forward row: divide, merge with the previous partial, store.
+#ifndef RINGATTN_WORKER_KERNELS_CPU_FINISH_ROW_H_
+#define RINGATTN_WORKER_KERNELS_CPU_FINISH_ROW_H_
+
+#include <cstdint>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/token_runs.h"
+
+namespace ringattn::cpu {
+
+// What the online softmax leaves of a row; max and sum as in SoftmaxArgs.
+struct RowSums {
+  const float* out = nullptr;  // [head_dim_v], not yet divided by sum
+  float max = 0.0f;
+  float sum = 0.0f;  // 0: no key was seen, and out is not read
+};
+
+// Writes one row of the call's out or out_acc, and its lse.
+//   temporary [head_dim_v]
+void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index,
+               int64_t head, int64_t local_row, const RowSums& sums, float* temporary);
+
+// Rows that no piece names see no key, but still have an output.
+//   q: the runs of call.q_pieces
+void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q);
+
+}  // namespace ringattn::cpu
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_FINISH_ROW_H_

@@ -1,0 +1,29 @@
+// Progress: how a running call hears that it should stop and says how far it is.
+#ifndef RINGATTN_WORKER_KERNELS_CPU_PROGRESS_H_
+#define RINGATTN_WORKER_KERNELS_CPU_PROGRESS_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace ringattn::cpu {
+
+// Thread safe. Both atomics outlive the object.
+class Progress {
+ public:
+  Progress(const std::atomic<bool>& stop, std::atomic<int64_t>* tiles_done)
+      : stop_(stop), tiles_done_(tiles_done) {}
+
+  // Polled at least once per tile by whoever computes.
+  bool stopped() const { return stop_.load(std::memory_order_relaxed); }
+  void CountTile() const {
+    if (tiles_done_ != nullptr) tiles_done_->fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::atomic<bool>& stop_;
+  std::atomic<int64_t>* tiles_done_;
+};
+
+}  // namespace ringattn::cpu
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_PROGRESS_H_

@@ -1,0 +1,168 @@
+// The elementwise work between the products: online softmax and its gradient.
+// Included once per SIMD target. `Store` says how weights become words.
+#if defined(RINGATTN_WORKER_KERNELS_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RINGATTN_WORKER_KERNELS_CPU_SOFTMAX_INL_H_
+#undef RINGATTN_WORKER_KERNELS_CPU_SOFTMAX_INL_H_
+#else
+#define RINGATTN_WORKER_KERNELS_CPU_SOFTMAX_INL_H_
+#endif
+
+#include <algorithm>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "worker/kernels/cpu/math-inl.h"
+#include "worker/kernels/cpu/tile_ops.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ringattn::cpu::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// One row's visible columns within [begin, end): whole vectors are
+// [full_begin, full_end), the rest of [first, last) needs a mask.
+struct RowSpan {
+  int visible_begin, visible_end;  // clipped to the columns at hand
+  int first, last;                 // vectors that hold a visible column
+  int full_begin, full_end;        // vectors that hold only visible columns
+
+  RowSpan(int begin, int end, int visible_from, int visible_to, int lanes) {
+    visible_begin = std::max(begin, visible_from);
+    visible_end = std::min(end, visible_to);
+    if (visible_begin >= visible_end) visible_begin = visible_end = begin;
+    first = visible_begin / lanes * lanes;
+    last = (visible_end + lanes - 1) / lanes * lanes;
+    if (visible_begin == visible_end) last = first;
+    full_begin = std::min((visible_begin + lanes - 1) / lanes * lanes, last);
+    full_end = std::max(visible_end / lanes * lanes, full_begin);
+  }
+};
+
+template <class D>
+HWY_INLINE hn::Mask<D> VisibleMask(D d, const RowSpan& span, int col) {
+  const hn::RebindToSigned<D> di;
+  const auto columns = hn::Iota(di, col);
+  return hn::RebindMask(d, hn::And(hn::Gt(columns, hn::Set(di, span.visible_begin - 1)),
+                                   hn::Lt(columns, hn::Set(di, span.visible_end))));
+}
+
+// tanh(inside_cap * q.k), in place.
+template <class D>
+HWY_INLINE void CapScores(D d, const ScoreScale& scale, float* scores, int begin, int end) {
+  const auto inside = hn::Set(d, scale.inside_cap);
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int col = begin; col < end; col += lanes) {
+    const auto raw = hn::LoadU(d, scores + col);
+    hn::StoreU(Tanh(d, hn::Mul(raw, inside)), d, scores + col);
+  }
+}
+
+template <class Store>
+void Softmax(const SoftmaxArgs& args) {
+  const hn::ScalableTag<float> d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+  const auto negative_infinity = hn::Set(d, kNegativeInfinity);
+  const auto zero = hn::Zero(d);
+  const float to_log2 = args.scale.to_log2;
+  const auto scale = hn::Set(d, to_log2);
+  for (int r = 0; r < args.rows; ++r) {
+    float* scores = args.scores + r * args.scores_stride;
+    float* weights = args.weights + r * args.weights_stride;
+    const RowSpan span(args.col_begin, args.col_end, args.visible_begin[r], args.visible_end[r],
+                       lanes);
+    if (args.scale.inside_cap != 0.0f) CapScores(d, args.scale, scores, span.first, span.last);
+
+    auto max0 = negative_infinity;
+    auto max1 = negative_infinity;
+    for (int col = span.first; col < span.full_begin; col += lanes) {
+      max0 = hn::Max(max0, hn::IfThenElse(VisibleMask(d, span, col), hn::LoadU(d, scores + col),
+                                          negative_infinity));
+    }
+    int col = span.full_begin;
+    for (; col + 2 * lanes <= span.full_end; col += 2 * lanes) {
+      max0 = hn::Max(max0, hn::LoadU(d, scores + col));
+      max1 = hn::Max(max1, hn::LoadU(d, scores + col + lanes));
+    }
+    for (; col < span.full_end; col += lanes) max1 = hn::Max(max1, hn::LoadU(d, scores + col));
+    for (; col < span.last; col += lanes) {
+      max0 = hn::Max(max0, hn::IfThenElse(VisibleMask(d, span, col), hn::LoadU(d, scores + col),
+                                          negative_infinity));
+    }
+    const float tile_max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+    const float old_max = args.row_max[r];
+    const float new_max = tile_max > old_max ? tile_max : old_max;
+    // A row whose products are all -inf would subtract -inf from itself.
+    const float shift = new_max == kNegativeInfinity ? 0.0f : new_max * to_log2;
+    float correction = 1.0f;
+    if (old_max == kNegativeInfinity) {
+      correction = 0.0f;
+    } else if (old_max != new_max) {
+      correction = hn::GetLane(Exp2(d, hn::Set(d, old_max * to_log2 - shift)));
+    }
+    const auto minus_max = hn::Set(d, -shift);
+
+    auto sum0 = zero;
+    auto sum1 = zero;
+    for (int c = args.col_begin; c < span.first; c += lanes) Store::One(d, zero, weights, c);
+    for (col = span.first; col < span.full_begin; col += lanes) {
+      const auto p = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
+      const auto kept = hn::IfThenElseZero(VisibleMask(d, span, col), p);
+      sum0 = hn::Add(sum0, kept);
+      Store::One(d, kept, weights, col);
+    }
+    for (; col + 2 * lanes <= span.full_end; col += 2 * lanes) {
+      const auto p0 = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
+      const auto p1 = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col + lanes), scale, minus_max));
+      sum0 = hn::Add(sum0, p0);
+      sum1 = hn::Add(sum1, p1);
+      Store::Two(d, p0, p1, weights, col);
+    }
+    for (; col < span.last; col += lanes) {
+      const auto p = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
+      const auto kept = hn::IfThenElseZero(VisibleMask(d, span, col), p);
+      sum0 = hn::Add(sum0, kept);
+      Store::One(d, kept, weights, col);
+    }
+    for (; col < args.col_end; col += lanes) Store::One(d, zero, weights, col);
+
+    const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+    args.row_sum[r] = args.row_sum[r] * correction + sum;
+    args.row_max[r] = new_max;
+    args.correction[r] = correction;
+  }
+}
+
+// p and ds of one vector of columns of one row.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, int row, int col,
+                           V& p, V& ds) {
+  const int64_t at = row * args.stride + col;
+  const V raw = hn::LoadU(d, args.scores + at);
+  const V dp = hn::LoadU(d, args.dp + at);
+  // Large scores and lse cancel before anything is rounded.
+  const V minus_lse = hn::Set(d, -args.lse[row]);
+  const V delta = hn::Set(d, args.delta[row]);
+  const V natural = hn::Set(d, args.scale.natural);
+  const V log2e = hn::Set(d, 1.44269504f);
+  if (args.scale.inside_cap != 0.0f) {
+    const V t = Tanh(d, hn::Mul(raw, hn::Set(d, args.scale.inside_cap)));
+    p = Exp2(d, hn::Mul(hn::MulAdd(t, natural, minus_lse), log2e));
+    ds = hn::Mul(hn::Mul(p, hn::Sub(dp, delta)), hn::NegMulAdd(t, t, hn::Set(d, 1.0f)));
+  } else {
+    p = Exp2(d, hn::Mul(hn::MulAdd(raw, natural, minus_lse), log2e));
+    ds = hn::Mul(p, hn::Sub(dp, delta));
+  }
+  if (col < span.full_begin || col >= span.full_end) {
+    const auto visible = VisibleMask(d, span, col);
+    p = hn::IfThenElseZero(visible, p);
+    ds = hn::IfThenElseZero(visible, ds);
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

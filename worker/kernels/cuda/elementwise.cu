@@ -1,0 +1,197 @@
+#include "worker/kernels/cuda/elementwise.h"
+
+#include <algorithm>
+
+#include "worker/kernels/cuda/forward_epilogue.cuh"
+
+namespace ringattn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMaximalBlocks = 132 * 32;  // grid-stride loops beyond
+
+int BlocksFor(int64_t items) {
+  return static_cast<int>(std::clamp<int64_t>((items + kThreads - 1) / kThreads, 1, kMaximalBlocks));
+}
+
+// One warp per (batch, row, head): out and dout are read in memory order.
+template <typename T>
+__global__ void attention_delta(const T* __restrict__ out, const T* __restrict__ dout,
+                                float* __restrict__ delta, int64_t batch, int64_t rows,
+                                int num_heads, int columns) {
+  const int lane = threadIdx.x & 31;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+  const int64_t count = batch * rows * num_heads;
+  for (int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;
+       index < count; index += warps) {
+    const T* a = out + index * columns;
+    const T* b = dout + index * columns;
+    float sum = 0.0f;
+    for (int column = lane; column < columns; column += 32) {
+      sum = fmaf(ToFloat(a[column]), ToFloat(b[column]), sum);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    if (lane == 0) {
+      const int64_t head = index % num_heads;
+      const int64_t row = index / num_heads % rows;
+      const int64_t b_index = index / num_heads / rows;
+      delta[(b_index * num_heads + head) * rows + row] = sum;
+    }
+  }
+}
+
+__global__ void add_fp32(float* target, const float* source, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source)) % 16 == 0;
+  const int64_t vectors = aligned ? count / 4 : 0;
+  for (int64_t i = first; i < vectors; i += step) {
+    float4 x = reinterpret_cast<float4*>(target)[i];
+    const float4 y = reinterpret_cast<const float4*>(source)[i];
+    x.x += y.x;
+    x.y += y.y;
+    x.z += y.z;
+    x.w += y.w;
+    reinterpret_cast<float4*>(target)[i] = x;
+  }
+  for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] += source[i];
+}
+
+template <typename T>
+__global__ void convert_from_fp32(T* target, const float* source, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(source) % 16 == 0 && reinterpret_cast<uintptr_t>(target) % 8 == 0;
+  const int64_t vectors = aligned ? count / 4 : 0;
+  for (int64_t i = first; i < vectors; i += step) {
+    const float4 x = reinterpret_cast<const float4*>(source)[i];
+    reinterpret_cast<uint2*>(target)[i] = make_uint2(Pack<T>(x.x, x.y), Pack<T>(x.z, x.w));
+  }
+  for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] = FromFloat<T>(source[i]);
+}
+
+// One block per (tile, packed head group, batch), one warp per row.
+template <typename T>
+__global__ void attention_combine(const __grid_constant__ CombineParams params) {
+  const ForwardParams& forward = params.forward;
+  const CommonParams& common = forward.common;
+  if (Stopped(common.stop_word)) return;
+  const CombineTile combine = params.tiles[blockIdx.x];
+  const int pack = forward.head_pack;
+  const int groups = common.num_heads / pack;
+  const int64_t batch = common.batch_begin + blockIdx.z;
+  const int lane = threadIdx.x & 31;
+  ForwardTile tile;
+  tile.q_row_begin = combine.q_row_begin;
+  tile.q_rows = combine.q_rows;
+  const auto slot_row = [&](int slot, int row) {
+    return ((int64_t{slot} * common.batch + batch) * groups + blockIdx.y) * forward.tile_rows + row;
+  };
+  for (int row = threadIdx.x / 32; row < combine.q_rows * pack; row += kThreads / 32) {
+    float max = NegativeInfinity();
+    for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
+      const float lse = forward.partial_lse[slot_row(slot, row)];
+      max = lse > max || lse != lse ? lse : max;
+    }
+    const float safe = max == NegativeInfinity() ? 0.0f : max;
+    float sum = 0.0f;
+    for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
+      sum += expf(forward.partial_lse[slot_row(slot, row)] - safe);
+    }
+    const float lse = sum == 0.0f ? NegativeInfinity() : max + logf(sum);
+    ForwardRow target(forward, tile, blockIdx.y * pack, batch, row, lse,
+                      sum == 0.0f ? 0.0f : 1.0f / sum);
+    __syncwarp();  // all lanes have read the previous lse
+    for (int column = lane * 2; column < common.head_dim_v; column += 64) {
+      float x0 = 0.0f;
+      float x1 = 0.0f;
+      for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
+        const int64_t at = slot_row(slot, row);
+        const float weight = expf(forward.partial_lse[at] - safe);
+        const float* source = forward.partial_out + at * common.head_dim_v + column;
+        x0 = fmaf(weight, source[0], x0);
+        if (column + 1 < common.head_dim_v) x1 = fmaf(weight, source[1], x1);
+      }
+      target.template Store2<T>(column, x0, x1);
+    }
+    if (lane == 0) target.StoreLse();
+  }
+}
+
+template <typename T>
+cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t count = problem.batch * call.q_rows * problem.num_heads;
+  if (count == 0) return cudaSuccess;
+  attention_delta<T><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
+      static_cast<const T*>(call.out), static_cast<const T*>(call.dout), call.delta, problem.batch,
+      call.q_rows, static_cast<int>(problem.num_heads), static_cast<int>(problem.head_dim_v));
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t Convert(const ConvertCall& call, cudaStream_t stream) {
+  convert_from_fp32<T><<<BlocksFor((call.count + 3) / 4), kThreads, 0, stream>>>(
+      static_cast<T*>(call.target), call.source, call.count);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream) {
+  switch (call.problem->dtype) {
+    case DType::kFloat32:
+      return Delta<float>(call, stream);
+    case DType::kBFloat16:
+      return Delta<__nv_bfloat16>(call, stream);
+    case DType::kFloat16:
+      return Delta<__half>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream) {
+  if (call.count == 0) return cudaSuccess;
+  add_fp32<<<BlocksFor((call.count + 3) / 4), kThreads, 0, stream>>>(call.target, call.source,
+                                                                     call.count);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream) {
+  if (call.count == 0) return cudaSuccess;
+  switch (call.dtype) {
+    case DType::kFloat32:
+      if (call.target == call.source) return cudaSuccess;
+      return cudaMemcpyAsync(call.target, call.source, call.count * sizeof(float),
+                             cudaMemcpyDeviceToDevice, stream);
+    case DType::kBFloat16:
+      return Convert<__nv_bfloat16>(call, stream);
+    case DType::kFloat16:
+      return Convert<__half>(call, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
+                          int64_t batch_count, cudaStream_t stream) {
+  const CommonParams& common = params.forward.common;
+  const dim3 grid(static_cast<unsigned>(tile_count), common.num_heads / params.forward.head_pack,
+                  static_cast<unsigned>(batch_count));
+  switch (dtype) {
+    case DType::kFloat32:
+      attention_combine<float><<<grid, kThreads, 0, stream>>>(params);
+      break;
+    case DType::kBFloat16:
+      attention_combine<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
+      break;
+    case DType::kFloat16:
+      attention_combine<__half><<<grid, kThreads, 0, stream>>>(params);
+      break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,26 @@
+// The small kernels: delta, sums, conversions, and the combination of split-KV
+// partials. Each function enqueues on `stream` and returns the launch's error.
+// Never allocates, never waits.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_
+
+#include <cuda_runtime_api.h>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/attention_params.h"
+
+namespace ringattn::cuda {
+
+cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
+cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
+cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
+
+// Merges the partials of `tile_count` q tiles in slot order, then with the
+// previous partial, and writes the outputs of params.forward, for batch rows
+// [batch_begin, batch_begin + batch_count).
+cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
+                          int64_t batch_count, cudaStream_t stream);
+
+}  // namespace ringattn::cuda
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_

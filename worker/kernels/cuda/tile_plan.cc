@@ -1,0 +1,240 @@
+#include "worker/kernels/cuda/tile_plan.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace ringattn::cuda {
+namespace {
+
+int64_t FloorDivide(int64_t a, int64_t b) {
+  const int64_t quotient = a / b;
+  return quotient - (a % b != 0 && a < 0 ? 1 : 0);
+}
+
+int32_t Clamp30(int64_t x) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  return static_cast<int32_t>(std::clamp(x, -kLimit, kLimit));
+}
+
+// Row 0 is row `q_row` of q, column 0 is row `k_row` of k.
+BandLimits LimitsOf(const Piece& q, int64_t q_row, const Piece& k, int64_t k_row,
+                    const Band& band) {
+  BandLimits limits;
+  const int64_t difference = q.PositionOf(q_row) - k.PositionOf(k_row);
+  limits.lower_base = band.lower + difference;
+  limits.upper_base = band.upper + difference;
+  limits.q_stride = q.stride;
+  limits.k_stride = k.stride;
+  limits.same_stride = q.stride == k.stride;
+  limits.first_lower = Clamp30(-FloorDivide(-limits.lower_base, k.stride));
+  limits.first_upper = Clamp30(FloorDivide(limits.upper_base, k.stride));
+  return limits;
+}
+
+struct BlockPiece {
+  size_t block;
+  const Piece* piece;
+};
+
+std::map<int64_t, std::vector<BlockPiece>> KeysByDocument(const std::vector<KvBlock>& blocks) {
+  std::map<int64_t, std::vector<BlockPiece>> result;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (const Piece& piece : blocks[b].pieces) {
+      if (piece.length > 0) result[piece.document].push_back({b, &piece});
+    }
+  }
+  return result;
+}
+
+int32_t Narrow(int64_t x) {
+  assert(x >= 0 && x <= std::numeric_limits<int32_t>::max());
+  return static_cast<int32_t>(x);
+}
+
+int64_t KeyTiles(const KvRange& range, int32_t keys) { return (range.row_count + keys - 1) / keys; }
+
+struct WeightedTile {
+  ForwardTile tile;
+  int64_t weight = 0;  // key tiles
+};
+
+// The part [tile_begin, tile_end) of the key tiles of `ranges`, as own ranges.
+void AppendSlice(const std::vector<KvRange>& ranges, int32_t keys, int64_t tile_begin,
+                 int64_t tile_end, std::vector<KvRange>& out) {
+  int64_t first = 0;
+  for (const KvRange& range : ranges) {
+    const int64_t count = KeyTiles(range, keys);
+    const int64_t begin = std::max<int64_t>(tile_begin - first, 0);
+    const int64_t end = std::min<int64_t>(tile_end - first, count);
+    first += count;
+    if (begin >= end) continue;
+    KvRange part = range;
+    const int32_t skip = Narrow(begin * keys);
+    part.row_begin += skip;
+    part.row_count = std::min<int32_t>(range.row_count, Narrow(end * keys)) - skip;
+    part.full_begin = std::max(range.full_begin - skip, 0);
+    part.full_end = std::min(range.full_end - skip, part.row_count);
+    part.limits.lower_base -= range.limits.k_stride * skip;
+    part.limits.upper_base -= range.limits.k_stride * skip;
+    part.limits.first_lower = Clamp30(-FloorDivide(-part.limits.lower_base, part.limits.k_stride));
+    part.limits.first_upper = Clamp30(FloorDivide(part.limits.upper_base, part.limits.k_stride));
+    out.push_back(part);
+  }
+}
+
+}  // namespace
+
+ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape) {
+  const AttentionProblem& problem = *call.problem;
+  const auto keys_by_document = KeysByDocument(call.blocks);
+
+  // First the unsplit tiles with their ranges.
+  struct Draft {
+    int64_t q_row_begin;
+    int32_t q_rows;
+    std::vector<KvRange> ranges;
+    int64_t key_tiles = 0;
+  };
+  std::vector<Draft> drafts;
+  int64_t total_key_tiles = 0;
+  for (const Piece& q : call.q_pieces) {
+    const auto found = keys_by_document.find(q.document);
+    for (int64_t begin = 0; begin < q.length; begin += shape.q_rows) {
+      const int64_t end = std::min<int64_t>(begin + shape.q_rows, q.length);
+      Draft draft{q.local_begin + begin, Narrow(end - begin), {}};
+      if (found != keys_by_document.end()) {
+        const Band& band = problem.bands[q.document];
+        for (const BlockPiece& entry : found->second) {
+          const RowRange reach = ReachableKeys(q, begin, end, *entry.piece, band);
+          if (reach.empty()) continue;
+          const RowRange full = FullyVisibleKeys(q, begin, end, *entry.piece, band);
+          const KvBlock& block = call.blocks[entry.block];
+          KvRange range;
+          range.k = block.k;
+          range.v = block.v;
+          range.block_rows = block.rows;
+          range.row_begin = entry.piece->local_begin + reach.begin;
+          range.row_count = Narrow(reach.size());
+          range.limits = LimitsOf(q, begin, *entry.piece, reach.begin, band);
+          if (!full.empty()) {
+            range.full_begin = Narrow(std::max<int64_t>(full.begin - reach.begin, 0));
+            range.full_end = Narrow(std::min(full.end, reach.end) - reach.begin);
+          }
+          draft.key_tiles += KeyTiles(range, shape.keys);
+          draft.ranges.push_back(range);
+        }
+      }
+      if (draft.ranges.empty() && !call.initial && !call.final) continue;
+      total_key_tiles += draft.key_tiles;
+      drafts.push_back(std::move(draft));
+    }
+  }
+
+  // Split when too few blocks would run: parts of about equal length.
+  int64_t part_tiles = std::max<int64_t>(total_key_tiles, 1);
+  const int64_t blocks = static_cast<int64_t>(drafts.size()) * shape.blocks_per_tile;
+  if (shape.target_blocks > 0 && blocks > 0 && blocks * 10 < shape.target_blocks * 8) {
+    const int64_t parts = shape.target_blocks / std::max<int64_t>(shape.blocks_per_tile, 1);
+    constexpr int64_t kMinimalTiles = 4;  // below, the combine costs more than it saves
+    part_tiles = std::max(kMinimalTiles, (total_key_tiles + parts - 1) / std::max<int64_t>(parts, 1));
+  }
+
+  ForwardPlan plan;
+  std::vector<WeightedTile> weighted;
+  for (const Draft& draft : drafts) {
+    WeightedTile entry;
+    entry.tile.q_row_begin = draft.q_row_begin;
+    entry.tile.q_rows = draft.q_rows;
+    const int64_t parts =
+        draft.key_tiles == 0 ? 1 : (draft.key_tiles + part_tiles - 1) / part_tiles;
+    const int64_t step = (draft.key_tiles + parts - 1) / parts;
+    if (parts > 1) {
+      CombineTile combine;
+      combine.q_row_begin = draft.q_row_begin;
+      combine.q_rows = draft.q_rows;
+      combine.slot_begin = Narrow(plan.slots);
+      combine.slot_end = Narrow(plan.slots + parts);
+      plan.combines.push_back(combine);
+    }
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = part * step;
+      const int64_t end = std::min(begin + step, draft.key_tiles);
+      entry.tile.range_begin = Narrow(plan.ranges.size());
+      if (parts == 1) {
+        plan.ranges.insert(plan.ranges.end(), draft.ranges.begin(), draft.ranges.end());
+      } else {
+        AppendSlice(draft.ranges, shape.keys, begin, end, plan.ranges);
+        entry.tile.partial_slot = Narrow(plan.slots++);
+      }
+      entry.tile.range_end = Narrow(plan.ranges.size());
+      entry.weight = std::max<int64_t>(end - begin, 0);
+      weighted.push_back(entry);
+    }
+  }
+  std::stable_sort(weighted.begin(), weighted.end(),
+                   [](const auto& a, const auto& b) { return a.weight > b.weight; });
+  plan.tiles.reserve(weighted.size());
+  for (const WeightedTile& entry : weighted) plan.tiles.push_back(entry.tile);
+  return plan;
+}
+
+BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
+  const AttentionProblem& problem = *call.problem;
+  std::map<int64_t, std::vector<const Piece*>> queries_by_document;
+  for (const Piece& piece : call.q_pieces) {
+    if (piece.length > 0) queries_by_document[piece.document].push_back(&piece);
+  }
+  BackwardPlan plan;
+  std::vector<std::pair<int64_t, BackwardTile>> weighted;
+  for (const KvBlock& block : call.blocks) {
+    for (const Piece& k : block.pieces) {
+      const auto found = queries_by_document.find(k.document);
+      if (found == queries_by_document.end()) continue;
+      const Band& band = problem.bands[k.document];
+      const Band reversed{-band.upper, -band.lower};
+      for (int64_t begin = 0; begin < k.length; begin += tile_keys) {
+        const int64_t end = std::min<int64_t>(begin + tile_keys, k.length);
+        BackwardTile tile;
+        tile.k = block.k;
+        tile.v = block.v;
+        tile.dk = block.dk;
+        tile.dv = block.dv;
+        tile.block_rows = block.rows;
+        tile.row_begin = k.local_begin + begin;
+        tile.rows = Narrow(end - begin);
+        tile.range_begin = Narrow(plan.ranges.size());
+        int64_t weight = 0;
+        for (const Piece* q : found->second) {
+          const RowRange reach = ReachingQueries(*q, k, begin, end, band);
+          if (reach.empty()) continue;
+          // The q rows that see every key: the same question with roles swapped.
+          const RowRange full = FullyVisibleKeys(k, begin, end, *q, reversed);
+          QRange range;
+          range.row_begin = q->local_begin + reach.begin;
+          range.row_count = Narrow(reach.size());
+          range.limits = LimitsOf(*q, reach.begin, k, begin, band);
+          // A short key tile is always masked: its missing columns are not zero
+          // after exp.
+          if (!full.empty() && end - begin == tile_keys) {
+            range.full_begin = Narrow(std::max<int64_t>(full.begin - reach.begin, 0));
+            range.full_end = Narrow(std::min(full.end, reach.end) - reach.begin);
+          }
+          weight += range.row_count;
+          plan.ranges.push_back(range);
+        }
+        tile.range_end = Narrow(plan.ranges.size());
+        if (tile.range_end > tile.range_begin) weighted.emplace_back(weight, tile);
+      }
+    }
+  }
+  std::stable_sort(weighted.begin(), weighted.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  plan.tiles.reserve(weighted.size());
+  for (const auto& entry : weighted) plan.tiles.push_back(entry.second);
+  return plan;
+}
+
+}  // namespace ringattn::cuda

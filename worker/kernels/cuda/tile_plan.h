@@ -1,0 +1,44 @@
+// Turns pieces and bands into the tile tables that the CUDA kernels walk: which
+// tiles have work, and for each the ranges it meets with the part that needs no
+// mask. Pure host arithmetic; tiles without work never reach the device.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_TILE_PLAN_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_TILE_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/attention_params.h"
+
+namespace ringattn::cuda {
+
+struct ForwardTileShape {
+  int32_t q_rows = 0;  // q rows of one tile (packed heads divide the kernel's rows)
+  int32_t keys = 0;    // keys of one tile
+  // At least so many (tile, head) pairs should exist; below, the keys of each
+  // tile are split and combined. 0 = never split.
+  int64_t target_blocks = 0;
+  int64_t blocks_per_tile = 1;  // heads (or packs of heads) times batch
+};
+
+struct ForwardPlan {
+  std::vector<ForwardTile> tiles;      // longest first
+  std::vector<KvRange> ranges;
+  std::vector<CombineTile> combines;   // not empty iff the keys were split
+  int64_t slots = 0;                   // split-KV partials per (batch, head)
+};
+
+// A tile whose rows see no key is listed only when the outputs must be written
+// all the same (initial or final).
+ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape);
+
+struct BackwardPlan {
+  std::vector<BackwardTile> tiles;  // longest first
+  std::vector<QRange> ranges;
+};
+
+BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys);
+
+}  // namespace ringattn::cuda
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_TILE_PLAN_H_

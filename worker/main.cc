@@ -1,0 +1,130 @@
+// ringattn-worker: one device of the ring. The only place that picks a device and a
+// transport.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/observability/log.h"
+#include "common/version.h"
+#include "worker/command_line.h"
+#include "worker/device/cpu/cpu_device.h"
+#include "worker/service/measurement.h"
+
+namespace ringattn {
+namespace {
+
+constexpr int kExitStuck = 70;  // EX_SOFTWARE
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
+
+absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const std::string& name, int threads) {
+  if (name == "auto" || name == "cpu") return std::make_unique<CpuDevice>(threads);
+  if (absl::StartsWith(name, "cuda")) {
+    return absl::InvalidArgumentError(absl::StrCat("--device=", name, ": built without CUDA"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--device=", name, ": neither auto nor cpu"));
+}
+
+// By rename, so that whoever waits for the file never reads half of it.
+absl::Status WritePortFile(const std::string& path, const Worker& worker) {
+  const std::string temporary = absl::StrCat(path, ".", getpid());
+  std::ofstream file(temporary);
+  file << nlohmann::json{{"data", worker.data_address()}, {"metrics", worker.metrics_address()}}
+       << "\n";
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot write --port_file ", path));
+  }
+  return absl::OkStatus();
+}
+
+sigset_t EndSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+[[noreturn]] void Crash(const std::string& what) {
+  LogError("stuck past its bound; the process exits so that it can be replaced",
+           {{"what", what}});
+  ShutdownLogging();
+  _exit(kExitStuck);
+}
+
+// The link is measured before faults are put in, like the device.
+absl::Status Measure(Device& device, const CommandLine& line, WorkerOptions* options) {
+  absl::StatusOr<double> flops =
+      MeasureFlopsPerSecond(device, options->threads, kComputeMeasurement);
+  if (!flops.ok()) return flops.status();
+  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(line.transport.host, kLinkMeasurement);
+  if (!link.ok()) return link.status();
+  options->flops_per_second = *flops;
+  options->link_bytes_per_second = *link;
+  return absl::OkStatus();
+}
+
+// Returns only if the worker cannot start.
+absl::Status Run(const CommandLine& line) {
+  WorkerOptions options = line.worker;
+  absl::StatusOr<std::unique_ptr<Device>> device = MakeDevice(line.device, options.threads);
+  if (!device.ok()) return device.status();
+  std::unique_ptr<RingTransport> transport = std::make_unique<TcpRingTransport>(line.transport);
+  if (absl::Status status = Measure(**device, line, &options); !status.ok()) return status;
+  if (line.faults.has_value()) {
+    auto state = std::make_shared<FaultState>();
+    state->plan = *line.faults;
+    *device = MakeFaultyDevice(*std::move(device), state);
+    transport = MakeFaultyTransport(std::move(transport), state);
+    LogWarning("faults are injected on purpose");
+  }
+
+  const auto leave = [](const std::string&) { kill(getpid(), SIGTERM); };
+  absl::StatusOr<std::unique_ptr<Worker>> worker =
+      Worker::Start(options, device->get(), transport.get(), leave, Crash);
+  if (!worker.ok()) return worker.status();
+  LogInfo("listening", {{"worker", options.name},
+                        {"version", kVersion},
+                        {"device", (*device)->description()},
+                        {"data_address", (*worker)->data_address()},
+                        {"metrics_address", (*worker)->metrics_address()},
+                        {"memory_limit_bytes", options.memory_limit_bytes},
+                        {"flops_per_second", options.flops_per_second},
+                        {"link_bytes_per_second", options.link_bytes_per_second}});
+  if (!line.port_file.empty()) {
+    if (absl::Status status = WritePortFile(line.port_file, **worker); !status.ok()) return status;
+  }
+  const sigset_t signals = EndSignals();
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  LogInfo("ending", {{"worker", options.name}, {"signal", signal_number}});
+  (*worker)->Stop();
+  // What is left is memory and the metrics port, and closing that takes two seconds.
+  ShutdownLogging();
+  _exit(0);
+}
+
+}  // namespace
+}  // namespace ringattn
+
+int main(int argc, char** argv) {
+  const ringattn::CommandLine line = ringattn::ParseCommandLine(argc, argv);
+  const sigset_t signals = ringattn::EndSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
+  ringattn::InitLogging("ringattn-worker", line.log_level);
+  const absl::Status status = ringattn::Run(line);
+  ringattn::LogError(status.message());
+  ringattn::ShutdownLogging();
+  return 1;
+}

@@ -1,0 +1,82 @@
+// ActivityProbe: what the worker is doing right now, seen from outside: whether it
+// computes, and whether it waits for a peer. The heartbeat reports it, so that a
+// rank which merely waits is not blamed for standing still.
+#ifndef RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
+#define RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+
+namespace ringattn {
+
+// Thread safe; its lock is held for moments only.
+class ActivityProbe {
+ public:
+  void NoteCall(EventRef done);
+  void NoteGroup(std::vector<EventRef> after, EventRef done);
+
+  // True if transfers are in flight (everything they waited for is done, they are
+  // not) while the device has nothing that it could compute.
+  bool WaitsForPeer(const Device& device) const;
+
+ private:
+  struct Group {
+    std::vector<EventRef> after;
+    EventRef done;
+  };
+
+  mutable absl::Mutex mutex_;
+  EventRef last_call_ ABSL_GUARDED_BY(mutex_);
+  mutable std::deque<Group> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Passes everything on and tells the probe. As thread safe as what it wraps.
+class ObservedDevice : public Device {
+ public:
+  ObservedDevice(Device* inner, ActivityProbe* probe) : inner_(inner), probe_(probe) {}
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    return inner_->Allocate(bytes);
+  }
+  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    return inner_->CopyFromHost(device, host, bytes);
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
+    return inner_->CopyToHost(host, device, bytes);
+  }
+  std::string description() const override { return inner_->description(); }
+
+ private:
+  Device* const inner_;
+  ActivityProbe* const probe_;
+};
+
+class ObservedCommunicator : public Communicator {
+ public:
+  ObservedCommunicator(std::shared_ptr<Communicator> inner, ActivityProbe* probe)
+      : inner_(std::move(inner)), probe_(probe) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override;
+  void Abort(const std::string& reason) override { inner_->Abort(reason); }
+
+ private:
+  const std::shared_ptr<Communicator> inner_;
+  ActivityProbe* const probe_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_

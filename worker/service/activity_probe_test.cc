@@ -1,0 +1,84 @@
+#include "worker/service/activity_probe.h"
+
+#include "gtest/gtest.h"
+#include "worker/device/host_event.h"
+
+namespace ringattn {
+namespace {
+
+// Calls and groups end when the test says so.
+class ManualDevice : public Device {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t) override {
+    return absl::UnimplementedError("no memory here");
+  }
+  EventRef Start(KernelCall, std::vector<EventRef>, RunControl*) override { return call; }
+  bool waits_for_transfer() const override { return waits; }
+  absl::Status CopyFromHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
+  absl::Status CopyToHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
+  std::string description() const override { return "manual"; }
+
+  std::shared_ptr<HostEvent> call = std::make_shared<HostEvent>();
+  bool waits = false;
+};
+
+class ManualCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 2; }
+  EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
+    return group;
+  }
+  void Abort(const std::string&) override {}
+
+  std::shared_ptr<HostEvent> group = std::make_shared<HostEvent>();
+};
+
+struct Probed {
+  ManualDevice device;
+  std::shared_ptr<ManualCommunicator> communicator = std::make_shared<ManualCommunicator>();
+  ActivityProbe probe;
+  ObservedDevice observed_device{&device, &probe};
+  ObservedCommunicator observed_communicator{communicator, &probe};
+  RunControl control;
+
+  bool Waits() const { return probe.WaitsForPeer(device); }
+};
+
+TEST(ActivityProbe, IdleWaitsForNobody) { EXPECT_FALSE(Probed().Waits()); }
+
+TEST(ActivityProbe, TransfersInFlightAndNothingToComputeIsWaiting) {
+  Probed p;
+  p.observed_communicator.Start({}, {}, &p.control);
+  EXPECT_TRUE(p.Waits());
+  p.observed_device.Start(ZeroCall{}, {}, &p.control);
+  EXPECT_FALSE(p.Waits()) << "it computes beside the transfer";
+  p.device.waits = true;
+  EXPECT_TRUE(p.Waits()) << "the call itself waits for the transfer";
+  p.device.waits = false;
+  p.device.call->Finish(absl::OkStatus());
+  EXPECT_TRUE(p.Waits());
+  p.communicator->group->Finish(absl::OkStatus());
+  EXPECT_FALSE(p.Waits());
+}
+
+TEST(ActivityProbe, ATransferThatWaitsForOwnComputeIsNotThePeersFault) {
+  Probed p;
+  auto own = std::make_shared<HostEvent>();
+  p.observed_communicator.Start({}, {own}, &p.control);
+  EXPECT_FALSE(p.Waits());
+  own->Finish(absl::OkStatus());
+  EXPECT_TRUE(p.Waits());
+}
+
+// A dropped step: the device waits, but no transfer is in flight, so this rank itself
+// is to blame.
+TEST(ActivityProbe, WaitingForATransferThatWasNeverStartedIsOwnFault) {
+  Probed p;
+  p.observed_device.Start(ZeroCall{}, {}, &p.control);
+  p.device.waits = true;
+  EXPECT_FALSE(p.Waits());
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,202 @@
+#include "worker/service/control_client.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+
+namespace ringattn {
+namespace {
+
+// A dead coordinator machine is noticed by these; a dead process at once.
+constexpr int kKeepaliveTimeMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+constexpr int kConnectTimeoutMs = 10'000;
+
+std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // The back-off that matters is ours.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.min_backoff)));
+  // Despite its name the time that one attempt to connect may take; short ones fail for
+  // ever on a busy machine.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
+  // A Commit carries a blob of every member, a Reserve the documents of a request.
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  return grpc::CreateCustomChannel(options.coordinator, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+// For the log: which member of the oneof it is.
+template <typename Message>
+std::string KindOf(const Message& message) {
+  const auto* field = message.GetDescriptor()->FindFieldByNumber(message.message_case());
+  return field == nullptr ? "unknown" : field->name();
+}
+
+}  // namespace
+
+ControlClient::ControlClient(ControlClientOptions options)
+    : options_(std::move(options)), stub_(v1::WorkerControlService::NewStub(Dial(options_))) {}
+
+ControlClient::~ControlClient() { Stop(); }
+
+void ControlClient::Start(ControlHandler handler) {
+  handler_ = std::move(handler);
+  loop_ = std::thread([this] { Loop(); });
+  heartbeats_ = std::thread([this] { HeartbeatLoop(); });
+}
+
+void ControlClient::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+  }
+  if (loop_.joinable()) loop_.join();
+  if (heartbeats_.joinable()) heartbeats_.join();
+}
+
+void ControlClient::Send(v1::JoinRequest message) {
+  LogDebug("to the coordinator",
+           {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  absl::MutexLock lock(&mutex_);
+  if (connected_) outbox_.push_back(std::move(message));
+}
+
+void ControlClient::Loop() {
+  std::mt19937 random{std::random_device{}()};
+  std::uniform_real_distribution<double> jitter(0.5, 1.0);
+  absl::Duration backoff = options_.min_backoff;
+  while (true) {
+    std::string reason;
+    const bool registered = RunSession(&reason);
+    handler_.on_disconnected(reason);
+    if (registered) backoff = options_.min_backoff;
+    LogWarning("not connected to the coordinator",
+               {{"worker", options_.registration.name()}, {"reason", reason}});
+    // Workers that lost the same coordinator should not all dial at once.
+    if (!Sleep(backoff * jitter(random))) return;
+    backoff = std::min(2 * backoff, options_.max_backoff);
+  }
+}
+
+bool ControlClient::RunSession(std::string* reason) {
+  grpc::ClientContext context;
+  context.AddMetadata("ringattn-secret", options_.secret);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return false;
+    context_ = &context;
+    connected_ = true;
+    outbox_.clear();
+    heartbeat_.reset();
+    *outbox_.emplace_back().mutable_register_() = options_.registration;
+  }
+  std::unique_ptr<Stream> stream = stub_->Join(&context);
+  std::thread writer([this, &stream] { WriteLoop(stream.get()); });
+  bool registered = false;
+  ReadLoop(stream.get(), &registered);
+  {
+    absl::MutexLock lock(&mutex_);
+    connected_ = false;
+    heartbeat_interval_ = absl::InfiniteDuration();
+  }
+  // Ends a write that waits for flow control.
+  context.TryCancel();
+  writer.join();
+  const grpc::Status status = stream->Finish();
+  absl::MutexLock lock(&mutex_);
+  context_ = nullptr;
+  *reason = stopping_ ? "the worker is ending"
+                      : absl::StrCat("lost the coordinator: ", status.error_message());
+  return registered;
+}
+
+void ControlClient::ReadLoop(Stream* stream, bool* registered) {
+  v1::JoinResponse message;
+  while (stream->Read(&message)) {
+    LogDebug("from the coordinator",
+             {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+    switch (message.message_case()) {
+      case v1::JoinResponse::kRegistered: {
+        *registered = true;
+        LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
+        absl::MutexLock lock(&mutex_);
+        heartbeat_interval_ =
+            std::max(absl::Seconds(message.registered().heartbeat_interval_seconds()),
+                     absl::Milliseconds(10));
+        break;
+      }
+      case v1::JoinResponse::kLeave:
+        LogWarning("the coordinator turned this worker away",
+                   {{"worker", options_.registration.name()},
+                    {"reason", message.leave().reason()}});
+        if (message.leave().exit()) handler_.on_leave(message.leave().reason());
+        return;
+      default:
+        handler_.on_message(message);
+    }
+  }
+}
+
+void ControlClient::WriteLoop(Stream* stream) {
+  v1::JoinRequest message;
+  while (TakeNext(&message)) {
+    if (!stream->Write(message)) return;  // the reader sees the end as well
+  }
+}
+
+bool ControlClient::TakeNext(v1::JoinRequest* message) {
+  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !connected_ || !outbox_.empty() || heartbeat_.has_value();
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&has_news));
+  if (!connected_) return false;
+  if (!outbox_.empty()) {
+    *message = std::move(outbox_.front());
+    outbox_.pop_front();
+  } else {
+    *message = *std::move(heartbeat_);
+    heartbeat_.reset();
+  }
+  return true;
+}
+
+void ControlClient::HeartbeatLoop() {
+  const auto active = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || heartbeat_interval_ < absl::InfiniteDuration();
+  };
+  while (true) {
+    absl::Duration interval;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&active));
+      if (stopping_) return;
+      interval = heartbeat_interval_;
+    }
+    v1::JoinRequest message;
+    *message.mutable_heartbeat() = handler_.make_heartbeat();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (connected_) heartbeat_ = std::move(message);
+    }
+    if (!Sleep(interval)) return;
+  }
+}
+
+bool ControlClient::Sleep(absl::Duration duration) {
+  absl::MutexLock lock(&mutex_);
+  return !mutex_.AwaitWithTimeout(absl::Condition(&stopping_), duration);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,149 @@
+#include "worker/service/measurement.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace ringattn {
+namespace {
+
+constexpr int64_t kRows = 512;
+constexpr int64_t kHeadDim = 128;
+
+// A socket that closes itself.
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+absl::Status SocketError(const std::string& host) {
+  return absl::UnavailableError(absl::StrCat("socket at ", host, ": ", std::strerror(errno)));
+}
+
+// Both ends of a connection.
+absl::StatusOr<std::pair<Socket, Socket>> ConnectToSelf(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), "0", &hints, &found); error != 0) {
+    return absl::UnavailableError(absl::StrCat("address ", host, ": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> keeper(found, freeaddrinfo);
+  Socket listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Socket client(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener.fd(), found->ai_addr, found->ai_addrlen) != 0 ||
+      listen(listener.fd(), 1) != 0 || getsockname(listener.fd(), generic, &length) != 0 ||
+      connect(client.fd(), generic, length) != 0) {
+    return SocketError(host);
+  }
+  Socket server(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (server.fd() < 0) return SocketError(host);
+  return std::make_pair(std::move(client), std::move(server));
+}
+
+}  // namespace
+
+absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, int threads, absl::Duration budget) {
+  AttentionProblem problem;
+  problem.dtype = DType::kBFloat16;
+  problem.num_heads = problem.num_kv_heads = threads;
+  problem.head_dim = problem.head_dim_v = kHeadDim;
+  problem.softmax_scale = 0.1f;
+  problem.bands = {Band{}};
+  const int64_t tensor_bytes = kRows * threads * kHeadDim * 2;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  const std::vector<char> zeros(tensor_bytes);
+  for (int64_t bytes :
+       {tensor_bytes, tensor_bytes, tensor_bytes, tensor_bytes, kRows * threads * 4}) {
+    absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer = device.Allocate(bytes);
+    if (!buffer.ok()) return buffer.status();
+    absl::Status status = device.CopyFromHost((*buffer)->data(), zeros.data(), bytes);
+    if (!status.ok()) return status;
+    buffers.push_back(*std::move(buffer));
+  }
+  const Piece piece{.length = kRows};
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = kRows;
+  call.q_pieces = {piece};
+  call.q = buffers[0]->data();
+  call.blocks = {{kRows, {piece}, buffers[1]->data(), buffers[2]->data()}};
+  call.out = buffers[3]->data();
+  call.lse = static_cast<float*>(buffers[4]->data());
+  call.initial = call.final = true;
+
+  RunControl control;
+  const double flops = 4.0 * kRows * kRows * kHeadDim * threads;
+  // The best call is the one least disturbed: the first ones warm up threads, caches
+  // and clock, and other processes start at the same moment.
+  absl::Duration best = absl::InfiniteDuration();
+  const absl::Time end = absl::Now() + budget;
+  do {
+    const absl::Time begin = absl::Now();
+    absl::Status status = device.Start(call, {}, &control)->Wait(begin + absl::Minutes(1));
+    if (!status.ok()) return status;
+    best = std::min(best, absl::Now() - begin);
+  } while (absl::Now() < end);
+  return flops / absl::ToDoubleSeconds(best);
+}
+
+absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::Duration budget) {
+  absl::StatusOr<std::pair<Socket, Socket>> ends = ConnectToSelf(host);
+  if (!ends.ok()) return ends.status();
+  constexpr size_t kPiece = size_t{1} << 20;
+  // The best stretch, for the same reason as above.
+  constexpr double kStretchBytes = 16.0 * kPiece;  // more than socket buffers hold
+  std::thread sender([fd = ends->first.fd(), budget] {
+    const std::vector<char> piece(kPiece);
+    const absl::Time end = absl::Now() + budget;
+    // A machine too busy to move two stretches within the budget takes longer.
+    double sent = 0;
+    while (absl::Now() < end || sent < 2 * kStretchBytes) {
+      const ssize_t n = send(fd, piece.data(), kPiece, MSG_NOSIGNAL);
+      if (n <= 0) break;
+      sent += static_cast<double>(n);
+    }
+    shutdown(fd, SHUT_WR);
+  });
+  std::vector<char> piece(kPiece);
+  double best = 0, bytes = 0, stretch = 0;
+  const absl::Time begin = absl::Now();
+  absl::Time stretch_begin = begin;
+  for (ssize_t got; (got = recv(ends->second.fd(), piece.data(), kPiece, 0)) > 0;) {
+    bytes += got;
+    stretch += got;
+    if (stretch < kStretchBytes) continue;
+    const absl::Time now = absl::Now();
+    best = std::max(best, stretch / absl::ToDoubleSeconds(now - stretch_begin));
+    stretch_begin = now;
+    stretch = 0;
+  }
+  // Too busy a machine for a whole stretch: the average has to do.
+  if (best == 0) best = bytes / absl::ToDoubleSeconds(absl::Now() - begin);
+  sender.join();
+  return best;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,96 @@
+#include "worker/service/operation_runner.h"
+
+#include <utility>
+
+namespace ringattn {
+
+OperationRunner::OperationRunner(Device* device, DoneCallback on_done)
+    : device_(device), on_done_(std::move(on_done)), thread_([this] { Loop(); }) {}
+
+OperationRunner::~OperationRunner() {
+  {
+    absl::MutexLock lock(&mutex_);
+    closing_ = true;
+    queue_.clear();
+  }
+  thread_.join();
+}
+
+void OperationRunner::SetCommunicator(std::shared_ptr<Communicator> communicator) {
+  absl::MutexLock lock(&mutex_);
+  communicator_.swap(communicator);
+}
+
+void OperationRunner::Run(std::shared_ptr<ShardOperation> operation) {
+  absl::MutexLock lock(&mutex_);
+  queue_.push_back(std::move(operation));
+}
+
+void OperationRunner::DropQueued() {
+  std::deque<std::shared_ptr<ShardOperation>> dropped;
+  absl::MutexLock lock(&mutex_);
+  dropped.swap(queue_);
+}
+
+bool OperationRunner::WaitUntilIdle(absl::Time deadline) const {
+  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return queue_.empty() && current_ == nullptr;
+  };
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(absl::Condition(&idle), deadline);
+}
+
+bool OperationRunner::Current(RunningOperation* running) const {
+  std::shared_ptr<ShardOperation> current;
+  {
+    absl::MutexLock lock(&mutex_);
+    current = current_;
+  }
+  if (current == nullptr) return false;
+  *running = {current->info(), step_.load(std::memory_order_relaxed),
+              current->operation().control().progress.load(std::memory_order_relaxed)};
+  return true;
+}
+
+void OperationRunner::Loop() {
+  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return closing_ || !queue_.empty();
+  };
+  while (true) {
+    std::shared_ptr<ShardOperation> operation;
+    std::shared_ptr<Communicator> communicator;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_news));
+      if (closing_) return;
+      operation = std::move(queue_.front());
+      queue_.pop_front();
+      current_ = operation;
+      communicator = communicator_;
+      step_ = 0;
+    }
+    RunOne(operation, communicator);
+    // Gone before anyone can see the runner idle: teardown counts on it.
+    communicator.reset();
+    absl::MutexLock lock(&mutex_);
+    current_ = nullptr;
+  }
+}
+
+void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
+                             const std::shared_ptr<Communicator>& communicator) {
+  if (!operation->ended().ok()) return;
+  const ExecuteOptions options{.with_timeline = operation->info().with_timeline};
+  absl::StatusOr<ExecutionReport> report =
+      absl::UnavailableError("the ring of this operation's generation is gone");
+  if (communicator != nullptr) {
+    report = Execute(operation->operation(), *device_, communicator.get(), options, &step_);
+  }
+  if (!operation->ended().ok()) return;
+  if (report.ok()) operation->SetFinished();
+  RunningOperation last{operation->info(), step_.load(),
+                        operation->operation().control().progress.load()};
+  on_done_(*operation, report, last);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,83 @@
+// OperationRunner: runs operations one after another, in the order of the
+// coordinator's Run messages, on a thread of its own.
+#ifndef RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_
+#define RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/executor/executor.h"
+#include "worker/service/shard_operation.h"
+
+namespace ringattn {
+
+// What is running, for heartbeats.
+struct RunningOperation {
+  OperationInfo info;
+  int64_t step = 0;
+  int64_t progress = 0;
+};
+
+// Thread safe.
+class OperationRunner {
+ public:
+  // Called on the runner's thread after each program, unless the operation had been
+  // ended meanwhile (then nobody asks). `last` is where the program stood.
+  using DoneCallback =
+      std::function<void(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
+                         const RunningOperation& last)>;
+
+  // `device` outlives the runner.
+  OperationRunner(Device* device, DoneCallback on_done);
+  // Waits for the running operation: end it first.
+  ~OperationRunner();
+
+  OperationRunner(const OperationRunner&) = delete;
+  OperationRunner& operator=(const OperationRunner&) = delete;
+
+  // For operations started from now on. Null between generations.
+  void SetCommunicator(std::shared_ptr<Communicator> communicator);
+
+  // Enqueues. Never blocks.
+  void Run(std::shared_ptr<ShardOperation> operation);
+
+  // Forgets what is queued but not running.
+  void DropQueued();
+
+  // True once nothing runs and nothing is queued.
+  bool WaitUntilIdle(absl::Time deadline) const;
+
+  // False if nothing runs.
+  bool Current(RunningOperation* running) const;
+
+ private:
+  void Loop();
+  void RunOne(const std::shared_ptr<ShardOperation>& operation,
+              const std::shared_ptr<Communicator>& communicator);
+
+  Device* const device_;
+  const DoneCallback on_done_;
+  std::atomic<int64_t> step_{0};
+
+  mutable absl::Mutex mutex_;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Communicator> communicator_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<ShardOperation>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ShardOperation> current_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;  // last: starts when the rest is there
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_

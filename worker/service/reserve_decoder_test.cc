@@ -1,0 +1,100 @@
+#include "worker/service/reserve_decoder.h"
+
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+v1::Reserve Valid() {
+  v1::Reserve reserve;
+  reserve.set_operation_id("1-1");
+  for (uint32_t member : {2, 0, 1}) reserve.add_members(member);
+  v1::AttentionShape* shape = reserve.mutable_shape();
+  shape->set_batch(2);
+  shape->set_seq_len_q(50);
+  shape->set_seq_len_kv(60);
+  shape->set_num_heads(4);
+  shape->set_num_kv_heads(2);
+  shape->set_head_dim(8);
+  shape->set_head_dim_v(16);
+  reserve.set_dtype(v1::DATA_TYPE_BFLOAT16);
+  reserve.mutable_options()->set_softmax_scale(0.5);
+  reserve.mutable_options()->set_causal(true);
+  reserve.set_layout(v1::LAYOUT_STRIPED);
+  reserve.set_stripe(2);
+  reserve.set_schedule(v1::SCHEDULE_RING);
+  return reserve;
+}
+
+TEST(ReserveDecoder, EveryRankGetsItsProgramOfTheSamePlan) {
+  v1::Reserve reserve = Valid();
+  reserve.mutable_options()->mutable_window()->set_left(7);
+  reserve.mutable_options()->mutable_window()->set_right(-1);
+  reserve.mutable_options()->set_softcap(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    auto decoded = DecodeReserve(reserve, rank, 4);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->members, (std::vector<int>{2, 0, 1}));
+    EXPECT_EQ(decoded->members[decoded->program.rank], rank);
+    EXPECT_EQ(decoded->plan.world_size, 3);
+    EXPECT_EQ(decoded->plan.stripe, 2);
+    EXPECT_EQ(decoded->plan.layout, Layout::kStriped);
+    EXPECT_EQ(decoded->spec.dtype, DType::kBFloat16);
+    EXPECT_EQ(decoded->spec.options.window_left, 7);
+    EXPECT_EQ(decoded->spec.options.window_right, -1);
+    EXPECT_EQ(decoded->spec.options.softcap, 3);
+    EXPECT_EQ(decoded->spec.shape.cu_seqlens_k, (std::vector<int64_t>{0, 60}));
+    EXPECT_GT(decoded->program.BufferBytes(), 0);
+  }
+}
+
+TEST(ReserveDecoder, PackedDocuments) {
+  v1::Reserve reserve = Valid();
+  reserve.mutable_shape()->set_batch(1);
+  for (uint64_t x : {0, 20, 20, 50}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_q(x);
+  for (uint64_t x : {0, 1, 30, 60}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_k(x);
+  auto decoded = DecodeReserve(reserve, 0, 3);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(decoded->spec.shape.packed);
+  EXPECT_EQ(decoded->spec.shape.num_documents(), 3);
+}
+
+TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
+  const std::function<void(v1::Reserve&)> faults[] = {
+      [](auto& r) { r.clear_members(); },
+      [](auto& r) { r.set_members(0, 9); },
+      [](auto& r) { r.set_members(1, 3); },
+      [](auto& r) { r.set_members(0, 1); },
+      [](auto& r) { r.set_dtype(v1::DATA_TYPE_UNSPECIFIED); },
+      [](auto& r) { r.set_layout(v1::LAYOUT_UNSPECIFIED); },
+      [](auto& r) { r.set_schedule(v1::SCHEDULE_SINGLE); },
+      [](auto& r) { r.set_stripe(~uint64_t{0}); },
+      [](auto& r) { r.mutable_shape()->set_batch(0); },
+      [](auto& r) { r.mutable_shape()->set_num_kv_heads(3); },
+      [](auto& r) { r.mutable_shape()->set_num_kv_heads(0); },
+      [](auto& r) { r.mutable_shape()->set_head_dim(0); },
+      [](auto& r) { r.mutable_shape()->set_head_dim_v(257); },
+      [](auto& r) { r.mutable_shape()->set_seq_len_q(uint64_t{1} << 50); },
+      [](auto& r) { r.mutable_shape()->set_batch(uint64_t{1} << 60); },
+      [](auto& r) { r.mutable_shape()->mutable_packed(); },
+      [](auto& r) {
+        r.mutable_shape()->set_batch(1);
+        for (uint64_t x : {0, 60, 50}) r.mutable_shape()->mutable_packed()->add_cu_seqlens_q(x);
+        for (uint64_t x : {0, 1, 60}) r.mutable_shape()->mutable_packed()->add_cu_seqlens_k(x);
+      },
+  };
+  int index = 0;
+  for (const auto& fault : faults) {
+    v1::Reserve reserve = Valid();
+    fault(reserve);
+    EXPECT_EQ(DecodeReserve(reserve, 0, 3).status().code(), absl::StatusCode::kInvalidArgument)
+        << "fault " << index;
+    ++index;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,51 @@
+#include "worker/service/run_report.h"
+
+#include "common/planner.h"
+
+namespace ringattn {
+namespace {
+
+void AddBar(const std::string& name, const std::string& category, absl::Time origin,
+            absl::Time begin, absl::Time end, v1::RankReport* report) {
+  v1::TimelineEvent* event = report->add_timeline();
+  event->set_name(name);
+  event->set_category(category);
+  event->set_begin_seconds(absl::ToDoubleSeconds(begin - origin));
+  event->set_end_seconds(absl::ToDoubleSeconds(end - origin));
+}
+
+}  // namespace
+
+v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& report,
+                              const std::string& worker_name) {
+  v1::RankReport proto;
+  proto.set_rank(operation.operation().program().rank);
+  proto.set_worker(worker_name);
+  proto.set_compute_seconds(absl::ToDoubleSeconds(report.compute_time));
+  proto.set_ring_wait_seconds(absl::ToDoubleSeconds(report.ring_wait_time));
+  proto.set_sent_bytes(report.sent_bytes);
+  proto.set_tiles(report.tiles);
+  if (!operation.info().with_timeline) return proto;
+  const absl::Time origin = operation.reserved_time();
+  if (operation.uploaded_time() > origin) {
+    AddBar("upload", "upload", origin, origin, operation.uploaded_time(), &proto);
+  }
+  for (const TimelineBar& bar : report.timeline) {
+    AddBar(bar.name, bar.category, origin, bar.begin, bar.end, &proto);
+  }
+  return proto;
+}
+
+double FlopsOf(const Operation& operation) {
+  double forward_pairs = 0, backward_pairs = 0;
+  for (const Step& step : operation.program().steps) {
+    for (const ComputeCall& call : step.calls) {
+      if (call.op == ComputeCall::Op::kForward) forward_pairs += call.pairs;
+      if (call.op == ComputeCall::Op::kBackward) backward_pairs += call.pairs;
+    }
+  }
+  return FlopsOfPairs(operation.spec(), Direction::kForward, false, forward_pairs) +
+         FlopsOfPairs(operation.spec(), Direction::kBackward, false, backward_pairs);
+}
+
+}  // namespace ringattn

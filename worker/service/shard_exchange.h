@@ -1,0 +1,84 @@
+// ShardExchange: one Exchange call, from OpenShard to ShardDone.
+#ifndef RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_
+#define RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "ringattn/v1/shard.pb.h"
+#include "worker/service/operation_registry.h"
+#include "worker/service/shard_operation.h"
+#include "worker/service/shard_service.h"
+
+namespace ringattn {
+
+// In time that does not depend on where they differ.
+bool SecretsEqual(absl::string_view a, absl::string_view b);
+
+// Thread safe: gRPC's reactions and the operation's notices come on any thread. One
+// read and one write are outstanding at most, so flow control reaches both ends.
+class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                      public OperationListener {
+ public:
+  // All arguments outlive the call. Deletes itself when the call is done.
+  ShardExchange(grpc::CallbackServerContext* context, OperationRegistry* registry,
+                const ShardServiceHooks* hooks);
+
+  void Begin();
+  void Reject(grpc::Status status);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+  void OnOperationChanged() override;
+
+ private:
+  // Where the download stands.
+  struct Cursor {
+    std::vector<ShardOperation::Output> outputs;
+    size_t index = 0;
+    int64_t offset = 0;
+  };
+
+  // What one message up asks for.
+  grpc::Status HandleMessage();
+  grpc::Status Open(const v1::OpenShard& open);
+
+  // Starts the next write or ends the call, if it is time for either.
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeChunk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  grpc::CallbackServerContext* const context_;
+  OperationRegistry* const registry_;
+  const ShardServiceHooks* const hooks_;
+
+  grpc::ByteBuffer incoming_;  // belongs to the outstanding read
+  // Written once, before the first chunk is read.
+  std::shared_ptr<ShardOperation> operation_;
+  int64_t max_chunk_bytes_ = 0;
+  bool with_crc32c_ = false;
+
+  absl::Mutex mutex_;
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool opened_ ABSL_GUARDED_BY(mutex_) = false;
+  bool opened_sent_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_sent_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
+  std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Cursor> cursor_ ABSL_GUARDED_BY(mutex_);
+  int64_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_

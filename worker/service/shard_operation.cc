@@ -1,0 +1,160 @@
+#include "worker/service/shard_operation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/wire/crc32c.h"
+
+namespace ringattn {
+
+ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
+                               MemoryBudget::Reservation reservation, Device* device,
+                               std::function<void()> on_destroyed)
+    : info_(std::move(info)),
+      device_(device),
+      reserved_time_(absl::Now()),
+      operation_(std::move(operation)),
+      reservation_(std::move(reservation)),
+      on_destroyed_(std::move(on_destroyed)) {
+  for (const BufferSpec& buffer : operation_->program().buffers) {
+    if (!buffer.input.has_value()) continue;
+    inputs_[*buffer.input] = {operation_->InputBuffer(*buffer.input), 
+                              ByteCoverage(operation_->ShardBytes(*buffer.input))};
+  }
+}
+
+ShardOperation::~ShardOperation() {
+  operation_.reset();
+  { MemoryBudget::Reservation returned = std::move(reservation_); }
+  on_destroyed_();
+}
+
+absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
+                                   absl::Span<const wire::Fragment> payload,
+                                   uint64_t payload_bytes) {
+  uint8_t* target = nullptr;
+  if (absl::Status status = Cover(chunk, payload_bytes, &target); !status.ok()) return status;
+  // Without the lock: ranges that are covered once belong to one writer.
+  absl::Status status = Copy(chunk, payload, target);
+  absl::MutexLock lock(&mutex_);
+  --copying_;
+  uploaded_time_ = absl::Now();
+  return status;
+}
+
+absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes,
+                                   uint8_t** target) {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok()) return ended_;
+  const auto input = inputs_.find(static_cast<TensorId>(chunk.tensor));
+  if (chunk.tensor < 1 || chunk.tensor > 255 || input == inputs_.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
+  }
+  if (absl::Status status = input->second.coverage.Add(chunk.offset, payload_bytes);
+      !status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorName(input->first), ": ", status.message()));
+  }
+  ++copying_;
+  *target = static_cast<uint8_t*>(input->second.buffer->data()) + chunk.offset;
+  return absl::OkStatus();
+}
+
+absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
+                                  absl::Span<const wire::Fragment> payload, uint8_t* target) {
+  uint32_t crc = 0;
+  for (const wire::Fragment& fragment : payload) {
+    if (chunk.crc32c.has_value()) crc = wire::ExtendCrc32c(crc, fragment.data, fragment.size);
+    absl::Status status = device_->CopyFromHost(target, fragment.data, fragment.size);
+    if (!status.ok()) return status;
+    target += fragment.size;
+  }
+  if (chunk.crc32c.has_value() && *chunk.crc32c != crc) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorName(static_cast<TensorId>(chunk.tensor)), ": crc32c of the chunk at ",
+                     chunk.offset, " does not match its bytes"));
+  }
+  return absl::OkStatus();
+}
+
+bool ShardOperation::InputsComplete() const {
+  absl::MutexLock lock(&mutex_);
+  return copying_ == 0 && std::all_of(inputs_.begin(), inputs_.end(), [](const auto& input) {
+           return input.second.coverage.complete();
+         });
+}
+
+bool ShardOperation::TakeUploadedNotice() {
+  if (!InputsComplete()) return false;
+  absl::MutexLock lock(&mutex_);
+  return !std::exchange(uploaded_noticed_, true);
+}
+
+absl::Time ShardOperation::uploaded_time() const {
+  absl::MutexLock lock(&mutex_);
+  return uploaded_time_;
+}
+
+std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
+  std::vector<Output> outputs;
+  for (const BufferSpec& buffer : operation_->program().buffers) {
+    if (!buffer.output.has_value()) continue;
+    const DeviceBuffer* memory = operation_->OutputBuffer(*buffer.output);
+    outputs.push_back({*buffer.output,
+                       static_cast<const uint8_t*>(const_cast<DeviceBuffer*>(memory)->data()),
+                       operation_->ShardBytes(*buffer.output)});
+  }
+  std::sort(outputs.begin(), outputs.end(),
+            [](const Output& a, const Output& b) { return a.id < b.id; });
+  return outputs;
+}
+
+void ShardOperation::SetFinished() {
+  {
+    absl::MutexLock lock(&mutex_);
+    finished_ = true;
+  }
+  Notify();
+}
+
+void ShardOperation::End(absl::Status why) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!ended_.ok()) return;
+    ended_ = std::move(why);
+  }
+  operation_->control().stop.store(true);
+  Notify();
+}
+
+bool ShardOperation::finished() const {
+  absl::MutexLock lock(&mutex_);
+  return finished_;
+}
+
+absl::Status ShardOperation::ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_;
+}
+
+bool ShardOperation::SetListener(OperationListener* listener) {
+  absl::MutexLock lock(&listener_mutex_);
+  if (listener_ != nullptr) return false;
+  listener_ = listener;
+  return true;
+}
+
+void ShardOperation::RemoveListener() {
+  absl::MutexLock lock(&listener_mutex_);
+  listener_ = nullptr;
+}
+
+void ShardOperation::Notify() {
+  absl::MutexLock lock(&listener_mutex_);
+  if (listener_ != nullptr) listener_->OnOperationChanged();
+}
+
+}  // namespace ringattn

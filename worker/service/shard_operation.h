@@ -1,0 +1,126 @@
+// ShardOperation: one operation as this worker holds it: its buffers, how much of
+// its inputs has arrived, and where it stands.
+#ifndef RINGATTN_WORKER_SERVICE_SHARD_OPERATION_H_
+#define RINGATTN_WORKER_SERVICE_SHARD_OPERATION_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/wire/chunk_codec.h"
+#include "worker/device/device.h"
+#include "worker/executor/executor.h"
+#include "worker/service/byte_coverage.h"
+#include "worker/service/memory_budget.h"
+
+namespace ringattn {
+
+// Told when the operation has something new to say. Called without locks of the
+// operation other than the one that keeps the listener from being removed.
+class OperationListener {
+ public:
+  virtual ~OperationListener() = default;
+  virtual void OnOperationChanged() = 0;
+};
+
+struct OperationInfo {
+  std::string id;
+  uint64_t generation = 0;
+  bool with_timeline = false;
+};
+
+// Thread safe. Shared by the registry, the runner, the open exchange and every slice
+// that gRPC still sends from its buffers; the memory goes back with the last of them.
+class ShardOperation {
+ public:
+  // A tensor of the program in the order in which it is streamed.
+  struct Output {
+    TensorId id;
+    const uint8_t* data = nullptr;  // host-readable device memory
+    int64_t bytes = 0;
+  };
+
+  // `on_destroyed` runs after the memory went back.
+  ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
+                 MemoryBudget::Reservation reservation, Device* device,
+                 std::function<void()> on_destroyed);
+  ~ShardOperation();
+
+  ShardOperation(const ShardOperation&) = delete;
+  ShardOperation& operator=(const ShardOperation&) = delete;
+
+  const OperationInfo& info() const { return info_; }
+  Operation& operation() { return *operation_; }
+  int64_t reserved_bytes() const { return reservation_.bytes(); }
+
+  // --- inputs
+  // Copies one chunk into its input buffer. INVALID_ARGUMENT if it is no input, lies
+  // outside, overlaps or fails its crc; FAILED_PRECONDITION once the program runs.
+  absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                     uint64_t payload_bytes);
+  bool InputsComplete() const;
+  // True for the first caller after the inputs are complete.
+  bool TakeUploadedNotice();
+  absl::Time reserved_time() const { return reserved_time_; }
+  // From Reserve to the last input byte; zero while incomplete.
+  absl::Time uploaded_time() const;
+
+  // --- outputs
+  std::vector<Output> Outputs() const;
+
+  // --- life
+  // The program has ended well: outputs can be read.
+  void SetFinished();
+  // The operation is over for the service (released, failed, generation ended): the
+  // exchange ends with `why`, the program stops. The first call counts.
+  void End(absl::Status why);
+  bool finished() const;
+  // OK while it has not ended.
+  absl::Status ended() const;
+
+  // One listener at a time; false if there is one already.
+  bool SetListener(OperationListener* listener);
+  void RemoveListener();
+
+ private:
+  struct Input {
+    DeviceBuffer* buffer = nullptr;
+    ByteCoverage coverage{0};
+  };
+
+  void Notify();
+  absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
+  absl::Status Copy(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                    uint8_t* target);
+
+  const OperationInfo info_;
+  Device* const device_;
+  const absl::Time reserved_time_;
+  std::unique_ptr<Operation> operation_;
+  MemoryBudget::Reservation reservation_;
+  const std::function<void()> on_destroyed_;
+
+  mutable absl::Mutex mutex_;
+  std::map<TensorId, Input> inputs_ ABSL_GUARDED_BY(mutex_);
+  // Chunks whose bytes are being copied; completeness waits for them.
+  int copying_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool uploaded_noticed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  absl::Time uploaded_time_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+
+  absl::Mutex listener_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  OperationListener* listener_ ABSL_GUARDED_BY(listener_mutex_) = nullptr;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_SHARD_OPERATION_H_

@@ -1,0 +1,41 @@
+#include "worker/service/watchdog.h"
+
+#include <atomic>
+
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+TEST(Watchdog, StrikesOnceAfterTheBoundAndNamesTheWork) {
+  absl::Mutex mutex;
+  std::string struck;
+  std::atomic<int> count{0};
+  Watchdog watchdog([&](const std::string& what) {
+    absl::MutexLock lock(&mutex);
+    struck = what;
+    ++count;
+  });
+  watchdog.Arm(absl::Milliseconds(30), "the work");
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_EQ(count, 1);
+  absl::MutexLock lock(&mutex);
+  EXPECT_EQ(struck, "the work");
+}
+
+TEST(Watchdog, LeavesDisarmedAndRearmedWorkAlone) {
+  std::atomic<int> count{0};
+  Watchdog watchdog([&](const std::string&) { ++count; });
+  for (int i = 0; i < 20; ++i) {
+    watchdog.Arm(absl::Seconds(20), "quick work");
+    watchdog.Disarm();
+  }
+  watchdog.Arm(absl::Milliseconds(1), "work that ends in time");
+  watchdog.Arm(absl::Seconds(30), "other work");
+  absl::SleepFor(absl::Milliseconds(50));
+  // The first arming may have struck before the second one came.
+  EXPECT_LE(count, 1);
+}
+
+}  // namespace
+}  // namespace ringattn

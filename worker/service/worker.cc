@@ -1,0 +1,124 @@
+#include "worker/service/worker.h"
+
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/limits.h"
+#include "common/version.h"
+
+namespace ringattn {
+namespace {
+
+// Exchanges that still send when the worker ends get this long.
+constexpr std::chrono::milliseconds kServerShutdown{500};
+
+// Tensors do not compress, and a small compressed message may be a huge one. Two
+// servers on one port would share its connections at random.
+void SetTransport(grpc::ServerBuilder* builder) {
+  builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+// While a long operation computes, the coordinator's open exchange carries nothing but
+// its pings; they must be allowed, and a machine that is gone must be noticed from this side too.
+void SetKeepalive(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Below the peer's 30 s by enough for timers that fire early.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 20'000);
+}
+
+std::string NewIncarnation() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
+    WorkerOptions options, Device* device, RingTransport* transport,
+    std::function<void(const std::string&)> on_leave,
+    std::function<void(const std::string&)> on_stuck) {
+  std::unique_ptr<Worker> worker(
+      new Worker(std::move(options), device, transport, std::move(on_stuck)));
+  if (absl::Status status = worker->Listen(); !status.ok()) return status;
+  worker->Join(*device, std::move(on_leave));
+  return worker;
+}
+
+Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
+               std::function<void(const std::string&)> on_stuck)
+    : options_(std::move(options)),
+      metrics_(options_.transport_name),
+      core_({options_.name, options_.memory_limit_bytes, options_.ring}, device, transport,
+            &metrics_,
+            [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
+            std::move(on_stuck)),
+      shard_service_(&core_.registry(), options_.secret,
+                     {[this](const OperationInfo& info) { core_.OnUploaded(info); },
+                      [this](int64_t bytes) { metrics_.CountReceived(bytes); },
+                      [this](int64_t bytes) { metrics_.CountSent(bytes); }}) {}
+
+Worker::~Worker() { Stop(); }
+
+void Worker::Stop() {
+  if (control_ != nullptr) control_->Stop();
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);
+}
+
+absl::Status Worker::Listen() {
+  if (!options_.metrics_listen.empty()) {
+    absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
+    if (!metrics_address.ok()) return metrics_address.status();
+    metrics_address_ = *std::move(metrics_address);
+  }
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options_.data_listen, grpc::InsecureServerCredentials(), &port);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(Limits().max_message_bytes));
+  SetTransport(&builder);
+  SetKeepalive(&builder);
+  builder.RegisterService(&shard_service_);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.data_listen));
+  }
+  server_->GetHealthCheckService()->SetServingStatus(v1::ShardService::service_full_name(), true);
+  data_address_ =
+      absl::StrCat(options_.data_listen.substr(0, options_.data_listen.rfind(':')), ":", port);
+  return absl::OkStatus();
+}
+
+void Worker::Join(const Device& device, std::function<void(const std::string&)> on_leave) {
+  ControlClientOptions control;
+  control.coordinator = options_.coordinator;
+  control.secret = options_.secret;
+  control.registration.set_name(options_.name);
+  control.registration.set_incarnation(NewIncarnation());
+  control.registration.set_device(device.description());
+  control.registration.set_memory_bytes(options_.memory_limit_bytes);
+  control.registration.set_threads(options_.threads);
+  control.registration.set_data_address(data_address_);
+  control.registration.set_metrics_address(metrics_address_);
+  control.registration.set_flops_per_second(options_.flops_per_second);
+  control.registration.set_link_bytes_per_second(options_.link_bytes_per_second);
+  control.registration.set_version(kVersion);
+  control_ = std::make_unique<ControlClient>(std::move(control));
+  control_->Start({[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
+                   [this](const std::string& reason) { core_.OnDisconnected(reason); },
+                   [this] { return core_.MakeHeartbeat(); }, std::move(on_leave)});
+}
+
+}  // namespace ringattn

@@ -1,0 +1,80 @@
+// Worker: one worker of the service, whole: control client, shard server, metrics
+// port. Device and ring transport come from outside.
+#ifndef RINGATTN_WORKER_SERVICE_WORKER_H_
+#define RINGATTN_WORKER_SERVICE_WORKER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/service/control_client.h"
+#include "worker/service/shard_service.h"
+#include "worker/service/worker_core.h"
+#include "worker/service/worker_metrics.h"
+
+namespace ringattn {
+
+struct WorkerOptions {
+  std::string name;
+  std::string coordinator;  // host:port of the control listener
+  std::string secret;
+  std::string data_listen = "127.0.0.1:0";
+  std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
+  int64_t memory_limit_bytes = 0;
+  int threads = 1;
+  std::string transport_name = "tcp";  // metrics label of the ring's bytes
+  double flops_per_second = 0;         // measured by the caller
+  double link_bytes_per_second = 0;
+  RingMemberOptions ring;
+};
+
+// Thread safe.
+class Worker {
+ public:
+  // Listens and begins to dial. `device` and `transport` outlive the worker.
+  //   on_leave: the coordinator asks the process to end; must not block
+  //   on_stuck: a teardown exceeded its bound; expected to end the process
+  // UNAVAILABLE if a port cannot be bound.
+  static absl::StatusOr<std::unique_ptr<Worker>> Start(
+      WorkerOptions options, Device* device, RingTransport* transport,
+      std::function<void(const std::string&)> on_leave,
+      std::function<void(const std::string&)> on_stuck);
+
+  // Stops. Closing the metrics port takes its server up to two seconds more.
+  ~Worker();
+
+  // Leaves the ring, frees everything, closes the data port. Bounded by the teardown's
+  // bound. Idempotent.
+  void Stop();
+
+  const std::string& data_address() const { return data_address_; }
+  const std::string& metrics_address() const { return metrics_address_; }
+  const WorkerMetrics& metrics() const { return metrics_; }
+
+ private:
+  Worker(WorkerOptions options, Device* device, RingTransport* transport,
+         std::function<void(const std::string&)> on_stuck);
+
+  absl::Status Listen();
+  void Join(const Device& device, std::function<void(const std::string&)> on_leave);
+
+  const WorkerOptions options_;
+  WorkerMetrics metrics_;
+  WorkerCore core_;
+  ShardServiceImpl shard_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string data_address_;
+  std::string metrics_address_;
+  std::unique_ptr<ControlClient> control_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_WORKER_H_

@@ -1,0 +1,202 @@
+#include "worker/service/worker_core.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/service/run_report.h"
+
+namespace ringattn {
+
+WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport* transport,
+                       WorkerMetrics* metrics, std::function<void(v1::JoinRequest)> send,
+                       std::function<void(const std::string&)> on_stuck)
+    : options_(std::move(options)),
+      send_(std::move(send)),
+      transport_(transport),
+      metrics_(metrics),
+      budget_(options_.memory_limit_bytes),
+      device_(device, &probe_),
+      watchdog_(std::move(on_stuck)),
+      registry_(&device_, &budget_, [this](const OperationInfo& info) { OnReleased(info); }),
+      runner_(&device_,
+              [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
+                     const RunningOperation& last) { OnRunDone(operation, result, last); }),
+      ring_(options_.ring, transport, &registry_, &runner_, &probe_, &watchdog_),
+      work_("worker_control") {}
+
+WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
+
+void WorkerCore::OnMessage(const v1::JoinResponse& message) {
+  switch (message.message_case()) {
+    case v1::JoinResponse::kPrepare:
+      last_prepare_ = message.prepare().generation();
+      return Enqueue([this, prepare = message.prepare()] { OnPrepare(prepare); });
+    case v1::JoinResponse::kCommit:
+      return Enqueue([this, commit = message.commit()] { OnCommit(commit); });
+    case v1::JoinResponse::kTeardown:
+      // A Commit that still connects would hold the teardown up.
+      if (message.teardown().generation() >= last_prepare_) transport_->Cancel();
+      return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
+    case v1::JoinResponse::kReserve:
+      return Enqueue([this, reserve = message.reserve()] { OnReserve(reserve); });
+    case v1::JoinResponse::kRun: {
+      auto operation = registry_.Find(message.run().operation_id(), message.run().generation());
+      if (operation != nullptr) runner_.Run(std::move(operation));
+      return;
+    }
+    case v1::JoinResponse::kCancel: {
+      auto operation =
+          registry_.Find(message.cancel().operation_id(), message.cancel().generation());
+      if (operation != nullptr) operation->operation().control().stop.store(true);
+      return;
+    }
+    case v1::JoinResponse::kRelease:
+      return Enqueue([this, release = message.release()] {
+        registry_.Release(release.operation_id(), release.generation());
+      });
+    case v1::JoinResponse::kRegistered:
+    case v1::JoinResponse::kLeave:
+    case v1::JoinResponse::MESSAGE_NOT_SET:
+      return;
+  }
+}
+
+void WorkerCore::OnDisconnected(const std::string& reason) {
+  last_prepare_ = 0;
+  transport_->Cancel();
+  EventRef done = work_.Start(
+      [this, reason] {
+        ring_.Forget(reason);
+        return absl::OkStatus();
+      },
+      {}, HostQueue::OnFailure::kSkip);
+  (void)done->Wait(absl::InfiniteFuture());  // the watchdog bounds it
+}
+
+v1::Heartbeat WorkerCore::MakeHeartbeat() {
+  v1::Heartbeat heartbeat;
+  heartbeat.set_sequence(++heartbeat_sequence_);
+  heartbeat.set_reserved_bytes(budget_.taken_bytes());
+  RunningOperation running;
+  if (runner_.Current(&running)) {
+    heartbeat.set_operation_id(running.info.id);
+    heartbeat.set_generation(running.info.generation);
+    heartbeat.set_step(running.step);
+    heartbeat.set_progress(running.progress);
+    heartbeat.set_waits_for_peer(probe_.WaitsForPeer(device_));
+  }
+  metrics_->SetReservedBytes(budget_.taken_bytes());
+  return heartbeat;
+}
+
+void WorkerCore::OnUploaded(const OperationInfo& info) {
+  v1::JoinRequest message;
+  message.mutable_uploaded()->set_operation_id(info.id);
+  message.mutable_uploaded()->set_generation(info.generation);
+  send_(std::move(message));
+}
+
+void WorkerCore::Enqueue(std::function<void()> work) {
+  work_.Start(
+      [work = std::move(work)] {
+        work();
+        return absl::OkStatus();
+      },
+      {}, HostQueue::OnFailure::kSkip);
+}
+
+void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
+  absl::StatusOr<std::string> blob =
+      ring_.Prepare(prepare.generation(), prepare.rank(), prepare.world_size());
+  if (!blob.ok()) return SendGenerationFailed(prepare.generation(), blob.status(), nullptr);
+  v1::JoinRequest message;
+  message.mutable_prepared()->set_generation(prepare.generation());
+  message.mutable_prepared()->set_blob(*std::move(blob));
+  send_(std::move(message));
+}
+
+void WorkerCore::OnCommit(const v1::Commit& commit) {
+  absl::Status status =
+      ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()});
+  // Crossed on the wire with the end of its generation.
+  if (absl::IsFailedPrecondition(status) || absl::IsCancelled(status)) return;
+  if (!status.ok()) return SendGenerationFailed(commit.generation(), status, nullptr);
+  metrics_->SetGeneration(commit.generation());
+  v1::JoinRequest message;
+  message.mutable_committed()->set_generation(commit.generation());
+  send_(std::move(message));
+}
+
+void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
+  if (teardown.generation() < ring_.generation()) return;
+  ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
+  v1::JoinRequest message;
+  message.mutable_torn_down()->set_generation(teardown.generation());
+  send_(std::move(message));
+}
+
+void WorkerCore::OnReserve(const v1::Reserve& reserve) {
+  if (!ring_.formed() || reserve.generation() != ring_.generation()) return;
+  absl::StatusOr<std::shared_ptr<ShardOperation>> operation =
+      registry_.Reserve(reserve, ring_.rank(), ring_.world_size());
+  v1::JoinRequest message;
+  v1::Reserved* reserved = message.mutable_reserved();
+  reserved->set_operation_id(reserve.operation_id());
+  reserved->set_generation(reserve.generation());
+  reserved->set_ok(operation.ok());
+  if (operation.ok()) {
+    reserved->set_bytes((*operation)->reserved_bytes());
+  } else {
+    reserved->set_reason(std::string(operation.status().message()));
+  }
+  send_(std::move(message));
+  // A shard without rows has nothing to wait for.
+  if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
+}
+
+void WorkerCore::OnReleased(const OperationInfo& info) {
+  v1::JoinRequest message;
+  message.mutable_released()->set_operation_id(info.id);
+  message.mutable_released()->set_generation(info.generation);
+  send_(std::move(message));
+}
+
+void WorkerCore::OnRunDone(ShardOperation& operation,
+                           const absl::StatusOr<ExecutionReport>& result,
+                           const RunningOperation& last) {
+  const OperationInfo& info = operation.info();
+  if (!result.ok()) metrics_->CountFailedRun(result.status().code());
+  if (absl::IsUnavailable(result.status())) {
+    return SendGenerationFailed(info.generation, result.status(), &last);
+  }
+  v1::JoinRequest message;
+  v1::Finished* finished = message.mutable_finished();
+  finished->set_operation_id(info.id);
+  finished->set_generation(info.generation);
+  finished->set_ok(result.ok());
+  finished->set_cancelled(absl::IsCancelled(result.status()));
+  if (result.ok()) {
+    metrics_->CountRun(operation.operation(), *result);
+    *finished->mutable_report() = MakeRankReport(operation, *result, options_.name);
+  } else {
+    finished->set_reason(std::string(result.status().message()));
+  }
+  send_(std::move(message));
+}
+
+void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& status,
+                                      const RunningOperation* last) {
+  v1::JoinRequest message;
+  v1::GenerationFailed* failed = message.mutable_generation_failed();
+  failed->set_generation(generation);
+  failed->set_reason(std::string(status.message()));
+  if (last != nullptr) {
+    failed->set_operation_id(last->info.id);
+    failed->set_step(last->step);
+    failed->set_progress(last->progress);
+  }
+  send_(std::move(message));
+}
+
+}  // namespace ringattn

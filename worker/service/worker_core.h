@@ -1,0 +1,88 @@
+// WorkerCore: what a worker does on the coordinator's word. It turns messages into
+// calls of the ring member, the registry and the runner, and their ends into answers;
+// how messages travel is the control client's concern.
+#ifndef RINGATTN_WORKER_SERVICE_WORKER_CORE_H_
+#define RINGATTN_WORKER_SERVICE_WORKER_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ringattn/v1/worker_control.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+#include "worker/device/host_queue.h"
+#include "worker/service/activity_probe.h"
+#include "worker/service/memory_budget.h"
+#include "worker/service/operation_registry.h"
+#include "worker/service/operation_runner.h"
+#include "worker/service/ring_member.h"
+#include "worker/service/watchdog.h"
+#include "worker/service/worker_metrics.h"
+
+namespace ringattn {
+
+struct WorkerCoreOptions {
+  std::string name;
+  int64_t memory_limit_bytes = 0;
+  RingMemberOptions ring;
+};
+
+// Thread safe. Control messages are handled in the order of OnMessage; those that may
+// block do so on a thread of the core's.
+class WorkerCore {
+ public:
+  // `send` hands a message to the coordinator and never blocks. `on_stuck` is called
+  // when a teardown exceeds its bound; it is expected to end the process.
+  WorkerCore(WorkerCoreOptions options, Device* device, RingTransport* transport,
+             WorkerMetrics* metrics, std::function<void(v1::JoinRequest)> send,
+             std::function<void(const std::string&)> on_stuck);
+  ~WorkerCore();
+
+  // Handles every message but `registered` and `leave`. Never blocks. Called by one
+  // thread at a time.
+  void OnMessage(const v1::JoinResponse& message);
+
+  // The coordinator is gone: frees everything before it returns.
+  void OnDisconnected(const std::string& reason);
+
+  // Quick: waits for no work.
+  v1::Heartbeat MakeHeartbeat();
+
+  OperationRegistry& registry() { return registry_; }
+  // For ShardService: all inputs of an operation have arrived.
+  void OnUploaded(const OperationInfo& info);
+
+ private:
+  void Enqueue(std::function<void()> work);
+  void OnPrepare(const v1::Prepare& prepare);
+  void OnCommit(const v1::Commit& commit);
+  void OnTeardown(const v1::Teardown& teardown);
+  void OnReserve(const v1::Reserve& reserve);
+  void OnReleased(const OperationInfo& info);
+  void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
+                 const RunningOperation& last);
+  void SendGenerationFailed(uint64_t generation, const absl::Status& status,
+                            const RunningOperation* last);
+
+  const WorkerCoreOptions options_;
+  const std::function<void(v1::JoinRequest)> send_;
+  RingTransport* const transport_;
+  WorkerMetrics* const metrics_;
+  MemoryBudget budget_;
+  ActivityProbe probe_;
+  ObservedDevice device_;
+  Watchdog watchdog_;
+  OperationRegistry registry_;
+  OperationRunner runner_;
+  RingMember ring_;  // used on work_ only
+  std::atomic<uint64_t> heartbeat_sequence_{0};
+  uint64_t last_prepare_ = 0;  // generation; used by OnMessage's thread only
+  HostQueue work_;  // last: its thread uses the rest
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_WORKER_CORE_H_

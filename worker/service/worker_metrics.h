@@ -1,0 +1,49 @@
+// The worker's Prometheus metrics.
+#ifndef RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_
+#define RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/observability/metrics.h"
+#include "worker/executor/executor.h"
+
+namespace ringattn {
+
+// Thread safe.
+class WorkerMetrics {
+ public:
+  // `ring_transport`: the transport label of bytes that travel between workers.
+  explicit WorkerMetrics(const std::string& ring_transport);
+
+  // "host:port" as bound; UNAVAILABLE if it cannot bind.
+  absl::StatusOr<std::string> Serve(const std::string& listen) { return metrics_.Serve(listen); }
+  std::string Text() const { return metrics_.Text(); }
+
+  void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
+  void SetReservedBytes(int64_t bytes) { reserved_bytes_.Set(static_cast<double>(bytes)); }
+  void CountReceived(int64_t bytes) { received_bytes_.Increment(static_cast<double>(bytes)); }
+  void CountSent(int64_t bytes) { sent_bytes_.Increment(static_cast<double>(bytes)); }
+  // One program that ended well.
+  void CountRun(const Operation& operation, const ExecutionReport& report);
+  // Programs that did not: "CANCELLED", "UNAVAILABLE", ...
+  void CountFailedRun(absl::StatusCode code);
+
+ private:
+  Metrics metrics_;
+  prometheus::Gauge& generation_;
+  prometheus::Gauge& reserved_bytes_;
+  prometheus::Counter& received_bytes_;
+  prometheus::Counter& sent_bytes_;
+  prometheus::Counter& ring_bytes_;
+  prometheus::Counter& flops_;
+  prometheus::Counter& tiles_;
+  prometheus::Histogram& compute_;
+  prometheus::Histogram& ring_wait_;
+  prometheus::Family<prometheus::Counter>& runs_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_

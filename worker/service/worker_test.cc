@@ -1,0 +1,360 @@
+// Whole workers around a fake coordinator: every message of the control protocol and
+// the exchange, in good times and bad.
+#include "worker/service/worker.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/testing/cluster.h"
+
+namespace ringattn {
+namespace {
+
+using Message = v1::JoinRequest;
+using testing::HasSubstr;
+
+// Waits until every worker's heartbeat says that nothing is reserved.
+void ExpectAllFree(Cluster& cluster) {
+  const absl::Time patience = absl::Now() + absl::Seconds(5);
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const uint64_t before = cluster.coordinator().LastHeartbeat(Cluster::Name(rank)).sequence();
+    v1::Heartbeat heartbeat;
+    do {
+      absl::SleepFor(absl::Milliseconds(5));
+      heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
+    } while (absl::Now() < patience &&
+             (heartbeat.sequence() <= before || heartbeat.reserved_bytes() > 0));
+    EXPECT_EQ(heartbeat.reserved_bytes(), 0u);
+    EXPECT_TRUE(heartbeat.operation_id().empty());
+  }
+}
+
+TEST(Worker, RegistersWhatItIs) {
+  Cluster cluster(1, {.memory_limit_bytes = 12345, .threads = 3, .flops_per_second = 5e9});
+  const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
+  ASSERT_TRUE(registration.has_value());
+  EXPECT_EQ(registration->device(), "scalar");
+  EXPECT_EQ(registration->memory_bytes(), 12345u);
+  EXPECT_EQ(registration->threads(), 3u);
+  EXPECT_EQ(registration->flops_per_second(), 5e9);
+  EXPECT_EQ(registration->data_address(), cluster.worker(0).data_address());
+  EXPECT_FALSE(registration->incarnation().empty());
+}
+
+TEST(Worker, ComputesARequestFromReserveToRelease) {
+  for (int world_size : {1, 2, 3}) {
+    Cluster cluster(world_size);
+    cluster.Form(1);
+    const TestRequest request = TestRequest::Make(61, world_size);
+    cluster.RunToTheEnd(request, "1-1", 1);
+    cluster.RunToTheEnd(request, "1-2", 1);
+    ExpectAllFree(cluster);
+    EXPECT_THAT(cluster.worker(0).metrics().Text(),
+                HasSubstr("ringattn_worker_runs_total{code=\"OK\"} 2"));
+    EXPECT_TRUE(cluster.stuck().empty());
+  }
+}
+
+TEST(Worker, ShardsShorterThanTheRingWorkToo) {
+  Cluster cluster(4);
+  cluster.Form(1);
+  for (int64_t tokens : {0, 1, 3}) {
+    cluster.RunToTheEnd(TestRequest::Make(tokens, 4), absl::StrCat("1-", tokens), 1);
+  }
+}
+
+TEST(Worker, ReportsTimesTilesAndTimeline) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(64, 2);
+  cluster.Reserve(request, "1-1", 1);
+  auto exchanges = cluster.UploadAll(request, "1-1", 1);
+  cluster.SendRun("1-1", 1);
+  const auto finished = cluster.AwaitFinished();
+  for (int rank = 0; rank < 2; ++rank) {
+    const v1::RankReport& report = finished[rank].report();
+    EXPECT_EQ(report.worker(), Cluster::Name(rank));
+    EXPECT_GT(report.compute_seconds(), 0);
+    EXPECT_GT(report.tiles(), 0u);
+    EXPECT_GT(report.sent_bytes(), 0u);
+    ASSERT_GT(report.timeline_size(), 2);
+    EXPECT_EQ(report.timeline(0).name(), "upload");
+  }
+}
+
+TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
+  Cluster cluster(1, {.memory_limit_bytes = 1000});
+  cluster.Form(1);
+  v1::JoinResponse message;
+  v1::Reserve* reserve = message.mutable_reserve();
+  reserve->set_operation_id("1-1");
+  reserve->set_generation(1);
+  reserve->add_members(0);
+  reserve->mutable_shape()->set_batch(1);
+  reserve->mutable_shape()->set_seq_len_q(1000);
+  reserve->mutable_shape()->set_seq_len_kv(1000);
+  for (auto set : {&v1::AttentionShape::set_num_heads, &v1::AttentionShape::set_num_kv_heads,
+                   &v1::AttentionShape::set_head_dim, &v1::AttentionShape::set_head_dim_v}) {
+    (reserve->mutable_shape()->*set)(1);
+  }
+  reserve->set_dtype(v1::DATA_TYPE_FLOAT32);
+  reserve->set_layout(v1::LAYOUT_CONTIGUOUS);
+  reserve->set_schedule(v1::SCHEDULE_SINGLE);
+  cluster.coordinator().Send("worker-0", message);
+  auto reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
+  ASSERT_TRUE(reserved.has_value());
+  EXPECT_FALSE(reserved->reserved().ok());
+  EXPECT_THAT(reserved->reserved().reason(), HasSubstr("limit 1000"));
+
+  reserve->mutable_shape()->set_seq_len_q(uint64_t{1} << 62);
+  cluster.coordinator().Send("worker-0", message);
+  reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
+  ASSERT_TRUE(reserved.has_value());
+  EXPECT_THAT(reserved->reserved().reason(), HasSubstr("malformed"));
+}
+
+TEST(Worker, ExchangeRejectsWhatIsWrong) {
+  Cluster cluster(1);
+  cluster.Form(3);
+  const TestRequest request = TestRequest::Make(40, 1);
+  const std::string address = cluster.worker(0).data_address();
+  int next = 0;
+  // Reserves an operation, opens it, and returns how the stream ends after `send`.
+  const auto ending = [&](auto send) {
+    const std::string id = absl::StrCat("3-", ++next);
+    cluster.Reserve(request, id, 3);
+    TestExchange exchange(address);
+    EXPECT_TRUE(exchange.Open(id, 3).ok());
+    send(exchange);
+    const absl::Status status = exchange.Finish();
+    cluster.Release(id, 3);
+    return status;
+  };
+  const std::string four(4, 'x');
+
+  EXPECT_EQ(TestExchange(address, "guess").Open("3-1", 3).code(),
+            absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(TestExchange(address).Open("nobody", 3).code(), absl::StatusCode::kNotFound);
+  const int64_t q_bytes = request.MapOf(TensorId::kQ).local_bytes(0);
+  absl::Status status = ending([&](auto& e) { e.SendChunk(TensorId::kQ, q_bytes - 3, four); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("q: "));
+  status = ending([&](auto& e) { e.SendChunk(TensorId::kQ, ~uint64_t{0} - 1, four); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  status = ending([&](auto& e) {
+    e.SendChunk(TensorId::kQ, 8, four);
+    e.SendChunk(TensorId::kQ, 6, four);
+  });
+  EXPECT_THAT(status.message(), HasSubstr("twice"));
+  status = ending([&](auto& e) { e.SendChunk(TensorId::kDout, 0, four); });
+  EXPECT_THAT(status.message(), HasSubstr("no input"));
+  status = ending([&](auto& e) { e.SendChunk(static_cast<TensorId>(77), 0, four); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  status = ending([&](auto& e) { e.SendChunk(TensorId::kK, 0, four, 123u); });
+  EXPECT_THAT(status.message(), HasSubstr("crc32c"));
+  // A stale generation, and a second stream for the same operation.
+  cluster.Reserve(request, "3-again", 3);
+  EXPECT_EQ(TestExchange(address).Open("3-again", 2).code(), absl::StatusCode::kNotFound);
+  TestExchange first(address);
+  ASSERT_TRUE(first.Open("3-again", 3).ok());
+  EXPECT_EQ(TestExchange(address).Open("3-again", 3).code(), absl::StatusCode::kInvalidArgument);
+  // Released under the open stream.
+  cluster.Release("3-again", 3);
+  EXPECT_EQ(first.Finish().code(), absl::StatusCode::kAborted);
+  ExpectAllFree(cluster);
+}
+
+TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(64, 2);
+  for (int round = 0; round < 3; ++round) {
+    for (int rank : {0, 1}) cluster.device(rank).SetDelay(absl::Seconds(60));
+    const std::string id = absl::StrCat("1-", round);
+    cluster.Reserve(request, id, 1);
+    auto exchanges = cluster.UploadAll(request, id, 1);
+    cluster.SendRun(id, 1);
+    absl::SleepFor(absl::Milliseconds(50));
+    const absl::Time begin = absl::Now();
+    cluster.SendCancel(id, 1);
+    for (const v1::Finished& finished : cluster.AwaitFinished()) {
+      EXPECT_FALSE(finished.ok());
+      EXPECT_TRUE(finished.cancelled());
+    }
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+    cluster.Release(id, 1);
+    for (auto& exchange : exchanges) {
+      EXPECT_EQ(exchange->Finish().code(), absl::StatusCode::kAborted);
+    }
+    for (int rank : {0, 1}) cluster.device(rank).SetDelay(absl::ZeroDuration());
+    cluster.RunToTheEnd(request, absl::StrCat("after-", round), 1);
+  }
+  ExpectAllFree(cluster);
+}
+
+TEST(Worker, OnlyTheRankThatComputesOwesProgress) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  cluster.device(1).SetDelay(absl::Seconds(60));
+  const TestRequest request = TestRequest::Make(64, 2);
+  cluster.Reserve(request, "1-1", 1);
+  auto exchanges = cluster.UploadAll(request, "1-1", 1);
+  cluster.SendRun("1-1", 1);
+  absl::SleepFor(absl::Milliseconds(400));
+  const v1::Heartbeat slow = cluster.coordinator().LastHeartbeat("worker-1");
+  EXPECT_EQ(slow.operation_id(), "1-1");
+  EXPECT_EQ(slow.generation(), 1u);
+  EXPECT_FALSE(slow.waits_for_peer());
+  EXPECT_GT(slow.reserved_bytes(), 0u);
+  cluster.TearDown(1);
+}
+
+TEST(Worker, TeardownMidRunFreesEverythingAndTheRingFormsAnew) {
+  Cluster cluster(3);
+  const TestRequest request = TestRequest::Make(48, 3);
+  for (uint64_t generation = 1; generation <= 3; ++generation) {
+    cluster.Form(generation);
+    cluster.device(generation % 3).SetDelay(absl::Seconds(60));
+    const std::string id = absl::StrCat(generation, "-1");
+    cluster.Reserve(request, id, generation);
+    auto exchanges = cluster.UploadAll(request, id, generation);
+    cluster.Reserve(request, "not running", generation);
+    cluster.SendRun(id, generation);
+    absl::SleepFor(absl::Milliseconds(100));
+    const absl::Time begin = absl::Now();
+    cluster.TearDown(generation);
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(3));
+    ExpectAllFree(cluster);
+    EXPECT_EQ(exchanges[generation % 3]->Finish().code(), absl::StatusCode::kAborted);
+    cluster.device(generation % 3).SetDelay(absl::ZeroDuration());
+  }
+  cluster.Form(9);
+  cluster.RunToTheEnd(request, "9-1", 9);
+  EXPECT_TRUE(cluster.stuck().empty());
+}
+
+TEST(Worker, ATeardownThatHangsIsReportedAsStuck) {
+  Cluster cluster(1, {.ring = {.teardown_timeout = absl::Milliseconds(300)}});
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(16, 1);
+  cluster.device(0).SetStuck(true);
+  cluster.Reserve(request, "1-1", 1);
+  auto exchanges = cluster.UploadAll(request, "1-1", 1);
+  cluster.SendRun("1-1", 1);
+  absl::SleepFor(absl::Milliseconds(30));
+  cluster.TearDown(1);  // the test's on_stuck lets the device go instead of exiting
+  ASSERT_EQ(cluster.stuck().size(), 1u);
+  EXPECT_THAT(cluster.stuck()[0], HasSubstr("generation 1"));
+}
+
+TEST(Worker, LostCoordinatorFreesEverythingAndIsDialledAgain) {
+  Cluster cluster(2);
+  const TestRequest request = TestRequest::Make(64, 2);
+  for (int round = 0; round < 2; ++round) {
+    cluster.Form(1);
+    for (int rank : {0, 1}) cluster.device(rank).SetDelay(absl::Seconds(60));
+    cluster.Reserve(request, "1-1", 1);
+    auto exchanges = cluster.UploadAll(request, "1-1", 1);
+    cluster.SendRun("1-1", 1);
+    absl::SleepFor(absl::Milliseconds(50));
+    cluster.VanishCoordinator();
+    for (auto& exchange : exchanges) EXPECT_FALSE(exchange->Finish().ok());
+    for (int rank : {0, 1}) cluster.device(rank).SetDelay(absl::ZeroDuration());
+    cluster.NewCoordinator();
+    ExpectAllFree(cluster);
+  }
+  cluster.Form(1);
+  cluster.RunToTheEnd(request, "1-1", 1);
+}
+
+TEST(Worker, MessagesOfAnotherGenerationAreIgnored) {
+  Cluster cluster(2);
+  cluster.Form(4);
+  v1::JoinResponse stale;
+  stale.mutable_teardown()->set_generation(3);
+  cluster.coordinator().Send("worker-0", stale);
+  stale.mutable_run()->set_operation_id("unknown");
+  cluster.coordinator().Send("worker-0", stale);
+  stale.mutable_cancel()->set_operation_id("unknown");
+  cluster.coordinator().Send("worker-0", stale);
+  stale.mutable_reserve()->set_generation(3);
+  cluster.coordinator().Send("worker-0", stale);
+  stale.mutable_commit()->set_generation(3);
+  cluster.coordinator().Send("worker-0", stale);
+  cluster.RunToTheEnd(TestRequest::Make(33, 2), "4-1", 4);
+}
+
+TEST(Worker, ATeardownBetweenPrepareAndCommitEndsTheForming) {
+  Cluster cluster(2);
+  v1::JoinResponse prepare;
+  prepare.mutable_prepare()->set_generation(5);
+  prepare.mutable_prepare()->set_world_size(2);
+  cluster.coordinator().Send("worker-0", prepare);
+  const auto prepared = cluster.coordinator().Await("worker-0", Message::kPrepared);
+  ASSERT_TRUE(prepared.has_value());
+  // Rank 1 never comes: rank 0 waits in Commit until the teardown.
+  v1::JoinResponse commit, teardown;
+  commit.mutable_commit()->set_generation(5);
+  for (int rank = 0; rank < 2; ++rank) {
+    commit.mutable_commit()->add_blobs(prepared->prepared().blob());
+  }
+  cluster.coordinator().Send("worker-0", commit);
+  teardown.mutable_teardown()->set_generation(5);
+  cluster.coordinator().Send("worker-0", teardown);
+  const absl::Time begin = absl::Now();
+  EXPECT_TRUE(cluster.coordinator().Await("worker-0", Message::kTornDown).has_value());
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  cluster.Form(6);
+  cluster.RunToTheEnd(TestRequest::Make(20, 2), "6-1", 6);
+}
+
+TEST(Worker, APeerThatCannotBeReachedFailsTheGeneration) {
+  Cluster cluster(1, {.ring = {.connect_timeout = absl::Milliseconds(200)}});
+  v1::JoinResponse prepare, commit;
+  prepare.mutable_prepare()->set_generation(5);
+  prepare.mutable_prepare()->set_world_size(2);
+  cluster.coordinator().Send("worker-0", prepare);
+  const auto prepared = cluster.coordinator().Await("worker-0", Message::kPrepared);
+  ASSERT_TRUE(prepared.has_value());
+  commit.mutable_commit()->set_generation(5);
+  commit.mutable_commit()->add_blobs(prepared->prepared().blob());
+  commit.mutable_commit()->add_blobs("no address at all");
+  cluster.coordinator().Send("worker-0", commit);
+  const auto failed = cluster.coordinator().Await("worker-0", Message::kGenerationFailed);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->generation_failed().generation(), 5u);
+}
+
+TEST(Worker, AThousandCancelledOperationsLeaveNothingBehind) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(8, 2);
+  for (int i = 0; i < 1000; ++i) {
+    const std::string id = absl::StrCat("1-", i);
+    cluster.Reserve(request, id, 1);
+    cluster.SendCancel(id, 1);
+    cluster.Release(id, 1);
+  }
+  ExpectAllFree(cluster);
+  cluster.RunToTheEnd(request, "last", 1);
+}
+
+TEST(Worker, ACancelledDownloadGivesTheMemoryBack) {
+  Cluster cluster(1);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(300, 1);
+  for (int round = 0; round < 20; ++round) {
+    const std::string id = absl::StrCat("1-", round);
+    cluster.Reserve(request, id, 1);
+    auto exchanges = cluster.UploadAll(request, id, 1);
+    cluster.SendRun(id, 1);
+    cluster.AwaitFinished();
+    exchanges[0]->Cancel();  // with chunks on their way
+    cluster.Release(id, 1);
+  }
+  ExpectAllFree(cluster);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,174 @@
+#include "worker/testing/fault_injection.h"
+
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "worker/device/host_queue.h"
+
+namespace ringattn {
+namespace {
+
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+
+class FaultyDevice : public Device {
+ public:
+  FaultyDevice(std::unique_ptr<Device> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)), delay_("fault_delay") {}
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    return inner_->Allocate(bytes);
+  }
+
+  // The delay stands between what the call waits for and the call. While it runs,
+  // waits_for_transfer() is false: to the outside this rank computes.
+  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override {
+    const FaultPlan& plan = state_->plan;
+    const bool stalls =
+        plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
+        !state_->stalled.exchange(true);
+    if (!stalls && plan.slow_step == absl::ZeroDuration()) {
+      return inner_->Start(std::move(call), std::move(after), control);
+    }
+    EventRef delayed = delay_.Start(
+        [this, control, stalls] {
+          delaying_ = true;
+          stalls ? Stall() : Dawdle(control);
+          delaying_ = false;
+          return absl::OkStatus();
+        },
+        after, HostQueue::OnFailure::kRun);
+    after.push_back(std::move(delayed));
+    return inner_->Start(std::move(call), std::move(after), control);
+  }
+
+  bool waits_for_transfer() const override { return !delaying_ && inner_->waits_for_transfer(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    return inner_->CopyFromHost(device, host, bytes);
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
+    return inner_->CopyToHost(host, device, bytes);
+  }
+  std::string description() const override {
+    return absl::StrCat(inner_->description(), " with injected faults");
+  }
+
+ private:
+  // Until the ring ends.
+  void Stall() {
+    while (!state_->aborted.load()) absl::SleepFor(kPoll);
+  }
+
+  void Dawdle(RunControl* control) {
+    const absl::Time end = absl::Now() + state_->plan.slow_step;
+    while (absl::Now() < end && !state_->aborted.load() && !control->stop.load()) {
+      control->progress.fetch_add(1);
+      absl::SleepFor(kPoll);
+    }
+  }
+
+  const std::unique_ptr<Device> inner_;
+  const std::shared_ptr<FaultState> state_;
+  std::atomic<bool> delaying_{false};
+  HostQueue delay_;
+};
+
+class FaultyCommunicator : public Communicator {
+ public:
+  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {
+    state_->aborted = false;
+  }
+  ~FaultyCommunicator() override { Abort("the communicator was closed"); }
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    if (state_->groups_started.fetch_add(1) != state_->plan.skip_send) {
+      return inner_->Start(std::move(group), std::move(after), control);
+    }
+    auto never = std::make_shared<HostEvent>();
+    absl::MutexLock lock(&mutex_);
+    if (aborted_) {
+      never->Finish(absl::UnavailableError("ring aborted"));
+    } else {
+      skipped_.push_back(never);
+    }
+    return never;
+  }
+
+  void Abort(const std::string& reason) override {
+    state_->aborted = true;
+    inner_->Abort(reason);
+    absl::MutexLock lock(&mutex_);
+    aborted_ = true;
+    for (const auto& event : skipped_) event->Finish(absl::UnavailableError(reason));
+    skipped_.clear();
+  }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  const std::shared_ptr<FaultState> state_;
+  absl::Mutex mutex_;
+  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::shared_ptr<HostEvent>> skipped_ ABSL_GUARDED_BY(mutex_);
+};
+
+class FaultyTransport : public RingTransport {
+ public:
+  FaultyTransport(std::unique_ptr<RingTransport> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {}
+
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override {
+    return inner_->Prepare(generation, rank, world_size);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time deadline) override {
+    absl::StatusOr<std::unique_ptr<Communicator>> communicator =
+        inner_->Connect(generation, blobs, deadline);
+    if (!communicator.ok()) return communicator.status();
+    return std::make_unique<FaultyCommunicator>(*std::move(communicator), state_);
+  }
+  void Cancel() override { inner_->Cancel(); }
+
+ private:
+  const std::unique_ptr<RingTransport> inner_;
+  const std::shared_ptr<FaultState> state_;
+};
+
+}  // namespace
+
+absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  FaultPlan plan;
+  int64_t number = 0;
+  if (absl::SimpleAtoi(parts.second, &number) && number >= 0) {
+    if (parts.first == "stall_step") plan.stall_step = number;
+    if (parts.first == "skip_send") plan.skip_send = number;
+    if (parts.first == "slow_step_ms") plan.slow_step = absl::Milliseconds(number);
+    if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.slow_step > absl::ZeroDuration()) {
+      return plan;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", text, "\" is none of stall_step:N, skip_send:N, slow_step_ms:M with M > 0"));
+}
+
+std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
+                                         std::shared_ptr<FaultState> state) {
+  return std::make_unique<FaultyDevice>(std::move(inner), std::move(state));
+}
+
+std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport> inner,
+                                                   std::shared_ptr<FaultState> state) {
+  return std::make_unique<FaultyTransport>(std::move(inner), std::move(state));
+}
+
+}  // namespace ringattn

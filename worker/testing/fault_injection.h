@@ -1,0 +1,49 @@
+// Faults on demand, for tests of the whole service: decorators of the device and the
+// transport that the worker's flag --fault_injection puts in. Without the flag none
+// of this is in the way.
+//
+//   stall_step:N     compute calls after the N-th transfer group do not end until the
+//                    ring is torn down, once: a wedged device
+//   skip_send:N      the N-th transfer group is dropped: a rank that skips its step
+//   slow_step_ms:M   every compute call takes M ms longer, with steady progress: a rank
+//                    that is merely slow
+#ifndef RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
+#define RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/device.h"
+
+namespace ringattn {
+
+struct FaultPlan {
+  int64_t stall_step = -1;  // -1 = never
+  int64_t skip_send = -1;
+  absl::Duration slow_step;
+};
+
+// INVALID_ARGUMENT, with the syntax, if `text` is none of the above.
+absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text);
+
+// Counts transfer groups over the life of the process. Shared by both decorators.
+struct FaultState {
+  FaultPlan plan;
+  std::atomic<int64_t> groups_started{0};
+  std::atomic<bool> aborted{false};  // the current ring was torn down
+  std::atomic<bool> stalled{false};  // stall_step has happened
+};
+
+// Thread safe, like what they wrap.
+std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
+                                         std::shared_ptr<FaultState> state);
+std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport> inner,
+                                                   std::shared_ptr<FaultState> state);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_

@@ -1,0 +1,84 @@
+#include "worker/testing/fault_injection.h"
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/testing/scalar_device.h"
+
+namespace ringattn {
+namespace {
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
+
+std::shared_ptr<FaultState> StateOf(const std::string& text) {
+  auto plan = ParseFaultPlan(text);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  auto state = std::make_shared<FaultState>();
+  state->plan = *plan;
+  return state;
+}
+
+// A ring of one behind the faulty transport: its groups are empty, but counted.
+std::unique_ptr<Communicator> RingOfOne(RingTransport& transport) {
+  auto blob = transport.Prepare(1, 0, 1);
+  return *transport.Connect(1, {*blob}, Soon());
+}
+
+TEST(FaultInjection, ParsesItsThreeFaultsAndNothingElse) {
+  EXPECT_EQ(ParseFaultPlan("stall_step:0")->stall_step, 0);
+  EXPECT_EQ(ParseFaultPlan("skip_send:12")->skip_send, 12);
+  EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step, absl::Milliseconds(5));
+  for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
+                          "slow_step_ms:0", "boom:1", ":1", "skip_send:1:2"}) {
+    EXPECT_EQ(ParseFaultPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
+  auto state = StateOf("skip_send:1");
+  auto transport = MakeFaultyTransport(
+      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto ring = RingOfOne(*transport);
+  RunControl control;
+  EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
+  EventRef skipped = ring->Start({}, {}, &control);
+  EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
+  EXPECT_FALSE(skipped->Done());
+  ring->Abort("enough");
+  EXPECT_EQ(skipped->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
+  auto state = StateOf("stall_step:0");
+  auto transport = MakeFaultyTransport(
+      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), state);
+  auto ring = RingOfOne(*transport);
+  RunControl control;
+  char byte = 1;
+  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+  ring->Start({}, {}, &control);
+  EventRef stalled = device->Start(ZeroCall{&byte, 1}, {}, &control);
+  control.stop = true;
+  EXPECT_EQ(stalled->Wait(absl::Now() + absl::Milliseconds(100)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(device->waits_for_transfer()) << "to the outside it computes";
+  ring->Abort("enough");
+  EXPECT_TRUE(stalled->Wait(Soon()).ok());
+  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+}
+
+TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {
+  auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("slow_step_ms:80"));
+  RunControl control;
+  char byte = 1;
+  const absl::Time begin = absl::Now();
+  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(80));
+  EXPECT_GT(control.progress.load(), 3);
+  EXPECT_EQ(byte, 0);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,41 @@
+// ScalarDevice: a device for tests of everything above the kernels. Computes fp32
+// forward passes with plain loops, as slowly as asked.
+#ifndef RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
+#define RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "worker/device/device.h"
+#include "worker/device/host_queue.h"
+
+namespace ringattn {
+
+// Thread safe, as Device says. Other dtypes and backward calls: UNIMPLEMENTED.
+class ScalarDevice : public Device {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
+  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  bool waits_for_transfer() const override { return queue_.waiting(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
+  std::string description() const override { return "scalar"; }
+
+  // Added to every call, in pieces between which the stop word counts.
+  void SetDelay(absl::Duration per_call) { delay_ns_ = absl::ToInt64Nanoseconds(per_call); }
+  // While set, calls hang whatever the stop word says.
+  void SetStuck(bool stuck) { stuck_ = stuck; }
+
+ private:
+  absl::Status Run(const KernelCall& call, RunControl* control);
+
+  std::atomic<int64_t> delay_ns_{0};
+  std::atomic<bool> stuck_{false};
+  HostQueue queue_{"scalar_device"};
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
