@@ -137,7 +137,10 @@ void ShardExchange::Advance() {
     if (absl::Status status = operation_->ended(); !status.ok()) failure_ = ToGrpc(status);
   }
   if (failure_.has_value()) {
-    // A write that waits for flow control would hold the status back, and with it the
+    // The answer to OpenShard always fits the peer's window and is gone in a moment;
+    // cancelling it would hide the status.
+    if (writing_ && !cursor_.has_value()) return;
+    // A chunk that waits for flow control would hold the status back, and with it the
     // operation's memory.
     if (writing_) return context_->TryCancel();
     ended_ = true;
