@@ -2,7 +2,7 @@
 # Installs what is missing and runs every test.
 #
 #   ./tests/run.sh          the standard tier (within 45 minutes on 2 cores, from nothing)
-#   ./tests/run.sh --full   also: sanitizers over everything, the whole sweep, 10,000 simulated
+#   ./tests/run.sh --full   also: sanitizers over everything, 20,000 cases of the sweep, 10,000 simulated
 #                           clusters, ten minutes of each fuzz target
 #
 # Closes with one line: N passed, N failed, N skipped.
@@ -25,9 +25,12 @@ section "unit tests, sweeps and simulation: bazel test //..."
 section "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
 
+section "fuzzing"
+./tests/lib/fuzz_tests.sh "$tier" || true
+
 if [[ $tier == full ]]; then
-  section "fuzzing"
-  ./tests/lib/fuzz_tests.sh full || true
+  section "long sweeps and simulation"
+  ./tests/lib/long_tests.sh || true
 
   section "sanitizers"
   ./tests/lib/sanitizer_tests.sh || true

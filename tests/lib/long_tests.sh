@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# What the standard tier runs a part of: 10,000 simulated clusters and 20,000 drawn
+# cases of the sweep, from seeds of their own. Full tier.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+source tests/lib/tally.sh
+
+status=0
+# name, target, arguments
+run() {
+  local name=$1 target=$2
+  shift 2
+  if bazel run --noshow_progress "$target" -- "$@"; then
+    record "pass $name"
+  else
+    record "fail $name"
+    status=1
+  fi
+}
+run "10,000 simulated clusters" //tests/simulation:simulation_test --seeds=10000 --first_seed=100000
+run "sweep of 20,000 cases" //tests/sweep:attention_sweep_test --cases=20000 --seed=100
+run "long shards, 200 cases" //tests/sweep:long_sweep_test --long_cases=200 --seed=100
+exit "$status"
