@@ -61,10 +61,10 @@ options=(--causal --schedule=ring --world_size=4)
   --head_dim=64 --dtype=bf16 --seed=1 --with_dout
 "$CLI" forward --server="$address" --input="$work/input.safetensors" \
   --output="$work/forward.safetensors" "${options[@]}"
-"$CLI" verify --input="$work/input.safetensors" --output="$work/forward.safetensors" --causal
 "$CLI" backward --server="$address" --input="$work/input.safetensors" \
   --output="$work/backward.safetensors" "${options[@]}"
-"$CLI" verify --input="$work/input.safetensors" --output="$work/backward.safetensors" --causal
+"$CLI" verify --input="$work/input.safetensors" --output="$work/backward.safetensors" \
+  --forward="$work/forward.safetensors" --causal
 
 cat <<END
 

@@ -18,6 +18,7 @@ inline constexpr int kSuccess = 0;
 inline constexpr int kMismatch = 1;  // verify and bench: a result is wrong
 inline constexpr int kUsage = 2;     // the command line itself
 inline constexpr int kFailure = 3;   // anything else, with the error on stderr
+inline constexpr int kUnjudged = 4;  // verify: no mismatch, but not everything was judged
 
 using Json = nlohmann::ordered_json;
 

@@ -1,5 +1,9 @@
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
@@ -15,84 +19,135 @@ namespace {
 struct Flags {
   std::string input;
   std::string output;
+  std::string forward;
   OptionFlags options;
   int64_t rows = 64;
   uint64_t seed = 1;
   bool json = false;
 };
 
-// The tensor's memory, or null if the file does not have it.
-absl::StatusOr<const uint8_t*> Optional(const std::string& path, const SafetensorsFile& file,
-                                        const Problem& problem, v1::TensorId tensor) {
-  if (file.Find(TensorIdName(tensor)) == nullptr) return nullptr;
-  const auto bytes = ReadTensor(path, file, problem, tensor);
-  if (!bytes.ok()) return bytes.status();
-  // An empty tensor is there all the same.
-  static constexpr uint8_t kEmpty[8] = {};
-  return bytes->empty() ? kEmpty : bytes->data();
+// A file and what to call it.
+struct Source {
+  std::string path;
+  SafetensorsFile file;
+
+  static absl::StatusOr<Source> Open(const std::string& path) {
+    auto file = SafetensorsFile::Open(path);
+    if (!file.ok()) return file.status();
+    return Source{path, *std::move(file)};
+  }
+  bool Has(v1::TensorId tensor) const { return file.Find(TensorIdName(tensor)) != nullptr; }
+};
+
+// Reads tensors of one problem; remembers the first failure.
+class TensorReader {
+ public:
+  explicit TensorReader(const Problem& problem) : problem_(problem) {}
+
+  // The tensor's memory.
+  const uint8_t* Read(const Source& source, v1::TensorId tensor) {
+    const auto bytes = ReadTensor(source.path, source.file, problem_, tensor);
+    if (!bytes.ok()) {
+      status_.Update(bytes.status());
+      return nullptr;
+    }
+    // An empty tensor is there all the same.
+    static constexpr uint8_t kEmpty[8] = {};
+    return bytes->empty() ? kEmpty : bytes->data();
+  }
+  // Null if the file does not have it.
+  const uint8_t* ReadIfThere(const Source& source, v1::TensorId tensor) {
+    return source.Has(tensor) ? Read(source, tensor) : nullptr;
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const Problem& problem_;
+  absl::Status status_;
+};
+
+const float* AsLse(const uint8_t* bytes) { return reinterpret_cast<const float*>(bytes); }
+
+// Two files with an out or an lse: one of them would go unjudged.
+absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Source*>& others) {
+  for (const v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {
+    for (const Source* other : others) {
+      if (!other->Has(tensor)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("--forward=", forward.path, ": ",
+                                                     TensorIdName(tensor), " is in ", other->path,
+                                                     " as well"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
-  const auto input = SafetensorsFile::Open(flags.input);
+  const auto input = Source::Open(flags.input);
   if (!input.ok()) return input.status();
-  const auto output = SafetensorsFile::Open(flags.output);
+  const auto output = Source::Open(flags.output);
   if (!output.ok()) return output.status();
   Problem problem;
   if (absl::Status status = flags.options.Apply(&problem); !status.ok()) return status;
-  if (absl::Status status = ReadShape(flags.input, *input, &problem); !status.ok()) return status;
+  if (absl::Status status = ReadShape(input->path, input->file, &problem); !status.ok()) {
+    return status;
+  }
   const auto valid = ValidateLocally(problem, Direction::kForward, false);
   if (!valid.ok()) return valid.status();
 
-  absl::Status failure;
-  const auto from = [&](const std::string& path, const SafetensorsFile& file, v1::TensorId tensor) {
-    const auto data = Optional(path, file, problem, tensor);
-    if (!data.ok()) failure.Update(data.status());
-    return data.ok() ? *data : nullptr;
-  };
-  const auto lse_of = [&](const std::string& path, const SafetensorsFile& file) {
-    return reinterpret_cast<const float*>(from(path, file, v1::TENSOR_ID_LSE));
-  };
-  const oracle::Inputs inputs{.q = from(flags.input, *input, v1::TENSOR_ID_Q),
-                              .k = from(flags.input, *input, v1::TENSOR_ID_K),
-                              .v = from(flags.input, *input, v1::TENSOR_ID_V),
-                              .dout = from(flags.input, *input, v1::TENSOR_ID_DOUT)};
-  const oracle::Outputs outputs{.out = from(flags.output, *output, v1::TENSOR_ID_OUT),
-                                .lse = lse_of(flags.output, *output),
-                                .dq = from(flags.output, *output, v1::TENSOR_ID_DQ),
-                                .dk = from(flags.output, *output, v1::TENSOR_ID_DK),
-                                .dv = from(flags.output, *output, v1::TENSOR_ID_DV)};
-  const bool gradients =
-      outputs.dq != nullptr || outputs.dk != nullptr || outputs.dv != nullptr;
+  TensorReader reader(problem);
+  const oracle::Inputs inputs{.q = reader.Read(*input, v1::TENSOR_ID_Q),
+                              .k = reader.Read(*input, v1::TENSOR_ID_K),
+                              .v = reader.Read(*input, v1::TENSOR_ID_V),
+                              .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT)};
+  const oracle::Outputs outputs{.out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
+                                .lse = AsLse(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
+                                .dq = reader.ReadIfThere(*output, v1::TENSOR_ID_DQ),
+                                .dk = reader.ReadIfThere(*output, v1::TENSOR_ID_DK),
+                                .dv = reader.ReadIfThere(*output, v1::TENSOR_ID_DV)};
+  const bool gradients = outputs.dq != nullptr || outputs.dk != nullptr || outputs.dv != nullptr;
   oracle::ForwardTensors given;
-  if (gradients) {
-    given = {.out = from(flags.input, *input, v1::TENSOR_ID_OUT),
-             .lse = lse_of(flags.input, *input)};
+  std::optional<Source> forward;  // as long as its tensors are used
+  if (!flags.forward.empty()) {
+    auto opened = Source::Open(flags.forward);
+    if (!opened.ok()) return opened.status();
+    forward = *std::move(opened);
+    const absl::Status once = CheckGivenOnce(*forward, {&*input, &*output});
+    if (!once.ok()) return once;
+    given = {.out = reader.Read(*forward, v1::TENSOR_ID_OUT),
+             .lse = AsLse(reader.Read(*forward, v1::TENSOR_ID_LSE))};
+  } else if (gradients) {
+    given = {.out = reader.ReadIfThere(*input, v1::TENSOR_ID_OUT),
+             .lse = AsLse(reader.ReadIfThere(*input, v1::TENSOR_ID_LSE))};
   }
-  if (!failure.ok()) return failure;
+  if (!reader.status().ok()) return reader.status();
   if (outputs.out == nullptr && outputs.lse == nullptr && !gradients) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.output, ": none of out, lse, dq, dk, dv is there to verify"));
   }
-  if (gradients && inputs.dout == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.input, ": dout is missing; gradients cannot be verified without it"));
-  }
   return oracle::Verify(valid->spec, inputs, outputs, given,
                         {.rows = flags.rows, .seed = flags.seed});
+}
+
+const char* Verdict(const oracle::Report& report) {
+  if (report.mismatch()) return "MISMATCH: the result is wrong";
+  return report.passed() ? "verified" : "INCOMPLETE: not everything could be judged";
 }
 
 int RunVerify(const Flags& flags) {
   const auto report = Verify(flags);
   if (!report.ok()) return Fail(report.status(), flags.json);
   if (flags.json) {
-    Json object = {{"command", "verify"}, {"input", flags.input}, {"output", flags.output}};
+    Json object = {{"command", "verify"},
+                   {"input", flags.input},
+                   {"output", flags.output},
+                   {"forward", flags.forward}};
     object.update(ReportJson(*report));
     Print(object);
   } else {
-    std::printf("%s%s\n", report->ToString().c_str(),
-                report->passed() ? "verified" : "MISMATCH: the result is wrong");
+    std::printf("%s%s\n", report->ToString().c_str(), Verdict(*report));
   }
-  return report->passed() ? kSuccess : kMismatch;
+  if (report->mismatch()) return kMismatch;
+  return report->passed() ? kSuccess : kUnjudged;
 }
 
 }  // namespace
@@ -100,13 +155,18 @@ int RunVerify(const Flags& flags) {
 void AddVerify(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
-      "verify", "Check results against attention computed here in fp64; exits 1 on a mismatch");
+      "verify",
+      "Check results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
+      "something could not be judged");
   command->add_option("--input", flags->input, "safetensors with q, k, v, for gradients also dout")
       ->required();
   command
       ->add_option("--output", flags->output,
                    "safetensors with what is to be checked: any of out, lse, dq, dk, dv")
       ->required();
+  command->add_option("--forward", flags->forward,
+                      "safetensors with out and lse of the forward pass, if they are in neither of "
+                      "the others: judged too, and what dk and dv of a long request are judged by");
   flags->options.AddTo(command);
   command
       ->add_option("--rows", flags->rows,

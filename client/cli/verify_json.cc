@@ -19,8 +19,10 @@ Json ReportJson(const oracle::Report& report) {
             {"element", JudgedJson(tensor.element)}};
     if (tensor.tensor != TensorId::kLse) json["norm"] = JudgedJson(tensor.norm);
   }
-  Json unjudged = Json::array();
-  for (const TensorId tensor : report.unjudged) unjudged.push_back(TensorName(tensor));
+  Json unjudged = Json::object();
+  for (const oracle::Unjudged& missing : report.unjudged) {
+    unjudged[TensorName(missing.tensor)] = missing.reason;
+  }
   return {{"passed", report.passed()}, {"tensors", tensors}, {"unjudged", unjudged}};
 }
 

@@ -7,7 +7,7 @@
 
 namespace ringattn::cli {
 
-// {"passed": ..., "tensors": {"out": {...}, ...}, "unjudged": [...]}
+// {"passed": ..., "tensors": {"out": {...}, ...}, "unjudged": {"dk": "why", ...}}
 Json ReportJson(const oracle::Report& report);
 
 }  // namespace ringattn::cli

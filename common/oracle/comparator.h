@@ -53,12 +53,20 @@ struct TensorReport {
   double actual = 0.0;
 };
 
+// A tensor that was to be judged and could not be.
+struct Unjudged {
+  TensorId tensor = TensorId::kOut;
+  std::string reason;
+};
+
 struct Report {
   std::vector<TensorReport> tensors;
-  // Asked for, but out of reach (see verify.h). Not a failure.
-  std::vector<TensorId> unjudged;
+  std::vector<Unjudged> unjudged;  // see verify.h
 
-  bool passed() const;
+  // A tensor was judged and is wrong.
+  bool mismatch() const;
+  // Everything that was to be judged has been, and is right.
+  bool passed() const { return !mismatch() && unjudged.empty(); }
   // One line per tensor: each error beside its bound.
   std::string ToString() const;
 };
@@ -79,7 +87,8 @@ struct Outputs {
   const void* dv = nullptr;
 };
 
-// Judges every tensor that is given and expected.
+// Judges every tensor that is given and expected, and passes every given tensor that
+// has no rows.
 Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs& actual);
 
 }  // namespace ringattn::oracle

@@ -69,21 +69,38 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
   Outputs judged = actual;
   if (judged.out == nullptr) judged.out = given.out;
   if (judged.lse == nullptr) judged.lse = given.lse;
-  const bool wants_gradients =
-      judged.dq != nullptr || judged.dk != nullptr || judged.dv != nullptr;
-  Inputs needed = inputs;
-  if (!wants_gradients) needed.dout = nullptr;
-
+  std::vector<Unjudged> unjudged;
+  const auto give_up = [&unjudged](TensorId tensor, const void*& data, const char* reason) {
+    if (data == nullptr) return;
+    unjudged.push_back({tensor, reason});
+    data = nullptr;
+  };
+  if (inputs.dout == nullptr) {
+    constexpr char kReason[] = "gradients need dout beside q, k and v";
+    give_up(TensorId::kDq, judged.dq, kReason);
+    give_up(TensorId::kDk, judged.dk, kReason);
+    give_up(TensorId::kDv, judged.dv, kReason);
+  }
   const int64_t cost = CostOf(spec.shape);
-  if (cost <= options.whole_cost) return Compare(spec, EvaluateAll(spec, needed), judged);
+  const bool has_forward = judged.out != nullptr && judged.lse != nullptr;
+  const bool whole = cost <= options.whole_cost;
+  if (!whole && !has_forward && cost > options.statistics_cost) {
+    constexpr char kReason[] = "too large without out and lse of the forward pass";
+    give_up(TensorId::kDk, judged.dk, kReason);
+    give_up(TensorId::kDv, judged.dv, kReason);
+  }
+  const bool wants_key_rows = judged.dk != nullptr || judged.dv != nullptr;
 
-  if (judged.dq == nullptr) needed.dout = nullptr;
-  Result expected = EvaluateQueryRows(
-      spec, needed, SampleQueryRows(spec, options.rows, options.seed));
-  std::vector<TensorId> unjudged;
-  if (judged.dk != nullptr || judged.dv != nullptr) {
-    const bool has_forward = judged.out != nullptr && judged.lse != nullptr;
-    if (has_forward || cost <= options.statistics_cost) {
+  Inputs needed = inputs;
+  Result expected;
+  if (whole) {
+    if (judged.dq == nullptr && !wants_key_rows) needed.dout = nullptr;
+    expected = EvaluateAll(spec, needed);
+  } else {
+    if (judged.dq == nullptr) needed.dout = nullptr;
+    expected =
+        EvaluateQueryRows(spec, needed, SampleQueryRows(spec, options.rows, options.seed));
+    if (wants_key_rows) {
       const Statistics statistics =
           has_forward ? GivenStatistics(spec, inputs, {judged.out, judged.lse})
                       : ComputedStatistics(spec, inputs);
@@ -92,9 +109,6 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
                           statistics.lse, statistics.delta);
       expected.dk = std::move(keys.dk);
       expected.dv = std::move(keys.dv);
-    } else {
-      if (judged.dk != nullptr) unjudged.push_back(TensorId::kDk);
-      if (judged.dv != nullptr) unjudged.push_back(TensorId::kDv);
     }
   }
   Report report = Compare(spec, expected, judged);

@@ -19,7 +19,8 @@
 
 namespace ringattn::oracle {
 
-// out and lse that came with the inputs of a backward pass; null if they did not.
+// out and lse of the forward pass, from elsewhere than the outputs; null if there are
+// none.
 struct ForwardTensors {
   const void* out = nullptr;
   const float* lse = nullptr;
@@ -36,10 +37,10 @@ struct VerifyOptions {
   int64_t statistics_cost = 12'000'000'000;
 };
 
-// Judges every output that is not null. dq, dk and dv need inputs.dout. out and lse
-// in `given` are judged too unless `actual` has them. Host memory; nothing is
-// changed. Tensors that cannot be judged (dk and dv of a large problem without out
-// and lse) are in the report's `unjudged`.
+// Judges every output that is not null; each of them is in the report, in `tensors`
+// or, with the reason, in `unjudged`: dq, dk and dv without inputs.dout, dk and dv of a
+// large problem without out and lse. out and lse in `given` are judged too unless
+// `actual` has them. Host memory; nothing is changed.
 Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual,
               const ForwardTensors& given, const VerifyOptions& options);
 

@@ -1,5 +1,6 @@
 #include "common/oracle/verify.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -76,8 +77,41 @@ TEST(Verify, SampledGradientsWithoutForwardTensors) {
   poor.statistics_cost = 0;
   const Report partial = Verify(solved.spec, solved.inputs.view(), solved.gradients(), {}, poor);
   EXPECT_EQ(NamesIn(partial), (std::vector<std::string>{"dq"}));
-  EXPECT_EQ(partial.unjudged, (std::vector<TensorId>{TensorId::kDk, TensorId::kDv}));
-  EXPECT_NE(partial.ToString().find("dk  not judged"), std::string::npos);
+  ASSERT_EQ(partial.unjudged.size(), 2u);
+  EXPECT_EQ(partial.unjudged[0].tensor, TensorId::kDk);
+  EXPECT_EQ(partial.unjudged[1].tensor, TensorId::kDv);
+  EXPECT_FALSE(partial.passed());
+  EXPECT_FALSE(partial.mismatch());
+  EXPECT_NE(partial.ToString().find("dk  not judged: too large without out and lse"),
+            std::string::npos);
+}
+
+TEST(Verify, GradientsWithoutDoutDoNotPass) {
+  const Solved solved;
+  Inputs inputs = solved.inputs.view();
+  inputs.dout = nullptr;
+  for (const VerifyOptions& options : {VerifyOptions(), kSampled}) {
+    const Report report = Verify(solved.spec, inputs, solved.outputs(), {}, options);
+    EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse"}));
+    ASSERT_EQ(report.unjudged.size(), 3u);
+    EXPECT_NE(report.unjudged[0].reason.find("dout"), std::string::npos);
+    EXPECT_FALSE(report.passed());
+    EXPECT_FALSE(report.mismatch());
+  }
+}
+
+TEST(Verify, TensorsWithoutRowsAreJudgedToo) {
+  Solved solved;
+  solved.spec.shape.seq_len_q = 0;
+  solved.spec.shape.cu_seqlens_q = {0, 0};
+  std::fill(solved.dk.begin(), solved.dk.end(), 0);
+  std::fill(solved.dv.begin(), solved.dv.end(), 0);
+  for (const VerifyOptions& options : {VerifyOptions(), VerifyOptions{.whole_cost = -1}}) {
+    const Report report =
+        Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
+    EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));
+    EXPECT_TRUE(report.passed()) << report.ToString();
+  }
 }
 
 TEST(Verify, GivenForwardTensorsAreJudgedToo) {

@@ -56,6 +56,37 @@ def test_verify_finds_a_wrong_result(ring, tmp_path):
     cli("verify", f"--input={source}", f"--output={forward}", "--causal", "--window=64,0", code=1)
 
 
+def test_verify_judges_everything_of_a_long_request_or_says_what_not(ring, tmp_path):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    # Long enough that the statistics of dk and dv are not computed; the window keeps it quick.
+    window = "--window=64,0"
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=65536", "--heads=1",
+        "--head_dim=2", "--dtype=fp32", "--seed=7", "--with_dout")
+    server = f"--server={ring.address}"
+    cli("forward", server, f"--input={source}", f"--output={forward}", window)
+    cli("backward", server, f"--input={source}", f"--output={backward}", window)
+    files = [f"--input={source}", f"--output={backward}"]
+
+    whole = json.loads(cli("verify", *files, f"--forward={forward}", window, "--json").stdout)
+    assert whole["passed"] and whole["unjudged"] == {}
+    assert list(whole["tensors"]) == ["out", "lse", "dq", "dk", "dv"]
+    assert whole["tensors"]["dk"]["rows"] == 64
+
+    partly = cli("verify", *files, window, code=4).stdout
+    assert "dk  not judged: too large without out and lse" in partly and "INCOMPLETE" in partly
+    told = json.loads(cli("verify", *files, window, "--json", code=4).stdout)
+    assert not told["passed"] and list(told["unjudged"]) == ["dk", "dv"]
+
+    # A wrong answer outweighs what is missing, and so does a wrong forward pass.
+    cli("verify", *files, "--window=63,0", code=1)
+    cli("verify", *files, f"--forward={forward}", "--window=63,0", code=1)
+    # Of two files with an out one would go unjudged; gradients are no forward pass.
+    twice = cli("verify", f"--input={source}", f"--output={forward}", f"--forward={forward}",
+                window, code=3)
+    assert "out is in" in twice.stderr
+    cli("verify", *files, f"--forward={backward}", window, code=3)
+
+
 def test_json_holds_what_it_documents(ring, tmp_path):
     source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
     generate(source)
