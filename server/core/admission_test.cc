@@ -44,17 +44,11 @@ request s3 tokens=10 world=4   # at once, not behind s2
 TEST(AdmissionTest, SingleDeviceRequestsSpreadOverTheIdlest) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1
 > s1: accepted 1-1 on a
-request s2
-> b: reserve 1-2 [1]
-b reserved 1-2
+accepted s2
 > s2: accepted 1-2 on b
-request s3
-> c: reserve 1-3 [2]
-c reserved 1-3
+accepted s3
 > s3: accepted 1-3 on c
 b uploaded 1-2
 > b: run 1-2
@@ -62,9 +56,7 @@ b finished 1-2
 > s2: download
 downloaded s2
 > s2: finished
-request s4
-> b: reserve 1-4 [1]
-b reserved 1-4
+accepted s4
 > s4: accepted 1-4 on b
 request s5 tokens=10 world=2
 > a b: reserve 1-5 [0 1]
@@ -89,24 +81,14 @@ b reserved 1-1
 TEST(AdmissionTest, ARingRunsOnceItsMembersAreFree) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 world=1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1 world=1
 > a: run 1-1
-request s2 tokens=10 world=3
-> a b c: reserve 1-2 [0 1 2]
-a reserved 1-2
-b reserved 1-2
-c reserved 1-2
+accepted s2 tokens=10 world=3
 > s2: accepted 1-2 on a b c
 a uploaded 1-2
 b uploaded 1-2
 c uploaded 1-2
-request s3 world=1
-> b: reserve 1-3 [1]
-b reserved 1-3
+accepted s3 world=1
 > s3: accepted 1-3 on b
 b uploaded 1-3
 state s2
@@ -115,11 +97,7 @@ a finished 1-1
 > s1: download
 > a b c: run 1-2
 > b: run 1-3
-request s4 tokens=10 world=3
-> a b c: reserve 1-4 [0 1 2]
-a reserved 1-4
-b reserved 1-4
-c reserved 1-4
+accepted s4 tokens=10 world=3
 > s4: accepted 1-4 on a b c
 a uploaded 1-4
 b uploaded 1-4
@@ -139,15 +117,9 @@ b finished 1-3
 TEST(AdmissionTest, RunsInOneOrderOnAllMembers) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
+accepted s1 tokens=10 world=2
 > s1: accepted 1-1 on a b
-request s2 tokens=10 world=2
-> a b: reserve 1-2 [0 1]
-a reserved 1-2
-b reserved 1-2
+accepted s2 tokens=10 world=2
 > s2: accepted 1-2 on a b
 a uploaded 1-1
 a uploaded 1-2
@@ -161,9 +133,7 @@ b uploaded 1-1
 TEST(AdmissionTest, ARefusalGivesTheOthersBackAndWaitsForARelease) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 world=1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1 world=1
 > s1: accepted 1-1 on a
 request s2 tokens=10 world=2
 > a b: reserve 1-2 [0 1]
@@ -221,13 +191,9 @@ TEST(AdmissionTest, WaitsForMemoryThatOthersHold) {
 join a memory=50000
 wait 300ms
 > serving 1
-request s1 tokens=1000
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1 tokens=1000
 > s1: accepted 1-1 on a
-request s2 tokens=1000
-> a: reserve 1-2 [0]
-a reserved 1-2
+accepted s2 tokens=1000
 > s2: accepted 1-2 on a
 request s3 tokens=1000
 request s4 tokens=1      # would fit, but s3 was first
@@ -247,37 +213,21 @@ a reserved 1-4
 TEST(AdmissionTest, AtMostEightPerWorker) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1
 > s1: accepted 1-1 on a
-request s2
-> a: reserve 1-2 [0]
-a reserved 1-2
+accepted s2
 > s2: accepted 1-2 on a
-request s3
-> a: reserve 1-3 [0]
-a reserved 1-3
+accepted s3
 > s3: accepted 1-3 on a
-request s4
-> a: reserve 1-4 [0]
-a reserved 1-4
+accepted s4
 > s4: accepted 1-4 on a
-request s5
-> a: reserve 1-5 [0]
-a reserved 1-5
+accepted s5
 > s5: accepted 1-5 on a
-request s6
-> a: reserve 1-6 [0]
-a reserved 1-6
+accepted s6
 > s6: accepted 1-6 on a
-request s7
-> a: reserve 1-7 [0]
-a reserved 1-7
+accepted s7
 > s7: accepted 1-7 on a
-request s8
-> a: reserve 1-8 [0]
-a reserved 1-8
+accepted s8
 > s8: accepted 1-8 on a
 request s9
 end s4

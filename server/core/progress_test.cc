@@ -10,15 +10,7 @@ namespace {
 TEST(ProgressTest, TheReporterIsNotToBlameButTheOneWhoseStreamCloses) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=3
-> a b c: reserve 1-1 [0 1 2]
-a reserved 1-1
-b reserved 1-1
-c reserved 1-1
-> s1: accepted 1-1 on a b c
-a uploaded 1-1
-b uploaded 1-1
-c uploaded 1-1
+running s1 tokens=10 world=3
 > a b c: run 1-1
 a failed 1 connection reset by rank 1
 wait 100ms
@@ -32,15 +24,7 @@ gone b
 TEST(ProgressTest, TheSilentOneIsToBlame) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=3
-> a b c: reserve 1-1 [0 1 2]
-a reserved 1-1
-b reserved 1-1
-c reserved 1-1
-> s1: accepted 1-1 on a b c
-a uploaded 1-1
-b uploaded 1-1
-c uploaded 1-1
+running s1 tokens=10 world=3
 > a b c: run 1-1
 silent c
 manual c
@@ -63,15 +47,7 @@ wait 300ms
 TEST(ProgressTest, TheOneThatStandsStillIsToBlame) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=3
-> a b c: reserve 1-1 [0 1 2]
-a reserved 1-1
-b reserved 1-1
-c reserved 1-1
-> s1: accepted 1-1 on a b c
-a uploaded 1-1
-b uploaded 1-1
-c uploaded 1-1
+running s1 tokens=10 world=3
 > a b c: run 1-1
 a at 1-1 1 20 waits
 b at 1-1 2 30
@@ -87,13 +63,7 @@ wait 1.5s
 TEST(ProgressTest, NobodyIsToBlameForABrokenLink) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a at 1-1 1 20 waits
 b at 1-1 1 10 waits
@@ -112,13 +82,7 @@ wait 300ms
 TEST(ProgressTest, ASlowOneIsLeftAlone) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a at 1-1 0 1 waits
 b at 1-1 0 1
@@ -139,15 +103,7 @@ b finished 1-1
 TEST(ProgressTest, TheLeastAdvancedThatWaitsForNobodyIsStuck) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=3
-> a b c: reserve 1-1 [0 1 2]
-a reserved 1-1
-b reserved 1-1
-c reserved 1-1
-> s1: accepted 1-1 on a b c
-a uploaded 1-1
-b uploaded 1-1
-c uploaded 1-1
+running s1 tokens=10 world=3
 > a b c: run 1-1
 a at 1-1 0 5 waits
 b at 1-1 1 7
@@ -165,13 +121,7 @@ wait 300ms
 TEST(ProgressTest, OneThatNeverStartedIsStuck) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a at 1-1 0 5 waits
 wait 22s
@@ -185,13 +135,7 @@ wait 22s
 TEST(ProgressTest, AllWaitingForAnotherEndsTheRingAndDropsNobody) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a at 1-1 0 5 waits
 b at 1-1 0 5 waits
@@ -205,13 +149,9 @@ wait 22s
 TEST(ProgressTest, TheClockOfOneBehindAnotherStandsStill) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1
 > s1: accepted 1-1 on a
-request s2
-> a: reserve 1-2 [0]
-a reserved 1-2
+accepted s2
 > s2: accepted 1-2 on a
 a uploaded 1-1
 > a: run 1-1
@@ -236,11 +176,7 @@ wait 2s
 TEST(ProgressTest, ACancelledOneThatDoesNotStopIsStuck) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 cancel s1
 > s1: failed CANCELLED CANCELLED: cancelled by CancelOperation
@@ -256,15 +192,7 @@ wait 2s
 TEST(ProgressTest, TheOneThatMovesIsNotToBlame) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=3
-> a b c: reserve 1-1 [0 1 2]
-a reserved 1-1
-b reserved 1-1
-c reserved 1-1
-> s1: accepted 1-1 on a b c
-a uploaded 1-1
-b uploaded 1-1
-c uploaded 1-1
+running s1 tokens=10 world=3
 > a b c: run 1-1
 a at 1-1 2 20 waits
 b at 1-1 2 30
@@ -282,11 +210,7 @@ wait 1.5s
 TEST(ProgressTest, UploadsDoNotCountAsProgress) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 wait 15s
 upload s1
@@ -301,19 +225,9 @@ wait 6s
 TEST(ProgressTest, OnlyTheReportedOperationIsSearched) {
   EXPECT_SCENARIO(R"(
 ring a b c
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
-request s2 world=1
-> c: reserve 1-2 [2]
-c reserved 1-2
-> s2: accepted 1-2 on c
-c uploaded 1-2
+running s2 world=1
 > c: run 1-2
 a at 1-1 1 20 waits
 b at 1-1 1 30

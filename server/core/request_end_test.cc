@@ -41,9 +41,7 @@ stats
 TEST(RequestEndTest, CancelWhileUploading) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1
 > s1: accepted 1-1 on a
 end s1
 > s1: failed CANCELLED CLIENT_CANCELLED
@@ -57,13 +55,7 @@ stats
 TEST(RequestEndTest, CancelWhileComputingKeepsTheMembersUntilTheyHaveStopped) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a finished 1-1
 cancel s1
@@ -82,11 +74,7 @@ request s2
 TEST(RequestEndTest, CancelWhileDownloading) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 a finished 1-1
 > s1: download
@@ -110,9 +98,7 @@ wait 100ms
 TEST(RequestEndTest, DeadlineWhileUploading) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1 deadline=100ms
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1 deadline=100ms
 > s1: accepted 1-1 on a
 wait 100ms
 > s1: failed DEADLINE_EXCEEDED DEADLINE_EXCEEDED: the deadline passed while the request was uploading
@@ -122,11 +108,7 @@ wait 100ms
 TEST(RequestEndTest, DeadlineWhileComputing) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1 deadline=1s
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1 deadline=1s
 > a: run 1-1
 wait 1s
 > s1: failed DEADLINE_EXCEEDED DEADLINE_EXCEEDED: the deadline passed while the request was computing
@@ -140,11 +122,7 @@ stats
 TEST(RequestEndTest, DeadlineWhileDownloading) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1 deadline=1s
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1 deadline=1s
 > a: run 1-1
 a finished 1-1
 > s1: download
@@ -164,9 +142,7 @@ request s1 deadline=0s
 TEST(RequestEndTest, AnIdleUploadGivesItsMemoryBack) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1
 > s1: accepted 1-1 on a
 wait 29s
 upload s1
@@ -181,9 +157,7 @@ stats
 TEST(RequestEndTest, TheSameRequestAgainTakesOver) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1 id=x header=7
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1 id=x header=7
 > s1: accepted 1-1 on a
 request s2 id=x header=7
 > s1: failed ABORTED SUPERSEDED: a newer stream took over request_id x

@@ -100,11 +100,7 @@ stats
 TEST(RequestTest, AComputeFailureAloneFailsAtOnce) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 a broke 1-1 illegal instruction
 > s1: failed INTERNAL COMPUTE_FAILED: rank 0 (a) failed: illegal instruction
@@ -118,13 +114,7 @@ stats
 TEST(RequestTest, AComputeFailureInARingIsItsOwnFaultIfNobodyIsLost) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a broke 1-1 out of registers
 b finished 1-1
@@ -139,13 +129,7 @@ stats
 TEST(RequestTest, AComputeFailureThatALostWorkerExplains) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
-> s1: accepted 1-1 on a b
-a uploaded 1-1
-b uploaded 1-1
+running s1 tokens=10 world=2
 > a b: run 1-1
 a broke 1-1 transfer failed
 wait 500ms
@@ -158,13 +142,9 @@ gone b
 TEST(RequestTest, ABrokenShardStreamFailsItsRequestOnly) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 world=1
-> a: reserve 1-1 [0]
-a reserved 1-1
+accepted s1 world=1
 > s1: accepted 1-1 on a
-request s2 world=1
-> b: reserve 1-2 [1]
-b reserved 1-2
+accepted s2 world=1
 > s2: accepted 1-2 on b
 shard s1 0 reset by peer
 wait 1.5s

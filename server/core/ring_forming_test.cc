@@ -181,10 +181,7 @@ wait 300ms
 TEST(RingFormingTest, SameNameReplacesTheOldConnection) {
   EXPECT_SCENARIO(R"(
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
+accepted s1 tokens=10 world=2
 > s1: accepted 1-1 on a b
 join a
 > a: dropped: its name joined again
@@ -213,11 +210,7 @@ wait 300ms
 TEST(RingFormingTest, ANewcomerWaitsForWhatRunsAndHoldsBackWhatCame) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 join b
 wait 300ms
@@ -241,11 +234,7 @@ a reserved 2-2
 TEST(RingFormingTest, TheHoldForANewcomerIsBounded) {
   EXPECT_SCENARIO(R"(
 ring a
-request s1
-> a: reserve 1-1 [0]
-a reserved 1-1
-> s1: accepted 1-1 on a
-a uploaded 1-1
+running s1
 > a: run 1-1
 join b
 wait 350ms
@@ -261,10 +250,7 @@ TEST(RingFormingTest, ReformOnRequest) {
 reform
 > reformed 0 UNAVAILABLE
 ring a b
-request s1 tokens=10 world=2
-> a b: reserve 1-1 [0 1]
-a reserved 1-1
-b reserved 1-1
+accepted s1 tokens=10 world=2
 > s1: accepted 1-1 on a b
 reform
 > s1: failed ABORTED RING_ENDED retry: the ring ended: an operator asked for a new one

@@ -77,6 +77,8 @@ class Scenario {
       return;
     }
     if (verb == "request") return Request(words);
+    if (verb == "accepted") return Serve(words, /*run=*/false);
+    if (verb == "running") return Serve(words, /*run=*/true);
     if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
     if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});
     if (verb == "end") {
@@ -214,6 +216,30 @@ class Scenario {
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) request.deadline = now_ + Duration(deadline);
     Feed(request);
+  }
+
+  // The request, and its members' answers until it is accepted or runs.
+  void Serve(const Words& words, bool run) {
+    Request(words);
+    const std::pair<std::string, std::string> reserve = Hide("reserve ");
+    if (reserve.first.empty()) return;
+    const Words members = absl::StrSplit(reserve.first, ' ');
+    const std::string operation =
+        std::vector<std::string>(absl::StrSplit(reserve.second, ' '))[1];
+    for (const std::string& member : members) WorkerSays(member, {member, "reserved", operation});
+    if (!run || Hide("accepted ").first.empty()) return;
+    for (const std::string& member : members) WorkerSays(member, {member, "uploaded", operation});
+  }
+
+  // Takes the first line out whose text begins so; empty strings if there is none.
+  std::pair<std::string, std::string> Hide(const std::string& begin) {
+    for (auto line = lines_.begin(); line != lines_.end(); ++line) {
+      if (!absl::StartsWith(line->second, begin)) continue;
+      auto hidden = *line;
+      lines_.erase(line);
+      return hidden;
+    }
+    return {};
   }
 
   void Wait(absl::Duration duration) {

@@ -20,6 +20,7 @@
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
+//   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    downloaded S    end S    shard S MEMBER REASON    cancel ID
 //   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
