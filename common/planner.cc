@@ -98,20 +98,24 @@ bool HasShortWindow(const AttentionSpec& spec, int world_size) {
 
 // REQUIRES: striped.
 absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stripe) {
-  double pairs = 0;
-  for (int64_t tokens : {spec.shape.seq_len_q, spec.shape.seq_len_kv}) {
-    // A stripe is a span; stripes of one token are one strided span per rank, which
-    // every document cuts.
-    const double spans =
-        stripe == 1 ? world_size : static_cast<double>(tokens / stripe + 1);
-    const double documents = stripe == 1 ? static_cast<double>(spec.shape.num_documents()) : 1.0;
-    pairs = std::max(pairs, documents * spans * spans);
+  const int64_t tokens = std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
+  const int64_t documents = spec.shape.num_documents();
+  // Stripes of one token are one strided span per rank, which every document cuts.
+  const int64_t stripes = stripe == 1 ? 0 : tokens / stripe + (tokens % stripe != 0 ? 1 : 0);
+  if (stripes > kMaxStripes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plan.stripe: stripes of %d cut %d tokens into %d, at most %d are planned (their list is "
+        "kept with the request): choose longer stripes, or 1",
+        stripe, tokens, stripes, kMaxStripes));
   }
-  if (pairs <= static_cast<double>(kMaxPiecePairs)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "plan.stripe: stripes of %d over %d ranks cut %d documents into pieces that meet in %.3g "
-      "pairs, at most %d are planned: choose much longer stripes, or another layout",
-      stripe, world_size, spec.shape.num_documents(), pairs, kMaxPiecePairs));
+  const int64_t pieces = stripe == 1 ? world_size * documents : stripes + documents - 1;
+  if (pieces > kMaxPieceVisits / world_size) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plan.stripe: stripes of %d over %d ranks cut %d documents into %d pieces, at most %d are "
+        "planned for so many ranks: choose longer stripes, another layout or fewer ranks",
+        stripe, world_size, documents, pieces, kMaxPieceVisits / world_size));
+  }
+  return absl::OkStatus();
 }
 
 struct Candidate {

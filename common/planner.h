@@ -25,10 +25,13 @@ struct PlanChoice {
   bool recompute_forward = false;
 };
 
-// Planning compares every two pieces (of a shard, in one document) of all ranks, at
-// some 100 ns each: 2^21 of them take 0.2 s. Only striped shards come near it, where
-// stripes are neither short nor long, or cut many documents.
-inline constexpr int64_t kMaxPiecePairs = int64_t{1} << 21;
+// Stripes longer than one token, per axis. Each is a span of 24 bytes on the q and the
+// k/v axis: 3 MiB, and a queued request, which holds its plan, may have as much again of
+// cu_seqlens (Limits::max_documents).
+inline constexpr int64_t kMaxStripes = int64_t{1} << 16;
+// Every rank is planned against the pieces of all shards (spans, cut at documents), at
+// some 100 ns each: 0.5 s. Other layouts stay below 2^19 pieces.
+inline constexpr int64_t kMaxPieceVisits = int64_t{1} << 22;
 
 struct PlannerInputs {
   int ready_workers = 0;
@@ -60,7 +63,7 @@ struct Plan {
 //   UNAVAILABLE          no worker is ready
 //   FAILED_PRECONDITION  world_size exceeds the workers that are ready
 //   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
-//                        cuts shards into too many pieces (kMaxPiecePairs)
+//                        cuts shards into too many pieces (above)
 // The message names the field.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs);

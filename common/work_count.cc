@@ -1,6 +1,7 @@
 #include "common/work_count.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ringattn {
 namespace {
@@ -42,17 +43,6 @@ int64_t KeysUpTo(const Piece& q, const Piece& kv, int64_t bound) {
 // REQUIRES: a band that is not empty.
 int64_t CountPairs(const Piece& q, const Piece& kv, const Band& band) {
   return KeysUpTo(q, kv, band.upper) - KeysUpTo(q, kv, band.lower - 1);
-}
-
-// Whether no row of q, or every row of q, sees the keys of kv. Without a division:
-// most pairs of pieces are one or the other.
-bool SeesNone(const Piece& q, const Piece& kv, const Band& band) {
-  return kv.position > q.PositionOf(q.length - 1) + band.upper ||
-         kv.PositionOf(kv.length - 1) < q.position + band.lower || band.lower > band.upper;
-}
-bool SeesAll(const Piece& q, const Piece& kv, const Band& band) {
-  return kv.position >= q.PositionOf(q.length - 1) + band.lower &&
-         kv.PositionOf(kv.length - 1) <= q.position + band.upper;
 }
 
 int64_t TilesOf(const RowRange& keys) {
@@ -99,32 +89,112 @@ int64_t CountTiles(const Piece& q, const Piece& kv, const Band& band) {
   return tiles;
 }
 
-// Calls visit(q piece, kv piece, document) for every two pieces of one document.
+int64_t FirstOf(const Piece& piece) { return piece.position; }
+int64_t LastOf(const Piece& piece) { return piece.PositionOf(piece.length - 1); }
+
+using PieceRange = std::pair<const Piece*, const Piece*>;
+
+// Calls visit(q pieces, kv pieces, document) for every document that has both.
 template <typename Visit>
-void ForEachPairInOneDocument(const std::vector<Piece>& q, const std::vector<Piece>& kv,
-                              const Visit& visit) {
-  const auto before = [](const Piece& piece, int64_t document) {
-    return piece.document < document;
+void ForEachCommonDocument(const std::vector<Piece>& q, const std::vector<Piece>& kv,
+                           const Visit& visit) {
+  const auto end_of = [](const Piece* begin, const Piece* end) {
+    return std::find_if(begin, end,
+                        [begin](const Piece& p) { return p.document != begin->document; });
   };
-  auto q_begin = q.begin();
-  auto kv_begin = kv.begin();
-  while (q_begin != q.end() && kv_begin != kv.end()) {
+  const auto first_of = [](const Piece* begin, const Piece* end, int64_t document) {
+    return std::lower_bound(begin, end, document, [](const Piece& piece, int64_t wanted) {
+      return piece.document < wanted;
+    });
+  };
+  const Piece* q_begin = q.data();
+  const Piece* const q_all = q_begin + q.size();
+  const Piece* kv_begin = kv.data();
+  const Piece* const kv_all = kv_begin + kv.size();
+  while (q_begin != q_all && kv_begin != kv_all) {
     if (q_begin->document < kv_begin->document) {
-      q_begin = std::lower_bound(q_begin, q.end(), kv_begin->document, before);
-      continue;
+      q_begin = first_of(q_begin, q_all, kv_begin->document);
+    } else if (kv_begin->document < q_begin->document) {
+      kv_begin = first_of(kv_begin, kv_all, q_begin->document);
+    } else {
+      const Piece* const q_end = end_of(q_begin, q_all);
+      const Piece* const kv_end = end_of(kv_begin, kv_all);
+      visit(PieceRange{q_begin, q_end}, PieceRange{kv_begin, kv_end}, q_begin->document);
+      q_begin = q_end;
+      kv_begin = kv_end;
     }
-    if (kv_begin->document < q_begin->document) {
-      kv_begin = std::lower_bound(kv_begin, kv.end(), q_begin->document, before);
-      continue;
-    }
-    const int64_t document = q_begin->document;
-    auto kv_end = kv_begin;
-    while (kv_end != kv.end() && kv_end->document == document) ++kv_end;
-    for (; q_begin != q.end() && q_begin->document == document; ++q_begin) {
-      for (auto piece = kv_begin; piece != kv_end; ++piece) visit(*q_begin, *piece, document);
-    }
-    kv_begin = kv_end;
   }
+}
+
+// The keys that a piece of q sees. What lies outside [begin, stop) none of its rows
+// sees; what lies in [all_begin, all_stop), inside if that is not empty, all rows see.
+struct VisibleKeys {
+  explicit VisibleKeys(const Piece* first)
+      : begin(first), stop(first), all_begin(first), all_stop(first) {}
+
+  // To the next piece of q. Both sides ascend, so the pointers only move forward and a
+  // walk over a document is linear in its pieces.
+  void AdvanceTo(const Piece& q, const Piece* end, const Band& band) {
+    while (begin != end && LastOf(*begin) < FirstOf(q) + band.lower) ++begin;
+    while (stop != end && FirstOf(*stop) <= LastOf(q) + band.upper) ++stop;
+    while (all_begin != end && FirstOf(*all_begin) < LastOf(q) + band.lower) ++all_begin;
+    while (all_stop != end && LastOf(*all_stop) <= FirstOf(q) + band.upper) ++all_stop;
+  }
+
+  const Piece* begin;
+  const Piece* stop;
+  const Piece* all_begin;
+  const Piece* all_stop;
+};
+
+// Counts document by document; keeps its memory from one to the next.
+class Counter {
+ public:
+  void Add(const PieceRange& q, const PieceRange& kv, const Band& band) {
+    SumUp(kv);
+    VisibleKeys keys(kv.first);
+    for (const Piece* rows = q.first; rows != q.second; ++rows) {
+      keys.AdvanceTo(*rows, kv.second, band);
+      if (keys.all_begin >= keys.all_stop) {
+        AddPartly(*rows, keys.begin, keys.stop, band);
+        continue;
+      }
+      AddPartly(*rows, keys.begin, keys.all_begin, band);
+      AddPartly(*rows, keys.all_stop, keys.stop, band);
+      const int64_t first = keys.all_begin - kv.first;
+      const int64_t last = keys.all_stop - kv.first;
+      count_.pairs += rows->length * (rows_before_[last] - rows_before_[first]);
+      count_.tiles +=
+          CeilDivide(rows->length, kTileRows) * (tiles_before_[last] - tiles_before_[first]);
+    }
+  }
+
+  const WorkCount& count() const { return count_; }
+
+ private:
+  void SumUp(const PieceRange& kv) {
+    rows_before_.assign(1, 0);
+    tiles_before_.assign(1, 0);
+    for (const Piece* piece = kv.first; piece != kv.second; ++piece) {
+      rows_before_.push_back(rows_before_.back() + piece->length);
+      tiles_before_.push_back(tiles_before_.back() + CeilDivide(piece->length, kTileRows));
+    }
+  }
+
+  void AddPartly(const Piece& q, const Piece* begin, const Piece* end, const Band& band) {
+    for (const Piece* kv = begin; kv < end; ++kv) {
+      count_.pairs += CountPairs(q, *kv, band);
+      count_.tiles += CountTiles(q, *kv, band);
+    }
+  }
+
+  WorkCount count_;
+  std::vector<int64_t> rows_before_;   // by piece of the document's keys
+  std::vector<int64_t> tiles_before_;
+};
+
+RowRange Hull(const RowRange& a, const RowRange& b) {
+  return a.empty() ? b : RowRange{std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
 
 }  // namespace
@@ -138,33 +208,37 @@ std::vector<Piece> SortedByDocument(std::vector<Piece> pieces) {
 
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
-  WorkCount count;
-  ForEachPairInOneDocument(q, kv, [&](const Piece& a, const Piece& b, int64_t document) {
+  Counter counter;
+  ForEachCommonDocument(q, kv, [&](const PieceRange& a, const PieceRange& b, int64_t document) {
     const Band& band = bands[document];
-    if (SeesNone(a, b, band)) return;
-    if (SeesAll(a, b, band)) {
-      count.pairs += a.length * b.length;
-      count.tiles += CeilDivide(a.length, kTileRows) * CeilDivide(b.length, kTileRows);
-      return;
-    }
-    count.pairs += CountPairs(a, b, band);
-    count.tiles += CountTiles(a, b, band);
+    if (band.lower <= band.upper) counter.Add(a, b, band);
   });
-  return count;
+  return counter.count();
 }
 
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
   RowRange hull;
-  ForEachPairInOneDocument(q, kv, [&](const Piece& a, const Piece& b, int64_t document) {
-    const bool is_inside =
-        hull.begin <= b.local_begin && b.local_begin + b.length <= hull.end;
-    if (is_inside || SeesNone(a, b, bands[document])) return;
-    const RowRange keys = ReachableKeys(a, 0, a.length, b, bands[document]);
-    if (keys.empty()) return;
-    const RowRange rows{b.local_begin + keys.begin, b.local_begin + keys.end};
-    hull = hull.empty() ? rows
-                        : RowRange{std::min(hull.begin, rows.begin), std::max(hull.end, rows.end)};
+  ForEachCommonDocument(q, kv, [&](const PieceRange& a, const PieceRange& b, int64_t document) {
+    const Band& band = bands[document];
+    if (band.lower > band.upper) return;
+    VisibleKeys visible(b.first);
+    // False if the piece adds nothing, as the band falls between its keys; else the hull
+    // has it from now on.
+    const auto covers = [&](const Piece& rows, const Piece& keys) {
+      if (hull.begin <= keys.local_begin && keys.local_begin + keys.length <= hull.end) return true;
+      const RowRange seen = ReachableKeys(rows, 0, rows.length, keys, band);
+      if (seen.empty()) return false;
+      hull = Hull(hull, {keys.local_begin + seen.begin, keys.local_begin + seen.end});
+      return true;
+    };
+    for (const Piece* rows = a.first; rows != a.second; ++rows) {
+      visible.AdvanceTo(*rows, b.second, band);
+      const Piece* first = visible.begin;
+      while (first < visible.stop && !covers(*rows, *first)) ++first;
+      const Piece* last = visible.stop;
+      while (last > first && !covers(*rows, *(last - 1))) --last;
+    }
   });
   return hull;
 }

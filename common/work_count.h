@@ -27,14 +27,15 @@ struct WorkCount {
 // local_begin, so nothing is lost.
 std::vector<Piece> SortedByDocument(std::vector<Piece> pieces);
 
-// REQUIRES: both sorted by document; bands has one entry per document.
-// In closed form: O(pairs of pieces of one document), but for bands narrower than
-// the stride of q, whose tiles are counted one by one.
+// REQUIRES: both sorted by document, and within one by position, no piece beginning
+// before the one before it has ended; bands has one entry per document.
+// In closed form: O(pieces), but for bands narrower than the stride of q, whose tiles
+// are counted one by one.
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 
 // The hull, in local rows of the buffer that kv describes, of the keys that at
-// least one row of q sees. REQUIRES as above. O(pairs of pieces of one document).
+// least one row of q sees. REQUIRES as above. O(pieces).
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 

@@ -11,20 +11,29 @@ namespace {
 std::vector<Piece> DrawPieces(std::mt19937& random, int count, int64_t max_length) {
   std::vector<Piece> pieces;
   int64_t local_begin = 0;
+  int64_t free_from[] = {0, 0, 0};
   for (int i = 0; i < count; ++i) {
     const auto draw = [&](int64_t count) { return static_cast<int64_t>(random() % count); };
     const int64_t length = 1 + draw(max_length);
-    pieces.push_back({local_begin, length, draw(3), draw(300), 1 + draw(2) * draw(9)});
+    const int64_t document = draw(3);
+    const int64_t position = free_from[document] + draw(2) * draw(300);
+    pieces.push_back({local_begin, length, document, position, 1 + draw(2) * draw(9)});
     local_begin += length;
+    free_from[document] = pieces.back().PositionOf(length - 1) + 1;
   }
   return pieces;
 }
 
 TEST(WorkCountTest, EqualsBruteForce) {
   std::mt19937 random(11);
-  for (int round = 0; round < 1500; ++round) {
-    const std::vector<Piece> q = DrawPieces(random, 1 + random() % 4, 300);
-    const std::vector<Piece> kv = DrawPieces(random, 1 + random() % 4, 300);
+  for (int round = 0; round < 3000; ++round) {
+    // A few long pieces, or many short ones, of which most are seen whole or not at all.
+    const auto draw = [&] {
+      return random() % 2 == 0 ? DrawPieces(random, 1 + random() % 4, 300)
+                               : DrawPieces(random, 1 + random() % 60, 8);
+    };
+    const std::vector<Piece> q = draw();
+    const std::vector<Piece> kv = draw();
     std::vector<Band> bands(3);
     for (Band& band : bands) {
       if (random() % 3 != 0) band.lower = static_cast<int64_t>(random() % 400) - 300;

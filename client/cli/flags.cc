@@ -139,7 +139,10 @@ void OptionFlags::AddTo(CLI::App* command) {
       ->group(kOptionGroup);
   command->add_option("--softcap", softcap_, "Scores become c tanh(score / c)")
       ->group(kOptionGroup);
-  command->add_option("--layout", layout_, "How the sequence is dealt out to the ranks")
+  command
+      ->add_option("--layout", layout_,
+                   "How the sequence is dealt out to the ranks; auto is contiguous or zigzag, "
+                   "never striped")
       ->group(kPlanGroup)
       ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped"}))
       ->capture_default_str();
@@ -149,7 +152,8 @@ void OptionFlags::AddTo(CLI::App* command) {
       ->capture_default_str();
   AddCount(command, "--world_size", world_size_, "Ring members; the server's choice unless given")
       ->group(kPlanGroup);
-  AddCount(command, "--stripe", stripe_, "Tokens per stripe of the striped layout; 1 unless given")
+  AddCount(command, "--stripe", stripe_,
+           "Tokens per stripe of the striped layout, at most 65,536 stripes; 1 unless given")
       ->group(kPlanGroup);
 }
 

@@ -48,6 +48,16 @@ def test_packed_documents(ring, tmp_path):
     cli("verify", f"--input={source}", f"--output={forward}", "--causal")
 
 
+def test_thousands_of_stripes(ring, tmp_path):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=8192", "--heads=1",
+        "--head_dim=8", "--dtype=fp32", "--seed=7", "--with_dout")
+    server, striped = f"--server={ring.address}", ["--layout=striped", "--stripe=2"]
+    cli("forward", server, f"--input={source}", f"--output={forward}", *striped, *OPTIONS)
+    cli("backward", server, f"--input={source}", f"--output={backward}", *striped, *OPTIONS)
+    cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", "--causal")
+
+
 def test_verify_finds_a_wrong_result(ring, tmp_path):
     source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
     generate(source)
