@@ -122,13 +122,20 @@ int Coordinator::Impl::OperationsOn(ConnectionId connection) const {
 }
 
 int64_t Coordinator::Impl::ReservedOn(ConnectionId connection) const {
-  int64_t bytes = 0;
+  const std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
+  const auto found = reserved.find(connection);
+  return found == reserved.end() ? 0 : found->second;
+}
+
+// From Reserve until Released: what a worker may hold, whether it has said so or not.
+std::map<ConnectionId, int64_t> Coordinator::Impl::ReservedByWorker() const {
+  std::map<ConnectionId, int64_t> reserved;
   for (const auto& [id, operation] : operations_) {
     for (const Member& member : operation.members) {
-      if (member.connection == connection && !member.released) bytes += member.bytes;
+      if (!member.released) reserved[member.connection] += member.bytes;
     }
   }
-  return bytes;
+  return reserved;
 }
 
 absl::Duration Coordinator::Impl::ProgressTimeout(const Plan& plan) const {

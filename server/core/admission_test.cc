@@ -210,6 +210,51 @@ a reserved 1-4
 )");
 }
 
+// No heartbeat comes in between: what the topology says is the coordinator's own account.
+TEST(AdmissionTest, TheTopologySaysAtOnceWhatIsReserved) {
+  EXPECT_SCENARIO(R"(
+ring a b
+memory
+> a 0, b 0
+request s1 tokens=1000 world=1
+> a: reserve 1-1 [0]
+memory
+> a 20000, b 0
+a reserved 1-1
+> s1: accepted 1-1 on a
+accepted s2 tokens=1000 world=1
+> s2: accepted 1-2 on b
+memory
+> a 20000, b 20000
+end s2
+> s2: failed CANCELLED CLIENT_CANCELLED
+memory
+> a 20000, b 0
+manual a
+end s1
+> s1: failed CANCELLED CLIENT_CANCELLED
+> a: release 1-1
+memory
+> a 20000, b 0
+a released 1-1
+memory
+> a 0, b 0
+)");
+}
+
+TEST(AdmissionTest, ALostRingHoldsNothing) {
+  EXPECT_SCENARIO(R"(
+ring a b
+running s1 tokens=1000 world=1
+> a: run 1-1
+gone b
+> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: its control stream closed
+> not serving
+memory
+> a 0
+)");
+}
+
 TEST(AdmissionTest, AtMostEightPerWorker) {
   EXPECT_SCENARIO(R"(
 ring a

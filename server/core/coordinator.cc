@@ -92,6 +92,11 @@ void Coordinator::Impl::ReportChanges() {
     serving_reported_ = serving;
     Emit(ServingChanged{serving});
   }
+  std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
+  if (reserved != reserved_reported_) {
+    reserved_reported_ = std::move(reserved);
+    topology_changed_ = true;
+  }
   if (std::exchange(topology_changed_, false)) Emit(TopologyChanged{});
   if (drain_unanswered_ && requests_.empty() && operations_.empty()) {
     drain_unanswered_ = false;

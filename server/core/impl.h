@@ -119,6 +119,7 @@ class Coordinator::Impl {
   bool AdmitHead(RequestRecord& request);
   int OperationsOn(ConnectionId connection) const;
   int64_t ReservedOn(ConnectionId connection) const;
+  std::map<ConnectionId, int64_t> ReservedByWorker() const;
   absl::Duration ProgressTimeout(const Plan& plan) const;
 
   // operations.cc
@@ -179,6 +180,7 @@ class Coordinator::Impl {
   bool drain_unanswered_ = false;
   bool serving_reported_ = false;
   bool topology_changed_ = false;
+  std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged
 };
 
 }  // namespace ringattn

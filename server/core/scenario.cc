@@ -100,6 +100,7 @@ class Scenario {
     }
     if (verb == "state") return ShowState(words[1]);
     if (verb == "stats") return ShowStats();
+    if (verb == "memory") return ShowMemory();
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
 
@@ -287,6 +288,18 @@ class Scenario {
                                        " ready ", stats.ready_workers)});
   }
 
+  // As the topology says it that was published last, which must be the newest.
+  void ShowMemory() {
+    const v1::Topology topology = core_.topology();
+    Words workers;
+    for (const v1::WorkerInfo& worker : topology.workers()) {
+      workers.push_back(absl::StrCat(worker.name(), " ", worker.reserved_bytes()));
+    }
+    const bool published = published_.SerializeAsString() == topology.SerializeAsString();
+    lines_.push_back({"", absl::StrCat(published ? "" : "unpublished: ",
+                                       absl::StrJoin(workers, ", "))});
+  }
+
   // Feeds one event and then what the workers answer by themselves.
   void Feed(const Event& event) {
     std::deque<Event> events = {event};
@@ -397,7 +410,7 @@ class Scenario {
   }
 
   void Note(const StateChanged&, std::deque<Event>*) {}
-  void Note(const TopologyChanged&, std::deque<Event>*) {}
+  void Note(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
   void Note(const ServingChanged& changed, std::deque<Event>*) {
     lines_.push_back({"", changed.serving ? absl::StrCat("serving ", core_.topology().generation())
@@ -422,6 +435,7 @@ class Scenario {
   Coordinator core_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
   absl::Time next_heartbeat_ = now_;
+  v1::Topology published_;
   std::string output_;
   std::vector<std::pair<std::string, std::string>> lines_;  // who, text
   std::map<std::string, Worker> workers_;

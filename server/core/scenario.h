@@ -22,7 +22,7 @@
 //   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    downloaded S    end S    shard S MEMBER REASON    cancel ID
-//   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats
+//   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats   memory
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_SCENARIO_H_
 

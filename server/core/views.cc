@@ -34,7 +34,7 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_incarnation(registration.incarnation());
     info->set_device(registration.device());
     info->set_memory_bytes(registration.memory_bytes());
-    info->set_reserved_bytes(worker.heartbeat.reserved_bytes());
+    info->set_reserved_bytes(ReservedOn(connection));
     info->set_threads(registration.threads());
     info->set_data_address(registration.data_address());
     info->set_metrics_address(registration.metrics_address());
@@ -51,9 +51,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.queued_requests = queue_.size();
   stats.queued_bytes = queued_bytes_;
   stats.active_requests = requests_.size() - queue_.size();
-  for (const auto& [id, operation] : operations_) {
-    for (const Member& member : operation.members) stats.reserved_bytes += member.bytes;
-  }
+  for (const auto& [connection, bytes] : ReservedByWorker()) stats.reserved_bytes += bytes;
   stats.generation = ring_.generation;
   stats.ring_reforms = std::max<int64_t>(0, formed_count_ - 1);
   if (ring_.phase == RingPhase::kReady) stats.ready_workers = ring_.members.size();

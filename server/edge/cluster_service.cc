@@ -123,8 +123,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
                                                           const v1::GetTopologyRequest*,
                                                           v1::GetTopologyResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  // The core's own view: what workers have reserved changes with every heartbeat and
-  // is not worth publishing each time.
+  // Behind every event that came before: whoever was told Accepted sees what it holds.
   const bool asked = core_->Ask([reactor, response](const Coordinator& core) {
     *response->mutable_topology() = core.topology();
     reactor->Finish(grpc::Status::OK);

@@ -36,6 +36,35 @@ def test_forward_and_backward_match_the_definition(ring, layout, options):
             assert_close(backward.array(name), exact[name], 2e-4)
 
 
+def test_topology_says_at_once_what_is_reserved(make_ring):
+    # Workers report every 60 s: what is seen before that is the coordinator's own account.
+    ring = make_ring(workers=2,
+                     server_flags=["--heartbeat_interval=60s", "--heartbeat_timeout=180s"])
+
+    def reserved(topology):
+        return [w.reserved_bytes for w in topology.workers]
+
+    watch = ring.cluster.WatchTopology(cluster_pb2.WatchTopologyRequest(), timeout=50)
+    assert reserved(next(watch).topology) == [0, 0]
+    inputs, go_on = make_inputs(), threading.Event()
+
+    def held_back():
+        go_on.wait(40)
+        yield from chunks_of(inputs, ["q", "k", "v"])
+
+    stream = ring.attention.Forward(
+        requests(header_for(inputs, schedule=RING, world_size=2), held_back()), timeout=40)
+    ranks = next(stream).accepted.plan.ranks
+    assert reserved(ring.topology()) == [rank.buffer_bytes for rank in ranks]
+    while reserved(next(watch).topology) != [rank.buffer_bytes for rank in ranks]:
+        pass  # from what was asked for to what is reserved
+    go_on.set()
+    for _ in stream:
+        pass
+    while any(reserved(next(watch).topology)):
+        pass  # the workers' answers to Release
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_a_request_may_name_its_ring_size(ring, world_size):
     inputs = make_inputs(sq=97)
