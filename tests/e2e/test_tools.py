@@ -32,14 +32,26 @@ def test_list_and_describe(ring):
             "grpc.health.v1.Health"} <= set(services)
     assert "rpc Forward" in grpcurl(ring.address, "describe", "ringattn.v1.AttentionService")
     worker = ring.worker_ports(0)["data"]
-    assert "ringattn.v1.ShardService" in grpcurl(worker, "list")
+    services = grpcurl(worker, "list").split()
+    assert {"ringattn.v1.ShardService", "grpc.health.v1.Health"} <= set(services)
+    # Every service that is listed can be described: its descriptors are linked in.
+    for address in (ring.address, worker):
+        for service in grpcurl(address, "list").split():
+            assert "rpc " in grpcurl(address, "describe", service)
 
 
-def test_health(ring):
-    for service in ("", "ringattn.v1.AttentionService"):
-        reply = grpcurl("-d", json.dumps({"service": service}), ring.address,
+@pytest.mark.parametrize("port", ["server", "worker"])
+def test_health(ring, port):
+    address, named = {
+        "server": (ring.address, "ringattn.v1.AttentionService"),
+        "worker": (ring.worker_ports(0)["data"], "ringattn.v1.ShardService")}[port]
+    for service in ("", named):
+        reply = grpcurl("-d", json.dumps({"service": service}), address,
                         "grpc.health.v1.Health/Check")
         assert "SERVING" in reply and "NOT_SERVING" not in reply
+    reply = grpcurl("-d", json.dumps({"service": "no.such.Service"}), address,
+                    "grpc.health.v1.Health/Check", fails=True)
+    assert "NotFound" in reply
 
 
 def test_a_toy_forward_with_inline_tensors(ring):
