@@ -79,6 +79,7 @@ wait 300ms
 )");
 }
 
+// A step may take more than a minute, three times as long as anybody may stand still.
 TEST(ProgressTest, ASlowOneIsLeftAlone) {
   EXPECT_SCENARIO(R"(
 ring a b
@@ -91,7 +92,9 @@ b at 1-1 0 2
 wait 19s
 b at 1-1 0 3
 wait 19s
-b at 1-1 1 3
+b at 1-1 0 4
+wait 19s
+b at 1-1 1 4
 wait 19s
 a finished 1-1
 wait 19s
