@@ -138,7 +138,14 @@ accepted s1 world=1
 request s2 tokens=10 world=2
 > a b: reserve 1-2 [0 1]
 b reserved 1-2
+manual b
 a refused 1-2 no memory
+> b: release 1-2
+memory                 # a refused part holds nothing, the others until they have released
+> a 160, b 140
+b released 1-2
+memory
+> a 160, b 0
 request s3 world=1     # not past s2
 wait 5s
 stats
