@@ -9,6 +9,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/error.h"
+#include "common/wire/proto_values.h"
+#include "common/wire/raw_request.h"
 
 namespace ringattn::cli {
 namespace {
@@ -186,42 +188,10 @@ absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction d
                                              bool has_forward_result) {
   RawRequest raw;
   raw.direction = direction;
-  raw.batch = problem.shape.batch();
-  raw.seq_len_q = problem.shape.seq_len_q();
-  raw.seq_len_kv = problem.shape.seq_len_kv();
-  raw.num_heads = problem.shape.num_heads();
-  raw.num_kv_heads = problem.shape.num_kv_heads();
-  raw.head_dim = problem.shape.head_dim();
-  raw.head_dim_v = problem.shape.head_dim_v();
-  raw.packed = problem.shape.has_packed();
-  const v1::PackedDocuments& packed = problem.shape.packed();
-  raw.cu_seqlens_q.assign(packed.cu_seqlens_q().begin(), packed.cu_seqlens_q().end());
-  raw.cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
-  raw.dtype = problem.dtype == v1::DATA_TYPE_FLOAT32    ? DType::kFloat32
-              : problem.dtype == v1::DATA_TYPE_BFLOAT16 ? DType::kBFloat16
-                                                        : DType::kFloat16;
-  const v1::AttentionOptions& options = problem.options;
-  if (options.has_softmax_scale()) raw.softmax_scale = options.softmax_scale();
-  if (options.has_softcap()) raw.softcap = options.softcap();
-  raw.causal = options.causal();
-  if (options.has_window()) raw.window = {options.window().left(), options.window().right()};
-  switch (problem.plan.layout()) {
-    case v1::LAYOUT_CONTIGUOUS:
-      raw.layout = Layout::kContiguous;
-      break;
-    case v1::LAYOUT_ZIGZAG:
-      raw.layout = Layout::kZigzag;
-      break;
-    case v1::LAYOUT_STRIPED:
-      raw.layout = Layout::kStriped;
-      break;
-    default:
-      break;
-  }
-  if (problem.plan.schedule() == v1::SCHEDULE_SINGLE) raw.schedule = ScheduleKind::kSingle;
-  if (problem.plan.schedule() == v1::SCHEDULE_RING) raw.schedule = ScheduleKind::kRing;
-  if (problem.plan.has_world_size()) raw.world_size = problem.plan.world_size();
-  if (problem.plan.has_stripe()) raw.stripe = problem.plan.stripe();
+  ReadShape(problem.shape, &raw);
+  raw.dtype = FromProto(problem.dtype);
+  ReadOptions(problem.options, &raw);
+  ReadPlan(problem.plan, &raw);
   raw.has_forward_result = has_forward_result;
 
   auto checked = ValidateRequest(raw, Limits());

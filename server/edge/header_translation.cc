@@ -10,7 +10,8 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
-#include "server/edge/proto_values.h"
+#include "common/wire/proto_values.h"
+#include "common/wire/raw_request.h"
 
 namespace ringattn {
 namespace {
@@ -64,85 +65,12 @@ void FindReservedFields(const Message& message, const std::string& prefix,
   }
 }
 
-void NotAValue(const char* field, int number, const char* type, std::vector<Violation>* found) {
-  found->push_back({field, absl::StrCat(number, " is no value of ", type)});
-}
-
-std::optional<DType> ReadDType(int dtype, std::vector<Violation>* found) {
-  switch (dtype) {
-    case v1::DATA_TYPE_UNSPECIFIED:
-      return std::nullopt;  // validation says that it must be given
-    case v1::DATA_TYPE_FLOAT32:
-      return DType::kFloat32;
-    case v1::DATA_TYPE_BFLOAT16:
-      return DType::kBFloat16;
-    case v1::DATA_TYPE_FLOAT16:
-      return DType::kFloat16;
-  }
-  NotAValue("dtype", dtype, "DataType", found);
-  return std::nullopt;
-}
-
-std::optional<Layout> ReadLayout(int layout, std::vector<Violation>* found) {
-  switch (layout) {
-    case v1::LAYOUT_UNSPECIFIED:
-      return std::nullopt;
-    case v1::LAYOUT_CONTIGUOUS:
-      return Layout::kContiguous;
-    case v1::LAYOUT_ZIGZAG:
-      return Layout::kZigzag;
-    case v1::LAYOUT_STRIPED:
-      return Layout::kStriped;
-  }
-  NotAValue("plan.layout", layout, "Layout", found);
-  return std::nullopt;
-}
-
-std::optional<ScheduleKind> ReadSchedule(int schedule, std::vector<Violation>* found) {
-  switch (schedule) {
-    case v1::SCHEDULE_UNSPECIFIED:
-      return std::nullopt;
-    case v1::SCHEDULE_SINGLE:
-      return ScheduleKind::kSingle;
-    case v1::SCHEDULE_RING:
-      return ScheduleKind::kRing;
-  }
-  NotAValue("plan.schedule", schedule, "Schedule", found);
-  return std::nullopt;
-}
-
-void ReadShape(const v1::AttentionShape& shape, RawRequest* raw) {
-  raw->batch = shape.batch();
-  raw->seq_len_q = shape.seq_len_q();
-  raw->seq_len_kv = shape.seq_len_kv();
-  raw->num_heads = shape.num_heads();
-  raw->num_kv_heads = shape.num_kv_heads();
-  raw->head_dim = shape.head_dim();
-  raw->head_dim_v = shape.head_dim_v();
-  raw->packed = shape.has_packed();
-  const v1::PackedDocuments& packed = shape.packed();
-  raw->cu_seqlens_q.assign(packed.cu_seqlens_q().begin(), packed.cu_seqlens_q().end());
-  raw->cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
-}
-
-void ReadOptions(const v1::AttentionOptions& options, RawRequest* raw) {
-  if (options.has_softmax_scale()) raw->softmax_scale = options.softmax_scale();
-  if (options.has_softcap()) raw->softcap = options.softcap();
-  raw->causal = options.causal();
-  if (options.has_window()) {
-    raw->window = RawWindow{options.window().left(), options.window().right()};
-  }
-  FindReservedFields(options, "options",
-                     {"dropout", "alibi", "has_bias", "has_mask", "has_segment_ids", "has_sinks",
-                      "dilation_levels", "deterministic"},
-                     &raw->found_in_decoding);
-}
-
-void ReadPlan(const v1::PlanOptions& plan, RawRequest* raw) {
-  raw->layout = ReadLayout(plan.layout(), &raw->found_in_decoding);
-  raw->schedule = ReadSchedule(plan.schedule(), &raw->found_in_decoding);
-  if (plan.has_world_size()) raw->world_size = plan.world_size();
-  if (plan.has_stripe()) raw->stripe = plan.stripe();
+// An enum's number that is neither UNSPECIFIED, of which validation says whether it may
+// be, nor a value.
+template <typename Enum>
+void FindNoValue(Enum value, const char* field, const char* type, std::vector<Violation>* found) {
+  if (value == 0 || FromProto(value).has_value()) return;
+  found->push_back({field, absl::StrCat(static_cast<int>(value), " is no value of ", type)});
 }
 
 void ReadReply(const v1::ReplyOptions& reply, RawRequest* raw) {
@@ -167,10 +95,17 @@ RawRequest ToRaw(const Header& header) {
                                                              : Direction::kForward;
   FindUnknownFields(header, "", &raw.found_in_decoding);
   raw.request_id = header.request_id();
-  raw.dtype = ReadDType(header.dtype(), &raw.found_in_decoding);
+  raw.dtype = FromProto(header.dtype());
+  FindNoValue(header.dtype(), "dtype", "DataType", &raw.found_in_decoding);
   ReadShape(header.shape(), &raw);
   ReadOptions(header.options(), &raw);
+  FindReservedFields(header.options(), "options",
+                     {"dropout", "alibi", "has_bias", "has_mask", "has_segment_ids", "has_sinks",
+                      "dilation_levels", "deterministic"},
+                     &raw.found_in_decoding);
   ReadPlan(header.plan(), &raw);
+  FindNoValue(header.plan().layout(), "plan.layout", "Layout", &raw.found_in_decoding);
+  FindNoValue(header.plan().schedule(), "plan.schedule", "Schedule", &raw.found_in_decoding);
   ReadReply(header.reply(), &raw);
   ReadBackwardFields(header, &raw);
   for (const v1::InlineTensor& tensor : header.inline_tensors()) {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "common/wire/grpc_slices.h"
-#include "server/edge/proto_values.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn {
 namespace {

@@ -6,9 +6,9 @@
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
 #include "ringattn/v1/shard.pb.h"
 #include "server/edge/error_details.h"
-#include "server/edge/proto_values.h"
 #include "server/edge/replies.h"
 #include "server/edge/request_stream.h"
 

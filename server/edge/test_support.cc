@@ -8,32 +8,17 @@
 #include "common/shard_plan.h"
 #include "common/validation.h"
 #include "common/version.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn {
 namespace {
 
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
-  AttentionSpec spec;
-  spec.dtype = reserve.dtype() == v1::DATA_TYPE_FLOAT32   ? DType::kFloat32
-               : reserve.dtype() == v1::DATA_TYPE_FLOAT16 ? DType::kFloat16
-                                                          : DType::kBFloat16;
-  AttentionShape& shape = spec.shape;
-  shape.packed = reserve.shape().has_packed();
-  shape.batch = reserve.shape().batch();
-  shape.seq_len_q = reserve.shape().seq_len_q();
-  shape.seq_len_kv = reserve.shape().seq_len_kv();
-  shape.num_heads = reserve.shape().num_heads();
-  shape.num_kv_heads = reserve.shape().num_kv_heads();
-  shape.head_dim = reserve.shape().head_dim();
-  shape.head_dim_v = reserve.shape().head_dim_v();
-  return spec;
+  return {*FromProto(reserve.dtype()), FromProto(reserve.shape()), FromProto(reserve.options())};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {
-  const Layout layout = reserve.layout() == v1::LAYOUT_ZIGZAG    ? Layout::kZigzag
-                        : reserve.layout() == v1::LAYOUT_STRIPED ? Layout::kStriped
-                                                                 : Layout::kContiguous;
-  return MakeShardPlan(SpecOf(reserve), layout, reserve.members_size(),
+  return MakeShardPlan(SpecOf(reserve), *FromProto(reserve.layout()), reserve.members_size(),
                        std::max<int64_t>(1, reserve.stripe()));
 }
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
 #include "server/edge/payload.h"
-#include "server/edge/proto_values.h"
 #include "server/edge/shard_runs.h"
 
 namespace ringattn {

@@ -15,6 +15,7 @@
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
+#include "common/wire/proto_values.h"
 #include "tests/cases/case_generator.h"
 #include "tests/sweep/run_problem.h"
 
@@ -26,54 +27,11 @@ ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
 namespace ringattn::tests {
 namespace {
 
-v1::DataType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return v1::DATA_TYPE_FLOAT32;
-    case DType::kBFloat16:
-      return v1::DATA_TYPE_BFLOAT16;
-    case DType::kFloat16:
-      return v1::DATA_TYPE_FLOAT16;
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
-}
-
-v1::Layout ToProto(Layout layout) {
-  switch (layout) {
-    case Layout::kContiguous:
-      return v1::LAYOUT_CONTIGUOUS;
-    case Layout::kZigzag:
-      return v1::LAYOUT_ZIGZAG;
-    case Layout::kStriped:
-      return v1::LAYOUT_STRIPED;
-  }
-  return v1::LAYOUT_UNSPECIFIED;
-}
-
 // What both directions share.
 template <typename Args>
 void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
-  const AttentionShape& shape = c.spec.shape;
-  args->shape.set_batch(shape.batch);
-  args->shape.set_seq_len_q(shape.seq_len_q);
-  args->shape.set_seq_len_kv(shape.seq_len_kv);
-  args->shape.set_num_heads(shape.num_heads);
-  args->shape.set_num_kv_heads(shape.num_kv_heads);
-  args->shape.set_head_dim(shape.head_dim);
-  args->shape.set_head_dim_v(shape.head_dim_v);
-  if (shape.packed) {
-    auto* packed = args->shape.mutable_packed();
-    packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
-    packed->mutable_cu_seqlens_k()->Add(shape.cu_seqlens_k.begin(), shape.cu_seqlens_k.end());
-  }
-  const AttentionOptions& options = c.spec.options;
-  args->options.set_softmax_scale(options.softmax_scale);
-  if (options.softcap > 0) args->options.set_softcap(options.softcap);
-  args->options.set_causal(options.causal);
-  if (options.window_left != -1 || options.window_right != -1) {
-    args->options.mutable_window()->set_left(options.window_left);
-    args->options.mutable_window()->set_right(options.window_right);
-  }
+  ToProto(c.spec.shape, &args->shape);
+  ToProto(c.spec.options, &args->options);
   args->plan.set_layout(ToProto(c.layout));
   args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
   args->plan.set_world_size(c.world_size);

@@ -1,9 +1,12 @@
 #include "worker/service/reserve_decoder.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn {
 namespace {
@@ -27,40 +30,9 @@ bool ProductExceeds(std::initializer_list<uint64_t> factors, uint64_t bound) {
   return false;
 }
 
-absl::StatusOr<DType> DecodeDType(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::DATA_TYPE_FLOAT32:
-      return DType::kFloat32;
-    case v1::DATA_TYPE_BFLOAT16:
-      return DType::kBFloat16;
-    case v1::DATA_TYPE_FLOAT16:
-      return DType::kFloat16;
-    default:
-      return Malformed("dtype");
-  }
-}
-
-absl::StatusOr<Layout> DecodeLayout(v1::Layout layout) {
-  switch (layout) {
-    case v1::LAYOUT_CONTIGUOUS:
-      return Layout::kContiguous;
-    case v1::LAYOUT_ZIGZAG:
-      return Layout::kZigzag;
-    case v1::LAYOUT_STRIPED:
-      return Layout::kStriped;
-    default:
-      return Malformed("layout");
-  }
-}
-
-template <typename Repeated>
-absl::Status DecodeDocuments(const Repeated& values, int64_t total, std::vector<int64_t>* target) {
-  target->assign(values.begin(), values.end());
-  if (target->size() < 2 || target->front() != 0 || target->back() != total ||
-      !std::is_sorted(target->begin(), target->end())) {
-    return Malformed("cu_seqlens");
-  }
-  return absl::OkStatus();
+bool AreDocumentsOf(const std::vector<int64_t>& cu_seqlens, int64_t total) {
+  return cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == total &&
+         std::is_sorted(cu_seqlens.begin(), cu_seqlens.end());
 }
 
 absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
@@ -74,42 +46,16 @@ absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
   if (ProductExceeds({proto.batch(), rows, proto.num_heads(), kMaxHeadDim, 4}, kMaxTensorBytes)) {
     return Malformed("shape too large");
   }
-  AttentionShape shape;
-  shape.packed = proto.has_packed();
-  shape.batch = proto.batch();
-  shape.seq_len_q = proto.seq_len_q();
-  shape.seq_len_kv = proto.seq_len_kv();
-  shape.num_heads = proto.num_heads();
-  shape.num_kv_heads = proto.num_kv_heads();
-  shape.head_dim = proto.head_dim();
-  shape.head_dim_v = proto.head_dim_v();
-  if (!shape.packed) {
-    shape.cu_seqlens_q = {0, shape.seq_len_q};
-    shape.cu_seqlens_k = {0, shape.seq_len_kv};
-    return shape;
-  }
-  if (shape.batch != 1 ||
-      proto.packed().cu_seqlens_q_size() != proto.packed().cu_seqlens_k_size()) {
+  AttentionShape shape = FromProto(proto);
+  if (!shape.packed) return shape;
+  if (shape.batch != 1 || shape.cu_seqlens_q.size() != shape.cu_seqlens_k.size()) {
     return Malformed("packed shape");
   }
-  absl::Status status =
-      DecodeDocuments(proto.packed().cu_seqlens_q(), shape.seq_len_q, &shape.cu_seqlens_q);
-  status.Update(
-      DecodeDocuments(proto.packed().cu_seqlens_k(), shape.seq_len_kv, &shape.cu_seqlens_k));
-  if (!status.ok()) return status;
-  return shape;
-}
-
-AttentionOptions DecodeOptions(const v1::AttentionOptions& proto) {
-  AttentionOptions options;
-  options.softmax_scale = proto.softmax_scale();
-  options.softcap = proto.softcap();
-  options.causal = proto.causal();
-  if (proto.has_window()) {
-    options.window_left = proto.window().left();
-    options.window_right = proto.window().right();
+  if (!AreDocumentsOf(shape.cu_seqlens_q, shape.seq_len_q) ||
+      !AreDocumentsOf(shape.cu_seqlens_k, shape.seq_len_kv)) {
+    return Malformed("cu_seqlens");
   }
-  return options;
+  return shape;
 }
 
 }  // namespace
@@ -129,13 +75,13 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   }
   if (ring_rank < 0) return Malformed("this worker is not among the members");
 
-  absl::StatusOr<DType> dtype = DecodeDType(reserve.dtype());
-  if (!dtype.ok()) return dtype.status();
+  const std::optional<DType> dtype = FromProto(reserve.dtype());
+  if (!dtype) return Malformed("dtype");
   absl::StatusOr<AttentionShape> shape = DecodeShape(reserve.shape());
   if (!shape.ok()) return shape.status();
-  absl::StatusOr<Layout> layout = DecodeLayout(reserve.layout());
-  if (!layout.ok()) return layout.status();
-  result.spec = {*dtype, *std::move(shape), DecodeOptions(reserve.options())};
+  const std::optional<Layout> layout = FromProto(reserve.layout());
+  if (!layout) return Malformed("layout");
+  result.spec = {*dtype, *std::move(shape), FromProto(reserve.options())};
 
   const int ring_size = result.members.size();
   if (reserve.schedule() == v1::SCHEDULE_SINGLE && ring_size != 1) return Malformed("schedule");

@@ -1,0 +1,115 @@
+#include "common/wire/proto_values.h"
+
+namespace ringattn {
+namespace {
+
+// One numbering on both sides.
+static_assert(static_cast<int>(TensorId::kQ) == v1::TENSOR_ID_Q);
+static_assert(static_cast<int>(TensorId::kLse) == v1::TENSOR_ID_LSE);
+static_assert(static_cast<int>(TensorId::kDout) == v1::TENSOR_ID_DOUT);
+static_assert(static_cast<int>(TensorId::kDv) == v1::TENSOR_ID_DV);
+
+template <typename Value, typename Proto>
+struct Pair {
+  Value value;
+  Proto proto;
+};
+
+constexpr Pair<DType, v1::DataType> kDTypes[] = {{DType::kFloat32, v1::DATA_TYPE_FLOAT32},
+                                                 {DType::kBFloat16, v1::DATA_TYPE_BFLOAT16},
+                                                 {DType::kFloat16, v1::DATA_TYPE_FLOAT16}};
+constexpr Pair<Layout, v1::Layout> kLayouts[] = {{Layout::kContiguous, v1::LAYOUT_CONTIGUOUS},
+                                                 {Layout::kZigzag, v1::LAYOUT_ZIGZAG},
+                                                 {Layout::kStriped, v1::LAYOUT_STRIPED}};
+constexpr Pair<ScheduleKind, v1::Schedule> kSchedules[] = {
+    {ScheduleKind::kSingle, v1::SCHEDULE_SINGLE}, {ScheduleKind::kRing, v1::SCHEDULE_RING}};
+
+template <typename Value, typename Proto, size_t count>
+Proto ProtoOf(const Pair<Value, Proto> (&pairs)[count], Value value) {
+  for (const auto& pair : pairs) {
+    if (pair.value == value) return pair.proto;
+  }
+  return Proto{};  // UNSPECIFIED, which no value stands for
+}
+
+template <typename Value, typename Proto, size_t count>
+std::optional<Value> ValueOf(const Pair<Value, Proto> (&pairs)[count], Proto proto) {
+  for (const auto& pair : pairs) {
+    if (pair.proto == proto) return pair.value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+v1::DataType ToProto(DType dtype) { return ProtoOf(kDTypes, dtype); }
+v1::Layout ToProto(Layout layout) { return ProtoOf(kLayouts, layout); }
+v1::Schedule ToProto(ScheduleKind kind) { return ProtoOf(kSchedules, kind); }
+
+std::optional<DType> FromProto(v1::DataType dtype) { return ValueOf(kDTypes, dtype); }
+std::optional<Layout> FromProto(v1::Layout layout) { return ValueOf(kLayouts, layout); }
+std::optional<ScheduleKind> FromProto(v1::Schedule schedule) {
+  return ValueOf(kSchedules, schedule);
+}
+
+std::optional<TensorId> TensorIdFromNumber(int number) {
+  if (number < v1::TENSOR_ID_Q || number > v1::TENSOR_ID_DV) return std::nullopt;
+  return static_cast<TensorId>(number);
+}
+
+void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
+  proto->set_batch(shape.batch);
+  proto->set_seq_len_q(shape.seq_len_q);
+  proto->set_seq_len_kv(shape.seq_len_kv);
+  proto->set_num_heads(shape.num_heads);
+  proto->set_num_kv_heads(shape.num_kv_heads);
+  proto->set_head_dim(shape.head_dim);
+  proto->set_head_dim_v(shape.head_dim_v);
+  if (!shape.packed) return;
+  v1::PackedDocuments* packed = proto->mutable_packed();
+  packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
+  packed->mutable_cu_seqlens_k()->Add(shape.cu_seqlens_k.begin(), shape.cu_seqlens_k.end());
+}
+
+void ToProto(const AttentionOptions& options, v1::AttentionOptions* proto) {
+  proto->set_softmax_scale(options.softmax_scale);
+  if (options.softcap != 0) proto->set_softcap(options.softcap);
+  proto->set_causal(options.causal);
+  if (options.window_left < 0 && options.window_right < 0) return;
+  proto->mutable_window()->set_left(options.window_left);
+  proto->mutable_window()->set_right(options.window_right);
+}
+
+AttentionShape FromProto(const v1::AttentionShape& proto) {
+  AttentionShape shape;
+  shape.packed = proto.has_packed();
+  shape.batch = proto.batch();
+  shape.seq_len_q = proto.seq_len_q();
+  shape.seq_len_kv = proto.seq_len_kv();
+  shape.num_heads = proto.num_heads();
+  shape.num_kv_heads = proto.num_kv_heads();
+  shape.head_dim = proto.head_dim();
+  shape.head_dim_v = proto.head_dim_v();
+  shape.cu_seqlens_q = {0, shape.seq_len_q};
+  shape.cu_seqlens_k = {0, shape.seq_len_kv};
+  if (shape.packed) {
+    const v1::PackedDocuments& packed = proto.packed();
+    shape.cu_seqlens_q.assign(packed.cu_seqlens_q().begin(), packed.cu_seqlens_q().end());
+    shape.cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
+  }
+  return shape;
+}
+
+AttentionOptions FromProto(const v1::AttentionOptions& proto) {
+  AttentionOptions options;
+  options.softmax_scale = proto.softmax_scale();
+  options.softcap = proto.softcap();
+  options.causal = proto.causal();
+  if (proto.has_window()) {
+    options.window_left = proto.window().left();
+    options.window_right = proto.window().right();
+  }
+  return options;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// The values of common/ and the messages and enums of ringattn.v1 that stand for them:
+// the one place that knows both. Pure.
+//
+// FromProto of an enum gives nothing for UNSPECIFIED and for numbers that are no value.
+#ifndef RINGATTN_COMMON_WIRE_PROTO_VALUES_H_
+#define RINGATTN_COMMON_WIRE_PROTO_VALUES_H_
+
+#include <optional>
+
+#include "common/attention_spec.h"
+#include "common/schedule.h"
+#include "common/shard_plan.h"
+#include "ringattn/v1/attention.pb.h"
+#include "ringattn/v1/tensor.pb.h"
+
+namespace ringattn {
+
+v1::DataType ToProto(DType dtype);
+v1::Layout ToProto(Layout layout);
+v1::Schedule ToProto(ScheduleKind kind);
+inline v1::TensorId ToProto(TensorId id) { return static_cast<v1::TensorId>(id); }
+
+std::optional<DType> FromProto(v1::DataType dtype);
+std::optional<Layout> FromProto(v1::Layout layout);
+std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
+// By number, as chunks carry it.
+std::optional<TensorId> TensorIdFromNumber(int number);
+
+// Appends to an empty message. Options without effect are left unset.
+void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
+void ToProto(const AttentionOptions& options, v1::AttentionOptions* proto);
+
+// What this service itself has written. REQUIRES: sizes within Limits.
+AttentionShape FromProto(const v1::AttentionShape& proto);
+AttentionOptions FromProto(const v1::AttentionOptions& proto);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_WIRE_PROTO_VALUES_H_
