@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/process/secret_file.h"
 #include "common/version.h"
-#include "server/edge/secret.h"
 #include "server/edge/server.h"
 #include "server/options.h"
 

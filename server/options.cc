@@ -5,26 +5,11 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/process/duration_flag.h"
 #include "common/version.h"
 
 namespace ringattn {
 namespace {
-
-void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
-                 const std::string& help) {
-  app->add_option_function<std::string>(
-         name,
-         [name, target](const std::string& text) {
-           absl::Duration value;
-           if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration() ||
-               value == absl::InfiniteDuration()) {
-             throw CLI::ValidationError(name, text + " is no duration above 0 such as 500ms or 5s");
-           }
-           *target = value;
-         },
-         absl::StrCat(help, " [", absl::FormatDuration(*target), "]"))
-      ->type_name("DURATION");
-}
 
 // 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
 // overflows for those that it has.

@@ -12,15 +12,13 @@
 
 #include <CLI/CLI.hpp>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/process/duration_flag.h"
+#include "common/process/secret_file.h"
 #include "common/version.h"
 
 namespace ringattn {
 namespace {
-
-constexpr size_t kMinSecretBytes = 16;
-constexpr size_t kMaxSecretBytes = 1024;
 
 // What is resolved only after parsing.
 struct RawOptions {
@@ -45,22 +43,6 @@ int64_t MachineMemoryBytes() {
   int64_t limit = 0;
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) total = std::min(total, limit);
   return total;
-}
-
-void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
-                 const std::string& help) {
-  app->add_option_function<std::string>(
-         name,
-         [name, target](const std::string& text) {
-           absl::Duration value;
-           if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration() ||
-               value == absl::InfiniteDuration()) {
-             throw CLI::ValidationError(name, text + " is no duration above 0 such as 500ms or 5s");
-           }
-           *target = value;
-         },
-         absl::StrCat(help, " [", absl::FormatDuration(*target), "]"))
-      ->type_name("DURATION");
 }
 
 void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
@@ -146,22 +128,6 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  // A little more than is allowed tells a long file without reading all of it.
-  std::string text(kMaxSecretBytes + 64, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(file.gcount());
-  absl::StripAsciiWhitespace(&text);
-  const bool printable = std::all_of(text.begin(), text.end(), absl::ascii_isgraph);
-  if (text.size() < kMinSecretBytes || text.size() > kMaxSecretBytes || !printable) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " must hold ", kMinSecretBytes, " to ",
-                                                   kMaxSecretBytes,
-                                                   " printable characters without spaces"));
-  }
-  return text;
-}
 
 CommandLine ParseCommandLine(int argc, char** argv) {
   CommandLine line;

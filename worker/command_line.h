@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/observability/log.h"
 #include "worker/comm/tcp/tcp_ring_transport.h"
@@ -26,10 +25,6 @@ struct CommandLine {
 // Resolves defaults (threads, memory limit) from the machine and reads the secret.
 // Exits the process, as command lines do, after --help, --version and mistakes.
 CommandLine ParseCommandLine(int argc, char** argv);
-
-// The cluster's secret: 16 to 1024 printable characters; white space around them does
-// not count. INVALID_ARGUMENT otherwise.
-absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
 
 }  // namespace ringattn
 

@@ -1,0 +1,21 @@
+// A command line's flag for a duration: "500ms", "5s".
+#ifndef RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_
+#define RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+// The help ends with the value that *target has now. Parsing throws
+// CLI::ValidationError unless the duration is finite and above 0. `target` must outlive
+// the parsing.
+void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
+                 const std::string& help);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_

@@ -1,0 +1,37 @@
+#include "common/process/secret_file.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+namespace {
+
+constexpr size_t kMinBytes = 16;
+constexpr size_t kMaxBytes = 1024;
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  // A little more than is allowed tells a long file without reading all of it.
+  std::string text(kMaxBytes + 64, '\0');
+  file.read(text.data(), text.size());
+  if (file.bad() || (file.gcount() == 0 && !file.eof())) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot read the secret file ", path));
+  }
+  text.resize(file.gcount());
+  absl::StripAsciiWhitespace(&text);
+  const bool printable =
+      std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+  if (text.size() < kMinBytes || text.size() > kMaxBytes || !printable) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the secret file ", path, " must hold ", kMinBytes, " to ", kMaxBytes,
+                     " printable characters without spaces"));
+  }
+  return text;
+}
+
+}  // namespace ringattn
