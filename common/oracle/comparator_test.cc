@@ -137,6 +137,25 @@ TEST(Comparator, ASmallBiasEverywhereFailsByNorm) {
   }
 }
 
+// Half a unit in the last place of a subnormal is what rounding may cost, whatever the
+// size of the terms; a whole unit is not.
+TEST(Comparator, SubnormalResultsMayBeHalfAUnitOff) {
+  AttentionSpec spec;
+  spec.dtype = DType::kFloat16;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 1;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 1};
+  const uint16_t one = 0x3c00;
+  for (const uint16_t v : {0x0001, 0x0040, 0x0080}) {  // from 2^-24 to 2^-17
+    const Result expected = EvaluateAll(spec, {.q = &one, .k = &one, .v = &v});
+    const double unit = expected.out.floor[0] / 0x1p-25;
+    EXPECT_GT(unit, 1.0);
+    EXPECT_LT(unit, 1.01);
+    EXPECT_TRUE(CompareTensor(spec, TensorId::kOut, expected.out, &v).passed);
+    const uint16_t off = v + 1;
+    EXPECT_FALSE(CompareTensor(spec, TensorId::kOut, expected.out, &off).passed) << v;
+  }
+}
+
 TEST(Comparator, OverflowMustBeTheSameInfinity) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;

@@ -151,6 +151,10 @@ double SubnormalLoss(DType dtype, double value) {
   return 0x1p-25;
 }
 
+double ResultLoss(DType dtype, double value) {
+  return dtype == DType::kFloat16 && std::abs(value) < 0x1p-14 ? 0x1p-25 : 0.0;
+}
+
 double Float32Flush(double value) {
   const double magnitude = std::abs(value);
   if (magnitude == 0.0 || magnitude >= 0x1p-120) return 0.0;

@@ -28,10 +28,14 @@ int64_t BytesOf(DType dtype);
 // The u of the element rule: 2^-9 bf16, 2^-12 fp16, 2^-20 fp32.
 double ToleranceUnit(DType dtype);
 
-// What storing `value` in the dtype may lose beyond relative rounding: half the
-// smallest subnormal of fp16 where that is its spacing; 0 for 0, and for bf16 and
-// fp32 (see Float32Flush).
+// What storing a term of `value` in the dtype may lose beyond relative rounding: half
+// the smallest subnormal of fp16 where that is its spacing; 0 for 0, which kernels have
+// exactly (masked pairs), and for bf16 and fp32 (see Float32Flush).
 double SubnormalLoss(DType dtype, double value);
+
+// The same for a result: a flat 2^-25 below 2^-14 in fp16, at 0 too, where what a kernel
+// stores is a sum that need not cancel exactly.
+double ResultLoss(DType dtype, double value);
 
 // What fp32 arithmetic may lose of `value` to underflow: all of it below 2^-120,
 // because exponentials of the kind that kernels use underflow a little before

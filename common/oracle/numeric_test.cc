@@ -87,6 +87,11 @@ TEST(Numeric, SmallLosses) {
   EXPECT_EQ(SubnormalLoss(DType::kFloat16, 0x1p-30), 0x1p-25);
   EXPECT_EQ(SubnormalLoss(DType::kFloat16, 0.0), 0.0);
   EXPECT_EQ(SubnormalLoss(DType::kBFloat16, 0x1p-30), 0.0);
+  EXPECT_EQ(ResultLoss(DType::kFloat16, 0x1p-14), 0.0);
+  EXPECT_EQ(ResultLoss(DType::kFloat16, -0x1.fp-15), 0x1p-25);
+  EXPECT_EQ(ResultLoss(DType::kFloat16, 0.0), 0x1p-25);
+  EXPECT_EQ(ResultLoss(DType::kBFloat16, 0.0), 0.0);
+  EXPECT_EQ(ResultLoss(DType::kFloat32, 0x1p-30), 0.0);
   EXPECT_EQ(Float32Flush(1e-30), 0.0);
   EXPECT_EQ(Float32Flush(1e-37), 1e-37);
   EXPECT_EQ(Float32Flush(1e-44), 0x1p-126);

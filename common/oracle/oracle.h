@@ -10,7 +10,8 @@
 //              terms count with delta's rounding too (it comes from the rounded
 //              out, however much it cancels), a term that fp16 stores as a
 //              subnormal with what that may lose
-//   floor      what fp32 arithmetic may lose whatever the dtype (see below)
+//   floor      what fp32 arithmetic may lose whatever the dtype (see below), and
+//              half of fp16's smallest subnormal for results below 2^-14
 //
 // Usage, everything of a small problem:
 //   Result expected = EvaluateAll(spec, {.q = q, .k = k, .v = v, .dout = dout});
@@ -23,7 +24,7 @@
 // |dout||out| even where they cancel, as they must exactly when a row sees one
 // key. Scores of 1e4 or documents of one token would otherwise fail any fp32
 // kernel. floor sums these per term with the factor 2^-21, plus what fp32 may
-// flush to zero (numeric.h).
+// flush to zero of the result (numeric.h).
 //
 // All functions are pure and thread safe. Host memory throughout.
 #ifndef RINGATTN_COMMON_ORACLE_ORACLE_H_

@@ -113,12 +113,12 @@ inline void Accumulate(const Coefficients& c, const double* x, RowSet& set, int6
   }
 }
 
-// Rounds the twins and adds what storing the results may lose to underflow.
+// Rounds the twins and adds what storing the results may lose to underflow: to the
+// floor, as it has nothing to do with the size of the row.
 inline void FinishRow(DType dtype, RowSet& set, int64_t row) {
   for (int64_t at = row * set.dim; at < (row + 1) * set.dim; ++at) {
     set.twin[at] = RoundTo(dtype, set.twin[at]);
-    set.magnitude[at] += SubnormalLoss(dtype, set.exact[at]) / (8.0 * ToleranceUnit(dtype));
-    set.floor[at] += Float32Flush(set.exact[at]);
+    set.floor[at] += ResultLoss(dtype, set.exact[at]) + Float32Flush(set.exact[at]);
   }
 }
 
@@ -158,7 +158,7 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
   return {p, RoundTo(dtype, stored) / divisor,
           p + std::min(SubnormalLoss(dtype, stored), stored) / divisor /
                   (8.0 * ToleranceUnit(dtype)),
-          kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
+          kFloat32Slack * (1.0 + score_magnitude) * p};
 }
 
 // delta of one query row: exact, from the rounded out, with absolute values, and
@@ -179,7 +179,7 @@ inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot&
   const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
   return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
           std::abs(scale) * (p * (size + delta.rounding) * slope + loss),
-          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size)};
+          std::abs(scale) * kFloat32Slack * noise};
 }
 
 }  // namespace ringattn::oracle
