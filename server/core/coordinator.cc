@@ -93,11 +93,10 @@ void Coordinator::Impl::ReportChanges() {
     Emit(ServingChanged{serving});
   }
   std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
-  if (reserved != reserved_reported_) {
-    reserved_reported_ = std::move(reserved);
-    topology_changed_ = true;
-  }
-  if (std::exchange(topology_changed_, false)) Emit(TopologyChanged{});
+  const bool memory_changed = reserved != reserved_reported_;
+  if (topology_changed_ || memory_changed) Emit(TopologyChanged{!topology_changed_});
+  topology_changed_ = false;
+  reserved_reported_ = std::move(reserved);
   if (drain_unanswered_ && requests_.empty() && operations_.empty()) {
     drain_unanswered_ = false;
     Emit(DrainCompleted{});

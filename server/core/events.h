@@ -144,7 +144,9 @@ struct StateChanged {  // GetOperation, Progress and metrics read it
   StreamId stream = 0;
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
 };
-struct TopologyChanged {};  // Coordinator::topology() has news
+struct TopologyChanged {  // Coordinator::topology() has news
+  bool only_memory = false;  // of reserved_bytes alone: as often as requests come and go
+};
 struct ServingChanged {     // what grpc.health.v1 should say
   bool serving = false;
 };

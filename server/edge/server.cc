@@ -184,8 +184,12 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       if (auto stream = Find(a.stream)) stream->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // whoever wants to know asks the core
-    void operator()(const TopologyChanged&) {
+    void operator()(const TopologyChanged& a) {
       v1::Topology topology = core.topology();
+      if (!a.only_memory) OnMembers(topology);
+      server->board_.Publish(std::move(topology));
+    }
+    void OnMembers(const v1::Topology& topology) {
       std::set<std::string> addresses;
       for (const v1::WorkerInfo& worker : topology.workers()) {
         addresses.insert(worker.data_address());
@@ -195,7 +199,6 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       LogInfo("topology changed", {{"state", v1::RingState_Name(topology.state())},
                                    {"generation", topology.generation()},
                                    {"workers", topology.workers_size()}});
-      server->board_.Publish(std::move(topology));
     }
     void operator()(const ServingChanged& a) { server->SetServing(a.serving); }
     void operator()(const DrainCompleted&) { server->admin_service_.OnDrained(); }

@@ -44,6 +44,10 @@ def test_topology_says_at_once_what_is_reserved(make_ring):
     def reserved(topology):
         return [w.reserved_bytes for w in topology.workers]
 
+    def logged():  # only what concerns the members
+        return (ring.directory / "server.log").read_text().count('"topology changed"')
+
+    logged_before = logged()
     watch = ring.cluster.WatchTopology(cluster_pb2.WatchTopologyRequest(), timeout=50)
     assert reserved(next(watch).topology) == [0, 0]
     inputs, go_on = make_inputs(), threading.Event()
@@ -63,6 +67,7 @@ def test_topology_says_at_once_what_is_reserved(make_ring):
         pass
     while any(reserved(next(watch).topology)):
         pass  # the workers' answers to Release
+    assert logged() == logged_before
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
