@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/call_plan.h"
+#include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
 
@@ -25,6 +26,7 @@ grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
                                      kMessageSlackBytes);
+  wire::SetTransportArguments([&](const char* name, int value) { arguments.SetInt(name, value); });
   // Without a pool of its own every channel would share one connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);

@@ -36,10 +36,10 @@ struct ClientOptions {
   int channels = 4;
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
-  // Large chunks amortise the cost per message; both sides stay below what the server
-  // takes (16 MiB).
-  uint32_t max_chunk_bytes_up = 4 << 20;
-  uint32_t max_chunk_bytes_down = 4 << 20;
+  // Large enough to amortise the cost per message, small enough to pass through caches:
+  // 4 MiB were a fifth slower. The server takes 16 MiB.
+  uint32_t max_chunk_bytes_up = 1 << 20;
+  uint32_t max_chunk_bytes_down = 1 << 20;
   RetryOptions retry = {};
 };
 

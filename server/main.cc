@@ -14,6 +14,7 @@
 #include "common/observability/log.h"
 #include "common/process/secret_file.h"
 #include "common/version.h"
+#include "common/wire/allocator.h"
 #include "server/edge/server.h"
 #include "server/options.h"
 
@@ -90,4 +91,7 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int argc, char** argv) { return ringattn::Run(argc, argv); }
+int main(int argc, char** argv) {
+  ringattn::wire::KeepFreedMemory();
+  return ringattn::Run(argc, argv);
+}

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
 #include "common/version.h"
+#include "common/wire/allocator.h"
 #include "worker/command_line.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/service/measurement.h"
@@ -119,6 +120,7 @@ absl::Status Run(const CommandLine& line) {
 }  // namespace ringattn
 
 int main(int argc, char** argv) {
+  ringattn::wire::KeepFreedMemory();
   const ringattn::CommandLine line = ringattn::ParseCommandLine(argc, argv);
   const sigset_t signals = ringattn::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later

@@ -6,9 +6,11 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/command.h"
+#include "common/wire/allocator.h"
 
 int main(int argc, char** argv) {
   using namespace ringattn::cli;
+  ringattn::wire::KeepFreedMemory();
   // A closed pipe is an error of the write, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app(

@@ -56,8 +56,8 @@ class RequestStream final : public ByteStreamReactor,
                             public ShardStreamOwner,
                             public std::enable_shared_from_this<RequestStream> {
  public:
-  static constexpr int64_t kUploadWindowBytes = 4 * kMiB;
-  static constexpr int64_t kDownloadWindowBytes = 2 * kMiB;
+  static constexpr int64_t kUploadWindowBytes = 2 * kMiB;
+  static constexpr int64_t kDownloadWindowBytes = 1 * kMiB;
   static constexpr int64_t kReadAheadBytes = 1 * kMiB;
 
   // A reactor that lives until gRPC is done with it.

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 #include "common/version.h"
+#include "common/wire/transport.h"
 
 namespace ringattn {
 namespace {
@@ -49,7 +50,8 @@ void Configure(const grpc::ResourceQuota& quota, int64_t max_message_bytes,
   // Two servers on one port would share its connections at random.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  wire::SetTransportArguments(
+      [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
   // Finds connections whose peer is gone without a word. Clients that ping as often
   // are welcome, with a margin for their clocks.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);

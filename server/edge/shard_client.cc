@@ -6,6 +6,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "common/wire/transport.h"
 #include "server/edge/secret.h"
 
 namespace ringattn {
@@ -19,7 +20,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Lim
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  wire::SetTransportArguments([&](const char* name, int value) { arguments.SetInt(name, value); });
   // A worker that comes back at the same address is found quickly.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);

@@ -9,6 +9,7 @@
 #include "common/validation.h"
 #include "common/version.h"
 #include "common/wire/proto_values.h"
+#include "common/wire/transport.h"
 
 namespace ringattn {
 namespace {
@@ -53,6 +54,8 @@ FakeWorker::FakeWorker(const std::string& name, const std::string& control_addre
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(-1);
+  wire::SetTransportArguments(
+      [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   data_address_ = absl::StrCat("127.0.0.1:", port);

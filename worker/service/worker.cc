@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/limits.h"
 #include "common/version.h"
+#include "common/wire/transport.h"
 
 namespace ringattn {
 namespace {
@@ -25,6 +26,8 @@ void SetTransport(grpc::ServerBuilder* builder) {
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  wire::SetTransportArguments(
+      [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
 }
 
 // While a long operation computes, the coordinator's open exchange carries nothing but
