@@ -28,8 +28,11 @@ constexpr int kExitStuck = 70;  // EX_SOFTWARE
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
 constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
 
-absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const std::string& name, int threads) {
-  if (name == "auto" || name == "cpu") return std::make_unique<CpuDevice>(threads);
+absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const std::string& name,
+                                                   const WorkerOptions& options) {
+  if (name == "auto" || name == "cpu") {
+    return std::make_unique<CpuDevice>(options.threads, options.memory_limit_bytes);
+  }
   if (absl::StartsWith(name, "cuda")) {
     return absl::InvalidArgumentError(absl::StrCat("--device=", name, ": built without CUDA"));
   }
@@ -79,7 +82,7 @@ absl::Status Measure(Device& device, const CommandLine& line, WorkerOptions* opt
 // Returns only if the worker cannot start.
 absl::Status Run(const CommandLine& line) {
   WorkerOptions options = line.worker;
-  absl::StatusOr<std::unique_ptr<Device>> device = MakeDevice(line.device, options.threads);
+  absl::StatusOr<std::unique_ptr<Device>> device = MakeDevice(line.device, options);
   if (!device.ok()) return device.status();
   std::unique_ptr<RingTransport> transport = std::make_unique<TcpRingTransport>(line.transport);
   if (absl::Status status = Measure(**device, line, &options); !status.ok()) return status;

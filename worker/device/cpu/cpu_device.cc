@@ -1,7 +1,5 @@
 #include "worker/device/cpu/cpu_device.h"
 
-#include <sys/mman.h>
-
 #include <cstring>
 #include <utility>
 
@@ -10,36 +8,44 @@
 namespace ringattn {
 namespace {
 
-// Anonymous pages: returned to the system at once on release, and untouched pages
-// cost nothing, so a worker's resident size is what requests really use.
+// How long released memory waits for the next request: longer than the pause between
+// requests that follow one another, too short for anybody to miss it.
+constexpr absl::Duration kKeepTime = absl::Seconds(1);
+
+// Untouched pages cost nothing, so a worker's resident size is what requests really use.
 class HostBuffer : public DeviceBuffer {
  public:
-  HostBuffer(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  HostBuffer(std::shared_ptr<PagePool> pool, void* data, int64_t bytes)
+      : pool_(std::move(pool)), data_(data), bytes_(bytes) {}
   ~HostBuffer() override {
-    if (data_ != nullptr) munmap(data_, bytes_);
+    if (data_ != nullptr) pool_->Give(data_, bytes_);
   }
 
   void* data() override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
+  const std::shared_ptr<PagePool> pool_;
   void* const data_;
   const int64_t bytes_;
 };
 
 }  // namespace
 
-CpuDevice::CpuDevice(int threads)
-    : threads_(threads), kernels_(threads), queue_("cpu_device") {}
+CpuDevice::CpuDevice(int threads, int64_t memory_limit_bytes)
+    : threads_(threads),
+      pool_(std::make_shared<PagePool>(memory_limit_bytes, kKeepTime)),
+      kernels_(threads),
+      queue_("cpu_device") {}
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes) {
-  if (bytes == 0) return std::make_unique<HostBuffer>(nullptr, 0);
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) {
+  if (bytes == 0) return std::make_unique<HostBuffer>(nullptr, nullptr, 0);
+  void* const data = pool_->Take(bytes);
+  if (data == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map ", bytes, " bytes of host memory"));
   }
-  return std::make_unique<HostBuffer>(data, bytes);
+  return std::make_unique<HostBuffer>(pool_, data, bytes);
 }
 
 EventRef CpuDevice::Start(KernelCall call, std::vector<EventRef> after, RunControl* control) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/device/cpu/page_pool.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
@@ -15,8 +16,9 @@ namespace ringattn {
 // Thread safe, as Device says.
 class CpuDevice : public Device {
  public:
-  // `threads` >= 1 compute threads.
-  explicit CpuDevice(int threads);
+  // `threads` >= 1 compute threads. Released memory is kept for the next buffers for a
+  // moment, as long as it and the buffers stay within `memory_limit_bytes` (page_pool.h).
+  CpuDevice(int threads, int64_t memory_limit_bytes);
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
   EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
@@ -27,6 +29,7 @@ class CpuDevice : public Device {
 
  private:
   const int threads_;
+  const std::shared_ptr<PagePool> pool_;
   CpuKernels kernels_;
   HostQueue queue_;  // last: its thread uses kernels_
 };
