@@ -53,6 +53,24 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_reply() = Reply(options, limits);
 }
 
+// Inputs that together are no more than this travel in the header: the chunk's round
+// trip for Accepted would take longer than they do, and a queue of headers stays small.
+constexpr uint64_t kMaxInlineBytes = 64 << 10;
+
+template <typename Header>
+void InlineSmallInputs(CallPlan* plan, Header* header) {
+  uint64_t bytes = 0;
+  for (const InputTensor& input : plan->inputs) bytes += input.bytes.size();
+  if (bytes > kMaxInlineBytes) return;
+  for (const InputTensor& input : plan->inputs) {
+    if (input.bytes.empty()) continue;
+    v1::InlineTensor* tensor = header->add_inline_tensors();
+    tensor->set_tensor(input.tensor);
+    tensor->set_data(input.bytes.data(), input.bytes.size());
+  }
+  plan->inputs.clear();
+}
+
 CallPlan BasicPlan(CallKind kind, const CallOptions& options, const ChunkLimits& limits) {
   CallPlan plan;
   plan.kind = kind;
@@ -73,6 +91,7 @@ absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResul
   if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
+  InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
 }
@@ -96,6 +115,7 @@ absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardRe
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
 }

@@ -66,7 +66,7 @@ TEST(Client, TensorsArriveWholeBothWays) {
   std::string request_id;
   FakeAttentionServer server([&](int, const auto& header, auto*, auto* stream) {
     request_id = header.request_id();
-    EXPECT_EQ(header.reply().max_chunk_bytes(), 4u << 20);
+    EXPECT_EQ(header.reply().max_chunk_bytes(), ClientOptions().max_chunk_bytes_down);
     EXPECT_TRUE(header.reply().with_crc32c());
     return Echo(header, stream);
   });
@@ -82,6 +82,38 @@ TEST(Client, TensorsArriveWholeBothWays) {
   EXPECT_EQ(report->summary.attempts(), 1u);
   EXPECT_EQ(report->accepted.request_id(), request_id);
   EXPECT_GE(report->times.finished_seconds, report->times.accepted_seconds);
+}
+
+TEST(Client, SmallInputsTravelInTheHeader) {
+  int inline_tensors = 0, chunks = 0;
+  FakeAttentionServer server([&](int, const v1::ForwardHeader& header, auto*,
+                                 ForwardStream* stream) {
+    inline_tensors = header.inline_tensors_size();
+    stream->Write(AcceptedFor(header));
+    v1::ForwardRequest request;
+    while (stream->Read(&request)) ++chunks;
+    return FakeError{grpc::StatusCode::INTERNAL, "enough"}.ToStatus();
+  });
+  const auto client = ConnectTo(server);
+  Problem small(64);  // 96 KiB would be too much: 64 of q, 16 of k and of v
+  EXPECT_EQ(client->Forward(small.args, small.results).status().code(),
+            absl::StatusCode::kInternal);
+  EXPECT_EQ(inline_tensors, 0);
+  EXPECT_EQ(chunks, 3);
+  chunks = 0;
+  Problem smaller(42);
+  EXPECT_EQ(client->Forward(smaller.args, smaller.results).status().code(),
+            absl::StatusCode::kInternal);
+  EXPECT_EQ(inline_tensors, 3);
+  EXPECT_EQ(chunks, 0);
+}
+
+TEST(Client, InlineTensorsAreTheCallersBytes) {
+  FakeAttentionServer server(
+      [](int, const auto& header, auto*, auto* stream) { return Echo(header, stream); });
+  Problem problem(8);
+  ASSERT_TRUE(ConnectTo(server)->Forward(problem.args, problem.results).ok());
+  EXPECT_EQ(problem.out, problem.q);
 }
 
 TEST(Client, ChunksCarryTheirCrcAndRespectTheServersSize) {

@@ -115,12 +115,15 @@ inline v1::ForwardResponse AcceptedFor(const v1::ForwardHeader& header) {
   return response;
 }
 
-// Reads chunks until the client half-closes: the tensors' bytes.
+// Reads chunks until the client half-closes: the tensors' bytes, inline ones included.
 inline std::map<int, std::string> ReadUpload(const v1::ForwardHeader& header,
                                              ForwardStream* stream) {
   std::map<int, std::string> tensors;
   for (const v1::TensorId tensor : {v1::TENSOR_ID_Q, v1::TENSOR_ID_K, v1::TENSOR_ID_V}) {
     tensors[tensor].resize(*TensorBytes(header.shape(), header.dtype(), tensor));
+  }
+  for (const v1::InlineTensor& tensor : header.inline_tensors()) {
+    tensors[tensor.tensor()] = tensor.data();
   }
   v1::ForwardRequest request;
   while (stream->Read(&request)) {
