@@ -46,6 +46,9 @@ struct Limits {
   // One chunk and its envelope: tensor, offset, crc32c and two lengths are below 64
   // bytes.
   int64_t max_message_bytes = max_chunk_bytes_up + 64 * kKiB;
+  // From clients twice as much is read, only to be refused by name: gRPC refuses what is
+  // larger before anybody sees it, RESOURCE_EXHAUSTED without details.
+  int64_t max_refused_message_bytes = 2 * max_message_bytes;
   int64_t max_request_id_bytes = 128;
   // Details travel in HTTP/2 trailers: 7,000 bytes pass, 9,000 hide the real code.
   int64_t max_error_detail_bytes = 4 * kKiB;
@@ -61,6 +64,9 @@ struct Limits {
   // Reserved memory is held while a client uploads: longer silence than any
   // retransmission gives it back.
   absl::Duration upload_idle_timeout = absl::Seconds(30);
+  // Likewise while a client downloads. Within it a reader must take a chunk; of the
+  // largest, 16 MiB, that is 0.6 MB/s.
+  absl::Duration download_idle_timeout = absl::Seconds(30);
   // Requests without a deadline get this one: 128M tokens on CPUs end earlier or
   // never.
   absl::Duration default_deadline = absl::Hours(6);

@@ -62,6 +62,8 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "bytes of gRPC's own buffers; calls end when they are full");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload that stands still this long gives its memory back");
+  AddDuration(group, "--download_idle_timeout", &limits.download_idle_timeout,
+              "a download of which the client takes nothing for this long gives its memory back");
   AddDuration(group, "--default_deadline", &limits.default_deadline,
               "for requests that come without one");
   AddDuration(group, "--max_deadline", &limits.max_deadline, "for all others");

@@ -2,6 +2,9 @@
 
 #include <malloc.h>
 
+#include <algorithm>
+#include <thread>
+
 namespace ringattn::wire {
 
 void KeepFreedMemory() {
@@ -10,8 +13,10 @@ void KeepFreedMemory() {
   // Setting either threshold ends glibc's own adjustment of both. Larger than any
   // buffer that gRPC reads into.
   mallopt(M_MMAP_THRESHOLD, 4 << 20);
-  // Memory that one arena keeps free is none to the others: few of them bound the sum.
-  mallopt(M_ARENA_MAX, 2);
+  // Memory that one arena keeps free is none to the others: few of them bound the sum,
+  // yet many threads need some to choose from.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  mallopt(M_ARENA_MAX, std::clamp(cores / 2, 2, 8));
 }
 
 }  // namespace ringattn::wire

@@ -31,7 +31,9 @@ std::vector<Action> Coordinator::Impl::Handle(const Event& event, absl::Time now
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
   now_ = std::max(now_, now);
   std::visit([this](const auto& value) { On(value); }, event);
-  if (!std::holds_alternative<UploadProgressed>(event)) Settle();
+  const bool only_progress = std::holds_alternative<UploadProgressed>(event) ||
+                             std::holds_alternative<DownloadProgressed>(event);
+  if (!only_progress) Settle();
   return std::exchange(actions_, {});
 }
 

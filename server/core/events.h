@@ -74,6 +74,10 @@ struct RequestEnded {
 struct UploadProgressed {
   StreamId stream = 0;
 };
+// The client took bytes, or it is not the client that is waited for (for the idle limit).
+struct DownloadProgressed {
+  StreamId stream = 0;
+};
 // The whole result has been handed to the client's transport.
 struct DownloadFinished {
   StreamId stream = 0;
@@ -95,8 +99,8 @@ struct ReformRequested {};
 struct Tick {};
 
 using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                           UploadProgressed, DownloadFinished, ShardStreamFailed, CancelRequested,
-                           DrainRequested, ReformRequested, Tick>;
+                           UploadProgressed, DownloadProgressed, DownloadFinished, ShardStreamFailed,
+                           CancelRequested, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 

@@ -69,6 +69,12 @@ Failure UploadIdle(absl::Duration limit) {
               absl::StrCat("no tensor bytes arrived for ", absl::FormatDuration(limit)));
 }
 
+Failure DownloadIdle(absl::Duration limit) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
+              absl::StrCat("the client took no bytes of the result for ",
+                           absl::FormatDuration(limit)));
+}
+
 // The planner's message starts with the field that it is about.
 Failure NotPlannable(const absl::Status& status) {
   Failure failure = Make(status.code(), "NOT_PLANNABLE", std::string(status.message()));

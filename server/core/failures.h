@@ -21,6 +21,7 @@ Failure Superseded(const std::string& request_id);
 Failure CancelledByCall();
 Failure DeadlineExceeded(const char* state);
 Failure UploadIdle(absl::Duration limit);
+Failure DownloadIdle(absl::Duration limit);
 // The planner's refusal, code and words as they are.
 Failure NotPlannable(const absl::Status& status);
 // The ring is smaller than it was, or has only just begun to gather.

@@ -52,6 +52,7 @@ class Coordinator::Impl {
   void On(const RequestArrived& event);
   void On(const RequestEnded& event);
   void On(const UploadProgressed& event);
+  void On(const DownloadProgressed& event);
   void On(const DownloadFinished& event);
   void On(const ShardStreamFailed& event);
   void On(const CancelRequested& event);

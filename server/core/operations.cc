@@ -194,6 +194,9 @@ void Coordinator::Impl::CheckOperationTimers() {
     } else if (operation.phase == Phase::kUploading &&
                now_ - operation.last_advance > config_.limits.upload_idle_timeout) {
       ended.emplace_back(*operation.stream, UploadIdle(config_.limits.upload_idle_timeout));
+    } else if (operation.phase == Phase::kDownloading &&
+               now_ - operation.last_advance > config_.limits.download_idle_timeout) {
+      ended.emplace_back(*operation.stream, DownloadIdle(config_.limits.download_idle_timeout));
     }
   }
   for (const auto& [connection, reason] : mute) LoseWorker(connection, reason, /*drop=*/true);

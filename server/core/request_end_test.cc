@@ -154,6 +154,29 @@ stats
 )");
 }
 
+TEST(RequestEndTest, AnIdleDownloadGivesItsMemoryBack) {
+  EXPECT_SCENARIO(R"(
+ring a
+request s1
+> a: reserve 1-1 [0]
+a reserved 1-1
+> s1: accepted 1-1 on a
+a uploaded 1-1
+> a: run 1-1
+a finished 1-1
+> s1: download
+wait 29s
+download s1
+wait 29s
+stats
+> queued 0 active 1 memory held ready 1
+wait 2s
+> s1: failed DEADLINE_EXCEEDED DOWNLOAD_IDLE: the client took no bytes of the result for 30s
+stats
+> queued 0 active 0 memory free ready 1
+)");
+}
+
 TEST(RequestEndTest, TheSameRequestAgainTakesOver) {
   EXPECT_SCENARIO(R"(
 ring a

@@ -86,6 +86,12 @@ void Coordinator::Impl::On(const UploadProgressed& event) {
   operation->last_advance = now_;
 }
 
+void Coordinator::Impl::On(const DownloadProgressed& event) {
+  OperationRecord* operation = OperationOf(event.stream);
+  if (operation == nullptr || operation->phase != OperationRecord::Phase::kDownloading) return;
+  operation->last_advance = now_;
+}
+
 void Coordinator::Impl::On(const DownloadFinished& event) {
   OperationRecord* operation = OperationOf(event.stream);
   if (operation == nullptr || operation->phase != OperationRecord::Phase::kDownloading) return;

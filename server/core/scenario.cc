@@ -80,6 +80,7 @@ class Scenario {
     if (verb == "accepted") return Serve(words, /*run=*/false);
     if (verb == "running") return Serve(words, /*run=*/true);
     if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
+    if (verb == "download") return Feed(DownloadProgressed{Stream(words[1])});
     if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});
     if (verb == "end") {
       Failure why;

@@ -370,6 +370,12 @@ TEST_F(BadRequestsTest, ChunksOverTheLimit) {
   const std::string large = "shape { seq_len_q: 40000 }";  // q has 20 MB
   Expect(Call(false, {First(false, kBase, large), Chunk(kQ, 0, (16 << 20) + 1)}), kInvalid,
          "chunk.data");
+  // More than a message may have, and still refused by us and not by gRPC.
+  const std::string larger = "shape { seq_len_q: 80000 }";
+  const Outcome outcome =
+      Call(false, {First(false, kBase, larger), Chunk(kQ, 0, (32 << 20) + 1)});
+  Expect(outcome, kInvalid, "chunk.data");
+  EXPECT_THAT(outcome.status.error_message(), ::testing::HasSubstr("larger than the limit"));
 }
 
 TEST_F(BadRequestsTest, InlineTensorsAreNotSentAgain) {

@@ -100,6 +100,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_queued_requests(limits.max_queued_requests);
   proto->set_max_queued_bytes(limits.max_queued_bytes);
   SetDuration(limits.upload_idle_timeout, proto->mutable_upload_idle_timeout());
+  SetDuration(limits.download_idle_timeout, proto->mutable_download_idle_timeout());
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);
   proto->set_finished_operations_kept(limits.finished_operations_kept);

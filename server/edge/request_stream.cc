@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <grpc/grpc.h>
+
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -202,7 +204,10 @@ void RequestStream::Succeed(const FinishRequest& finish) {
 void RequestStream::Fail(const Failure& failure) {
   absl::MutexLock lock(&mutex_);
   in_core_ = false;
-  if (!ended_) End(ToGrpcStatus(failure, context_->limits));
+  if (ended_) return;
+  if (failure.reason == "UPLOAD_IDLE") context_->metrics->IdleEnded("upload");
+  if (failure.reason == "DOWNLOAD_IDLE") context_->metrics->IdleEnded("download");
+  End(ToGrpcStatus(failure, context_->limits));
 }
 
 void RequestStream::OnTick(absl::Time now, const Coordinator& core) {
@@ -213,7 +218,8 @@ void RequestStream::OnTick(absl::Time now, const Coordinator& core) {
                                  "no header came in time", "header"),
                      context_->limits));
   }
-  if (ended_ && !done_ && now - ended_at_ > kFinishTimeout) call_->TryCancel();
+  if (!over() && !writing_) ReportDownload(now);
+  if (ended_ && !done_ && now - ended_at_ > kFinishTimeout) CutOff();
   if (!over() && now >= next_progress_) SendProgress(now, core);
 }
 
@@ -248,6 +254,17 @@ void RequestStream::End(const grpc::Status& status) {
            {"error", status.error_message()},
            {"seconds", absl::ToDoubleSeconds(ended_at_ - opened_at_)}});
   if (!writing_ && outgoing_.empty()) FinishCall();
+}
+
+// The status waits behind a message that the client does not take. Cancelling lets go
+// of that message and sends the status ahead, code and words without the details; what
+// TryCancel sends would be CANCELLED.
+void RequestStream::CutOff() {
+  if (std::exchange(cut_off_, true)) return;
+  if (status_.ok()) return call_->TryCancel();
+  grpc_call_cancel_with_status(call_->c_call(),
+                               static_cast<grpc_status_code>(status_.error_code()),
+                               status_.error_message().c_str(), nullptr);
 }
 
 void RequestStream::FinishCall() {
@@ -292,7 +309,9 @@ void RequestStream::OnWriteDone(bool ok) {
   if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
   if (ended_ && outgoing_.empty()) return FinishCall();
   WriteNext();
-  if (!over()) PumpDownload();
+  if (over()) return;
+  if (ok) ReportDownload(absl::Now());
+  PumpDownload();
 }
 
 }  // namespace ringattn

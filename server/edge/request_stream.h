@@ -106,6 +106,7 @@ class RequestStream final : public ByteStreamReactor,
   void GiveUp(Failure why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutOff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopShards() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enqueue(grpc::ByteBuffer message, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -119,6 +120,8 @@ class RequestStream final : public ByteStreamReactor,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpDownload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReportDownload(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TimeToReport(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShardFailed(int rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendProgress(absl::Time now, const Coordinator& core)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -145,6 +148,7 @@ class RequestStream final : public ByteStreamReactor,
   Failure why_ ABSL_GUARDED_BY(mutex_);  // set with gave_up_
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;     // `status_` is final
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // gRPC has the status
+  bool cut_off_ ABSL_GUARDED_BY(mutex_) = false;   // gRPC was told to end the call at once
   bool done_ ABSL_GUARDED_BY(mutex_) = false;      // call_ is gone
   absl::Time ended_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -154,7 +158,7 @@ class RequestStream final : public ByteStreamReactor,
   std::vector<Member> members_ ABSL_GUARDED_BY(mutex_);
   std::optional<UploadRouter> router_ ABSL_GUARDED_BY(mutex_);
   int64_t upload_waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Time upload_reported_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time progress_reported_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::optional<DownloadMerger> merger_ ABSL_GUARDED_BY(mutex_);
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
   bool download_reported_ ABSL_GUARDED_BY(mutex_) = false;

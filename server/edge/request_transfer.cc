@@ -19,8 +19,8 @@ namespace {
 constexpr int kOpened = v1::ExchangeResponse::kOpened;
 constexpr int kDone = v1::ExchangeResponse::kDone;
 
-// The core's limit on idle uploads is counted in seconds.
-constexpr absl::Duration kUploadReportInterval = absl::Milliseconds(200);
+// The core's limits on idle transfers are counted in seconds.
+constexpr absl::Duration kReportInterval = absl::Milliseconds(200);
 
 // What members are asked to send at a time: not less than is worth a message, not
 // more than the read-ahead.
@@ -117,10 +117,13 @@ void RequestStream::RouteChunk(const wire::ChunkHeader& chunk, std::vector<grpc:
     upload_waiting_bytes_ += part.payload_bytes;
     members_[part.rank].stream->Write(std::move(part.message), part.payload_bytes);
   }
-  const absl::Time now = absl::Now();
-  if (now - upload_reported_ < kUploadReportInterval) return;
-  upload_reported_ = now;
-  context_->core->Post(UploadProgressed{id_});
+  if (TimeToReport(absl::Now())) context_->core->Post(UploadProgressed{id_});
+}
+
+bool RequestStream::TimeToReport(absl::Time now) {
+  if (now - progress_reported_ < kReportInterval) return false;
+  progress_reported_ = now;
+  return true;
 }
 
 void RequestStream::OnShardWritten(int rank, int64_t payload_bytes) {
@@ -158,6 +161,12 @@ void RequestStream::OnShardMessage(int rank, grpc::ByteBuffer buffer) {
     return ShardFailed(rank, "it sent an unknown message");
   }
   PumpDownload();
+}
+
+// While nothing waits for the client, nothing is its fault.
+void RequestStream::ReportDownload(absl::Time now) {
+  if (!download_.has_value() || download_reported_ || !TimeToReport(now)) return;
+  context_->core->Post(DownloadProgressed{id_});
 }
 
 // Moves on whatever can move.

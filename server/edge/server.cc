@@ -122,7 +122,7 @@ absl::Status Server::Listen() {
 
   int public_port = 0;
   grpc::ServerBuilder builder;
-  Configure(quota, max_message_bytes, &builder);
+  Configure(quota, options_.core.limits.max_refused_message_bytes, &builder);
   builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &public_port);
   builder.RegisterService(&attention_service_);
   builder.RegisterService(&cluster_service_);

@@ -9,6 +9,9 @@ namespace ringattn {
 ServerMetrics::ServerMetrics(Metrics* metrics)
     : requests_(metrics->Counters("ringattn_requests_total",
                                   "Forward and Backward calls that ended, by status code.")),
+      idle_transfers_(metrics->Counters(
+          "ringattn_idle_transfers_total",
+          "Requests ended because the client sent or took no tensor bytes for too long.")),
       stages_(StageDurations(*metrics)),
       worker_up_(metrics->Gauges("ringattn_worker_up",
                                  "1 if the rank of the ring is served, 0 if it was once.")) {
@@ -32,6 +35,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
   for (const char* method : {"Forward", "Backward"}) {
     requests_.Add({{"method", method}, {"code", "OK"}});
   }
+  for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
   for (const char* stage : {"queue", "upload", "compute", "download"}) {
     stages_.Add({{"stage", stage}}, StageBuckets());
   }
@@ -40,6 +44,10 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
 void ServerMetrics::RequestEnded(Direction direction, const char* code) {
   const char* method = direction == Direction::kForward ? "Forward" : "Backward";
   requests_.Add({{"method", method}, {"code", code}}).Increment();
+}
+
+void ServerMetrics::IdleEnded(const char* stage) {
+  idle_transfers_.Add({{"stage", stage}}).Increment();
 }
 
 void ServerMetrics::StageTook(const char* stage, absl::Duration duration) {

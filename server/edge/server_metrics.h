@@ -19,6 +19,8 @@ class ServerMetrics {
   explicit ServerMetrics(Metrics* metrics);
 
   void RequestEnded(Direction direction, const char* code);
+  // By the limit on uploads ("upload") or downloads ("download") that stand still.
+  void IdleEnded(const char* stage);
   void StageTook(const char* stage, absl::Duration duration);
   void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
@@ -30,6 +32,7 @@ class ServerMetrics {
 
  private:
   prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& idle_transfers_;
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.request
 
 import grpc
 import numpy as np
@@ -213,6 +214,19 @@ def test_an_idle_upload_gives_its_memory_back(make_ring):
     error = Call(ring, make_inputs(**BIG), upload=0.5).error()
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
+
+
+def test_an_idle_download_gives_its_memory_back(make_ring):
+    ring = make_ring(workers=2, server_flags=["--download_idle_timeout=2s"])
+    call = enter(ring, "download")  # and takes nothing of its 40 MB
+    call.wait_state(pb.OPERATION_STATE_FAILED, 60)
+    wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
+    # Code and words come also to a client that looks long after.
+    error = call.error()
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "the client took no bytes" in error.details()
+    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=5) as reply:
+        assert 'ringattn_idle_transfers_total{stage="download"} 1' in reply.read().decode()
 
 
 def test_a_slow_reader_and_a_slow_writer_stall_only_themselves(make_ring):

@@ -34,6 +34,7 @@ void Clients::StartRandomCall(int max_world_size) {
   if (random.OneIn(12)) call.upload_time = random.Between(absl::Seconds(1), absl::Seconds(20));
   if (random.OneIn(12)) call.download_time = random.Between(absl::Seconds(1), absl::Seconds(20));
   call.idles = random.OneIn(25);
+  call.takes_nothing = random.OneIn(25);
   if (random.OneIn(4)) call.deadline = random.Between(absl::ZeroDuration(), absl::Seconds(20));
   const std::string id = call.id;
   calls_[id] = std::move(call);
@@ -117,7 +118,10 @@ void Clients::OnAction(const Action& action) {
     Stream& stream = streams_.at(begin->stream);
     stream.uploading = false;
     stream.downloading = true;
-    world_->scheduler.After(calls_.at(stream.call).download_time,
+    const Call& call = calls_.at(stream.call);
+    if (call.takes_nothing) return;
+    ReportDownload(begin->stream);
+    world_->scheduler.After(call.download_time,
                             [this, id = begin->stream] { TryFinishDownload(id); });
   } else if (const auto* finish = std::get_if<FinishRequest>(&action)) {
     Stream& stream = streams_.at(finish->stream);
@@ -160,6 +164,12 @@ void Clients::ReportUpload(StreamId stream) {
   if (!InFlight(stream) || !streams_.at(stream).uploading) return;
   control_->Feed(UploadProgressed{stream});
   world_->scheduler.After(absl::Seconds(1), [this, stream] { ReportUpload(stream); });
+}
+
+void Clients::ReportDownload(StreamId stream) {
+  if (!InFlight(stream)) return;
+  control_->Feed(DownloadProgressed{stream});
+  world_->scheduler.After(absl::Seconds(1), [this, stream] { ReportDownload(stream); });
 }
 
 void Clients::FailShard(StreamId id, int member) {
@@ -225,6 +235,9 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
     case absl::StatusCode::kDeadlineExceeded:
       if (failure.reason == "UPLOAD_IDLE") {
         return only(call.idles || world_->fault_injected, "it uploaded steadily");
+      }
+      if (failure.reason == "DOWNLOAD_IDLE") {
+        return only(call.takes_nothing, "it downloaded steadily");
       }
       return only(stream.deadline <= world_->now(), "the deadline has not passed");
     case absl::StatusCode::kInvalidArgument:

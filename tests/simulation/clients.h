@@ -47,6 +47,7 @@ class Clients {
     bool backward = false;
     bool good = false;     // no mischief
     bool idles = false;    // stops uploading for ever
+    bool takes_nothing = false;  // of its result
     absl::Duration upload_time;
     absl::Duration download_time;
     absl::Duration deadline = absl::InfiniteDuration();
@@ -71,6 +72,7 @@ class Clients {
   void PlanMischief(StreamId stream);
   void Upload(StreamId stream, const AcceptRequest& accept);
   void ReportUpload(StreamId stream);
+  void ReportDownload(StreamId stream);
   void FailShard(StreamId stream, int member);
   void TryFinishDownload(StreamId stream);
   void OnFail(StreamId stream, const Failure& failure);

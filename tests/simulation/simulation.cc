@@ -19,6 +19,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.max_queued_requests = random.OneIn(4) ? 4 : 64;
   config.limits.max_queued_bytes = random.OneIn(4) ? 50000 : 1 << 30;
   config.limits.upload_idle_timeout = absl::Seconds(10);
+  config.limits.download_idle_timeout = absl::Seconds(10);
   config.limits.finished_operations_kept = 8;
   config.limits.single_device_threshold_tokens = 500;
   return config;
