@@ -107,8 +107,9 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> ScalarDevice::Allocate(int64_t byt
   return std::make_unique<VectorBuffer>(bytes);
 }
 
-EventRef ScalarDevice::Start(KernelCall call, std::vector<EventRef> after, RunControl* control) {
-  return queue_.Start([this, call = std::move(call), control] { return Run(call, control); },
+EventRef ScalarDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
+                             RunControl* control) {
+  return queue_.Start([this, &call, control] { return Run(call.call(), control); },
                       std::move(after), HostQueue::OnFailure::kSkip);
 }
 
