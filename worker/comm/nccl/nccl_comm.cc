@@ -1,6 +1,5 @@
 #include "worker/comm/nccl/nccl_comm.h"
 
-#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -13,10 +12,10 @@
 namespace ringattn {
 namespace {
 
-// Between two looks at what NCCL does in the background: it takes tens of microseconds
-// to launch a group, and a second or so to join.
-constexpr absl::Duration kFirstPause = absl::Microseconds(2);
-constexpr absl::Duration kLongestPause = absl::Milliseconds(2);
+// NCCL works in the background. It launches a group in tens of microseconds, for which a
+// thread that sleeps wakes up too late; joining takes a second or so.
+constexpr absl::Duration kSpin = absl::Microseconds(300);
+constexpr absl::Duration kPause = absl::Milliseconds(1);
 
 }  // namespace
 
@@ -52,7 +51,7 @@ NcclComm::~NcclComm() { Abort(); }
 
 absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
                               const std::atomic<bool>& stop) {
-  absl::Duration pause = kFirstPause;
+  const absl::Time begin = absl::Now();
   while (true) {
     ncclResult_t state = ncclInProgress;
     const ncclResult_t result = library_->CommGetAsyncError(comm_, &state);
@@ -66,8 +65,11 @@ absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
       return absl::UnavailableError(
           absl::StrCat(call, " was not done in time; not all ranks took part"));
     }
-    absl::SleepFor(pause);
-    pause = std::min(pause * 1.5, kLongestPause);
+    if (absl::Now() - begin < kSpin) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(kPause);
+    }
   }
 }
 

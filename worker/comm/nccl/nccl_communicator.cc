@@ -200,13 +200,18 @@ void NcclCommunicator::EndWork() {
   // Whoever is putting a group on the stream comes to an end first: Interrupt().
   absl::MutexLock issuing(&issuing_);
   if (comm_ != nullptr) comm_->Abort();
-  absl::MutexLock lock(&mutex_);
-  if (half_enqueued_ == nullptr) return;
-  // Nothing more can be enqueued, so what is on the stream now is all there is. If the
-  // end cannot be recorded the device is broken, and nothing is running any more.
-  (void)half_enqueued_->RecordEnd(stream_);
-  half_enqueued_->Fail(AbortedStatus());
-  half_enqueued_ = nullptr;
+  std::shared_ptr<CudaEvent> half_enqueued;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    half_enqueued = std::move(half_enqueued_);
+    status = AbortedStatus();
+  }
+  if (half_enqueued == nullptr) return;
+  // Nothing more can be enqueued, so what is on the stream now is all there is. The
+  // event has no end on it: a recorded one could be seen before the failure is noted.
+  (void)cudaStreamSynchronize(stream_);
+  half_enqueued->Fail(status);
 }
 
 absl::Status NcclCommunicator::AbortedStatus() const {

@@ -47,7 +47,7 @@ class NcclCommunicator : public Communicator {
                    int rank, int world_size, absl::Duration step_timeout);
 
   // Puts the group on the stream. After a failure that may have left work behind,
-  // event's end is not recorded and *half_enqueued is set.
+  // the event's end is not recorded and *half_enqueued is set.
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, const std::vector<EventRef>& after,
                        CudaEvent* event, bool* half_enqueued)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
