@@ -21,6 +21,7 @@ class CudaMemory::Buffer : public DeviceBuffer {
   ~Buffer() override {
     if (data_ == nullptr || !memory_->events_->UseDevice().ok()) return;
     (void)cudaFreeAsync(data_, memory_->stream_);
+    memory_->Count(-bytes_);
   }
 
   void* data() override { return data_; }
@@ -76,6 +77,7 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes
   status = CudaStatus(error, "cudaMallocFromPoolAsync");
   if (!status.ok()) return status;
   auto buffer = std::make_unique<Buffer>(this, data, bytes);
+  Count(bytes);
   // From here on the memory may be used in any stream.
   status = WaitForStream();
   if (!status.ok()) return status;
@@ -107,17 +109,12 @@ absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t byte
   return Copy(host, device, bytes, cudaMemcpyDeviceToHost);
 }
 
-int64_t CudaMemory::allocated_bytes() const {
-  uint64_t bytes = 0;
-  if (!events_->UseDevice().ok()) return 0;
-  (void)cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &bytes);
-  return static_cast<int64_t>(bytes);
-}
-
-int64_t CudaMemory::device_used_bytes() const {
+void CudaMemory::Count(int64_t bytes) {
+  allocated_bytes_ += bytes;
   size_t free = 0, total = 0;
-  if (!events_->UseDevice().ok() || cudaMemGetInfo(&free, &total) != cudaSuccess) return 0;
-  return static_cast<int64_t>(total - free);
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
+    device_used_bytes_ = static_cast<int64_t>(total - free);
+  }
 }
 
 int64_t CudaMemory::device_free_bytes() const {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -31,8 +32,11 @@ class CudaMemory {
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes);
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes);
 
-  int64_t allocated_bytes() const;    // by this process, through this class
-  int64_t device_used_bytes() const;  // by anybody
+  // By this process, through this class, and by anybody, as of the last allocation. Both
+  // ask nothing of CUDA: heartbeats read them, and a call of CUDA may wait for another.
+  int64_t allocated_bytes() const { return allocated_bytes_.load(); }
+  int64_t device_used_bytes() const { return device_used_bytes_.load(); }
+  // What the driver says now.
   int64_t device_free_bytes() const;
 
  private:
@@ -41,10 +45,13 @@ class CudaMemory {
   explicit CudaMemory(CudaEventPool* events) : events_(events) {}
   absl::Status Copy(void* target, const void* source, int64_t bytes, cudaMemcpyKind kind);
   absl::Status WaitForStream();
+  void Count(int64_t bytes);
 
   CudaEventPool* const events_;
   cudaMemPool_t pool_ = nullptr;
   cudaStream_t stream_ = nullptr;  // orders allocations; carries the small copies
+  std::atomic<int64_t> allocated_bytes_{0};
+  std::atomic<int64_t> device_used_bytes_{0};
 };
 
 }  // namespace ringattn
