@@ -43,9 +43,11 @@ class Memory {
     EXPECT_EQ(cudaSetDevice(device_), cudaSuccess);
     EXPECT_EQ(cudaMalloc(&data_, bytes + 1), cudaSuccess);
     EXPECT_EQ(cudaMemset(data_, 0xee, bytes + 1), cudaSuccess);
+    Arrive();
   }
   Memory(int device, const std::vector<uint8_t>& bytes) : Memory(device, bytes.size()) {
     EXPECT_EQ(cudaMemcpy(data_, bytes.data(), bytes_, cudaMemcpyHostToDevice), cudaSuccess);
+    Arrive();
   }
   ~Memory() {
     (void)cudaSetDevice(device_);
@@ -65,6 +67,10 @@ class Memory {
   }
 
  private:
+  // Both return before the device is done with them, and rings' streams do not wait for
+  // the default stream.
+  static void Arrive() { EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess); }
+
   const int device_;
   const int64_t bytes_;
   void* data_ = nullptr;

@@ -50,6 +50,9 @@ absl::Status Greet(Communicator& communicator, uint64_t generation, absl::Time d
       CudaStatus(cudaMalloc(reinterpret_cast<void**>(&memory), 2 * bytes), "cudaMalloc");
   if (!status.ok()) return status;
   status = CudaStatus(cudaMemcpy(memory, sent.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  // A copy from pageable memory may return before it has arrived, and the communicator's
+  // stream does not wait for the default one.
+  if (status.ok()) status = CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   std::vector<PeerTransfer> group;
   for (int peer = 0; peer < world_size; ++peer) {
     if (peer == communicator.rank()) continue;
