@@ -15,6 +15,7 @@ cd "$(dirname "$0")/../.."
 export OUT=${OUT:-$PWD/.cache/gpu-service}
 # Multicast serves collectives, which nothing here uses; shared hosts may not stand it.
 export NCCL_NVLS_ENABLE=0
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN}  # into the workers' logs
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 if [[ -z ${RINGATTN_NCCL:-} ]]; then
   nccl=$(./deploy/find_nccl.sh) && [[ -n $nccl ]] && export RINGATTN_NCCL=$nccl
