@@ -17,7 +17,7 @@ TEST(NcclLibrary, AMissingLibraryIsNotFoundByName) {
   const auto library = NcclLibrary::Load("/nowhere/libnccl.so.2");
   EXPECT_EQ(library.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Message(library.status()),
-              AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("--nccl_library")));
+              AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("$RINGATTN_NCCL")));
 }
 
 TEST(NcclLibrary, TheEnvironmentNamesALibrary) {
