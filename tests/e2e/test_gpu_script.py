@@ -4,11 +4,33 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from cluster import BIN
 from stubs import ROOT
+
+sys.path.append(str(ROOT / "tests/gpu/service"))
+
+import timeline  # noqa: E402
+
+
+def test_the_share_of_exchange_that_compute_hides(tmp_path):
+    def bar(category, begin, end, process=10):
+        return {"ph": "X", "pid": process, "cat": category, "name": "", "tid": 1,
+                "ts": begin, "dur": end - begin}
+    events = [{"ph": "M", "pid": 10, "name": "process_name"},
+              bar("compute", 0, 100), bar("compute", 90, 200), bar("compute", 300, 400),
+              bar("exchange", 50, 150), bar("exchange", 150, 350),  # 100 and 50 + 50 hidden
+              bar("compute", 0, 10, 11), bar("exchange", 10, 110, 11),
+              bar("compute", 0, 1000, 1)]  # the client's, no rank's
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    result = timeline.analyse(tmp_path / "trace.json")
+    assert result["ranks"][0]["hidden_share"] == pytest.approx(200 / 300)
+    assert result["ranks"][0]["compute_seconds"] == pytest.approx(300e-6)
+    assert result["ranks"][1]["hidden_share"] == 0
+    assert result["hidden_share"] == pytest.approx(0.5)
 
 
 def test_the_gpu_script_on_cpu_workers(tmp_path):

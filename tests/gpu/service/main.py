@@ -109,7 +109,7 @@ class Session:
 
     def sweep(self, result):
         self.ring.ensure()
-        seconds = 8 if self.args.cpu else 45
+        seconds = 8 if self.args.cpu else 40
         code, text = self.harness.run(
             [self.bin / "service_sweep", f"--server={self.ring.address}", "--cases=5000",
              f"--budget={seconds}s", f"--max_world_size={self.workers}", "--threads=4"],
@@ -169,28 +169,54 @@ class Session:
 
     def run(self):
         only = set(filter(None, self.args.only.split(",")))
-        ok = True
-        for name, seconds, function in (
-                ("environment", 15, self.environment),
-                ("smoke", 60, self.smoke),
-                ("sweep", 60, self.sweep),
-                ("64k", 60, self.long_request("64k", True)),
-                ("tests", 100, self.tests),
-                ("kill", 60, self.fault("kill")),
-                ("stop", 60, self.fault("stop")),
-                ("256k", 80, self.long_request("256k", False))):
-            if only and name not in only | {"environment"}:
-                continue
+        parts = [("environment", 15, self.environment),
+                 ("smoke", 60, self.smoke),
+                 ("sweep", 60, self.sweep),
+                 ("64k", 60, self.long_request("64k", True)),
+                 ("kill", 60, self.fault("kill")),
+                 ("stop", 60, self.fault("stop")),
+                 ("256k", 80, self.long_request("256k", False)),
+                 ("tests", 100, self.tests)]
+        parts = [part for part in parts if not only or part[0] in only | {"environment"}]
+        all_ok = True
+        while parts:
+            name, seconds, function = parts.pop(0)
             if name == "tests" and self.gpu:
                 self.ring.down()  # the programs measure, and want the memory
-            ok = self.harness.part(name, seconds, function) and ok
-        return ok
+            ok = self.harness.part(name, seconds, function)
+            all_ok = all_ok and ok
+            if name == "smoke" and not ok:
+                # Then the smaller programs tell most.
+                parts.sort(key=lambda part: part[0] != "tests")
+        return all_ok
+
+    def report(self):
+        """The figures that matter, a line each, for whoever sees only the end of the output."""
+        for name, part in self.harness.summary["parts"].items():
+            words = [f"{name}: {'ok' if part['ok'] else 'FAILED'} in {part.get('seconds', 0)} s"]
+            for command in ("forward", "backward"):
+                if figures := part.get(command):
+                    best = figures["best"]
+                    words.append(
+                        f"{command} {best['ring_tflops_per_gpu']} TFLOP/s per GPU in the ring, "
+                        f"{best['kernel_tflops_per_gpu']} in kernels, "
+                        f"{figures.get('of_single_gpu')} of one GPU, "
+                        f"hidden {figures.get('overlap', {}).get('hidden_share')}, "
+                        f"call {best['client_seconds']} s")
+            for key in ("up_seconds", "devices", "cases", "failed", "error_codes", "error_seconds",
+                        "ring_seconds", "full_ring_seconds", "replay", "repeat_bit_equal",
+                        "cuda_device_test", "nccl_ring_test", "error"):
+                if key in part:
+                    words.append(f"{key} {str(part[key])[:400]}")
+            self.harness.log("; ".join(words))
 
 
 def main():
     session = Session(parse())
     session.order_inputs()
-    sys.exit(0 if session.run() else 1)
+    ok = session.run()
+    session.report()
+    sys.exit(0 if ok else 1)
 
 
 if __name__ == "__main__":
