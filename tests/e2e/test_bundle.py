@@ -90,3 +90,11 @@ def test_quickstart_refuses_what_is_no_bundle(tmp_path):
     done = subprocess.run([ROOT / "deploy/quickstart.sh", f"--prebuilt={tmp_path}"],
                           capture_output=True, text=True)
     assert done.returncode == 2 and "is no bundle" in done.stderr
+
+
+def test_install_cuda_leaves_other_folders_alone(tmp_path):
+    (tmp_path / "lib").mkdir()  # such as an installation that somebody else is just making
+    done = subprocess.run([ROOT / "deploy/install_cuda.sh", tmp_path], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 1 and "not made by this script" in done.stderr
+    assert (tmp_path / "lib").is_dir()
