@@ -64,7 +64,7 @@ absl::Status CudaDevice::Init() {
   description_ =
       absl::StrCat("cuda:", options_.device, " (", properties.name, ", compute capability ",
                    properties.major, ".", properties.minor, ", ", info_.sm_count, " SMs)");
-  if (properties.major < kOldestComputeMajor) {
+  if (info_.compute_major < kOldestComputeMajor) {
     return absl::UnimplementedError(
         absl::StrCat(description_, ": kernels need compute capability 8.0 or later"));
   }

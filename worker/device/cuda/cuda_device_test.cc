@@ -135,9 +135,9 @@ TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
   for (const EventRef& event : events) {
     EXPECT_TRUE(event->Done());
     EXPECT_LE(event->begin_time(), event->end_time());
-    // The device's clock on the host's.
-    EXPECT_GT(event->begin_time(), begin - absl::Milliseconds(5));
-    EXPECT_LT(event->end_time(), end + absl::Milliseconds(5));
+    // The device's clock on the host's, as well as a busy machine lets them be compared.
+    EXPECT_GT(event->begin_time(), begin - absl::Milliseconds(100));
+    EXPECT_LT(event->end_time(), end + absl::Milliseconds(100));
   }
   EXPECT_EQ(control.progress.load(), 101);
   EXPECT_FALSE(device->waits_for_transfer());
@@ -192,8 +192,62 @@ TEST(CudaDeviceTest, AKnownFailureSpreads) {
   EXPECT_EQ(times_broken, 0);
 }
 
+AttentionProblem SmallProblem() {
+  AttentionProblem problem;
+  problem.dtype = DType::kFloat32;
+  problem.head_dim = problem.head_dim_v = 32;
+  problem.bands = {Band{}};
+  return problem;
+}
+
+// A stop reaches kernels that are queued behind a transfer, and only this operation's.
+TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
+  auto device = MakeDevice();
+  constexpr int64_t kRows = 64, kBytes = kRows * 32 * 4;
+  const AttentionProblem problem = SmallProblem();
+  auto memory = *device->Allocate(2 * kBytes + kRows * 4);
+  char* const base = static_cast<char*>(memory->data());
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = kRows;
+  call.q_pieces = {Piece{.length = kRows}};
+  call.q = base;
+  call.blocks = {{kRows, {Piece{.length = kRows}}, base, base}};
+  call.out = base + kBytes;
+  call.lse = reinterpret_cast<float*>(base + 2 * kBytes);
+  call.initial = call.final = true;
+  const std::vector<float> ones(kBytes / 4, 1.0f), marks(kBytes / 4, 7.0f);
+  ASSERT_TRUE(device->CopyFromHost(base, ones.data(), kBytes).ok());
+  const auto out = [&] {
+    std::vector<float> values(kBytes / 4);
+    EXPECT_TRUE(device->CopyToHost(values.data(), base + kBytes, kBytes).ok());
+    return values;
+  };
+  PreparedCalls stopped_calls = Ready(*device, {call, call});
+  PreparedCalls other_calls = Ready(*device, {call});
+  for (const bool other : {false, true}) {
+    ASSERT_TRUE(device->CopyFromHost(base + kBytes, marks.data(), kBytes).ok());
+    RunControl stopped, running;
+    Gate gate(*CudaEventPool::ForDevice(0));
+    EventRef first = device->Start(*stopped_calls[0], {gate.event()}, &stopped);
+    EventRef second = device->Start(*stopped_calls[1], {}, &stopped);
+    EventRef third = other ? device->Start(*other_calls[0], {}, &running) : second;
+    stopped.stop = true;
+    const auto& workspace =
+        static_cast<const PreparedCudaCall&>(*stopped_calls[0]).workspace();
+    uint32_t word = 0;
+    for (const absl::Time patience = Soon(); word == 0 && absl::Now() < patience;) {
+      ASSERT_TRUE(device->CopyToHost(&word, workspace->stop_word(), 4).ok());
+    }
+    ASSERT_EQ(word, 1u);
+    gate.Open();
+    for (const EventRef& event : {first, second, third}) ASSERT_TRUE(event->Wait(Soon()).ok());
+    EXPECT_EQ(out().front(), other ? 1.0f : 7.0f);
+  }
+}
+
 // Seconds of work in the queue end in a moment, and leave no trace.
-TEST(CudaDeviceTest, AStopEndsWhatRunsAndWhatIsQueued) {
+TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
   auto device = MakeDevice();
   constexpr int64_t kRows = 131072, kHeads = 32, kDim = 128;
   AttentionProblem problem;
