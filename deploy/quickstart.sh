@@ -2,61 +2,87 @@
 # From a bare Debian 12 / Ubuntu 24.04 machine to a running, verified service.
 #
 #   ./deploy/quickstart.sh          install what is missing, build, start a coordinator and
-#                                   four workers, run a verified request, leave it running
+#                                   workers, run a verified request, leave it running
+#   ./deploy/quickstart.sh --prebuilt=BUNDLE
+#                                   the same from a folder made by deploy/bundle.sh, where
+#                                   nothing can be installed or built
 #   ./deploy/quickstart.sh --stop   end the service
 #
-# Run again while the service is up, it verifies that one instead of starting another.
+# One worker per GPU (eight at most), or four on the CPU. Run again while the service is up, it
+# verifies that one instead of starting another.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 STATE_DIR=${RINGATTN_STATE_DIR:-$PWD/.cache/quickstart}
 PORT=${RINGATTN_PORT:-7700}
-CLI=bazel-bin/client/ringattn
+CLI=$PWD/bazel-bin/client/ringattn
 
 say() { printf '\n== %s\n' "$*"; }
 
 stop() {
+  # The service may have been started from another build.
+  [[ -f $STATE_DIR/cli ]] && CLI=$(<"$STATE_DIR/cli")
   if [[ -x $CLI && -d $STATE_DIR ]]; then
     "$CLI" down --state_dir="$STATE_DIR" || true
   fi
   rm -rf "$STATE_DIR"
 }
 
+prebuilt=
 case "${1:-}" in
   --stop)
     stop
     echo "stopped"
     exit 0
     ;;
+  --prebuilt=*)
+    prebuilt=$(realpath "${1#*=}")
+    CLI=$prebuilt/bin/ringattn
+    [[ -x $CLI ]] || { echo "quickstart.sh: $prebuilt is no bundle (deploy/bundle.sh)" >&2; exit 2; }
+    ;;
   '') ;;
   *)
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
 
-say "installing what is missing"
-./deploy/install_deps.sh
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+workers=4
+((gpus == 0)) || workers=$((gpus < 8 ? gpus : 8))
 
-say "building"
-bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn
+if [[ -z $prebuilt ]]; then
+  say "installing what is missing"
+  ./deploy/install_deps.sh
+  ((gpus == 0)) || ./deploy/install_cuda.sh >/dev/null
 
-say "starting a coordinator and four workers"
+  say "building"
+  bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn
+fi
+if ((gpus > 0)) && [[ -z ${RINGATTN_NCCL:-} ]]; then
+  nccl=$(./deploy/find_nccl.sh) && export RINGATTN_NCCL=$nccl
+fi
+
+say "starting a coordinator and $workers workers"
 mkdir -p "$STATE_DIR"
+echo "$CLI" >"$STATE_DIR/cli"
 address=127.0.0.1:$PORT
 if "$CLI" info --server="$address" --deadline=5s >/dev/null 2>&1; then
   echo "already running at $address"
 else
-  "$CLI" up --workers=4 --port="$PORT" --detach --state_dir="$STATE_DIR" >"$STATE_DIR/up.log" 2>&1 || {
+  "$CLI" up --workers="$workers" --port="$PORT" --detach --state_dir="$STATE_DIR" \
+    >"$STATE_DIR/up.log" 2>&1 || {
     cat "$STATE_DIR/up.log" >&2
     exit 1
   }
 fi
 
-say "8,192 tokens, causal, forward and backward through the ring of four, checked in fp64"
+say "8,192 tokens, causal, forward and backward through a ring of $workers, checked in fp64"
 work=$STATE_DIR/work
 mkdir -p "$work"
-options=(--causal --schedule=ring --world_size=4)
+schedule=ring
+((workers > 1)) || schedule=single
+options=(--causal --schedule=$schedule --world_size="$workers")
 "$CLI" generate --output="$work/input.safetensors" --batch=1 --seq_len=8192 --heads=8 --kv_heads=2 \
   --head_dim=64 --dtype=bf16 --seed=1 --with_dout
 "$CLI" forward --server="$address" --input="$work/input.safetensors" \
@@ -71,8 +97,8 @@ cat <<END
 ringattn is up and verified. gRPC address: $address
 
 Try:
-  $PWD/$CLI topology --server=$address
-  $PWD/$CLI bench --server=$address --seq_len=8192 --heads=8 --kv_heads=2 --head_dim=64 --dtype=bf16 --causal
+  $CLI topology --server=$address
+  $CLI bench --server=$address --seq_len=8192 --heads=8 --kv_heads=2 --head_dim=64 --dtype=bf16 --causal
   grpcurl -plaintext -d '{"header":{"shape":{"batch":1,"seq_len_q":1,"seq_len_kv":1,"num_heads":1,"head_dim":1},"dtype":"DATA_TYPE_FLOAT32","inline_tensors":[{"tensor":"TENSOR_ID_Q","data":"AACAPw=="},{"tensor":"TENSOR_ID_K","data":"AACAPw=="},{"tensor":"TENSOR_ID_V","data":"AAAAQA=="}]}}' $address ringattn.v1.AttentionService/Forward
   (grpcurl itself: ./deploy/install_grpcurl.sh builds it and prints its path)
 

@@ -25,6 +25,9 @@ section "unit tests, sweeps and simulation: bazel test //..."
 section "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
 
+section "compiling for GPUs"
+./tests/lib/cuda_compile.sh || true
+
 section "fuzzing"
 ./tests/lib/fuzz_tests.sh "$tier" || true
 

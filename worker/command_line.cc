@@ -1,7 +1,6 @@
 #include "worker/command_line.h"
 
 #include <sched.h>
-#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "common/process/duration_flag.h"
 #include "common/process/secret_file.h"
 #include "common/version.h"
+#include "worker/device_name.h"
 
 namespace ringattn {
 namespace {
@@ -23,8 +23,6 @@ namespace {
 // What is resolved only after parsing.
 struct RawOptions {
   int threads = 0;
-  int local_workers = 1;
-  int64_t memory_limit = 0;
   std::string secret_file;
   std::string fault_injection;
 };
@@ -33,16 +31,6 @@ int Cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
-}
-
-int64_t MachineMemoryBytes() {
-  struct sysinfo info {};
-  sysinfo(&info);
-  int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
-  // A container's own limit, where there is one; "max" is no number and ends the read.
-  int64_t limit = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) total = std::min(total, limit);
-  return total;
 }
 
 void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
@@ -64,7 +52,12 @@ void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
 }
 
 void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
-  app->add_option("--device", line->device, "auto (the best there is), cpu, or cuda:N")
+  app->add_option("--device", line->backend.device,
+                  "cpu, cuda:N, or auto: cuda:local_rank if there is a GPU for each of the "
+                  "local_workers, else cpu")
+      ->check([](const std::string& name) {
+        return std::string(ParseDeviceName(name).status().message());
+      })
       ->type_name("DEVICE")
       ->capture_default_str();
   app->add_option("--threads", raw->threads,
@@ -72,14 +65,25 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
-  app->add_option("--local_workers", raw->local_workers,
+  app->add_option("--local_workers", line->backend.local_workers,
                   "workers that share this machine; only defaults depend on it")
       ->check(CLI::Range(1, 4096))
       ->type_name("N")
       ->capture_default_str();
-  app->add_option("--memory_limit", raw->memory_limit,
-                  "bytes that requests may reserve; 0: 80% of the machine's / local_workers")
+  app->add_option("--local_rank", line->backend.local_rank,
+                  "which of the local_workers this is; only --device=auto depends on it")
+      ->check(CLI::Range(0, 4095))
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_option("--memory_limit", line->worker.memory_limit_bytes,
+                  "bytes that requests may reserve; 0: 80% of the machine's / local_workers, or "
+                  "90% of the GPU's that is free")
       ->check(CLI::NonNegativeNumber)
+      ->type_name("BYTES")
+      ->capture_default_str();
+  app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
+                  "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
+      ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
       ->type_name("BYTES")
       ->capture_default_str();
 }
@@ -93,7 +97,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
                   "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
       ->type_name("HOST:PORT")
       ->capture_default_str();
-  app->add_option("--ring_address", line->transport.host,
+  app->add_option("--ring_address", line->backend.transport.host,
                   "name or address of this machine that the other workers can reach")
       ->type_name("HOST")
       ->capture_default_str();
@@ -103,7 +107,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
 }
 
 void AddTimeouts(CLI::App* app, CommandLine* line) {
-  AddDuration(app, "--ring_step_timeout", &line->transport.step_timeout,
+  AddDuration(app, "--ring_step_timeout", &line->backend.transport.step_timeout,
               "longest time for one ring step's transfers, peers' slowness included");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
               "longest time to connect to all peers while a ring is formed");
@@ -113,11 +117,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
-      raw.threads > 0 ? raw.threads : std::max(1, Cores() / raw.local_workers);
-  line->worker.memory_limit_bytes = raw.memory_limit > 0
-                                        ? raw.memory_limit
-                                        : MachineMemoryBytes() / 10 * 8 / raw.local_workers;
-  line->transport.connect_timeout = line->worker.ring.connect_timeout;
+      raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
+  line->backend.threads = line->worker.threads;
+  line->backend.transport.connect_timeout = line->worker.ring.connect_timeout;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
   line->worker.secret = *std::move(secret);
@@ -134,6 +136,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   RawOptions raw;
   line.worker.name = "worker-0";
   line.worker.coordinator = "127.0.0.1:7401";
+  line.backend.pinned_pool_bytes = int64_t{256} << 20;
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
       "of attention requests in a ring with the other workers, on the word of the coordinator "

@@ -7,16 +7,15 @@
 
 #include "absl/time/time.h"
 #include "common/observability/log.h"
-#include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/backend.h"
 #include "worker/service/worker.h"
 #include "worker/testing/fault_injection.h"
 
 namespace ringattn {
 
 struct CommandLine {
-  WorkerOptions worker;  // complete but for what is measured
-  TcpTransportOptions transport;
-  std::string device = "auto";
+  WorkerOptions worker;  // complete but for what is measured or the device decides
+  BackendOptions backend;
   std::string port_file;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;

@@ -1,5 +1,4 @@
-// ringattn-worker: one device of the ring. The only place that picks a device and a
-// transport.
+// ringattn-worker: one device of the ring.
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,32 +11,17 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
 #include "common/version.h"
 #include "common/wire/allocator.h"
+#include "worker/backend.h"
 #include "worker/command_line.h"
-#include "worker/device/cpu/cpu_device.h"
-#include "worker/service/measurement.h"
 
 namespace ringattn {
 namespace {
 
-constexpr int kExitStuck = 70;  // EX_SOFTWARE
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
-constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
-
-absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const std::string& name,
-                                                   const WorkerOptions& options) {
-  if (name == "auto" || name == "cpu") {
-    return std::make_unique<CpuDevice>(options.threads, options.memory_limit_bytes);
-  }
-  if (absl::StartsWith(name, "cuda")) {
-    return absl::InvalidArgumentError(absl::StrCat("--device=", name, ": built without CUDA"));
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--device=", name, ": neither auto nor cpu"));
-}
+constexpr int kExitBroken = 70;  // EX_SOFTWARE
 
 // By rename, so that whoever waits for the file never reads half of it.
 absl::Status WritePortFile(const std::string& path, const Worker& worker) {
@@ -61,46 +45,45 @@ sigset_t EndSignals() {
 }
 
 [[noreturn]] void Crash(const std::string& what) {
-  LogError("stuck past its bound; the process exits so that it can be replaced",
-           {{"what", what}});
+  LogError("beyond repair; the process exits so that it can be replaced", {{"what", what}});
   ShutdownLogging();
-  _exit(kExitStuck);
-}
-
-// The link is measured before faults are put in, like the device.
-absl::Status Measure(Device& device, const CommandLine& line, WorkerOptions* options) {
-  absl::StatusOr<double> flops =
-      MeasureFlopsPerSecond(device, options->threads, kComputeMeasurement);
-  if (!flops.ok()) return flops.status();
-  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(line.transport.host, kLinkMeasurement);
-  if (!link.ok()) return link.status();
-  options->flops_per_second = *flops;
-  options->link_bytes_per_second = *link;
-  return absl::OkStatus();
+  _exit(kExitBroken);
 }
 
 // Returns only if the worker cannot start.
 absl::Status Run(const CommandLine& line) {
   WorkerOptions options = line.worker;
-  absl::StatusOr<std::unique_ptr<Device>> device = MakeDevice(line.device, options);
-  if (!device.ok()) return device.status();
-  std::unique_ptr<RingTransport> transport = std::make_unique<TcpRingTransport>(line.transport);
-  if (absl::Status status = Measure(**device, line, &options); !status.ok()) return status;
+  BackendOptions backend_options = line.backend;
+  backend_options.memory_limit_bytes = options.memory_limit_bytes;
+  backend_options.on_broken = Crash;
+  // Measures, before faults are put in.
+  absl::StatusOr<Backend> backend = MakeBackend(backend_options);
+  if (!backend.ok()) return backend.status();
+  std::unique_ptr<Device>& device = backend->device;
+  std::unique_ptr<RingTransport>& transport = backend->transport;
+  options.transport_name = backend->transport_name;
+  options.flops_per_second = backend->flops_per_second;
+  options.link_bytes_per_second = backend->link_bytes_per_second;
+  options.memory_limit_bytes = backend->memory_limit_bytes;
   if (line.faults.has_value()) {
+    // Faults are events that host threads end, for which a GPU's streams cannot wait.
+    if (!backend->host_memory) {
+      return absl::UnimplementedError("--fault_injection works with --device=cpu only");
+    }
     auto state = std::make_shared<FaultState>();
     state->plan = *line.faults;
-    *device = MakeFaultyDevice(*std::move(device), state);
+    device = MakeFaultyDevice(std::move(device), state);
     transport = MakeFaultyTransport(std::move(transport), state);
     LogWarning("faults are injected on purpose");
   }
 
   const auto leave = [](const std::string&) { kill(getpid(), SIGTERM); };
   absl::StatusOr<std::unique_ptr<Worker>> worker =
-      Worker::Start(options, device->get(), transport.get(), leave, Crash);
+      Worker::Start(options, device.get(), transport.get(), leave, Crash);
   if (!worker.ok()) return worker.status();
   LogInfo("listening", {{"worker", options.name},
                         {"version", kVersion},
-                        {"device", (*device)->description()},
+                        {"device", device->description()},
                         {"data_address", (*worker)->data_address()},
                         {"metrics_address", (*worker)->metrics_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},

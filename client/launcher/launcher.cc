@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "client/launcher/health.h"
+#include "client/launcher/worker_device.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn {
@@ -152,9 +153,10 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
                                       absl::StrCat("--coordinator=", control_address_),
                                       absl::StrCat("--secret_file=", secret_file_),
                                       absl::StrCat("--name=", WorkerChild(index)),
-                                      absl::StrCat("--device=", options_.device),
+                                      absl::StrCat("--device=", WorkerDevice(options_.device, index)),
                                       absl::StrCat("--threads=", std::max(1, threads)),
                                       absl::StrCat("--local_workers=", options_.workers),
+                                      absl::StrCat("--local_rank=", index),
                                       "--data_listen=127.0.0.1:0",
                                       "--metrics_listen=127.0.0.1:0",
                                       "--ring_address=127.0.0.1"};

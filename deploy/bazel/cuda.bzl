@@ -1,24 +1,36 @@
 """CUDA targets for a machine that may have no toolkit.
 
-local_cuda (repository rule) looks for a toolkit at CUDA_HOME, /usr/local/cuda and
-.deps/cuda (filled by deploy/install_cuda.sh). Without one, its TARGET_COMPATIBLE_WITH names a
-constraint that no platform has: Bazel then skips the CUDA targets and says so.
+local_cuda.bzl finds a toolkit. Without one, TARGET_COMPATIBLE_WITH names a constraint that no platform
+has: Bazel then skips the CUDA targets and says so.
 
-cuda_library compiles .cu files by nvcc for sm_80 and sm_90, with PTX for newer devices. ptxas
-warnings about serialised matrix instructions (C75xx) fail the build.
+cuda_library compiles .cu files by nvcc for the ARCHITECTURES of local_cuda.bzl. What ptxas says about
+them is kept beside the objects (NAME.cu.log) and judged by check_ptxas.py:
+  - a warning that matrix instructions were serialised (C75xx) fails the build;
+  - a kernel that spills registers fails the build, unless `spills` allows its source that many bytes
+    per thread. The allowance is a ratchet: it stands in the BUILD file with the reason, and is the
+    most that any kernel of the file spills on any architecture today.
+The judging is an action of its own, so that changing an allowance compiles nothing anew.
 """
 
-load("@local_cuda//:defs.bzl", "NVCC", "TARGET_COMPATIBLE_WITH")
+load("@local_cuda//:defs.bzl", "ARCHITECTURES", "NVCC", "TARGET_COMPATIBLE_WITH")
+
+def _architecture_flags():
+    flags = []
+    for i in range(len(ARCHITECTURES)):
+        code = "sm_" + ARCHITECTURES[i]
+        if i + 1 == len(ARCHITECTURES):
+            code = "[%s,compute_%s]" % (code, ARCHITECTURES[i])
+        flags.append("-gencode=arch=compute_%s,code=%s" % (ARCHITECTURES[i], code))
+    return flags
 
 _FLAGS = [
     "-std=c++20",
     "-O3",
     "--expt-relaxed-constexpr",
-    "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
     "-Xcompiler=-fPIC,-Wall",
+    "-Xptxas=-v",
     "-UNDEBUG",
-]
+] + _architecture_flags()
 
 def _cuda_objects_impl(ctx):
     headers = depset(
@@ -27,26 +39,41 @@ def _cuda_objects_impl(ctx):
     )
     objects = []
     for source in ctx.files.srcs:
-        object_file = ctx.actions.declare_file(source.basename[:-len(".cu")] + ".cu.pic.o")
+        name = source.basename[:-len(".cu")]
+        unchecked = ctx.actions.declare_file(name + ".unchecked.o")
+        log = ctx.actions.declare_file(name + ".cu.log")
         ctx.actions.run_shell(
             inputs = depset([source], transitive = [headers]),
-            outputs = [object_file],
+            outputs = [unchecked, log],
             command = """
-set -u
-output=$({nvcc} {flags} -I. -I{bin} -c {source} -o {object} 2>&1)
+{nvcc} {flags} -I. -I{bin} -c {source} -o {object} >{log} 2>&1 && exit
 status=$?
-[ -z "$output" ] || printf '%s\\n' "$output" >&2
-[ $status -eq 0 ] || exit $status
-! printf '%s' "$output" | grep -q 'C75[0-9][0-9]'
+cat {log} >&2
+exit $status
 """.format(
                 nvcc = NVCC,
                 flags = " ".join(["'%s'" % flag for flag in _FLAGS]),
                 bin = ctx.bin_dir.path,
                 source = source.path,
-                object = object_file.path,
+                object = unchecked.path,
+                log = log.path,
             ),
             mnemonic = "CudaCompile",
             progress_message = "Compiling CUDA %s" % source.short_path,
+            use_default_shell_env = True,
+        )
+        object_file = ctx.actions.declare_file(name + ".cu.pic.o")
+        ctx.actions.run_shell(
+            inputs = [unchecked, log, ctx.file._check],
+            outputs = [object_file],
+            command = "python3 {check} {log} {spills} && cp {unchecked} {object}".format(
+                check = ctx.file._check.path,
+                log = log.path,
+                spills = ctx.attr.spills.get(source.basename, 0),
+                unchecked = unchecked.path,
+                object = object_file.path,
+            ),
+            mnemonic = "CudaCheck",
             use_default_shell_env = True,
         )
         objects.append(object_file)
@@ -58,10 +85,15 @@ _cuda_objects = rule(
         "srcs": attr.label_list(allow_files = [".cu"]),
         "hdrs": attr.label_list(allow_files = [".cuh", ".h"]),
         "deps": attr.label_list(providers = [CcInfo]),
+        "spills": attr.string_dict(),
+        "_check": attr.label(
+            default = "//deploy/bazel:check_ptxas.py",
+            allow_single_file = True,
+        ),
     },
 )
 
-def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], **kwargs):
+def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {}, **kwargs):
     """A cc_library whose sources are .cu files.
 
     Args:
@@ -70,6 +102,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], **kwargs):
       hdrs: headers for C++ dependents; need no CUDA compiler.
       textual_hdrs: headers of the .cu files alone (.cuh).
       deps: C++ libraries whose headers the sources include.
+      spills: bytes per thread that kernels of a source may spill, by file name; 0 unless named.
       **kwargs: visibility, testonly.
     """
     _cuda_objects(
@@ -77,6 +110,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], **kwargs):
         srcs = srcs,
         hdrs = hdrs + textual_hdrs,
         deps = deps,
+        spills = {source: str(bytes) for source, bytes in spills.items()},
         tags = ["cuda"],
         target_compatible_with = TARGET_COMPATIBLE_WITH,
         testonly = kwargs.get("testonly", False),

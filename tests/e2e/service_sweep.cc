@@ -3,14 +3,22 @@
 //
 //   service_sweep --server=127.0.0.1:7700 --cases=160
 //
-// The service needs as many workers as the largest ring (8). Prints one line per
-// failure and a summary; exits 1 unless every case passed.
+// The service needs as many workers as the largest ring: 8, or --max_world_size, to
+// which the cases' rings are cut. Prints one line per failure and a summary; exits 1
+// unless every case that was run passed.
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
@@ -23,6 +31,9 @@ ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int64_t, cases, 160, "number of cases");
 ABSL_FLAG(int64_t, case, -1, "run this case alone");
 ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
+ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
+ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
+ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
 
 namespace ringattn::tests {
 namespace {
@@ -91,26 +102,58 @@ std::string RunThroughService(Client& client, const Case& c) {
   return report.passed() ? "" : report.ToString();
 }
 
+// What the clients share.
+struct Progress {
+  std::vector<Case> cases;
+  absl::Time end;
+  std::atomic<size_t> next{0};
+  absl::Mutex mutex;
+  std::vector<Case> run ABSL_GUARDED_BY(mutex);
+  int failed ABSL_GUARDED_BY(mutex) = 0;
+};
+
+void RunCases(Client& client, Progress& progress) {
+  for (size_t i; (i = progress.next++) < progress.cases.size() && absl::Now() < progress.end;) {
+    const Case& c = progress.cases[i];
+    const std::string reason = RunThroughService(client, c);
+    absl::MutexLock lock(&progress.mutex);
+    progress.run.push_back(c);
+    if (reason.empty()) continue;
+    ++progress.failed;
+    std::printf("FAILED --seed=%llu %s\n%s\n",
+                static_cast<unsigned long long>(absl::GetFlag(FLAGS_seed)), ToString(c).c_str(),
+                reason.c_str());
+  }
+}
+
 int Run() {
-  auto client = Client::Connect(absl::GetFlag(FLAGS_server));
-  if (!client.ok()) {
-    std::fprintf(stderr, "%s\n", client.status().ToString().c_str());
-    return 2;
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < absl::GetFlag(FLAGS_threads); ++i) {
+    auto client = Client::Connect(absl::GetFlag(FLAGS_server));
+    if (!client.ok()) {
+      std::fprintf(stderr, "%s\n", client.status().ToString().c_str());
+      return 2;
+    }
+    clients.push_back(*std::move(client));
   }
   const int64_t only = absl::GetFlag(FLAGS_case);
-  const uint64_t seed = absl::GetFlag(FLAGS_seed);
-  int run = 0, failed = 0;
-  for (const Case& c : GenerateCases(seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
+  Progress progress;
+  progress.end = absl::Now() + absl::GetFlag(FLAGS_budget);
+  for (Case& c : GenerateCases(absl::GetFlag(FLAGS_seed),
+                               only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
     if (only >= 0 && c.index != only) continue;
-    ++run;
-    const std::string reason = RunThroughService(**client, c);
-    if (reason.empty()) continue;
-    ++failed;
-    std::printf("FAILED --seed=%llu %s\n%s\n", static_cast<unsigned long long>(seed),
-                ToString(c).c_str(), reason.c_str());
+    c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
+    progress.cases.push_back(std::move(c));
   }
-  std::printf("service sweep: %d cases, %d failed\n", run, failed);
-  return failed == 0 && run > 0 ? 0 : 1;
+  std::vector<std::thread> threads;
+  for (auto& client : clients) {
+    threads.emplace_back([&client, &progress] { RunCases(*client, progress); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  absl::MutexLock lock(&progress.mutex);
+  std::printf("%s\n", ToString(CoverageOf(progress.run)).c_str());
+  std::printf("service sweep: %zu cases, %d failed\n", progress.run.size(), progress.failed);
+  return progress.failed == 0 && !progress.run.empty() ? 0 : 1;
 }
 
 }  // namespace

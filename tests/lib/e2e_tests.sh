@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
-./deploy/install_deps.sh python3-pytest python3-grpcio python3-numpy prometheus
+./deploy/install_deps.sh python3-pytest python3-grpcio python3-numpy prometheus patchelf
 bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client/... \
   //tests/e2e/... || { record "fail end-to-end build"; exit 1; }
 

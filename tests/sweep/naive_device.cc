@@ -32,10 +32,11 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> NaiveDevice::Allocate(int64_t byte
   return std::make_unique<PoisonedBuffer>(bytes);
 }
 
-EventRef NaiveDevice::Start(KernelCall call, std::vector<EventRef> after, RunControl* control) {
+EventRef NaiveDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
+                            RunControl* control) {
   return queue_.Start(
-      [call = std::move(call), control]() -> absl::Status {
-        if (!control->stop) RunNaively(call);
+      [&call, control]() -> absl::Status {
+        if (!control->stop) RunNaively(call.call());
         return absl::OkStatus();
       },
       std::move(after), HostQueue::OnFailure::kSkip);

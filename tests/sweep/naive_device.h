@@ -16,7 +16,8 @@ namespace ringattn::tests {
 class NaiveDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
-  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;

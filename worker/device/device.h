@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/device/event.h"
+#include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
 
 namespace ringattn {
@@ -28,8 +31,32 @@ struct RunControl {
   // Set once: calls not yet done end at once, as if they had succeeded, their
   // results undefined. Transfers still take place, so that peers are not stranded.
   std::atomic<bool> stop{false};
-  // Grows with every tile and every completed transfer.
+  // Grows with every tile (CPU) or call (CUDA) and every completed transfer.
   std::atomic<int64_t> progress{0};
+};
+
+// A call made ready to be started, any number of times. The device that prepared it may
+// have put more behind it than the call. Immutable; outlives the events of its starts.
+class PreparedCall {
+ public:
+  explicit PreparedCall(KernelCall call) : call_(std::move(call)) {}
+  virtual ~PreparedCall() = default;
+  PreparedCall(const PreparedCall&) = delete;
+  PreparedCall& operator=(const PreparedCall&) = delete;
+
+  const KernelCall& call() const { return call_; }
+
+ private:
+  const KernelCall call_;
+};
+
+using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
+
+// What a device holds right now, for metrics.
+struct DeviceUsage {
+  int64_t memory_used_bytes = 0;   // of the whole device, whoever uses it
+  int64_t allocated_bytes = 0;     // by this process, for operations
+  int64_t staging_used_bytes = 0;  // of the staging pool
 };
 
 // Thread safe. Work is started in order by one thread and runs in that order.
@@ -40,21 +67,59 @@ class Device {
   // Uninitialised memory. RESOURCE_EXHAUSTED if there is none.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) = 0;
 
+  // Device memory that Prepare(calls) will take; operands' addresses may be null here.
+  // INVALID_ARGUMENT for calls that the device has no kernel for.
+  virtual absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const {
+    return 0;
+  }
+
+  // Makes the calls of one operation ready, with whatever memory they need beside their
+  // operands: nothing is allocated when they start. RESOURCE_EXHAUSTED if there is none.
+  // Started calls of one set of prepared calls share that memory, in queue order.
+  virtual absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls);
+
   // Enqueues `call` behind everything started before and behind `after`. If one of
-  // `after` failed, the call does not run and fails with the same status. Never
-  // blocks, never allocates device memory. `control` outlives the event.
-  virtual EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) = 0;
+  // `after` failed, the call does not run and fails with the same status; a device that
+  // learns of the failure only later runs the call on undefined data, so whoever waits
+  // asks the earlier events first. Never blocks, never allocates device memory. `call`
+  // and `control` outlive the event.
+  virtual EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                         RunControl* control) = 0;
 
   // True while the head of the queue waits for one of its `after` events, i.e.
   // for a transfer.
   virtual bool waits_for_transfer() const = 0;
 
-  // Copies between host memory and this device's memory, host-synchronous.
+  // Copies between host memory and this device's memory, host-synchronous. For tests
+  // and small things; tensors take the next two.
   virtual absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
 
+  // Tensor bytes from and to the wire (staging.h). The target of an upload and the
+  // ranges of a download belong to the caller, until the upload's events are done and
+  // the download is destroyed. `on_ready` is called, on another thread and without
+  // locks, after Next() returned nothing and more has arrived; never after the
+  // download's destruction, which waits for a call in progress.
+  virtual absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) {
+    return MakeHostUpload(target);
+  }
+  virtual std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                                  std::function<void()> on_ready) {
+    return MakeHostDownload(std::move(ranges));
+  }
+
+  virtual DeviceUsage usage() const { return {}; }
+
   virtual std::string description() const = 0;  // "cpu (2 threads)"
 };
+
+inline absl::StatusOr<PreparedCalls> Device::Prepare(std::vector<KernelCall> calls) {
+  PreparedCalls prepared;
+  for (KernelCall& call : calls) {
+    prepared.push_back(std::make_unique<PreparedCall>(std::move(call)));
+  }
+  return prepared;
+}
 
 }  // namespace ringattn
 

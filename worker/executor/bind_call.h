@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-// Per operation and rank, made once before the first call.
+// Per operation and rank; calls refer to its problem.
 struct BindContext {
   AttentionProblem problem;
   int64_t q_rows = 0;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "worker/executor/bind_call.h"
 #include "worker/executor/hazard_tracker.h"
 
 namespace ringattn {
@@ -88,7 +87,6 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
                                         Communicator* communicator, const ExecuteOptions& options,
                                         std::atomic<int64_t>* current_step) {
   const Program& program = operation.program();
-  const BindContext context = MakeBindContext(operation);
   RunControl& control = operation.control();
   HazardTracker hazards;
   std::vector<Started> started;
@@ -96,6 +94,10 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   size_t waited = 0;
   absl::Status failure;
 
+  for (BufferId id = 0; id < static_cast<BufferId>(program.buffers.size()); ++id) {
+    if (!program.buffers[id].input.has_value()) continue;
+    hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
+  }
   for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {
     // The exchange is enqueued before the step's calls, so that it runs beside
     // them, and whether or not this rank has work: the others count on it.
@@ -107,12 +109,10 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       hazards.Record(accesses, done);
       started.push_back({step, true, "exchange", std::move(done)});
     }
-    for (const ComputeCall& call : program.steps[step].calls) {
-      BoundCall bound = BindCall(context, operation, call);
-      EventRef done =
-          device.Start(std::move(bound.call), hazards.Dependencies(bound.accesses), &control);
-      hazards.Record(bound.accesses, done);
-      started.push_back({step, false, std::move(bound.name), std::move(done)});
+    for (const ReadyCall& ready : operation.ReadyCalls(step)) {
+      EventRef done = device.Start(*ready.call, hazards.Dependencies(ready.accesses), &control);
+      hazards.Record(ready.accesses, done);
+      started.push_back({step, false, ready.name, std::move(done)});
     }
     // Nobody waits for the step itself, only for one `steps_ahead` before it, so
     // that what is enqueued stays bounded.

@@ -14,18 +14,35 @@
 #include "common/shard_plan.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
+#include "worker/executor/hazard_tracker.h"
 
 namespace ringattn {
 
-// What one rank needs to run: an immutable description and its memory.
+struct BindContext;  // bind_call.h
+
+// A compute call of a program, bound to the operation's memory and made ready.
+struct ReadyCall {
+  const PreparedCall* call = nullptr;
+  std::vector<Access> accesses;  // what it reads and writes
+  std::string name;              // "forward", "backward", ...
+};
+
+// What one rank needs to run: an immutable description, its memory and its calls.
 class Operation {
  public:
-  // Allocates every buffer of the program. RESOURCE_EXHAUSTED leaves nothing behind.
+  // Allocates every buffer of the program and makes its calls ready, so that running it
+  // allocates nothing. RESOURCE_EXHAUSTED leaves nothing behind.
   //   members: generation ranks by ring rank; members[ring_rank] is this worker.
   static absl::StatusOr<std::unique_ptr<Operation>> Create(AttentionSpec spec, ShardPlan plan,
                                                            Program program,
                                                            std::vector<int> members,
                                                            Device* device);
+  // What Create takes on `device` beside the program's buffers.
+  static absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSpec& spec, const ShardPlan& plan,
+                                                const Program& program, const Device& device);
+  ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
 
   const AttentionSpec& spec() const { return spec_; }
   const ShardPlan& plan() const { return plan_; }
@@ -39,18 +56,26 @@ class Operation {
   DeviceBuffer* OutputBuffer(TensorId id);
   // Bytes of this rank's shard of a tensor.
   int64_t ShardBytes(TensorId id) const;
-  void* Address(BufferId id) const { return buffers_[id]->data(); }
+  // Null before the buffers are there.
+  void* Address(BufferId id) const { return buffers_.empty() ? nullptr : buffers_[id]->data(); }
+  // The calls of a step, in order.
+  const std::vector<ReadyCall>& ReadyCalls(int64_t step) const { return ready_[step]; }
 
   RunControl& control() { return control_; }
 
  private:
-  Operation() = default;
+  Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members);
+  // Fills ready_ but for the prepared calls, which the result becomes.
+  std::vector<KernelCall> Bind();
 
   AttentionSpec spec_;
   ShardPlan plan_;
   Program program_;
   std::vector<int> members_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  std::unique_ptr<const BindContext> context_;
+  PreparedCalls prepared_;
+  std::vector<std::vector<ReadyCall>> ready_;  // by step
   RunControl control_;
 };
 
@@ -76,6 +101,8 @@ struct ExecuteOptions {
   bool with_timeline = false;
   // Steps enqueued ahead of the oldest unfinished one.
   int steps_ahead = 3;
+  // Inputs may still be on their way: whatever touches one runs behind these.
+  std::vector<EventRef> uploads;
 };
 
 // Runs the operation to its end on the calling thread. Inputs must be filled.

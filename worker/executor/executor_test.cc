@@ -36,12 +36,13 @@ class SleepingDevice : public Device {
     allocatable -= bytes;
     return std::make_unique<Memory>(bytes);
   }
-  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override {
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
     return queue_.Start(
-        [call = std::move(call), control]() -> absl::Status {
+        [&call, control]() -> absl::Status {
           if (control->stop) return absl::OkStatus();
           absl::SleepFor(kCall);
-          if (const auto* zero = std::get_if<ZeroCall>(&call)) {
+          if (const auto* zero = std::get_if<ZeroCall>(&call.call())) {
             std::memset(zero->target, 1, zero->bytes);
           }
           return absl::OkStatus();

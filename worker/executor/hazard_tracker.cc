@@ -33,6 +33,10 @@ std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& acc
   return events;
 }
 
+void HazardTracker::RecordInitial(const ByteRange& range, const std::vector<EventRef>& writers) {
+  for (const EventRef& event : writers) entries_[range.buffer].push_back({range, true, event});
+}
+
 void HazardTracker::Record(const std::vector<Access>& accesses, const EventRef& event) {
   for (const Access& access : accesses) {
     if (access.range.bytes == 0) continue;

@@ -25,6 +25,9 @@ class HazardTracker {
   // Events that an operation with these accesses has to wait for, without repeats.
   std::vector<EventRef> Dependencies(const std::vector<Access>& accesses) const;
 
+  // Notes writers from before the first operation, which do not wait for one another.
+  void RecordInitial(const ByteRange& range, const std::vector<EventRef>& writers);
+
   // Notes that `event` ends an operation with these accesses.
   void Record(const std::vector<Access>& accesses, const EventRef& event);
 

@@ -24,6 +24,16 @@ TEST(HazardTracker, ReadersDoNotWaitForReaders) {
   EXPECT_THAT(tracker.Dependencies({Read(0, 0, 10)}), IsEmpty());
 }
 
+TEST(HazardTracker, InitialWritersDoNotReplaceOneAnother) {
+  HazardTracker tracker;
+  const EventRef first = NewEvent(), second = NewEvent(), later = NewEvent();
+  tracker.RecordInitial({0, 0, 10}, {first, second});
+  EXPECT_THAT(tracker.Dependencies({Read(0, 9, 1)}), UnorderedElementsAre(first, second));
+  EXPECT_THAT(tracker.Dependencies({Read(1, 0, 10)}), IsEmpty());
+  tracker.Record({Write(0, 0, 10)}, later);
+  EXPECT_THAT(tracker.Dependencies({Read(0, 9, 1)}), UnorderedElementsAre(later));
+}
+
 TEST(HazardTracker, ReadAfterWriteWriteAfterReadWriteAfterWrite) {
   HazardTracker tracker;
   const EventRef write = NewEvent(), read = NewEvent();

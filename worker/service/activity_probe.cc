@@ -27,9 +27,9 @@ bool ActivityProbe::WaitsForPeer(const Device& device) const {
   return in_flight && !can_compute;
 }
 
-EventRef ObservedDevice::Start(KernelCall call, std::vector<EventRef> after,
+EventRef ObservedDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
                                RunControl* control) {
-  EventRef done = inner_->Start(std::move(call), std::move(after), control);
+  EventRef done = inner_->Start(call, std::move(after), control);
   probe_->NoteCall(done);
   return done;
 }

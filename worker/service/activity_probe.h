@@ -5,6 +5,7 @@
 #define RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -46,7 +47,14 @@ class ObservedDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
     return inner_->Allocate(bytes);
   }
-  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
+    return inner_->WorkspaceBytes(calls);
+  }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    return inner_->Prepare(std::move(calls));
+  }
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override;
   bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
     return inner_->CopyFromHost(device, host, bytes);
@@ -54,6 +62,14 @@ class ObservedDevice : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
     return inner_->CopyToHost(host, device, bytes);
   }
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+    return inner_->BeginUpload(target, bytes);
+  }
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override {
+    return inner_->BeginDownload(std::move(ranges), std::move(on_ready));
+  }
+  DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override { return inner_->description(); }
 
  private:

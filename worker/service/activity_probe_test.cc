@@ -12,7 +12,7 @@ class ManualDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t) override {
     return absl::UnimplementedError("no memory here");
   }
-  EventRef Start(KernelCall, std::vector<EventRef>, RunControl*) override { return call; }
+  EventRef Start(const PreparedCall&, std::vector<EventRef>, RunControl*) override { return call; }
   bool waits_for_transfer() const override { return waits; }
   absl::Status CopyFromHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
   absl::Status CopyToHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
@@ -41,6 +41,7 @@ struct Probed {
   ObservedDevice observed_device{&device, &probe};
   ObservedCommunicator observed_communicator{communicator, &probe};
   RunControl control;
+  const PreparedCall zero{ZeroCall{}};
 
   bool Waits() const { return probe.WaitsForPeer(device); }
 };
@@ -51,7 +52,7 @@ TEST(ActivityProbe, TransfersInFlightAndNothingToComputeIsWaiting) {
   Probed p;
   p.observed_communicator.Start({}, {}, &p.control);
   EXPECT_TRUE(p.Waits());
-  p.observed_device.Start(ZeroCall{}, {}, &p.control);
+  p.observed_device.Start(p.zero, {}, &p.control);
   EXPECT_FALSE(p.Waits()) << "it computes beside the transfer";
   p.device.waits = true;
   EXPECT_TRUE(p.Waits()) << "the call itself waits for the transfer";
@@ -75,7 +76,7 @@ TEST(ActivityProbe, ATransferThatWaitsForOwnComputeIsNotThePeersFault) {
 // is to blame.
 TEST(ActivityProbe, WaitingForATransferThatWasNeverStartedIsOwnFault) {
   Probed p;
-  p.observed_device.Start(ZeroCall{}, {}, &p.control);
+  p.observed_device.Start(p.zero, {}, &p.control);
   p.device.waits = true;
   EXPECT_FALSE(p.Waits());
 }

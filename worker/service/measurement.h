@@ -11,9 +11,16 @@
 
 namespace ringattn {
 
-// Floating-point operations per second of bf16 forward calls (512 x 512 rows, d 128,
-// `threads` heads): the best of as many as fit into `budget`.
-absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, int threads, absl::Duration budget);
+// A forward call large enough to keep a device busy: rows x rows, d 128, bf16.
+struct MeasuredCall {
+  int64_t rows = 512;
+  int64_t heads = 1;  // CPU: one per thread
+};
+
+// Floating-point operations per second of forward calls, by their own times: the best of
+// as many as fit into `budget`.
+absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const MeasuredCall& size,
+                                             absl::Duration budget);
 
 // Bytes per second over one TCP connection of this machine with itself at `host`,
 // over the best of `budget`: what a ring of local processes gets at most.

@@ -25,7 +25,7 @@ TEST(Measurement, TheLinkHasARateHoweverShortTheBudget) {
 // The scalar device computes fp32 only: what it refuses is reported, not guessed.
 TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
   ScalarDevice device;
-  EXPECT_EQ(MeasureFlopsPerSecond(device, 1, absl::Milliseconds(10)).status().code(),
+  EXPECT_EQ(MeasureFlopsPerSecond(device, {}, absl::Milliseconds(10)).status().code(),
             absl::StatusCode::kUnimplemented);
 }
 

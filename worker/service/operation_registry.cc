@@ -19,8 +19,17 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }
+  absl::StatusOr<int64_t> workspace_bytes =
+      Operation::WorkspaceBytes(decoded->spec, decoded->plan, decoded->program, *device_);
+  if (!workspace_bytes.ok()) return workspace_bytes.status();
+  const int64_t buffer_bytes = decoded->program.BufferBytes();
   absl::StatusOr<MemoryBudget::Reservation> reservation =
-      budget_->Take(decoded->program.BufferBytes());
+      budget_->Take(buffer_bytes + *workspace_bytes);
+  if (!reservation.ok() && *workspace_bytes > 0) {
+    return absl::Status(reservation.status().code(),
+                        absl::StrCat("buffers of ", buffer_bytes, " and a kernel workspace of ",
+                                     *workspace_bytes, " bytes: ", reservation.status().message()));
+  }
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<std::unique_ptr<Operation>> operation =
       Operation::Create(std::move(decoded->spec), std::move(decoded->plan),

@@ -80,7 +80,8 @@ void OperationRunner::Loop() {
 void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
                              const std::shared_ptr<Communicator>& communicator) {
   if (!operation->ended().ok()) return;
-  const ExecuteOptions options{.with_timeline = operation->info().with_timeline};
+  const ExecuteOptions options{.with_timeline = operation->info().with_timeline,
+                               .uploads = operation->PendingUploads()};
   absl::StatusOr<ExecutionReport> report =
       absl::UnavailableError("the ring of this operation's generation is gone");
   if (communicator != nullptr) {

@@ -30,6 +30,10 @@ v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& 
   if (operation.uploaded_time() > origin) {
     AddBar("upload", "upload", origin, origin, operation.uploaded_time(), &proto);
   }
+  const ShardOperation::CopyTimes copies = operation.upload_copies();
+  if (copies.begin < copies.end) {
+    AddBar("copy to device", "h2d", origin, copies.begin, copies.end, &proto);
+  }
   for (const TimelineBar& bar : report.timeline) {
     AddBar(bar.name, bar.category, origin, bar.begin, bar.end, &proto);
   }

@@ -1,6 +1,5 @@
 #include "worker/service/shard_exchange.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -118,6 +117,13 @@ void ShardExchange::OnCancel() {
 
 void ShardExchange::OnDone() {
   if (operation_ != nullptr) operation_->RemoveListener();
+  std::unique_ptr<Download> download;
+  {
+    absl::MutexLock lock(&mutex_);
+    download.swap(download_);
+  }
+  // Without the lock, which its notice takes: it waits for one in progress.
+  download.reset();
   delete this;
 }
 
@@ -150,6 +156,8 @@ void ShardExchange::Advance() {
   if (NextMessage()) {
     writing_ = true;
     StartWrite(&outgoing_);
+  } else if (failure_.has_value()) {
+    Advance();
   } else if (done_sent_) {
     ended_ = true;
     Finish(grpc::Status::OK);
@@ -165,16 +173,21 @@ bool ShardExchange::NextMessage() {
     return true;
   }
   if (done_sent_ || !operation_->finished()) return false;
-  if (!cursor_.has_value()) cursor_ = Cursor{operation_->Outputs()};
-  while (cursor_->index < cursor_->outputs.size() &&
-         cursor_->offset == cursor_->outputs[cursor_->index].bytes) {
-    ++cursor_->index;
-    cursor_->offset = 0;
+  if (download_ == nullptr) {
+    outputs_ = operation_->Outputs();
+    download_ = operation_->BeginDownload([this] { OnOperationChanged(); });
   }
-  if (cursor_->index < cursor_->outputs.size()) {
-    MakeChunk();
+  if (!download_->finished()) {
+    absl::StatusOr<std::optional<Download::Piece>> piece = download_->Next(max_chunk_bytes_);
+    if (!piece.ok()) {
+      failure_ = ToGrpc(piece.status());
+      return false;
+    }
+    if (!piece->has_value()) return false;
+    MakeChunk(**piece);
     return true;
   }
+  hooks_->on_downloaded(download_->copy_time());
   done_sent_ = true;
   v1::ExchangeResponse response;
   response.mutable_done()->set_bytes_sent(sent_bytes_);
@@ -182,23 +195,18 @@ bool ShardExchange::NextMessage() {
   return true;
 }
 
-void ShardExchange::MakeChunk() {
-  const ShardOperation::Output& output = cursor_->outputs[cursor_->index];
-  const int64_t bytes = std::min(max_chunk_bytes_, output.bytes - cursor_->offset);
-  const uint8_t* data = output.data + cursor_->offset;
-  wire::ChunkHeader header{static_cast<int32_t>(output.id),
-                           static_cast<uint64_t>(cursor_->offset), std::nullopt};
-  if (with_crc32c_) header.crc32c = wire::Crc32c(data, bytes);
-  // The slice keeps the operation, and so the buffer, until gRPC has sent it.
-  const auto drop = [](void* keeper) {
-    delete static_cast<std::shared_ptr<ShardOperation>*>(keeper);
-  };
+void ShardExchange::MakeChunk(const Download::Piece& piece) {
+  wire::ChunkHeader header{static_cast<int32_t>(outputs_[piece.range].id),
+                           static_cast<uint64_t>(piece.offset), std::nullopt};
+  if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);
+  // The slice keeps the memory, the operation's or staging, until gRPC has sent it.
+  using Keeper = std::pair<std::shared_ptr<ShardOperation>, std::shared_ptr<const void>>;
+  const auto drop = [](void* keeper) { delete static_cast<Keeper*>(keeper); };
   outgoing_ = wire::MakeChunkBuffer(
-      wire::EncodeChunkPrefix(wire::kExchangeResponse, header, bytes),
-      {wire::BorrowSlice(data, bytes, drop, new std::shared_ptr<ShardOperation>(operation_))});
-  cursor_->offset += bytes;
-  sent_bytes_ += bytes;
-  hooks_->on_sent_bytes(bytes);
+      wire::EncodeChunkPrefix(wire::kExchangeResponse, header, piece.bytes),
+      {wire::BorrowSlice(piece.data, piece.bytes, drop, new Keeper(operation_, piece.keeper))});
+  sent_bytes_ += piece.bytes;
+  hooks_->on_sent_bytes(piece.bytes);
 }
 
 }  // namespace ringattn

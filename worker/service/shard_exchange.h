@@ -40,21 +40,15 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void OnOperationChanged() override;
 
  private:
-  // Where the download stands.
-  struct Cursor {
-    std::vector<ShardOperation::Output> outputs;
-    size_t index = 0;
-    int64_t offset = 0;
-  };
-
   // What one message up asks for.
   grpc::Status HandleMessage();
   grpc::Status Open(const v1::OpenShard& open);
 
   // Starts the next write or ends the call, if it is time for either.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False if there is nothing to send (yet), or it failed.
   bool NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeChunk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeChunk(const Download::Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;
@@ -75,7 +69,8 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   bool done_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
-  std::optional<Cursor> cursor_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ShardOperation::Output> outputs_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);  // of outputs_
   int64_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -26,6 +26,9 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
 }
 
 ShardOperation::~ShardOperation() {
+  // Memory goes back when nothing writes it any more: chunks of an operation that ended
+  // early may still be on their way. A copy that hangs is the teardown's watchdog's.
+  for (const EventRef& upload : uploads_) (void)upload->Wait(absl::InfiniteFuture());
   operation_.reset();
   { MemoryBudget::Reservation returned = std::move(reservation_); }
   on_destroyed_();
@@ -37,7 +40,7 @@ absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
   uint8_t* target = nullptr;
   if (absl::Status status = Cover(chunk, payload_bytes, &target); !status.ok()) return status;
   // Without the lock: ranges that are covered once belong to one writer.
-  absl::Status status = Copy(chunk, payload, target);
+  absl::Status status = Copy(chunk, payload, payload_bytes, target);
   absl::MutexLock lock(&mutex_);
   --copying_;
   uploaded_time_ = absl::Now();
@@ -64,13 +67,23 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
 }
 
 absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
-                                  absl::Span<const wire::Fragment> payload, uint8_t* target) {
+                                  absl::Span<const wire::Fragment> payload,
+                                  uint64_t payload_bytes, uint8_t* target) {
+  absl::StatusOr<std::unique_ptr<Upload>> upload =
+      device_->BeginUpload(target, static_cast<int64_t>(payload_bytes));
+  if (!upload.ok()) return upload.status();
   uint32_t crc = 0;
   for (const wire::Fragment& fragment : payload) {
     if (chunk.crc32c.has_value()) crc = wire::ExtendCrc32c(crc, fragment.data, fragment.size);
-    absl::Status status = device_->CopyFromHost(target, fragment.data, fragment.size);
+    absl::Status status = (*upload)->Append(fragment.data, fragment.size);
     if (!status.ok()) return status;
-    target += fragment.size;
+  }
+  absl::StatusOr<std::vector<EventRef>> events = (*upload)->Finish();
+  if (!events.ok()) return events.status();
+  if (!events->empty()) {
+    absl::MutexLock lock(&mutex_);
+    ForgetDoneUploads();
+    uploads_.insert(uploads_.end(), events->begin(), events->end());
   }
   if (chunk.crc32c.has_value() && *chunk.crc32c != crc) {
     return absl::InvalidArgumentError(
@@ -78,6 +91,30 @@ absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
                      chunk.offset, " does not match its bytes"));
   }
   return absl::OkStatus();
+}
+
+void ShardOperation::ForgetDoneUploads() const {
+  const auto done = [this](const EventRef& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // One that failed stays, for the program to meet.
+    if (!event->Done() || !event->Wait(absl::InfinitePast()).ok()) return false;
+    upload_copies_.begin = std::min(upload_copies_.begin, event->begin_time());
+    upload_copies_.end = std::max(upload_copies_.end, event->end_time());
+    upload_copies_.total += event->end_time() - event->begin_time();
+    return true;
+  };
+  uploads_.erase(std::remove_if(uploads_.begin(), uploads_.end(), done), uploads_.end());
+}
+
+std::vector<EventRef> ShardOperation::PendingUploads() const {
+  absl::MutexLock lock(&mutex_);
+  ForgetDoneUploads();
+  return uploads_;
+}
+
+ShardOperation::CopyTimes ShardOperation::upload_copies() const {
+  absl::MutexLock lock(&mutex_);
+  ForgetDoneUploads();
+  return upload_copies_;
 }
 
 bool ShardOperation::InputsComplete() const {
@@ -104,12 +141,18 @@ std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
     if (!buffer.output.has_value()) continue;
     const DeviceBuffer* memory = operation_->OutputBuffer(*buffer.output);
     outputs.push_back({*buffer.output,
-                       static_cast<const uint8_t*>(const_cast<DeviceBuffer*>(memory)->data()),
-                       operation_->ShardBytes(*buffer.output)});
+                       {const_cast<DeviceBuffer*>(memory)->data(),
+                        operation_->ShardBytes(*buffer.output)}});
   }
   std::sort(outputs.begin(), outputs.end(),
             [](const Output& a, const Output& b) { return a.id < b.id; });
   return outputs;
+}
+
+std::unique_ptr<Download> ShardOperation::BeginDownload(std::function<void()> on_ready) const {
+  std::vector<DeviceRange> ranges;
+  for (const Output& output : Outputs()) ranges.push_back(output.memory);
+  return device_->BeginDownload(std::move(ranges), std::move(on_ready));
 }
 
 void ShardOperation::SetFinished() {

@@ -44,8 +44,13 @@ class ShardOperation {
   // A tensor of the program in the order in which it is streamed.
   struct Output {
     TensorId id;
-    const uint8_t* data = nullptr;  // host-readable device memory
-    int64_t bytes = 0;
+    DeviceRange memory;
+  };
+  // When copies to the device began and ended, and what they took in all.
+  struct CopyTimes {
+    absl::Time begin = absl::InfiniteFuture();
+    absl::Time end = absl::InfinitePast();
+    absl::Duration total;
   };
 
   // `on_destroyed` runs after the memory went back.
@@ -62,8 +67,8 @@ class ShardOperation {
   int64_t reserved_bytes() const { return reservation_.bytes(); }
 
   // --- inputs
-  // Copies one chunk into its input buffer. INVALID_ARGUMENT if it is no input, lies
-  // outside, overlaps or fails its crc; FAILED_PRECONDITION once the program runs.
+  // Takes one chunk on its way to its input buffer; the payload is free on return.
+  // INVALID_ARGUMENT if it is no input, lies outside, overlaps or fails its crc.
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
   bool InputsComplete() const;
@@ -72,9 +77,15 @@ class ShardOperation {
   absl::Time reserved_time() const { return reserved_time_; }
   // From Reserve to the last input byte; zero while incomplete.
   absl::Time uploaded_time() const;
+  // What the program has to wait for before it touches inputs. REQUIRES: complete.
+  std::vector<EventRef> PendingUploads() const;
+  // Zero on devices whose memory is the host's. Complete once the program has ended.
+  CopyTimes upload_copies() const;
 
   // --- outputs
   std::vector<Output> Outputs() const;
+  // The outputs on their way to the host (Device::BeginDownload). REQUIRES: finished.
+  std::unique_ptr<Download> BeginDownload(std::function<void()> on_ready) const;
 
   // --- life
   // The program has ended well: outputs can be read.
@@ -99,7 +110,8 @@ class ShardOperation {
   void Notify();
   absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
   absl::Status Copy(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-                    uint8_t* target);
+                    uint64_t payload_bytes, uint8_t* target);
+  void ForgetDoneUploads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const OperationInfo info_;
   Device* const device_;
@@ -112,6 +124,9 @@ class ShardOperation {
   std::map<TensorId, Input> inputs_ ABSL_GUARDED_BY(mutex_);
   // Chunks whose bytes are being copied; completeness waits for them.
   int copying_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Bounded by the device's staging memory: what is done goes when more comes.
+  mutable std::vector<EventRef> uploads_ ABSL_GUARDED_BY(mutex_);
+  mutable CopyTimes upload_copies_ ABSL_GUARDED_BY(mutex_);
   bool uploaded_noticed_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);

@@ -9,6 +9,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "absl/time/time.h"
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "worker/service/operation_registry.h"
 
@@ -20,6 +21,8 @@ struct ShardServiceHooks {
   // Tensor bytes received from and sent to the coordinator, for metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
+  // Outputs are on the host; what copying them from the device took. Once per exchange.
+  std::function<void(absl::Duration)> on_downloaded;
 };
 
 // Thread safe.

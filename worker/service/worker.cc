@@ -69,7 +69,8 @@ Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
       shard_service_(&core_.registry(), options_.secret,
                      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
                       [this](int64_t bytes) { metrics_.CountReceived(bytes); },
-                      [this](int64_t bytes) { metrics_.CountSent(bytes); }}) {}
+                      [this](int64_t bytes) { metrics_.CountSent(bytes); },
+                      [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }}) {}
 
 Worker::~Worker() { Stop(); }
 

@@ -87,6 +87,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
     heartbeat.set_waits_for_peer(probe_.WaitsForPeer(device_));
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
+  metrics_->SetDeviceUsage(device_.usage());
   return heartbeat;
 }
 
@@ -177,7 +178,7 @@ void WorkerCore::OnRunDone(ShardOperation& operation,
   finished->set_ok(result.ok());
   finished->set_cancelled(absl::IsCancelled(result.status()));
   if (result.ok()) {
-    metrics_->CountRun(operation.operation(), *result);
+    metrics_->CountRun(operation.operation(), *result, operation.upload_copies().total);
     *finished->mutable_report() = MakeRankReport(operation, *result, options_.name);
   } else {
     finished->set_reason(std::string(result.status().message()));

@@ -14,6 +14,25 @@ WorkerMetrics::WorkerMetrics(const std::string& ring_transport)
                           .Gauges("ringattn_worker_reserved_bytes",
                                   "Device memory set aside for operations.")
                           .Add({})),
+      device_used_bytes_(metrics_
+                             .Gauges("ringattn_device_memory_used_bytes",
+                                     "Memory in use on the whole GPU; 0 on a CPU.")
+                             .Add({})),
+      allocated_bytes_(metrics_
+                           .Gauges("ringattn_device_allocated_bytes",
+                                   "Memory of the GPU that operations here hold, to compare with "
+                                   "what is reserved; 0 on a CPU.")
+                           .Add({})),
+      pinned_used_bytes_(metrics_
+                             .Gauges("ringattn_pinned_pool_used_bytes",
+                                     "Pinned staging memory between the wire and the GPU that is "
+                                     "in use; 0 on a CPU.")
+                             .Add({})),
+      achieved_flops_(metrics_
+                          .Gauges("ringattn_achieved_flops_per_second",
+                                  "Of the last program: its unmasked pairs over the time inside "
+                                  "its compute calls.")
+                          .Add({})),
       received_bytes_(TensorBytes(metrics_).Add(
           {{"direction", "up"}, {"transport", "coordinator_stream"}})),
       sent_bytes_(TensorBytes(metrics_).Add(
@@ -28,17 +47,30 @@ WorkerMetrics::WorkerMetrics(const std::string& ring_transport)
                  .Counters("ringattn_worker_tiles_total",
                            "128 x 128 tiles computed, per batch row and head.")
                  .Add({})),
+      h2d_(StageDurations(metrics_).Add({{"stage", "h2d"}}, StageBuckets())),
       compute_(StageDurations(metrics_).Add({{"stage", "compute"}}, StageBuckets())),
       ring_wait_(StageDurations(metrics_).Add({{"stage", "ring_wait"}}, StageBuckets())),
+      d2h_(StageDurations(metrics_).Add({{"stage", "d2h"}}, StageBuckets())),
       runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")) {}
 
-void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report) {
+void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report,
+                             absl::Duration upload_copies) {
+  const double flops = FlopsOf(operation);
   ring_bytes_.Increment(static_cast<double>(report.sent_bytes));
-  flops_.Increment(FlopsOf(operation));
+  flops_.Increment(flops);
+  if (report.compute_time > absl::ZeroDuration()) {
+    achieved_flops_.Set(flops / absl::ToDoubleSeconds(report.compute_time));
+  }
   tiles_.Increment(static_cast<double>(report.tiles));
+  // Where nothing is copied there is nothing to observe.
+  if (upload_copies > absl::ZeroDuration()) h2d_.Observe(absl::ToDoubleSeconds(upload_copies));
   compute_.Observe(absl::ToDoubleSeconds(report.compute_time));
   ring_wait_.Observe(absl::ToDoubleSeconds(report.ring_wait_time));
   runs_.Add({{"code", "OK"}}).Increment();
+}
+
+void WorkerMetrics::CountDownloadCopies(absl::Duration time) {
+  if (time > absl::ZeroDuration()) d2h_.Observe(absl::ToDoubleSeconds(time));
 }
 
 void WorkerMetrics::CountFailedRun(absl::StatusCode code) {

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/observability/metrics.h"
+#include "worker/device/device.h"
 #include "worker/executor/executor.h"
 
 namespace ringattn {
@@ -23,10 +25,18 @@ class WorkerMetrics {
 
   void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
   void SetReservedBytes(int64_t bytes) { reserved_bytes_.Set(static_cast<double>(bytes)); }
+  void SetDeviceUsage(const DeviceUsage& usage) {
+    device_used_bytes_.Set(static_cast<double>(usage.memory_used_bytes));
+    allocated_bytes_.Set(static_cast<double>(usage.allocated_bytes));
+    pinned_used_bytes_.Set(static_cast<double>(usage.staging_used_bytes));
+  }
   void CountReceived(int64_t bytes) { received_bytes_.Increment(static_cast<double>(bytes)); }
   void CountSent(int64_t bytes) { sent_bytes_.Increment(static_cast<double>(bytes)); }
-  // One program that ended well.
-  void CountRun(const Operation& operation, const ExecutionReport& report);
+  // One program that ended well. `upload_copies`: its inputs' copies to the device.
+  void CountRun(const Operation& operation, const ExecutionReport& report,
+                absl::Duration upload_copies);
+  // One set of outputs, copied from the device.
+  void CountDownloadCopies(absl::Duration time);
   // Programs that did not: "CANCELLED", "UNAVAILABLE", ...
   void CountFailedRun(absl::StatusCode code);
 
@@ -34,13 +44,19 @@ class WorkerMetrics {
   Metrics metrics_;
   prometheus::Gauge& generation_;
   prometheus::Gauge& reserved_bytes_;
+  prometheus::Gauge& device_used_bytes_;
+  prometheus::Gauge& allocated_bytes_;
+  prometheus::Gauge& pinned_used_bytes_;
+  prometheus::Gauge& achieved_flops_;
   prometheus::Counter& received_bytes_;
   prometheus::Counter& sent_bytes_;
   prometheus::Counter& ring_bytes_;
   prometheus::Counter& flops_;
   prometheus::Counter& tiles_;
+  prometheus::Histogram& h2d_;
   prometheus::Histogram& compute_;
   prometheus::Histogram& ring_wait_;
+  prometheus::Histogram& d2h_;
   prometheus::Family<prometheus::Counter>& runs_;
 };
 

@@ -83,6 +83,56 @@ TEST(Worker, ReportsTimesTilesAndTimeline) {
   }
 }
 
+// Inputs are on their way to the device when the program is started, outputs on their way
+// from it when they are sent.
+TEST(Worker, StagedTensorBytesMakeTheSameResult) {
+  Cluster cluster(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    cluster.device(rank).SetStaged(absl::Milliseconds(2), 4096);
+  }
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(300, 2);
+  cluster.RunToTheEnd(request, "1-1", 1);
+
+  cluster.Reserve(request, "1-2", 1);
+  auto exchanges = cluster.UploadAll(request, "1-2", 1);
+  cluster.SendRun("1-2", 1);
+  for (const v1::Finished& finished : cluster.AwaitFinished()) {
+    double copied = 0, computed = 1e9;
+    for (const v1::TimelineEvent& bar : finished.report().timeline()) {
+      if (bar.category() == "h2d") copied = bar.end_seconds();
+      if (bar.category() == "compute") computed = std::min(computed, bar.begin_seconds());
+    }
+    EXPECT_GT(copied, 0.0);
+    EXPECT_GE(computed, copied) << "computed on inputs that were not there";
+  }
+  exchanges.clear();
+  cluster.Release("1-2", 1);
+  ExpectAllFree(cluster);
+  EXPECT_THAT(cluster.worker(0).metrics().Text(),
+              HasSubstr("ringattn_stage_duration_seconds_count{stage=\"h2d\"} 2"));
+  EXPECT_THAT(cluster.worker(0).metrics().Text(),
+              HasSubstr("ringattn_stage_duration_seconds_count{stage=\"d2h\"} 1"));
+}
+
+TEST(Worker, ADownloadCancelledWhileItIsCopiedGivesTheMemoryBack) {
+  Cluster cluster(1);
+  cluster.device(0).SetStaged(absl::Milliseconds(1), 0);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(300, 1);
+  for (int i = 0; i < 10; ++i) {
+    const std::string id = absl::StrCat("1-", i);
+    cluster.Reserve(request, id, 1);
+    auto exchanges = cluster.UploadAll(request, id, 1);
+    cluster.SendRun(id, 1);
+    cluster.AwaitFinished();
+    exchanges[0]->Cancel();
+    exchanges.clear();
+    cluster.Release(id, 1);
+  }
+  ExpectAllFree(cluster);
+}
+
 TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   Cluster cluster(1, {.memory_limit_bytes = 1000});
   cluster.Form(1);
@@ -106,6 +156,16 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   ASSERT_TRUE(reserved.has_value());
   EXPECT_FALSE(reserved->reserved().ok());
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("limit 1000"));
+
+  // The kernels' workspace counts: buffers of 5 x 4 bytes would fit.
+  cluster.device(0).SetStaged(absl::ZeroDuration(), 1000);
+  reserve->mutable_shape()->set_seq_len_q(1);
+  reserve->mutable_shape()->set_seq_len_kv(1);
+  cluster.coordinator().Send("worker-0", message);
+  reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
+  ASSERT_TRUE(reserved.has_value());
+  EXPECT_FALSE(reserved->reserved().ok());
+  EXPECT_THAT(reserved->reserved().reason(), HasSubstr("a kernel workspace of 1000 bytes"));
 
   reserve->mutable_shape()->set_seq_len_q(uint64_t{1} << 62);
   cluster.coordinator().Send("worker-0", message);

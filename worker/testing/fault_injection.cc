@@ -24,15 +24,23 @@ class FaultyDevice : public Device {
     return inner_->Allocate(bytes);
   }
 
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
+    return inner_->WorkspaceBytes(calls);
+  }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    return inner_->Prepare(std::move(calls));
+  }
+
   // The delay stands between what the call waits for and the call. While it runs,
   // waits_for_transfer() is false: to the outside this rank computes.
-  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override {
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
     const FaultPlan& plan = state_->plan;
     const bool stalls =
         plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
         !state_->stalled.exchange(true);
     if (!stalls && plan.slow_step == absl::ZeroDuration()) {
-      return inner_->Start(std::move(call), std::move(after), control);
+      return inner_->Start(call, std::move(after), control);
     }
     EventRef delayed = delay_.Start(
         [this, control, stalls] {
@@ -43,7 +51,7 @@ class FaultyDevice : public Device {
         },
         after, HostQueue::OnFailure::kRun);
     after.push_back(std::move(delayed));
-    return inner_->Start(std::move(call), std::move(after), control);
+    return inner_->Start(call, std::move(after), control);
   }
 
   bool waits_for_transfer() const override { return !delaying_ && inner_->waits_for_transfer(); }
@@ -53,6 +61,14 @@ class FaultyDevice : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
     return inner_->CopyToHost(host, device, bytes);
   }
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+    return inner_->BeginUpload(target, bytes);
+  }
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override {
+    return inner_->BeginDownload(std::move(ranges), std::move(on_ready));
+  }
+  DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override {
     return absl::StrCat(inner_->description(), " with injected faults");
   }

@@ -57,24 +57,26 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   auto ring = RingOfOne(*transport);
   RunControl control;
   char byte = 1;
-  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+  const PreparedCall zero(ZeroCall{&byte, 1});
+  EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
   ring->Start({}, {}, &control);
-  EventRef stalled = device->Start(ZeroCall{&byte, 1}, {}, &control);
+  EventRef stalled = device->Start(zero, {}, &control);
   control.stop = true;
   EXPECT_EQ(stalled->Wait(absl::Now() + absl::Milliseconds(100)).code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_FALSE(device->waits_for_transfer()) << "to the outside it computes";
   ring->Abort("enough");
   EXPECT_TRUE(stalled->Wait(Soon()).ok());
-  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+  EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
 }
 
 TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("slow_step_ms:80"));
   RunControl control;
   char byte = 1;
+  const PreparedCall zero(ZeroCall{&byte, 1});
   const absl::Time begin = absl::Now();
-  EXPECT_TRUE(device->Start(ZeroCall{&byte, 1}, {}, &control)->Wait(Soon()).ok());
+  EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(80));
   EXPECT_GT(control.progress.load(), 3);
   EXPECT_EQ(byte, 0);

@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "common/merge.h"
+#include "worker/testing/staged_copies.h"
 
 namespace ringattn {
 namespace {
@@ -107,8 +108,9 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> ScalarDevice::Allocate(int64_t byt
   return std::make_unique<VectorBuffer>(bytes);
 }
 
-EventRef ScalarDevice::Start(KernelCall call, std::vector<EventRef> after, RunControl* control) {
-  return queue_.Start([this, call = std::move(call), control] { return Run(call, control); },
+EventRef ScalarDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
+                             RunControl* control) {
+  return queue_.Start([this, &call, control] { return Run(call.call(), control); },
                       std::move(after), HostQueue::OnFailure::kSkip);
 }
 
@@ -122,6 +124,23 @@ absl::Status ScalarDevice::Run(const KernelCall& call, RunControl* control) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError("forward only");
+}
+
+void ScalarDevice::SetStaged(absl::Duration per_copy, int64_t workspace_bytes) {
+  staged_ = true;
+  per_copy_ = per_copy;
+  workspace_bytes_ = workspace_bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Upload>> ScalarDevice::BeginUpload(void* target, int64_t bytes) {
+  if (!staged_) return Device::BeginUpload(target, bytes);
+  return MakeStagedUpload(&uploads_, per_copy_, target);
+}
+
+std::unique_ptr<Download> ScalarDevice::BeginDownload(std::vector<DeviceRange> ranges,
+                                                      std::function<void()> on_ready) {
+  if (!staged_) return Device::BeginDownload(std::move(ranges), std::move(on_ready));
+  return MakeStagedDownload(&downloads_, per_copy_, std::move(ranges), std::move(on_ready));
 }
 
 absl::Status ScalarDevice::CopyFromHost(void* device, const void* host, int64_t bytes) {

@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,14 +18,24 @@ namespace ringattn {
 class ScalarDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
-  EventRef Start(KernelCall call, std::vector<EventRef> after, RunControl* control) override;
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>&) const override {
+    return workspace_bytes_;
+  }
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override;
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override;
   std::string description() const override { return "scalar"; }
 
   // Added to every call, in pieces between which the stop word counts.
   void SetDelay(absl::Duration per_call) { delay_ns_ = absl::ToInt64Nanoseconds(per_call); }
+  // As if this device had memory of its own: tensor bytes are copied late, `per_copy`
+  // each, and preparing calls takes `workspace_bytes`. Before the first request.
+  void SetStaged(absl::Duration per_copy, int64_t workspace_bytes);
   // While set, calls hang whatever the stop word says.
   void SetStuck(bool stuck) { stuck_ = stuck; }
 
@@ -33,7 +44,11 @@ class ScalarDevice : public Device {
 
   std::atomic<int64_t> delay_ns_{0};
   std::atomic<bool> stuck_{false};
+  bool staged_ = false;
+  absl::Duration per_copy_;
+  int64_t workspace_bytes_ = 0;
   HostQueue queue_{"scalar_device"};
+  HostQueue uploads_{"uploads"}, downloads_{"downloads"};
 };
 
 }  // namespace ringattn

@@ -48,11 +48,12 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes)
   return std::make_unique<HostBuffer>(pool_, data, bytes);
 }
 
-EventRef CpuDevice::Start(KernelCall call, std::vector<EventRef> after, RunControl* control) {
+EventRef CpuDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
+                          RunControl* control) {
   return queue_.Start(
-      [this, call = std::move(call), control]() -> absl::Status {
+      [this, &call, control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-        absl::Status status = kernels_.Run(call, control->stop, &control->progress);
+        absl::Status status = kernels_.Run(call.call(), control->stop, &control->progress);
         // A stopped call counts as done: what follows is stopped too, and the
         // executor reports the cancellation once.
         if (absl::IsCancelled(status)) return absl::OkStatus();

@@ -114,14 +114,20 @@ int64_t TableBytes(const std::vector<T>& table) {
   return AlignUp(static_cast<int64_t>(table.size() * sizeof(T)));
 }
 
-// Copies a table into staging and returns its device address; advances *offset.
 template <typename T>
-const T* Place(const std::vector<T>& table, const LaunchContext& context, int64_t* offset) {
-  char* staging = static_cast<char*>(context.staging) + *offset;
-  const char* device = static_cast<const char*>(context.workspace) + *offset;
-  if (!table.empty()) std::memcpy(staging, table.data(), table.size() * sizeof(T));
-  *offset += TableBytes(table);
-  return reinterpret_cast<const T*>(device);
+void WriteTable(const std::vector<T>& table, void* tables, int64_t offset) {
+  if (table.empty()) return;
+  std::memcpy(static_cast<char*>(tables) + offset, table.data(), table.size() * sizeof(T));
+}
+
+template <typename T>
+const T* TableAt(const void* tables, int64_t offset) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(tables) + offset);
+}
+
+TableLaunch LaunchOf(const LaunchContext& context, int64_t table_bytes) {
+  return {context.stream, context.workspace, static_cast<char*>(context.workspace) + table_bytes,
+          context.stop_word};
 }
 
 absl::Status CheckWorkspace(const LaunchContext& context, int64_t device_bytes,
@@ -144,6 +150,8 @@ absl::Status UploadTables(const LaunchContext& context, int64_t bytes) {
 // Fills params.dq_map. Needs rows of whole 16-byte units.
 absl::Status EncodeDqMap(const TileKernel& kernel, BackwardParams& params) {
   const CommonParams& common = params.common;
+  // Without an address the call is only being measured.
+  if (params.dq_acc == nullptr) return absl::OkStatus();
   if (common.head_dim % 4 != 0 || !Aligned16(params.dq_acc)) return absl::OkStatus();
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -177,8 +185,8 @@ absl::Status EncodeDqMap(const TileKernel& kernel, BackwardParams& params) {
 }
 
 template <typename Params>
-absl::Status Launch(const TileKernel& kernel, DType dtype, int64_t tiles, int64_t grid_y,
-                    const Params& given, cudaStream_t stream) {
+absl::Status LaunchTiles(const TileKernel& kernel, DType dtype, int64_t tiles, int64_t grid_y,
+                         const Params& given, cudaStream_t stream) {
   Params params = given;
   const void* entry = Entry(kernel, dtype);
   absl::Status status = ToStatus(
@@ -260,39 +268,53 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   prepared.plan_ = PlanForwardTiles(call, shape);
 
   const ForwardPlan& plan = prepared.plan_;
-  prepared.table_bytes_ =
-      TableBytes(plan.tiles) + TableBytes(plan.ranges) + TableBytes(plan.combines);
+  prepared.tile_count_ = static_cast<int64_t>(plan.tiles.size());
+  prepared.combine_count_ = static_cast<int64_t>(plan.combines.size());
+  prepared.ranges_offset_ = TableBytes(plan.tiles);
+  prepared.combines_offset_ = prepared.ranges_offset_ + TableBytes(plan.ranges);
+  prepared.table_bytes_ = prepared.combines_offset_ + TableBytes(plan.combines);
   const int64_t partial_rows = plan.slots * shape.blocks_per_tile * kernel.tile_rows;
   prepared.partial_floats_ = partial_rows * problem.head_dim_v;
-  prepared.device_bytes_ = prepared.table_bytes_ + AlignUp(prepared.partial_floats_ * 4) +
-                           AlignUp(partial_rows * 4);
+  prepared.scratch_bytes_ = AlignUp(prepared.partial_floats_ * 4) + AlignUp(partial_rows * 4);
   return prepared;
 }
 
+void PreparedForward::WriteTables(void* target) const {
+  WriteTable(plan_.tiles, target, 0);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+  WriteTable(plan_.combines, target, combines_offset_);
+}
+
 absl::Status PreparedForward::Start(const LaunchContext& context) const {
-  if (plan_.tiles.empty() || params_.common.batch == 0) return absl::OkStatus();
+  if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
   absl::Status status = CheckWorkspace(context, device_bytes(), staging_bytes());
   if (!status.ok()) return status;
-  ForwardParams params = params_;
-  params.common.stop_word = context.stop_word;
-  int64_t offset = 0;
-  params.tiles = Place(plan_.tiles, context, &offset);
-  params.ranges = Place(plan_.ranges, context, &offset);
-  CombineParams combine;
-  combine.tiles = Place(plan_.combines, context, &offset);
-  params.partial_out = reinterpret_cast<float*>(static_cast<char*>(context.workspace) + offset);
-  params.partial_lse = params.partial_out + AlignUp(partial_floats_ * 4) / 4;
+  WriteTables(context.staging);
   status = UploadTables(context, table_bytes_);
   if (!status.ok()) return status;
-  status = Launch(kernel_, dtype_, static_cast<int64_t>(plan_.tiles.size()),
-                  params.common.num_heads / params.head_pack, params, context.stream);
-  if (!status.ok() || plan_.combines.empty()) return status;
+  return Launch(LaunchOf(context, table_bytes_));
+}
+
+absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
+  if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
+  ForwardParams params = params_;
+  params.common.stop_word = launch.stop_word;
+  params.tiles = TableAt<ForwardTile>(launch.tables, 0);
+  params.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
+  params.partial_out = static_cast<float*>(launch.scratch);
+  params.partial_lse = params.partial_out + AlignUp(partial_floats_ * 4) / 4;
+  absl::Status status = LaunchTiles(kernel_, dtype_, tile_count_,
+                                    params.common.num_heads / params.head_pack, params,
+                                    launch.stream);
+  if (!status.ok() || combine_count_ == 0) return status;
+  CombineParams combine;
+  combine.tiles = TableAt<CombineTile>(launch.tables, combines_offset_);
   combine.forward = params;
   for (int64_t begin = 0; begin < params.common.batch && status.ok(); begin += kMaximalGridZ) {
     combine.forward.common.batch_begin = static_cast<int32_t>(begin);
     status = ToStatus(
-        LaunchCombine(dtype_, combine, static_cast<int64_t>(plan_.combines.size()),
-                      std::min(params.common.batch - begin, kMaximalGridZ), context.stream),
+        LaunchCombine(dtype_, combine, combine_count_,
+                      std::min(params.common.batch - begin, kMaximalGridZ), launch.stream),
         "combine launch");
   }
   return status;
@@ -341,23 +363,35 @@ absl::StatusOr<PreparedBackward> PrepareBackward(const BackwardCall& call,
       break;
     }
   }
-  prepared.table_bytes_ = TableBytes(prepared.plan_.tiles) + TableBytes(prepared.plan_.ranges);
+  prepared.tile_count_ = static_cast<int64_t>(prepared.plan_.tiles.size());
+  prepared.ranges_offset_ = TableBytes(prepared.plan_.tiles);
+  prepared.table_bytes_ = prepared.ranges_offset_ + TableBytes(prepared.plan_.ranges);
   return prepared;
 }
 
+void PreparedBackward::WriteTables(void* target) const {
+  WriteTable(plan_.tiles, target, 0);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+}
+
 absl::Status PreparedBackward::Start(const LaunchContext& context) const {
-  if (plan_.tiles.empty() || params_.common.batch == 0) return absl::OkStatus();
+  if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
   absl::Status status = CheckWorkspace(context, device_bytes(), staging_bytes());
   if (!status.ok()) return status;
-  BackwardParams params = params_;
-  params.common.stop_word = context.stop_word;
-  int64_t offset = 0;
-  params.tiles = Place(plan_.tiles, context, &offset);
-  params.ranges = Place(plan_.ranges, context, &offset);
+  WriteTables(context.staging);
   status = UploadTables(context, table_bytes_);
   if (!status.ok()) return status;
-  return Launch(kernel_, dtype_, static_cast<int64_t>(plan_.tiles.size()),
-                params.common.num_heads / params.heads_per_block, params, context.stream);
+  return Launch(LaunchOf(context, table_bytes_));
+}
+
+absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
+  if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
+  BackwardParams params = params_;
+  params.common.stop_word = launch.stop_word;
+  params.tiles = TableAt<BackwardTile>(launch.tables, 0);
+  params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
+  return LaunchTiles(kernel_, dtype_, tile_count_,
+                     params.common.num_heads / params.heads_per_block, params, launch.stream);
 }
 
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {

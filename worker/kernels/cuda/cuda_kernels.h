@@ -8,6 +8,12 @@
 //   forward->device_bytes(), forward->staging_bytes()   // workspace it needs
 //   forward->Start(context);                            // asynchronous
 //
+// Or, where the same call runs in a ring pass, with its tables on the device already:
+//
+//   forward->WriteTables(host);                         // table_bytes(), copied by the caller
+//   forward->DropTables();
+//   forward->Launch({stream, tables, scratch, stop_word});
+//
 // Start never allocates device or pinned memory and never waits: it fills
 // `staging`, enqueues its copy to `workspace`, then the kernels. Both buffers
 // belong to the call until the work enqueued here has run. The current device
@@ -62,11 +68,26 @@ struct ForwardTuning {
   int32_t max_key_splits = 0;  // 1 = never split the keys
 };
 
+// Launches with tables that are on the device already.
+struct TableLaunch {
+  cudaStream_t stream = nullptr;
+  const void* tables = nullptr;  // device, as WriteTables wrote them, 256-byte aligned
+  void* scratch = nullptr;       // device, 256-byte aligned, in use until the work has run
+  const uint32_t* stop_word = nullptr;  // as in LaunchContext
+};
+
 class PreparedForward {
  public:
-  int64_t device_bytes() const { return device_bytes_; }
+  int64_t device_bytes() const { return table_bytes_ + scratch_bytes_; }
   int64_t staging_bytes() const { return table_bytes_; }
   absl::Status Start(const LaunchContext& context) const;
+
+  int64_t table_bytes() const { return table_bytes_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  void WriteTables(void* target) const;
+  // Frees the host's copy: afterwards only Launch may be called.
+  void DropTables() { plan_ = {}; }
+  absl::Status Launch(const TableLaunch& launch) const;
 
  private:
   friend absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall&, const DeviceInfo&,
@@ -75,9 +96,13 @@ class PreparedForward {
   TileKernel kernel_;
   ForwardParams params_;  // tables and partials unset
   ForwardPlan plan_;
+  int64_t tile_count_ = 0;
+  int64_t combine_count_ = 0;
+  int64_t ranges_offset_ = 0;  // in the tables, bytes
+  int64_t combines_offset_ = 0;
   int64_t table_bytes_ = 0;
   int64_t partial_floats_ = 0;
-  int64_t device_bytes_ = 0;
+  int64_t scratch_bytes_ = 0;
 };
 
 // The call's problem and pointers are copied; the call itself need not outlive this.
@@ -90,12 +115,19 @@ class PreparedBackward {
   int64_t staging_bytes() const { return table_bytes_; }
   absl::Status Start(const LaunchContext& context) const;
 
+  int64_t table_bytes() const { return table_bytes_; }
+  void WriteTables(void* target) const;
+  void DropTables() { plan_ = {}; }
+  absl::Status Launch(const TableLaunch& launch) const;
+
  private:
   friend absl::StatusOr<PreparedBackward> PrepareBackward(const BackwardCall&, const DeviceInfo&);
   DType dtype_ = DType::kFloat32;
   TileKernel kernel_;
   BackwardParams params_;
   BackwardPlan plan_;
+  int64_t tile_count_ = 0;
+  int64_t ranges_offset_ = 0;  // in the tables, bytes
   int64_t table_bytes_ = 0;
 };
 

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Judges what nvcc and `ptxas -v` said about one source; see cuda.bzl.
+
+    check_ptxas.py LOG SPILL_BYTES
+
+Fails on serialised matrix instructions (C75xx) and on kernels that spill more than SPILL_BYTES per
+thread; prints warnings of nvcc that are neither.
+"""
+
+import re
+import sys
+
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+SERIALISED = re.compile(r"C75\d\d")
+
+
+def judge(lines, allowed):
+    """The complaints about a log, and the warnings that are to be shown but do no harm."""
+    complaints, warnings = [], []
+    entry = "?"
+    for line in lines:
+        if match := ENTRY.search(line):
+            entry = f"{match[1]} for {match[2]}"
+        if match := SPILL.search(line):
+            spilled = max(int(match[1]), int(match[2]))
+            if spilled > allowed:
+                complaints.append(f"{entry} spills {spilled} bytes per thread; allowed: {allowed}")
+        elif SERIALISED.search(line):
+            complaints.append(line)
+        elif "warning" in line.lower():
+            warnings.append(line)
+    return complaints, warnings
+
+
+def main():
+    path, allowed = sys.argv[1], int(sys.argv[2])
+    with open(path, encoding="utf-8", errors="replace") as log:
+        complaints, warnings = judge([line.rstrip("\n") for line in log], allowed)
+    for line in warnings + complaints:
+        print(line, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Parts with time limits, commands with logs, and one summary."""
+
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import time
+import traceback
+
+
+class Failure(Exception):
+    """What a part was to show did not hold."""
+
+
+class PartTimeout(Exception):
+    pass
+
+
+def check(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+class Harness:
+    """Runs parts in order. Each has `seconds` of its own, and all together `budget_seconds`."""
+
+    def __init__(self, out, budget_seconds):
+        self.out = pathlib.Path(out)
+        self.end = time.monotonic() + budget_seconds
+        self.part_end = self.end
+        self.log_file = open(self.out / "service.log", "w", encoding="utf-8")
+        self.begin = time.monotonic()
+        self.summary = {"parts": {}}
+        signal.signal(signal.SIGALRM, self._on_alarm)
+
+    @staticmethod
+    def _on_alarm(signum, frame):
+        raise PartTimeout()
+
+    def log(self, text):
+        line = f"[{time.monotonic() - self.begin:7.2f}] {text}"
+        print(line)
+        self.log_file.write(line + "\n")
+        self.log_file.flush()
+
+    def remaining(self):
+        return max(0.1, min(self.end, self.part_end) - time.monotonic())
+
+    def part(self, name, seconds, function):
+        """Runs `function(result)`; what it puts into `result` is kept even if it fails."""
+        result = {"ok": False}
+        self.summary["parts"][name] = result
+        limit = min(seconds, self.end - time.monotonic())
+        if limit < 1:
+            result["error"] = "not run: no time left"
+            self.write_summary()
+            return False
+        self.log(f"==== {name} (at most {limit:.0f} s)")
+        begin = time.monotonic()
+        self.part_end = begin + limit
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        try:
+            function(result)
+            result["ok"] = True
+        except PartTimeout:
+            result["error"] = f"not done within {limit:.0f} s"
+        except Failure as failure:
+            result["error"] = str(failure)
+        except Exception:  # pylint: disable=broad-except
+            result["error"] = traceback.format_exc(limit=4)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.part_end = self.end
+        result["seconds"] = round(time.monotonic() - begin, 2)
+        self.log(f"---- {name}: {'ok' if result['ok'] else 'FAILED: ' + result['error']}")
+        self.write_summary()
+        return result["ok"]
+
+    def write_summary(self):
+        temporary = self.out / "summary.tmp"
+        temporary.write_text(json.dumps(self.summary, indent=1) + "\n")
+        os.replace(temporary, self.out / "summary.json")
+
+    def run(self, command, seconds=None, log_to=None):
+        """Output and exit code; past its time the command is killed and the part fails."""
+        command = [str(word) for word in command]
+        limit = min(seconds or 1e9, self.remaining())
+        begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   stdin=subprocess.DEVNULL, text=True, errors="replace",
+                                   start_new_session=True)
+        killed = False
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            killed = True
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        self.log(f"$ {shlex.join(command)}  -> {process.returncode} "
+                 f"in {time.monotonic() - begin:.2f} s")
+        if log_to is None:
+            self.log_file.write(output)
+        else:
+            with open(self.out / log_to, "a", encoding="utf-8") as log:
+                log.write(f"$ {shlex.join(command)}\n{output}\n")
+        if killed:
+            raise Failure(f"{pathlib.Path(command[0]).name} not done within {limit:.0f} s: "
+                          + output[-400:])
+        return process.returncode, output
+
+    def run_ok(self, command, **options):
+        code, output = self.run(command, **options)
+        check(code == 0, f"{shlex.join(map(str, command))} exits {code}: {output[-800:]}")
+        return output

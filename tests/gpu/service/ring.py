@@ -1,0 +1,116 @@
+"""A cluster started by `ringattn up`, and what can be asked of it without gRPC."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import time
+import urllib.request
+
+from harness import Failure
+
+
+class Ring:
+    def __init__(self, harness, binaries, workers, device, state_dir):
+        self.harness = harness
+        self.cli = binaries / "ringattn"
+        self.workers = workers
+        self.device = device
+        self.state_dir = pathlib.Path(state_dir)
+        self.up_seconds = None
+
+    def up(self):
+        begin = time.monotonic()
+        self.harness.run_ok([self.cli, "up", f"--workers={self.workers}",
+                             f"--device={self.device}", "--port=0", "--detach",
+                             f"--state_dir={self.state_dir}", "--ready_timeout=40s"], seconds=45)
+        self.up_seconds = round(time.monotonic() - begin, 2)
+        return self.up_seconds
+
+    def ensure(self):
+        """Starts it unless it runs with all its workers."""
+        if self.topology_or_none() is None:
+            self.down()
+            self.up()
+        self.wait_members(self.workers, seconds=30)
+
+    def down(self):
+        if self.state_dir.exists():
+            self.harness.run([self.cli, "down", f"--state_dir={self.state_dir}"], seconds=15)
+        for pid in self.pids().values():  # what outlived its launcher
+            os.kill(pid, signal.SIGKILL)
+
+    def ports(self):
+        return json.loads((self.state_dir / "server.json").read_text())
+
+    @property
+    def address(self):
+        return self.ports()["listen"]
+
+    def pids(self):
+        """Process ids of the workers by name."""
+        found = {}
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes().decode().split("\0")
+                state = pathlib.Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if f"--secret_file={self.state_dir}/secret" in words and state != "Z":
+                for word in words:
+                    if word.startswith("--name="):
+                        found[word[len("--name="):]] = int(entry)
+        return found
+
+    def topology_or_none(self):
+        try:
+            code, output = self.harness_quiet([self.cli, "topology", f"--server={self.address}",
+                                               "--deadline=2s", "--json"])
+            return json.loads(output) if code == 0 else None
+        except (OSError, ValueError):
+            return None
+
+    @staticmethod
+    def harness_quiet(command):
+        import subprocess
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                              timeout=5, check=False)
+        return done.returncode, done.stdout
+
+    def state(self):
+        """(ready, members, generation)"""
+        topology = self.topology_or_none()
+        if topology is None:
+            return False, 0, 0
+        members = sum(1 for worker in topology.get("workers", []) if "rank" in worker)
+        return (topology.get("state") == "RING_STATE_READY", members,
+                int(topology.get("generation", 0)))
+
+    def wait_members(self, members, seconds, after_generation=0):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            ready, now, generation = self.state()
+            if ready and now == members and generation > after_generation:
+                return generation
+            time.sleep(0.05)
+        raise Failure(f"no ring of {members} within {seconds} s; now (ready, members, generation) "
+                      f"= {self.state()}")
+
+    def failed_requests(self):
+        """Requests that ended badly, by status code, from the coordinator's metrics."""
+        url = f"http://{self.ports()['metrics']}/metrics"
+        with urllib.request.urlopen(url, timeout=2) as reply:
+            text = reply.read().decode()
+        codes = {}
+        for line in text.splitlines():
+            match = re.match(r'ringattn_requests_total\{(.*)\} (\S+)', line)
+            if match and (code := re.search(r'code="(\w+)"', match[1])) and code[1] != "OK":
+                codes[code[1]] = codes.get(code[1], 0) + float(match[2])
+        return codes
+
+    def collect_logs(self, target, tail_bytes=1 << 20):
+        with open(target, "w", encoding="utf-8") as out:
+            for path in sorted(self.state_dir.glob("*.log")):
+                text = path.read_text(errors="replace")[-tail_bytes:]
+                out.write(f"======== {path.name}\n{text}\n")

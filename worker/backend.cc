@@ -1,0 +1,85 @@
+#include "worker/backend.h"
+
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/observability/log.h"
+#include "worker/device/cpu/cpu_device.h"
+#include "worker/device_name.h"
+#include "worker/service/measurement.h"
+
+#ifdef RINGATTN_WITH_CUDA
+#include "worker/cuda_backend.h"
+#endif
+
+namespace ringattn {
+namespace {
+
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
+
+#ifndef RINGATTN_WITH_CUDA
+absl::StatusOr<int> CountCudaDevices() {
+  return absl::UnimplementedError("this worker was built without CUDA");
+}
+absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions&, int) {
+  return CountCudaDevices().status();
+}
+#endif
+
+int64_t MachineMemoryBytes() {
+  struct sysinfo info {};
+  sysinfo(&info);
+  int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
+  // A container's own limit, where there is one; "max" is no number and ends the read.
+  int64_t limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) total = std::min(total, limit);
+  return total;
+}
+
+absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
+  Backend backend;
+  backend.memory_limit_bytes = options.memory_limit_bytes > 0
+                                   ? options.memory_limit_bytes
+                                   : MachineMemoryBytes() / 10 * 8 / options.local_workers;
+  backend.device = std::make_unique<CpuDevice>(options.threads, backend.memory_limit_bytes);
+  backend.transport = std::make_unique<TcpRingTransport>(options.transport);
+  backend.transport_name = "tcp";
+  absl::StatusOr<double> flops = MeasureFlopsPerSecond(
+      *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
+  if (!flops.ok()) return flops.status();
+  absl::StatusOr<double> link =
+      MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
+  if (!link.ok()) return link.status();
+  backend.flops_per_second = *flops;
+  backend.link_bytes_per_second = *link;
+  return backend;
+}
+
+}  // namespace
+
+absl::StatusOr<Backend> MakeBackend(const BackendOptions& options) {
+  absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);
+  if (!name.ok()) return name.status();
+  const bool automatic = name->automatic;
+  if (automatic) {
+    const absl::StatusOr<int> count = CountCudaDevices();
+    *name = ChooseDevice(count.value_or(0), options.local_workers, options.local_rank);
+    LogInfo("device chosen",
+            {{"cuda_devices", count.ok() ? absl::StrCat(*count) : std::string(count.status().message())},
+             {"local_workers", options.local_workers},
+             {"device", name->kind == DeviceKind::kCpu ? std::string("cpu")
+                                                       : absl::StrCat("cuda:", name->cuda_index)}});
+  }
+  if (name->kind == DeviceKind::kCpu) return MakeCpuBackend(options);
+  absl::StatusOr<Backend> backend = MakeCudaBackend(options, name->cuda_index);
+  if (backend.ok()) return backend;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--device=cuda:", name->cuda_index, ": ", backend.status().message()));
+}
+
+}  // namespace ringattn

@@ -1,0 +1,47 @@
+// Backend: a device, the ring transport that serves its memory, and what both can do.
+// The only place that knows which implementations there are.
+#ifndef RINGATTN_WORKER_BACKEND_H_
+#define RINGATTN_WORKER_BACKEND_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/device/device.h"
+
+namespace ringattn {
+
+struct BackendOptions {
+  std::string device = "auto";  // auto, cpu or cuda:N
+  int threads = 1;              // CPU
+  int local_workers = 1;
+  int local_rank = 0;  // of local_workers; what auto takes
+  int64_t memory_limit_bytes = 0;  // what requests may take; 0: the backend's default
+  TcpTransportOptions transport;
+  int64_t pinned_pool_bytes = 0;  // CUDA
+  // The device is beyond repair; the process should end so that it can be replaced.
+  std::function<void(const std::string& what)> on_broken;
+};
+
+struct Backend {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<RingTransport> transport;
+  bool host_memory = true;         // the device's memory is the host's
+  std::string transport_name;      // metrics label: "tcp", "nccl"
+  int64_t memory_limit_bytes = 0;  // what requests may take
+  double flops_per_second = 0;     // measured
+  double link_bytes_per_second = 0;
+};
+
+// INVALID_ARGUMENT if the name makes no sense, or names a device that this program was
+// built without or this machine does not have; what the device says if it cannot be used.
+absl::StatusOr<Backend> MakeBackend(const BackendOptions& options);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_BACKEND_H_

@@ -1,0 +1,236 @@
+// As much of the CUDA runtime as an NCCL ring uses, on host memory and threads, so that
+// the ring's own logic is tested where there is no GPU. Linked into a test, its symbols
+// go before the runtime's. $FAKE_GPUS devices, three unless set.
+//
+// Unlike on a device, memory is not checked to belong to the current one.
+#include "worker/comm/nccl/fake/fake_cuda.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+thread_local int current_device = 0;
+
+int DeviceCount() {
+  const char* count = std::getenv("FAKE_GPUS");
+  return count == nullptr ? 3 : std::atoi(count);
+}
+
+struct Event {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, done = 0;  // the how-manieth record
+  Clock::time_point time;
+
+  void Finish(uint64_t ticket) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    done = std::max(done, ticket);
+    time = Clock::now();
+    changed.notify_all();
+  }
+  void Await(uint64_t ticket) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return done >= ticket; });
+  }
+};
+
+struct Stream {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> work;
+  bool closing = false;
+
+  void Loop() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return closing || !work.empty(); });
+      if (work.empty()) return;
+      const std::function<void()> now = std::move(work.front());
+      work.pop_front();
+      lock.unlock();
+      now();
+      lock.lock();
+    }
+  }
+};
+
+// Handles are pointers to owners, which work on the stream's thread shares.
+using EventHandle = std::shared_ptr<Event>;
+using StreamHandle = std::shared_ptr<Stream>;
+
+EventHandle& Of(cudaEvent_t event) { return *reinterpret_cast<EventHandle*>(event); }
+StreamHandle& Of(cudaStream_t stream) { return *reinterpret_cast<StreamHandle*>(stream); }
+
+// The test's library, unless the environment names one.
+const bool library_named = [] {
+  setenv("RINGATTN_NCCL", "worker/comm/nccl/fake/libfake_nccl.so", /*overwrite=*/0);
+  return true;
+}();
+
+}  // namespace
+
+FakeNcclFaults& Faults() {
+  static FakeNcclFaults faults;
+  return faults;
+}
+
+void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work) {
+  const StreamHandle& target = Of(stream);
+  const std::lock_guard<std::mutex> lock(target->mutex);
+  target->work.push_back(std::move(work));
+  target->changed.notify_all();
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = DeviceCount();
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= DeviceCount()) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  std::memset(properties, 0, sizeof(*properties));
+  properties->uuid.bytes[15] = static_cast<char>(device + 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = 0;
+  *highest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "error of the fake runtime"; }
+const char* cudaGetErrorName(cudaError_t) { return "fake"; }
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
+  auto* handle = new StreamHandle(std::make_shared<Stream>());
+  std::thread([owned = *handle] { owned->Loop(); }).detach();
+  *stream = reinterpret_cast<cudaStream_t>(handle);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+// As CUDA does: at once, and what is on it still runs.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  StreamHandle* handle = &Of(stream);
+  {
+    const std::lock_guard<std::mutex> lock((*handle)->mutex);
+    (*handle)->closing = true;
+    (*handle)->changed.notify_all();
+  }
+  delete handle;
+  return cudaSuccess;
+}
+
+// The default stream's work is done on the spot.
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream == nullptr) return cudaSuccess;
+  const auto event = std::make_shared<Event>();
+  FakeCudaEnqueue(stream, [event] { event->Finish(1); });
+  event->Await(1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = reinterpret_cast<cudaEvent_t>(new EventHandle(std::make_shared<Event>()));
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete &Of(event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const EventHandle owned = Of(event);
+  uint64_t ticket;
+  {
+    const std::lock_guard<std::mutex> lock(owned->mutex);
+    ticket = ++owned->recorded;
+  }
+  FakeCudaEnqueue(stream, [owned, ticket] { owned->Finish(ticket); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const EventHandle& target = Of(event);
+  const std::lock_guard<std::mutex> lock(target->mutex);
+  return target->done >= target->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  const std::chrono::duration<float, std::milli> elapsed = Of(end)->time - Of(begin)->time;
+  *milliseconds = elapsed.count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  const EventHandle owned = Of(event);
+  uint64_t ticket;
+  {
+    const std::lock_guard<std::mutex> lock(owned->mutex);
+    ticket = owned->recorded;
+  }
+  FakeCudaEnqueue(stream, [owned, ticket] { owned->Await(ticket); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  FakeCudaEnqueue(stream, [function, data] { function(data); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = std::malloc(bytes);
+  return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+cudaError_t cudaFree(void* data) {
+  std::free(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  FakeCudaEnqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* data, int value, size_t bytes) {
+  std::memset(data, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  FakeCudaEnqueue(stream, [data, value, bytes] { std::memset(data, value, bytes); });
+  return cudaSuccess;
+}
+
+}  // extern "C"

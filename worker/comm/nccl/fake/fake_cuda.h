@@ -1,0 +1,22 @@
+// What the fake CUDA runtime (fake_cuda.cc) offers to the fake NCCL and to tests.
+#ifndef RINGATTN_WORKER_COMM_NCCL_FAKE_FAKE_CUDA_H_
+#define RINGATTN_WORKER_COMM_NCCL_FAKE_FAKE_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <functional>
+
+// Runs `work` on the stream's thread, behind what was put there before.
+void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work);
+
+// Faults of the fake NCCL; all off at first. Shared by all communicators.
+struct FakeNcclFaults {
+  std::atomic<int> abort_ms{0};          // ncclCommAbort takes this long
+  std::atomic<int> launch_ms{0};         // a group is in progress this long before its launch
+  std::atomic<bool> lost_network{false}; // ncclCommGetAsyncError reports ncclRemoteError
+  std::atomic<bool> refuse_sends{false}; // ncclSend returns ncclInvalidArgument
+};
+FakeNcclFaults& Faults();
+
+#endif  // RINGATTN_WORKER_COMM_NCCL_FAKE_FAKE_CUDA_H_

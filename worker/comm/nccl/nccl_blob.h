@@ -1,0 +1,28 @@
+// NcclBlob: what a rank tells the others before their NCCL communicator is made.
+#ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_
+#define RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ringattn {
+
+inline constexpr int kNcclUniqueIdBytes = 128;
+
+struct NcclBlob {
+  std::string host;         // for messages; without control characters
+  std::string device_uuid;  // 32 hexadecimal digits
+  std::string unique_id;    // rank 0: kNcclUniqueIdBytes bytes; other ranks: empty
+};
+
+std::string EncodeNcclBlob(const NcclBlob& blob);
+
+// The ring's unique id, from all members' blobs by rank. INVALID_ARGUMENT if one is
+// malformed, or if two ranks sit on one GPU: NCCL would refuse or, worse, hang.
+absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_

@@ -1,0 +1,64 @@
+#include "worker/comm/nccl/nccl_blob.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Uuid(int n) { return std::string(31, 'a') + static_cast<char>('0' + n); }
+
+// Every byte value occurs in an id, line ends among them.
+std::string Id() {
+  std::string id;
+  for (int i = 0; i < kNcclUniqueIdBytes; ++i) id.push_back(static_cast<char>(i * 2 + 1));
+  id[7] = '\n';
+  return id;
+}
+
+std::string Blob(int rank) {
+  return EncodeNcclBlob({"node-7", Uuid(rank), rank == 0 ? Id() : ""});
+}
+
+TEST(NcclBlob, TheIdArrives) {
+  for (int world_size : {1, 2, 8}) {
+    std::vector<std::string> blobs;
+    for (int rank = 0; rank < world_size; ++rank) blobs.push_back(Blob(rank));
+    const auto id = UniqueIdOf(blobs);
+    ASSERT_TRUE(id.ok()) << id.status();
+    EXPECT_EQ(*id, Id());
+  }
+}
+
+TEST(NcclBlob, TwoRanksOnOneGpuAreNamed) {
+  const auto id = UniqueIdOf({Blob(0), Blob(1), Blob(2), Blob(1)});
+  EXPECT_EQ(id.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(id.status().message()), HasSubstr("ranks 1 and 3 both use GPU"));
+  EXPECT_THAT(std::string(id.status().message()), HasSubstr("node-7"));
+}
+
+TEST(NcclBlob, WhatIsNoBlobIsRefusedByRank) {
+  const std::string bad[] = {
+      "",
+      "127.0.0.1:1234",  // a TCP worker's
+      Blob(1).substr(1),
+      Blob(0),                                      // an id that is not rank 0's
+      Blob(1) + "x",                                // bytes too many
+      EncodeNcclBlob({"node-7", "short", ""}),      // no device
+      EncodeNcclBlob({"node\x01", Uuid(1), ""}),    // a name for no log
+  };
+  for (const std::string& blob : bad) {
+    const auto id = UniqueIdOf({Blob(0), blob});
+    EXPECT_EQ(id.status().code(), absl::StatusCode::kInvalidArgument) << blob;
+    EXPECT_THAT(std::string(id.status().message()), HasSubstr("rank 1's")) << blob;
+  }
+  EXPECT_EQ(UniqueIdOf({Blob(1)}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(UniqueIdOf({Blob(0).substr(0, 100)}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(UniqueIdOf({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ringattn

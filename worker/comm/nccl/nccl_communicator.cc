@@ -1,0 +1,221 @@
+#include "worker/comm/nccl/nccl_communicator.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+using Kind = PeerTransfer::Kind;
+
+// Between two looks at the pending groups: short beside any step timeout, long beside
+// what a look costs (microseconds).
+constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
+// Bound of putting one group on its stream, which needs no peer.
+constexpr absl::Duration kEnqueueBound = absl::Seconds(10);
+
+bool Between(const PeerTransfer& transfer, Kind kind, int peer) {
+  return transfer.kind == kind && transfer.peer == peer && transfer.bytes > 0;
+}
+
+// Those of `after` that a stream has to wait for.
+std::vector<EventRef> Unfinished(const std::vector<EventRef>& after) {
+  std::vector<EventRef> unfinished;
+  for (const EventRef& event : after) {
+    if (!event->Done()) unfinished.push_back(event);
+  }
+  return unfinished;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    std::unique_ptr<NcclComm> comm, CudaEventPool* events, int rank, int world_size,
+    absl::Duration step_timeout) {
+  if (absl::Status status = events->UseDevice(); !status.ok()) return status;
+  int lowest = 0, highest = 0;
+  absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                                   "cudaDeviceGetStreamPriorityRange");
+  if (!status.ok()) return status;
+  // High priority: NCCL's CTAs go before the waiting ones of a compute kernel, so that
+  // a transfer starts when the first of that kernel's CTAs retire.
+  cudaStream_t stream = nullptr;
+  status = CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
+                      "cudaStreamCreateWithPriority");
+  if (!status.ok()) return status;
+  return std::unique_ptr<NcclCommunicator>(new NcclCommunicator(
+      std::move(comm), events, stream, rank, world_size, step_timeout));
+}
+
+NcclCommunicator::NcclCommunicator(std::unique_ptr<NcclComm> comm, CudaEventPool* events,
+                                   cudaStream_t stream, int rank, int world_size,
+                                   absl::Duration step_timeout)
+    : comm_(std::move(comm)),
+      events_(events),
+      stream_(stream),
+      rank_(rank),
+      world_size_(world_size),
+      step_timeout_(step_timeout),
+      steps_(step_timeout),
+      watcher_([this] { Watch(); }) {
+  pthread_setname_np(watcher_.native_handle(), "nccl_watcher");
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  Abort("the communicator was closed");
+  watcher_.join();
+  if (events_->UseDevice().ok()) (void)cudaStreamDestroy(stream_);
+}
+
+EventRef NcclCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                                 RunControl* control) {
+  auto event = std::make_shared<CudaEvent>(events_, control, group.size());
+  absl::MutexLock issuing(&issuing_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (aborted_) {
+      event->Fail(AbortedStatus());
+      return event;
+    }
+  }
+  bool half_enqueued = false;
+  const absl::Status status = Enqueue(group, after, event.get(), &half_enqueued);
+  // What is missing here the peers will wait for.
+  if (!status.ok()) Abort(absl::StrCat(DescribeGroup(group), ": ", status.message()));
+  absl::MutexLock lock(&mutex_);
+  if (half_enqueued) {
+    half_enqueued_ = event;  // EndWork says when it is over
+  } else if (aborted_) {
+    event->Fail(AbortedStatus());
+  } else {
+    steps_.Add(std::move(after), event, DescribeGroup(group));
+    pending_.push_back(event);
+  }
+  return event;
+}
+
+absl::Status NcclCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
+                                       const std::vector<EventRef>& after, CudaEvent* event,
+                                       bool* half_enqueued) {
+  absl::Status status = events_->UseDevice();
+  if (status.ok()) status = WaitOnStream(stream_, Unfinished(after));
+  if (status.ok()) status = event->RecordBegin(stream_);
+  if (!status.ok()) return status;
+  *half_enqueued = true;
+  status = CopyToSelf(group);
+  if (status.ok()) status = Transfer(group);
+  if (status.ok()) status = event->RecordEnd(stream_);
+  *half_enqueued = !status.ok();
+  return status;
+}
+
+absl::Status NcclCommunicator::CopyToSelf(const std::vector<PeerTransfer>& group) {
+  std::vector<const PeerTransfer*> sends, receives;
+  for (const PeerTransfer& transfer : group) {
+    if (Between(transfer, Kind::kSend, rank_)) sends.push_back(&transfer);
+    if (Between(transfer, Kind::kReceive, rank_)) receives.push_back(&transfer);
+  }
+  const auto fits = [](const PeerTransfer* a, const PeerTransfer* b) {
+    return a->bytes == b->bytes;
+  };
+  if (!std::equal(sends.begin(), sends.end(), receives.begin(), receives.end(), fits)) {
+    return absl::InternalError("a rank's transfers with itself do not match within a group");
+  }
+  absl::Status status;
+  for (size_t i = 0; i < sends.size() && status.ok(); ++i) {
+    status = CudaStatus(cudaMemcpyAsync(receives[i]->data, sends[i]->data, sends[i]->bytes,
+                                        cudaMemcpyDeviceToDevice, stream_),
+                        "cudaMemcpyAsync");
+  }
+  return status;
+}
+
+absl::Status NcclCommunicator::Transfer(const std::vector<PeerTransfer>& group) {
+  std::vector<const PeerTransfer*> transfers;
+  for (const PeerTransfer& transfer : group) {
+    if (transfer.peer != rank_ && transfer.bytes > 0) transfers.push_back(&transfer);
+  }
+  if (transfers.empty()) return absl::OkStatus();
+  if (comm_ == nullptr) return absl::InternalError("a ring of one has no peers");
+  const NcclLibrary& nccl = comm_->library();
+  return comm_->Group(
+      [&](ncclComm_t comm) {
+        for (const PeerTransfer* transfer : transfers) {
+          const ncclResult_t result =
+              transfer->kind == Kind::kSend
+                  ? nccl.Send(transfer->data, transfer->bytes, ncclUint8, transfer->peer, comm,
+                              stream_)
+                  : nccl.Recv(transfer->data, transfer->bytes, ncclUint8, transfer->peer, comm,
+                              stream_);
+          if (result != ncclSuccess && result != ncclInProgress) return result;
+        }
+        return ncclSuccess;
+      },
+      kEnqueueBound);
+}
+
+void NcclCommunicator::Abort(const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (aborted_) return;
+  aborted_ = true;
+  reason_ = reason;
+  // Before anything is ended: work that ends because of the abort has failed.
+  for (const auto& event : pending_) event->Fail(AbortedStatus());
+  if (comm_ != nullptr) comm_->Interrupt();
+}
+
+void NcclCommunicator::Watch() {
+  (void)events_->UseDevice();
+  const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return aborted_ || !steps_.empty();
+  };
+  const auto is_aborted = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return aborted_; };
+  const absl::Duration pause = std::min(kWatchPause, step_timeout_ / 10);
+  while (true) {
+    std::string failure;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_work));
+      if (mutex_.AwaitWithTimeout(absl::Condition(&is_aborted), pause)) break;
+      failure = steps_.Poll(absl::Now());
+      pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
+                                    [](const auto& event) { return event->Done(); }),
+                     pending_.end());
+    }
+    if (failure.empty() && comm_ != nullptr) {
+      failure = std::string(comm_->AsyncError().message());
+    }
+    if (!failure.empty()) Abort(failure);
+  }
+  EndWork();
+}
+
+void NcclCommunicator::EndWork() {
+  // Whoever is putting a group on the stream comes to an end first: Interrupt().
+  absl::MutexLock issuing(&issuing_);
+  if (comm_ != nullptr) comm_->Abort();
+  std::shared_ptr<CudaEvent> half_enqueued;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    half_enqueued = std::move(half_enqueued_);
+    status = AbortedStatus();
+  }
+  if (half_enqueued == nullptr) return;
+  // Nothing more can be enqueued, so what is on the stream now is all there is. The
+  // event has no end on it: a recorded one could be seen before the failure is noted.
+  (void)cudaStreamSynchronize(stream_);
+  half_enqueued->Fail(status);
+}
+
+absl::Status NcclCommunicator::AbortedStatus() const {
+  return absl::UnavailableError(absl::StrCat("ring aborted: ", reason_));
+}
+
+}  // namespace ringattn

@@ -1,0 +1,85 @@
+// NcclCommunicator: groups of transfers over NCCL, in order, on a high-priority
+// stream of their own, so that they run beside compute.
+#ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+#define RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/nccl/nccl_comm.h"
+#include "worker/comm/nccl/step_deadlines.h"
+#include "worker/device/cuda/cuda_event.h"
+
+namespace ringattn {
+
+// Thread safe, as Communicator says; its events are CudaEvents. Empty transfers are
+// skipped by both sides. Within a group the n-th send of a rank to itself is copied to
+// its n-th receive from itself.
+// REQUIRES of every group: memory of the device; `after` are CudaEvents of the device or
+// done. NCCL does not compare sizes: ranks that disagree are not found out.
+class NcclCommunicator : public Communicator {
+ public:
+  // `comm` has joined its ring and is used by nobody else; null for a ring of one.
+  // INTERNAL if no stream can be made.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(std::unique_ptr<NcclComm> comm,
+                                                                  CudaEventPool* events, int rank,
+                                                                  int world_size,
+                                                                  absl::Duration step_timeout);
+  ~NcclCommunicator() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override;
+  void Abort(const std::string& reason) override;
+
+ private:
+  NcclCommunicator(std::unique_ptr<NcclComm> comm, CudaEventPool* events, cudaStream_t stream,
+                   int rank, int world_size, absl::Duration step_timeout);
+
+  // Puts the group on the stream. After a failure that may have left work behind,
+  // the event's end is not recorded and *half_enqueued is set.
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, const std::vector<EventRef>& after,
+                       CudaEvent* event, bool* half_enqueued)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
+  absl::Status CopyToSelf(const std::vector<PeerTransfer>& group)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
+  absl::Status Transfer(const std::vector<PeerTransfer>& group)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
+
+  void Watch();
+  void EndWork();
+  absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  const std::unique_ptr<NcclComm> comm_;
+  CudaEventPool* const events_;
+  const cudaStream_t stream_;
+  const int rank_;
+  const int world_size_;
+  const absl::Duration step_timeout_;
+
+  // Held while a group is put on the stream. Before mutex_.
+  absl::Mutex issuing_;
+
+  absl::Mutex mutex_;
+  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+  StepDeadlines steps_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<CudaEvent>> pending_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CudaEvent> half_enqueued_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread watcher_;  // last: uses the rest. Ends after an abort
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,92 @@
+// NcclRingTransport: forms rings of GPUs over NCCL. Rank 0's blob of the Prepare
+// phase carries NCCL's unique id; Connect makes a non-blocking communicator of it.
+// NCCL's connections are neither encrypted nor authenticated: a private network is
+// assumed.
+#ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
+#define RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/nccl/nccl_library.h"
+#include "worker/device/cuda/cuda_event.h"
+
+namespace ringattn {
+
+struct NcclTransportOptions {
+  int device = 0;  // CUDA's number
+  // Bound of one group of transfers from the moment it could start. Large: a slow rank
+  // is no fault, and who is to blame for standing still is decided elsewhere.
+  absl::Duration step_timeout = absl::Minutes(10);
+  // Upper bound of Connect whatever its deadline.
+  absl::Duration connect_timeout = absl::Seconds(30);
+  // SMs that transfers may occupy. A channel moves about 21 GB/s between H200s (NCCL
+  // 2.28.9, measured): four carry the exchange of 8K bf16 tokens a GPU (34 MB of K/V, 8
+  // heads of 128) in the 1.4 ms that its products take, and leave 128 of 132 SMs.
+  int max_ctas = 4;
+  // Bound of ending a communicator, queued transfers included. Past it `on_stuck` is
+  // called, which should end the process: what NCCL holds cannot be freed otherwise.
+  absl::Duration abort_timeout = absl::Seconds(5);
+  std::function<void(const std::string& what)> on_stuck;
+  // libnccl.so.2; empty: see NcclLibrary::Load.
+  std::string library;
+};
+
+// Thread safe. Each Connect makes a communicator of its own; a failed or abandoned
+// ring of which this was rank 0 leaves NCCL's listening thread behind until the
+// process ends (NCCL has no call to end it).
+class NcclRingTransport : public RingTransport {
+ public:
+  // NOT_FOUND or FAILED_PRECONDITION without a usable libnccl (NcclLibrary::Load);
+  // INTERNAL if the device cannot be used.
+  static absl::StatusOr<std::unique_ptr<NcclRingTransport>> Create(NcclTransportOptions options);
+
+  ~NcclRingTransport() override;
+
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
+  // Ends with one exchange between every two ranks, so that a ring which was formed
+  // works, and no later step pays for NCCL's lazy connections. INVALID_ARGUMENT if two
+  // ranks use one GPU.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time deadline) override;
+  void Cancel() override;
+
+  const std::string& nccl_version() const { return library_->version(); }
+
+ private:
+  // One ring being formed.
+  struct Attempt {
+    uint64_t generation = 0;
+    int rank = 0;
+    int world_size = 0;
+    std::atomic<bool> cancelled{false};
+  };
+
+  NcclRingTransport(NcclTransportOptions options, const NcclLibrary* library,
+                    CudaEventPool* events, std::string device_uuid);
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Join(const Attempt& attempt,
+                                                     const std::string& unique_id,
+                                                     absl::Time deadline) const;
+
+  const NcclTransportOptions options_;
+  const NcclLibrary* const library_;
+  CudaEventPool* const events_;
+  const std::string device_uuid_;
+
+  absl::Mutex mutex_;
+  std::shared_ptr<Attempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_

@@ -1,0 +1,79 @@
+// The calls of one operation, made ready for a CUDA stream: kernels chosen, tile tables
+// on the device, scratch set aside.
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/cuda_memory.h"
+#include "worker/device/device.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+
+namespace ringattn {
+
+// What the calls of an operation share on the device: a word that ends them, their
+// tables, and scratch that one call after the other uses. Thread safe.
+class CallWorkspace {
+ public:
+  CallWorkspace(CudaEventPool* events, std::unique_ptr<DeviceBuffer> memory);
+  // Waits for a stop on its way.
+  ~CallWorkspace();
+
+  char* data() const { return static_cast<char*>(memory_->data()); }
+  const uint32_t* stop_word() const { return reinterpret_cast<const uint32_t*>(data()); }
+
+  // Sets the stop word, once: queued kernels end as soon as their blocks read it.
+  // `stream` is used for nothing else; `one` is pinned and holds 1. A copy engine writes
+  // the word, so that it arrives also while every SM is taken.
+  absl::Status Stop(cudaStream_t stream, const uint32_t* one);
+
+ private:
+  CudaEventPool* const events_;
+  const std::unique_ptr<DeviceBuffer> memory_;
+  absl::Mutex mutex_;
+  std::shared_ptr<CudaEvent> stopped_ ABSL_GUARDED_BY(mutex_);
+};
+
+class PreparedCudaCall : public PreparedCall {
+ public:
+  using Kernel = std::variant<cuda::PreparedForward, cuda::PreparedBackward, DeltaCall, ZeroCall,
+                              AddCall, ConvertCall>;
+
+  // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
+  // `scratch_offset`.
+  PreparedCudaCall(Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
+                   int64_t tables_offset, int64_t scratch_offset);
+
+  // Enqueues the kernels. INTERNAL if a launch fails.
+  absl::Status Launch(cudaStream_t stream) const;
+
+  const std::shared_ptr<CallWorkspace>& workspace() const { return workspace_; }
+
+ private:
+  const Kernel kernel_;
+  const std::shared_ptr<CallWorkspace> workspace_;
+  const int64_t tables_offset_;
+  const int64_t scratch_offset_;
+};
+
+// Device::WorkspaceBytes and Device::Prepare.
+absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
+                                           const cuda::DeviceInfo& device);
+absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,
+                                               const cuda::DeviceInfo& device,
+                                               CudaEventPool* events, CudaMemory* memory);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_

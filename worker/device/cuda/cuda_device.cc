@@ -1,0 +1,267 @@
+#include "worker/device/cuda/cuda_device.h"
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+// How often the device's thread looks: while downloads have copies to wait for, and
+// while there are only calls or idle downloads. The second bounds how long a stop takes
+// to reach the kernels.
+constexpr absl::Duration kBusyPause = absl::Microseconds(200);
+constexpr absl::Duration kPause = absl::Milliseconds(1);
+constexpr int kOldestComputeMajor = 8;
+
+}  // namespace
+
+absl::StatusOr<int> CudaDeviceCount() {
+  // Read when the driver is initialised, which the next call does.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return count;
+  (void)cudaGetLastError();
+  return absl::UnavailableError(absl::StrCat(
+      "no CUDA device: ", error == cudaSuccess ? "the driver has none" : cudaGetErrorString(error)));
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaDeviceOptions options) {
+  absl::StatusOr<int> count = CudaDeviceCount();
+  if (!count.ok()) return count.status();
+  if (options.device < 0 || options.device >= *count) {
+    return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", options.device,
+                                                   ": there are ", *count, ", from 0"));
+  }
+  absl::StatusOr<CudaEventPool*> events = CudaEventPool::ForDevice(options.device);
+  if (!events.ok()) return events.status();
+  std::unique_ptr<CudaDevice> device(new CudaDevice(*events, std::move(options)));
+  if (absl::Status status = device->Init(); !status.ok()) return status;
+  return device;
+}
+
+CudaDevice::CudaDevice(CudaEventPool* events, CudaDeviceOptions options)
+    : events_(events), options_(std::move(options)) {
+  events_->SetOnBroken(options_.on_broken);
+}
+
+absl::Status CudaDevice::Init() {
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  absl::StatusOr<cuda::DeviceInfo> info = cuda::QueryDevice(options_.device);
+  if (!info.ok()) return info.status();
+  info_ = *info;
+  cudaDeviceProp properties;
+  status = CudaStatus(cudaGetDeviceProperties(&properties, options_.device),
+                      "cudaGetDeviceProperties");
+  if (!status.ok()) return status;
+  description_ =
+      absl::StrCat("cuda:", options_.device, " (", properties.name, ", compute capability ",
+                   properties.major, ".", properties.minor, ", ", info_.sm_count, " SMs)");
+  if (info_.compute_major < kOldestComputeMajor) {
+    return absl::UnimplementedError(
+        absl::StrCat(description_, ": kernels need compute capability 8.0 or later"));
+  }
+  int lowest = 0, highest = 0;
+  status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                      "cudaDeviceGetStreamPriorityRange");
+  // Transfers go first where both could: their kernels are small, and peers wait.
+  if (status.ok()) {
+    status = CudaStatus(cudaStreamCreateWithPriority(&compute_, cudaStreamNonBlocking, lowest),
+                        "cudaStreamCreateWithPriority");
+  }
+  if (status.ok()) {
+    status = CudaStatus(
+        cudaStreamCreateWithPriority(&stop_stream_, cudaStreamNonBlocking, highest),
+        "cudaStreamCreateWithPriority");
+  }
+  if (status.ok()) {
+    status = CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(&one_), sizeof(*one_),
+                                      cudaHostAllocDefault),
+                        "cudaHostAlloc");
+  }
+  if (!status.ok()) return status;
+  *one_ = 1;
+  absl::StatusOr<std::unique_ptr<CudaMemory>> memory = CudaMemory::Create(events_);
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  absl::StatusOr<std::unique_ptr<CudaStaging>> staging =
+      CudaStaging::Create(events_, options_.pinned_pool_bytes);
+  if (!staging.ok()) return staging.status();
+  staging_ = *std::move(staging);
+  thread_ = std::thread([this] { LookAfter(); });
+  pthread_setname_np(thread_.native_handle(), "cuda_device");
+  return absl::OkStatus();
+}
+
+CudaDevice::~CudaDevice() {
+  if (thread_.joinable()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      closing_ = true;
+      wake_.Signal();
+    }
+    thread_.join();
+  }
+  events_->SetOnBroken(nullptr);
+  if (!events_->UseDevice().ok()) return;
+  for (cudaStream_t stream : {compute_, stop_stream_}) {
+    if (stream == nullptr) continue;
+    (void)cudaStreamSynchronize(stream);
+    (void)cudaStreamDestroy(stream);
+  }
+  if (one_ != nullptr) (void)cudaFreeHost(one_);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaDevice::Allocate(int64_t bytes) {
+  return memory_->Allocate(bytes);
+}
+
+absl::StatusOr<int64_t> CudaDevice::WorkspaceBytes(const std::vector<KernelCall>& calls) const {
+  if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+  return CudaWorkspaceBytes(calls, info_);
+}
+
+absl::StatusOr<PreparedCalls> CudaDevice::Prepare(std::vector<KernelCall> calls) {
+  if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+  events_->Rebase();
+  return PrepareCudaCalls(calls, info_, events_, memory_.get());
+}
+
+EventRef CudaDevice::Start(const PreparedCall& prepared, std::vector<EventRef> after,
+                           RunControl* control) {
+  auto event = std::make_shared<CudaEvent>(events_, control, 1);
+  const auto* call = dynamic_cast<const PreparedCudaCall*>(&prepared);
+  absl::Status status = call == nullptr
+                            ? absl::InternalError("the call was prepared by another device")
+                            : KnownFailure(after);
+  if (!status.ok()) {
+    event->Fail(std::move(status));
+    return event;
+  }
+  status = Enqueue(*call, after, *control, event.get());
+  if (!status.ok()) {
+    event->Fail(status);
+    CheckContext(status);
+  }
+  absl::MutexLock lock(&mutex_);
+  in_flight_.push_back({event, std::move(after), call->workspace()});
+  awake_ = true;
+  wake_.Signal();
+  return event;
+}
+
+absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
+                                 const RunControl& control, CudaEvent* event) {
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  status = WaitOnStream(compute_, after);
+  if (!status.ok()) return status;
+  status = event->RecordBegin(compute_);
+  if (!status.ok()) return status;
+  if (!control.stop.load(std::memory_order_relaxed)) status = call.Launch(compute_);
+  // Also when a launch failed: one before it may use the operands.
+  absl::Status recorded = event->RecordEnd(compute_);
+  status.Update(recorded);
+  return status;
+}
+
+void CudaDevice::CheckContext(const absl::Status& failure) {
+  // A wrong argument is forgotten; an error that stays is the context's.
+  const cudaError_t state = cudaStreamQuery(stop_stream_);
+  if (state == cudaSuccess || state == cudaErrorNotReady) return;
+  (void)cudaGetLastError();
+  events_->ReportBroken(failure);
+}
+
+bool CudaDevice::waits_for_transfer() const {
+  std::vector<EventRef> after;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const InFlight& call : in_flight_) {
+      if (call.event->Done()) continue;
+      after = call.after;
+      break;
+    }
+  }
+  for (const EventRef& event : after) {
+    if (!event->Done()) return true;
+  }
+  return false;
+}
+
+void CudaDevice::LookAfter() {
+  if (!events_->UseDevice().ok()) return;
+  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return closing_ || awake_; };
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      while (!has_news()) wake_.Wait(&mutex_);
+      if (closing_) return;
+      awake_ = false;
+    }
+    const bool calls = LookAfterCalls();
+    const CudaStaging::Downloads downloads = staging_->AdvanceDownloads();
+    if (!calls && downloads == CudaStaging::Downloads::kNone) continue;
+    const absl::Duration pause =
+        downloads == CudaStaging::Downloads::kBusy ? kBusyPause : kPause;
+    absl::SleepFor(pause);
+    absl::MutexLock lock(&mutex_);
+    awake_ = true;
+  }
+}
+
+bool CudaDevice::LookAfterCalls() {
+  std::deque<InFlight> calls;
+  {
+    absl::MutexLock lock(&mutex_);
+    while (!in_flight_.empty() && in_flight_.front().event->Done()) in_flight_.pop_front();
+    calls = in_flight_;
+  }
+  for (const InFlight& call : calls) {
+    if (!call.event->stop_requested()) continue;
+    absl::Status status = call.workspace->Stop(stop_stream_, one_);
+    if (!status.ok()) CheckContext(status);
+  }
+  return !calls.empty();
+}
+
+absl::Status CudaDevice::CopyFromHost(void* device, const void* host, int64_t bytes) {
+  return memory_->CopyFromHost(device, host, bytes);
+}
+
+absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t bytes) {
+  return memory_->CopyToHost(host, device, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Upload>> CudaDevice::BeginUpload(void* target, int64_t bytes) {
+  return staging_->BeginUpload(target, bytes);
+}
+
+std::unique_ptr<Download> CudaDevice::BeginDownload(std::vector<DeviceRange> ranges,
+                                                    std::function<void()> on_ready) {
+  std::unique_ptr<Download> download =
+      staging_->BeginDownload(std::move(ranges), std::move(on_ready));
+  absl::MutexLock lock(&mutex_);
+  awake_ = true;
+  wake_.Signal();
+  return download;
+}
+
+DeviceUsage CudaDevice::usage() const {
+  return {memory_->device_used_bytes(), memory_->allocated_bytes(), staging_->used_bytes()};
+}
+
+absl::StatusOr<double> CudaDevice::MeasureHostLinkBytesPerSecond() {
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> target = memory_->Allocate(kStagingBlockBytes);
+  if (!target.ok()) return target.status();
+  return staging_->MeasureBytesPerSecond((*target)->data());
+}
+
+}  // namespace ringattn

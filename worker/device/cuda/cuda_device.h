@@ -1,0 +1,111 @@
+// CudaDevice: one GPU. Compute calls run in order on one stream, behind the events they
+// wait for; tensor bytes travel on two copy streams (cuda_staging.h).
+//
+// A thread of the device's own looks after what is enqueued: it counts progress, passes
+// an operation's stop on to its kernels, and moves downloads on. It sleeps while there
+// is nothing. No call of a pass waits for it.
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/cuda_calls.h"
+#include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/cuda_memory.h"
+#include "worker/device/cuda/cuda_staging.h"
+#include "worker/device/device.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+
+namespace ringattn {
+
+// Devices that this process can use. The first call of CUDA in a process: it also asks
+// for kernels to be loaded at once rather than at their first launch, which may wait for
+// a transfer that waits for that launch. UNAVAILABLE with CUDA's reason if there is no
+// driver or device.
+absl::StatusOr<int> CudaDeviceCount();
+
+struct CudaDeviceOptions {
+  int device = 0;
+  int64_t pinned_pool_bytes = int64_t{256} << 20;
+  // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
+  std::function<void(const std::string& what)> on_broken;
+};
+
+// Thread safe, as Device says. Waits for CudaEvents only.
+class CudaDevice : public Device {
+ public:
+  // INVALID_ARGUMENT if there is no such device; RESOURCE_EXHAUSTED without memory for
+  // the pinned pool; UNIMPLEMENTED for a device before compute capability 8.0.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(CudaDeviceOptions options);
+  ~CudaDevice() override;
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override;
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
+  // REQUIRES: prepared by this device.
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override;
+  bool waits_for_transfer() const override;
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override;
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override;
+  DeviceUsage usage() const override;
+  std::string description() const override { return description_; }
+
+  // What no process has taken.
+  int64_t free_bytes() const { return memory_->device_free_bytes(); }
+  // Host to device, pinned: what a ring whose GPUs share no faster link gets at most.
+  absl::StatusOr<double> MeasureHostLinkBytesPerSecond();
+
+ private:
+  struct InFlight {
+    std::shared_ptr<CudaEvent> event;
+    std::vector<EventRef> after;
+    std::shared_ptr<CallWorkspace> workspace;
+  };
+
+  CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
+  absl::Status Init();
+  absl::Status Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
+                       const RunControl& control, CudaEvent* event);
+  // A failed call may mean that no later one can succeed.
+  void CheckContext(const absl::Status& failure);
+  void LookAfter();
+  // Forgets calls that are done and stops those that should end. False if none is left.
+  bool LookAfterCalls();
+
+  CudaEventPool* const events_;
+  const CudaDeviceOptions options_;
+  std::string description_;
+  cuda::DeviceInfo info_;
+  std::unique_ptr<CudaMemory> memory_;
+  std::unique_ptr<CudaStaging> staging_;
+  cudaStream_t compute_ = nullptr;
+  cudaStream_t stop_stream_ = nullptr;
+  uint32_t* one_ = nullptr;  // pinned, 1
+
+  mutable absl::Mutex mutex_;
+  absl::CondVar wake_;
+  std::deque<InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);
+  bool awake_ ABSL_GUARDED_BY(mutex_) = false;  // there may be something to look after
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: starts when the rest is there
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_

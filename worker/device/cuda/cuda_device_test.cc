@@ -1,0 +1,517 @@
+// What CudaDevice promises, on a GPU. A program to run there; the first GPU is used.
+#include "worker/device/cuda/cuda_device.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "common/oracle/comparator.h"
+#include "common/oracle/generator.h"
+#include "common/oracle/oracle.h"
+#include "common/schedule.h"
+#include "common/shard_plan.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/device/cuda/cuda_status.h"
+#include "worker/device/host_event.h"
+#include "worker/executor/run_in_process.h"
+
+namespace ringattn {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+std::atomic<int> times_broken{0};
+
+std::unique_ptr<CudaDevice> MakeDevice(int64_t pinned_pool_bytes = 32 * kMiB) {
+  auto device = CudaDevice::Create({.device = 0,
+                                    .pinned_pool_bytes = pinned_pool_bytes,
+                                    .on_broken = [](const std::string&) { ++times_broken; }});
+  if (!device.ok()) {
+    ADD_FAILURE() << device.status();
+    std::exit(1);
+  }
+  return *std::move(device);
+}
+
+std::vector<uint8_t> RandomBytes(int64_t bytes, uint64_t seed) {
+  std::vector<uint8_t> data(bytes);
+  for (int64_t i = 0; i < bytes; i += 8) {
+    const uint64_t bits = oracle::RandomBits(seed, 1, i);
+    std::memcpy(data.data() + i, &bits, std::min<int64_t>(8, bytes - i));
+  }
+  return data;
+}
+
+// Work on a stream of its own that ends when the test says so.
+class Gate {
+ public:
+  explicit Gate(CudaEventPool* pool) : event_(std::make_shared<CudaEvent>(pool, nullptr, 0)) {
+    EXPECT_TRUE(pool->UseDevice().ok());
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_TRUE(event_->RecordBegin(stream_).ok());
+    EXPECT_EQ(cudaLaunchHostFunc(
+                  stream_,
+                  [](void* open) { static_cast<absl::Notification*>(open)->WaitForNotification(); },
+                  &open_),
+              cudaSuccess);
+    EXPECT_TRUE(event_->RecordEnd(stream_).ok());
+  }
+  ~Gate() {
+    if (!open_.HasBeenNotified()) open_.Notify();
+    (void)event_->Wait(Soon());
+    (void)cudaStreamDestroy(stream_);
+  }
+  void Open() { open_.Notify(); }
+  EventRef event() const { return event_; }
+
+ private:
+  absl::Notification open_;
+  cudaStream_t stream_ = nullptr;
+  const std::shared_ptr<CudaEvent> event_;
+};
+
+PreparedCalls Ready(CudaDevice& device, std::vector<KernelCall> calls) {
+  auto prepared = device.Prepare(std::move(calls));
+  EXPECT_TRUE(prepared.ok()) << prepared.status();
+  return *std::move(prepared);
+}
+
+TEST(CudaDeviceTest, DescribesItself) {
+  auto device = MakeDevice();
+  EXPECT_THAT(device->description(), HasSubstr("cuda:0 ("));
+  EXPECT_GT(device->free_bytes(), 1 << 30);
+  auto link = device->MeasureHostLinkBytesPerSecond();
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_GT(*link, 1e9);
+  std::printf("%s; %.1f GB/s from the host\n", device->description().c_str(), *link / 1e9);
+}
+
+TEST(CudaDeviceTest, NoSuchDeviceIsSaidByName) {
+  const auto device = CudaDevice::Create({.device = 99});
+  EXPECT_EQ(device.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(device.status().message()), HasSubstr("no CUDA device 99"));
+}
+
+TEST(CudaDeviceTest, MemoryGoesAndComesBack) {
+  auto device = MakeDevice();
+  const int64_t before = device->usage().allocated_bytes;
+  for (int i = 0; i < 50; ++i) {
+    auto buffer = device->Allocate(256 * kMiB);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>((*buffer)->data()) % 256, 0u);
+    EXPECT_GE(device->usage().allocated_bytes, before + 256 * kMiB);
+  }
+  ASSERT_TRUE(device->Allocate(1).ok());
+  const auto none = device->Allocate(int64_t{1} << 50);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("are free"));
+  EXPECT_TRUE(device->Allocate(kMiB).ok()) << "and the device is as good as before";
+  EXPECT_EQ(times_broken, 0);
+}
+
+TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
+  auto device = MakeDevice();
+  auto buffer = *device->Allocate(kMiB);
+  std::vector<float> ones(kMiB / 8, 1.0f), result(kMiB / 8);
+  float* const low = static_cast<float*>(buffer->data());
+  float* const high = low + ones.size();
+  ASSERT_TRUE(device->CopyFromHost(high, ones.data(), kMiB / 2).ok());
+  PreparedCalls calls = Ready(*device, {ZeroCall{low, kMiB / 2},
+                                        AddCall{low, high, kMiB / 8}});
+  RunControl control;
+  const absl::Time begin = absl::Now();
+  std::vector<EventRef> events = {device->Start(*calls[0], {}, &control)};
+  for (int i = 0; i < 100; ++i) events.push_back(device->Start(*calls[1], {}, &control));
+  ASSERT_TRUE(events.back()->Wait(Soon()).ok());
+  const absl::Time end = absl::Now();
+  for (const EventRef& event : events) {
+    EXPECT_TRUE(event->Done());
+    EXPECT_LE(event->begin_time(), event->end_time());
+    // The device's clock on the host's, as well as a busy machine lets them be compared.
+    EXPECT_GT(event->begin_time(), begin - absl::Milliseconds(100));
+    EXPECT_LT(event->end_time(), end + absl::Milliseconds(100));
+  }
+  EXPECT_EQ(control.progress.load(), 101);
+  EXPECT_FALSE(device->waits_for_transfer());
+  ASSERT_TRUE(device->CopyToHost(result.data(), low, kMiB / 2).ok());
+  for (float value : result) ASSERT_EQ(value, 100.0f);
+}
+
+TEST(CudaDeviceTest, WaitsForOtherStreamsAndSaysSo) {
+  auto device = MakeDevice();
+  auto buffer = *device->Allocate(64);
+  PreparedCalls calls = Ready(*device, {ZeroCall{buffer->data(), 64}});
+  RunControl control;
+  Gate gate(*CudaEventPool::ForDevice(0));
+  EventRef zeroed = device->Start(*calls[0], {gate.event()}, &control);
+  EXPECT_EQ(zeroed->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(device->waits_for_transfer());
+  EXPECT_EQ(control.progress.load(), 0);
+  gate.Open();
+  ASSERT_TRUE(zeroed->Wait(Soon()).ok());
+  EXPECT_GE(zeroed->begin_time(), gate.event()->end_time() - absl::Microseconds(50));
+  EXPECT_FALSE(device->waits_for_transfer());
+  EXPECT_EQ(control.progress.load(), 1);
+}
+
+TEST(CudaDeviceTest, AKnownFailureSpreads) {
+  auto device = MakeDevice();
+  const uint32_t seven = 7;
+  auto buffer = *device->Allocate(4);
+  ASSERT_TRUE(device->CopyFromHost(buffer->data(), &seven, 4).ok());
+  PreparedCalls calls = Ready(*device, {ZeroCall{buffer->data(), 4}});
+  RunControl control;
+  auto failed = std::make_shared<CudaEvent>(*CudaEventPool::ForDevice(0), nullptr, 0);
+  failed->Fail(absl::UnavailableError("the peer is gone"));
+  EventRef first = device->Start(*calls[0], {failed}, &control);
+  EventRef second = device->Start(*calls[0], {first}, &control);
+  for (const EventRef& event : {first, second}) {
+    EXPECT_EQ(event->Wait(Soon()), absl::UnavailableError("the peer is gone"));
+  }
+  uint32_t value = 0;
+  ASSERT_TRUE(device->CopyToHost(&value, buffer->data(), 4).ok());
+  EXPECT_EQ(value, 7u) << "the call did not run";
+  EXPECT_EQ(control.progress.load(), 0);
+
+  auto foreign = std::make_shared<HostEvent>();
+  EXPECT_EQ(device->Start(*calls[0], {foreign}, &control)->Wait(Soon()).code(),
+            absl::StatusCode::kInternal);
+  const PreparedCall unprepared(ZeroCall{buffer->data(), 4});
+  EXPECT_EQ(device->Start(unprepared, {}, &control)->Wait(Soon()).code(),
+            absl::StatusCode::kInternal);
+  EXPECT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
+  EXPECT_EQ(times_broken, 0);
+}
+
+AttentionProblem SmallProblem() {
+  AttentionProblem problem;
+  problem.dtype = DType::kFloat32;
+  problem.head_dim = problem.head_dim_v = 32;
+  problem.bands = {Band{}};
+  return problem;
+}
+
+// A stop reaches kernels that are queued behind a transfer, and only this operation's.
+TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
+  auto device = MakeDevice();
+  constexpr int64_t kRows = 64, kBytes = kRows * 32 * 4;
+  const AttentionProblem problem = SmallProblem();
+  auto memory = *device->Allocate(2 * kBytes + kRows * 4);
+  char* const base = static_cast<char*>(memory->data());
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = kRows;
+  call.q_pieces = {Piece{.length = kRows}};
+  call.q = base;
+  call.blocks = {{kRows, {Piece{.length = kRows}}, base, base}};
+  call.out = base + kBytes;
+  call.lse = reinterpret_cast<float*>(base + 2 * kBytes);
+  call.initial = call.final = true;
+  const std::vector<float> ones(kBytes / 4, 1.0f), marks(kBytes / 4, 7.0f);
+  ASSERT_TRUE(device->CopyFromHost(base, ones.data(), kBytes).ok());
+  const auto out = [&] {
+    std::vector<float> values(kBytes / 4);
+    EXPECT_TRUE(device->CopyToHost(values.data(), base + kBytes, kBytes).ok());
+    return values;
+  };
+  PreparedCalls stopped_calls = Ready(*device, {call, call});
+  PreparedCalls other_calls = Ready(*device, {call});
+  for (const bool other : {false, true}) {
+    ASSERT_TRUE(device->CopyFromHost(base + kBytes, marks.data(), kBytes).ok());
+    RunControl stopped, running;
+    Gate gate(*CudaEventPool::ForDevice(0));
+    EventRef first = device->Start(*stopped_calls[0], {gate.event()}, &stopped);
+    EventRef second = device->Start(*stopped_calls[1], {}, &stopped);
+    EventRef third = other ? device->Start(*other_calls[0], {}, &running) : second;
+    stopped.stop = true;
+    const auto& workspace =
+        static_cast<const PreparedCudaCall&>(*stopped_calls[0]).workspace();
+    uint32_t word = 0;
+    for (const absl::Time patience = Soon(); word == 0 && absl::Now() < patience;) {
+      ASSERT_TRUE(device->CopyToHost(&word, workspace->stop_word(), 4).ok());
+    }
+    ASSERT_EQ(word, 1u);
+    gate.Open();
+    for (const EventRef& event : {first, second, third}) ASSERT_TRUE(event->Wait(Soon()).ok());
+    EXPECT_EQ(out().front(), other ? 1.0f : 7.0f);
+  }
+}
+
+// Seconds of work in the queue end in a moment, and leave no trace.
+TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
+  auto device = MakeDevice();
+  constexpr int64_t kRows = 131072, kHeads = 32, kDim = 128;
+  AttentionProblem problem;
+  problem.dtype = DType::kBFloat16;
+  problem.num_heads = kHeads;
+  problem.num_kv_heads = 8;
+  problem.head_dim = problem.head_dim_v = kDim;
+  problem.softmax_scale = 0.1f;
+  problem.bands = {Band{}};
+  auto q = *device->Allocate(kRows * kHeads * kDim * 2);
+  auto k = *device->Allocate(kRows * 8 * kDim * 2);
+  auto out = *device->Allocate(kRows * kHeads * kDim * 2);
+  auto lse = *device->Allocate(kRows * kHeads * 4);
+  const Piece piece{.length = kRows};
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = kRows;
+  call.q_pieces = {piece};
+  call.q = q->data();
+  call.blocks = {{kRows, {piece}, k->data(), k->data()}};
+  call.out = out->data();
+  call.lse = static_cast<float*>(lse->data());
+  call.initial = call.final = true;
+  PreparedCalls calls = Ready(*device, {call, ZeroCall{q->data(), q->bytes()},
+                                        ZeroCall{k->data(), k->bytes()}});
+  RunControl control;
+  device->Start(*calls[1], {}, &control);
+  ASSERT_TRUE(device->Start(*calls[2], {}, &control)->Wait(Soon()).ok());
+  std::vector<EventRef> events;
+  for (int i = 0; i < 8; ++i) events.push_back(device->Start(*calls[0], {}, &control));
+  EXPECT_EQ(events.front()->Wait(absl::Now() + absl::Milliseconds(100)).code(),
+            absl::StatusCode::kDeadlineExceeded)
+      << "too little work to be stopped";
+  const absl::Time stopped = absl::Now();
+  control.stop = true;
+  for (const EventRef& event : events) EXPECT_TRUE(event->Wait(Soon()).ok());
+  EXPECT_LT(absl::Now() - stopped, absl::Seconds(1));
+  std::printf("stopped after %.1f ms\n", absl::ToDoubleMilliseconds(absl::Now() - stopped));
+  EXPECT_TRUE(device->Start(*calls[0], {}, &control)->Wait(absl::Now() + absl::Seconds(1)).ok())
+      << "a stopped operation does nothing more";
+
+  RunControl next;
+  PreparedCalls again = Ready(*device, {call});
+  EventRef whole = device->Start(*again[0], {}, &next);
+  ASSERT_TRUE(whole->Wait(Soon()).ok());
+  const double seconds = absl::ToDoubleSeconds(whole->end_time() - whole->begin_time());
+  EXPECT_GT(seconds, 0.05) << "the next operation is not stopped";
+  std::printf("forward, 128K x 128K, 32/8 heads, on zeros: %.0f TFLOP/s\n",
+              4.0 * kRows * kRows * kDim * kHeads / seconds / 1e12);
+}
+
+TEST(CudaDeviceTest, WorkspaceIsPredictedExactly) {
+  auto device = MakeDevice();
+  AttentionProblem problem;
+  problem.dtype = DType::kBFloat16;
+  problem.num_heads = 32;
+  problem.num_kv_heads = 8;
+  problem.head_dim = problem.head_dim_v = 128;
+  problem.bands = {Band{}};
+  const Piece queries{.length = 3}, keys{.length = 100000};
+  ForwardCall call;  // few queries: the keys are split, partials need scratch
+  call.problem = &problem;
+  call.q_rows = 3;
+  call.q_pieces = {queries};
+  call.blocks = {{keys.length, {keys}}};
+  call.initial = call.final = true;
+  const auto predicted = device->WorkspaceBytes({call, call});
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  EXPECT_GT(*predicted, 100000);
+  const int64_t before = device->usage().allocated_bytes;
+  PreparedCalls calls = Ready(*device, {call, call});
+  EXPECT_EQ(device->usage().allocated_bytes - before, *predicted);
+}
+
+TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
+  auto device = MakeDevice(16 * kMiB);
+  constexpr int kThreads = 6;
+  constexpr int64_t kBytes = 37 * kMiB + 5, kChunk = 9 * kMiB + 1;
+  auto target = *device->Allocate(kThreads * kBytes);
+  std::vector<std::vector<uint8_t>> sources;
+  for (int i = 0; i < kThreads; ++i) sources.push_back(RandomBytes(kBytes, i));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      std::vector<EventRef> events;
+      char* base = static_cast<char*>(target->data()) + i * kBytes;
+      for (int64_t offset = 0; offset < kBytes; offset += kChunk) {
+        const int64_t bytes = std::min(kChunk, kBytes - offset);
+        auto upload = *device->BeginUpload(base + offset, bytes);
+        for (int64_t at = 0; at < bytes; at += 65536) {
+          ASSERT_TRUE(upload->Append(sources[i].data() + offset + at,
+                                     std::min<int64_t>(65536, bytes - at)).ok());
+        }
+        auto more = upload->Finish();
+        ASSERT_TRUE(more.ok());
+        events.insert(events.end(), more->begin(), more->end());
+      }
+      for (const EventRef& event : events) ASSERT_TRUE(event->Wait(Soon()).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < kThreads; ++i) {
+    std::vector<uint8_t> result(kBytes);
+    ASSERT_TRUE(device->CopyToHost(result.data(),
+                                   static_cast<char*>(target->data()) + i * kBytes, kBytes).ok());
+    EXPECT_TRUE(result == sources[i]) << "thread " << i;
+  }
+}
+
+// Reads a download as an exchange does: whatever is there, else wait for the notice.
+std::vector<std::vector<uint8_t>> ReadAll(CudaDevice& device, std::vector<DeviceRange> ranges,
+                                          int64_t max_bytes) {
+  std::vector<std::vector<uint8_t>> result(ranges.size());
+  absl::Mutex mutex;
+  bool news = false;
+  auto download = device.BeginDownload(ranges, [&] {
+    absl::MutexLock lock(&mutex);
+    news = true;
+  });
+  while (!download->finished()) {
+    auto piece = download->Next(max_bytes);
+    EXPECT_TRUE(piece.ok()) << piece.status();
+    if (!piece.ok()) break;
+    if (piece->has_value()) {
+      std::vector<uint8_t>& target = result[(*piece)->range];
+      EXPECT_EQ((*piece)->offset, static_cast<int64_t>(target.size()));
+      EXPECT_LE((*piece)->bytes, max_bytes);
+      target.insert(target.end(), (*piece)->data, (*piece)->data + (*piece)->bytes);
+      continue;
+    }
+    absl::MutexLock lock(&mutex);
+    if (!mutex.AwaitWithDeadline(absl::Condition(&news), Soon())) {
+      ADD_FAILURE() << "no notice";
+      break;
+    }
+    news = false;
+  }
+  EXPECT_GT(download->copy_time(), absl::ZeroDuration());
+  return result;
+}
+
+TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
+  auto device = MakeDevice(16 * kMiB);
+  const std::vector<uint8_t> first = RandomBytes(21 * kMiB + 3, 1), second = RandomBytes(7, 2);
+  auto a = *device->Allocate(first.size()), b = *device->Allocate(second.size());
+  ASSERT_TRUE(device->CopyFromHost(a->data(), first.data(), first.size()).ok());
+  ASSERT_TRUE(device->CopyFromHost(b->data(), second.data(), second.size()).ok());
+  const std::vector<DeviceRange> ranges = {{nullptr, 0},
+                                           {a->data(), static_cast<int64_t>(first.size())},
+                                           {b->data(), static_cast<int64_t>(second.size())}};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const auto result = ReadAll(*device, ranges, i % 2 == 0 ? kMiB : 5 * kMiB + 11);
+      EXPECT_TRUE(result[0].empty());
+      EXPECT_TRUE(result[1] == first);
+      EXPECT_TRUE(result[2] == second);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(device->usage().staging_used_bytes, 0);
+}
+
+TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
+  auto device = MakeDevice(16 * kMiB);
+  const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
+  auto memory = *device->Allocate(data.size());
+  ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
+  absl::Notification ready;
+  auto download = device->BeginDownload({{memory->data(), memory->bytes()}},
+                                        [&] { if (!ready.HasBeenNotified()) ready.Notify(); });
+  auto first = download->Next(kMiB);
+  if (first.ok() && !first->has_value()) {
+    ASSERT_TRUE(ready.WaitForNotificationWithTimeout(absl::Seconds(20)));
+    first = download->Next(kMiB);
+  }
+  ASSERT_TRUE(first.ok() && first->has_value());
+  Download::Piece piece = **first;
+  first = std::nullopt;
+  download.reset();
+  memory.reset();
+  EXPECT_EQ(std::memcmp(piece.data, data.data(), kMiB), 0);
+  EXPECT_GT(device->usage().staging_used_bytes, 0);
+  piece.keeper.reset();
+  EXPECT_EQ(device->usage().staging_used_bytes, 0);
+}
+
+struct Problem {
+  const char* name;
+  DType dtype;
+  int64_t batch, sq, sk, heads, kv_heads, dim, dim_v;
+  bool causal;
+  double softcap;
+  int64_t window_left;
+};
+
+// One GPU through plan, schedule, executor and kernels, judged by the oracle.
+TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
+  const Problem problems[] = {
+      {"bf16 causal gqa", DType::kBFloat16, 1, 300, 300, 8, 2, 128, 128, true, 0, -1},
+      {"fp16 full batch", DType::kFloat16, 3, 130, 257, 4, 4, 64, 64, false, 0, -1},
+      {"fp32 window", DType::kFloat32, 1, 200, 200, 2, 1, 40, 24, true, 0, 33},
+      {"bf16 softcap dv", DType::kBFloat16, 1, 140, 300, 4, 2, 96, 160, true, 30.0, -1},
+      {"fp16 d256", DType::kFloat16, 1, 129, 129, 2, 2, 256, 256, true, 0, -1},
+      {"bf16 few queries", DType::kBFloat16, 1, 2, 3000, 8, 1, 128, 128, false, 0, -1},
+  };
+  for (const Problem& p : problems) {
+    SCOPED_TRACE(p.name);
+    AttentionSpec spec;
+    spec.dtype = p.dtype;
+    spec.shape.batch = p.batch;
+    spec.shape.seq_len_q = p.sq;
+    spec.shape.seq_len_kv = p.sk;
+    spec.shape.num_heads = p.heads;
+    spec.shape.num_kv_heads = p.kv_heads;
+    spec.shape.head_dim = p.dim;
+    spec.shape.head_dim_v = p.dim_v;
+    spec.shape.cu_seqlens_q = {0, p.sq};
+    spec.shape.cu_seqlens_k = {0, p.sk};
+    spec.options.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.dim));
+    spec.options.causal = p.causal;
+    spec.options.softcap = p.softcap;
+    spec.options.window_left = p.window_left;
+    const oracle::InputTensors inputs =
+        oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 5, /*with_dout=*/true);
+    const oracle::Result expected = oracle::EvaluateAll(spec, inputs.view());
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+    const TensorMap tensors = {{TensorId::kQ, inputs.q},
+                               {TensorId::kK, inputs.k},
+                               {TensorId::kV, inputs.v},
+                               {TensorId::kDout, inputs.dout}};
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const Schedule schedule =
+          MakeSchedule(spec, plan, direction, direction == Direction::kBackward);
+      const auto result = RunInProcess(spec, plan, schedule, tensors, [] { return MakeDevice(); });
+      ASSERT_TRUE(result.ok()) << result.status();
+      const auto find = [&](TensorId id) -> const void* {
+        const auto found = result->outputs.find(id);
+        return found == result->outputs.end() ? nullptr : found->second.data();
+      };
+      const oracle::Report report = oracle::Compare(
+          spec, expected,
+          {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
+           find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv)});
+      EXPECT_TRUE(report.passed()) << report.ToString();
+      EXPECT_EQ(report.tensors.size(), direction == Direction::kForward ? 2u : 3u);
+    }
+  }
+  EXPECT_EQ(times_broken, 0);
+}
+
+// Last: the context does not survive it.
+TEST(CudaDeviceTestOfTheEnd, ABrokenContextIsReportedOnceAndNamesTheError) {
+  auto device = MakeDevice();
+  float* const nowhere = reinterpret_cast<float*>(uintptr_t{0x10000});
+  PreparedCalls calls = Ready(*device, {AddCall{nowhere, nowhere, 1024}});
+  RunControl control;
+  EventRef broken = device->Start(*calls[0], {}, &control);
+  const absl::Status status = broken->Wait(Soon());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaError"));
+  EXPECT_FALSE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
+  EXPECT_EQ(times_broken, 1);
+}
+
+}  // namespace
+}  // namespace ringattn

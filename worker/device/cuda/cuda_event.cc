@@ -1,0 +1,281 @@
+#include "worker/device/cuda/cuda_event.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+// A pass enqueues a few steps of a handful of calls and transfers, two events each;
+// copies of staged uploads and downloads come on top.
+constexpr int kEventsAtStart = 512;
+constexpr absl::Duration kReferenceAge = absl::Seconds(5);
+constexpr absl::Duration kRebaseBound = absl::Milliseconds(1);
+constexpr absl::Duration kGoodWindow = absl::Microseconds(100);
+constexpr int kAttempts = 10;
+// Between two looks at an event that is waited for.
+constexpr absl::Duration kFirstPause = absl::Microseconds(10);
+constexpr absl::Duration kLongestPause = absl::Microseconds(200);
+
+}  // namespace
+
+absl::StatusOr<CudaEventPool*> CudaEventPool::ForDevice(int device) {
+  static absl::Mutex mutex(absl::kConstInit);
+  static auto* pools = new std::map<int, std::unique_ptr<CudaEventPool>>();
+  absl::MutexLock lock(&mutex);
+  std::unique_ptr<CudaEventPool>& pool = (*pools)[device];
+  if (pool == nullptr) {
+    std::unique_ptr<CudaEventPool> made(new CudaEventPool(device));
+    if (absl::Status status = made->Init(); !status.ok()) return status;
+    pool = std::move(made);
+  }
+  return pool.get();
+}
+
+absl::Status CudaEventPool::Init() {
+  absl::Status status = UseDevice();
+  if (!status.ok()) return status;
+  int lowest = 0, highest = 0;
+  status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                      "cudaDeviceGetStreamPriorityRange");
+  if (!status.ok()) return status;
+  status = CudaStatus(
+      cudaStreamCreateWithPriority(&clock_stream_, cudaStreamNonBlocking, highest),
+      "cudaStreamCreateWithPriority");
+  std::vector<cudaEvent_t> events;
+  for (int i = 0; i < kEventsAtStart && status.ok(); ++i) {
+    cudaEvent_t event = nullptr;
+    status = CudaStatus(cudaEventCreate(&event), "cudaEventCreate");
+    events.push_back(event);
+  }
+  if (!status.ok()) return status;
+  {
+    absl::MutexLock lock(&mutex_);
+    free_ = std::move(events);
+  }
+  Rebase();
+  if (reference() == nullptr) {
+    return absl::InternalError(
+        absl::StrCat("CUDA device ", device_, " did not record an event within a second"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaEventPool::UseDevice() const {
+  return CudaStatus(cudaSetDevice(device_), "cudaSetDevice");
+}
+
+absl::StatusOr<cudaEvent_t> CudaEventPool::Take() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!free_.empty()) {
+      const cudaEvent_t event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  absl::Status status = CudaStatus(cudaEventCreate(&event), "cudaEventCreate");
+  if (!status.ok()) return status;
+  return event;
+}
+
+void CudaEventPool::Give(cudaEvent_t event) {
+  if (event == nullptr) return;
+  absl::MutexLock lock(&mutex_);
+  free_.push_back(event);
+}
+
+std::shared_ptr<const CudaEventPool::Reference> CudaEventPool::reference() const {
+  absl::MutexLock lock(&mutex_);
+  return reference_;
+}
+
+void CudaEventPool::Rebase() {
+  const std::shared_ptr<const Reference> old = reference();
+  if (old != nullptr && absl::Now() - old->time < kReferenceAge) return;
+  if (!UseDevice().ok()) return;
+  absl::StatusOr<cudaEvent_t> event = Take();
+  if (!event.ok()) return;
+  // Events that were made with the old reference may still ask for it.
+  std::shared_ptr<Reference> fresh(new Reference{*event, {}}, [this](const Reference* reference) {
+    Give(reference->event);
+    delete reference;
+  });
+  // The first one has to come about; the device may have to wake up for it.
+  const absl::Time deadline =
+      absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
+  for (int attempt = 1; attempt <= kAttempts; ++attempt) {
+    const absl::Time begin = absl::Now();
+    if (cudaEventRecord(*event, clock_stream_) != cudaSuccess) return;
+    cudaError_t state = cudaErrorNotReady;
+    while (state == cudaErrorNotReady && absl::Now() < deadline) state = cudaEventQuery(*event);
+    if (state != cudaSuccess) return;
+    const absl::Duration window = absl::Now() - begin;
+    fresh->time = begin + window / 2;
+    // Longer if this thread lost its processor meanwhile: then the tie is that far off.
+    if (window < kGoodWindow) break;
+  }
+  std::shared_ptr<const Reference> given = std::move(fresh);
+  absl::MutexLock lock(&mutex_);
+  reference_.swap(given);  // the old one goes after the lock: its deleter takes it
+}
+
+void CudaEventPool::SetOnBroken(std::function<void(const std::string&)> on_broken) {
+  absl::MutexLock lock(&mutex_);
+  on_broken_ = std::move(on_broken);
+}
+
+void CudaEventPool::ReportBroken(const absl::Status& status) {
+  std::function<void(const std::string&)> on_broken;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(broken_, true)) return;
+    on_broken = on_broken_;
+  }
+  if (on_broken) on_broken(std::string(status.message()));
+}
+
+CudaEvent::CudaEvent(CudaEventPool* pool, RunControl* control, int64_t progress)
+    : pool_(pool), progress_(progress), reference_(pool->reference()), control_(control) {}
+
+CudaEvent::~CudaEvent() {
+  pool_->Give(begin_);
+  pool_->Give(end_);
+}
+
+absl::Status CudaEvent::RecordBegin(cudaStream_t stream) {
+  absl::StatusOr<cudaEvent_t> event = pool_->Take();
+  if (!event.ok()) return event.status();
+  absl::MutexLock lock(&mutex_);
+  begin_ = *event;
+  return CudaStatus(cudaEventRecord(begin_, stream), "cudaEventRecord");
+}
+
+absl::Status CudaEvent::RecordEnd(cudaStream_t stream) {
+  absl::StatusOr<cudaEvent_t> event = pool_->Take();
+  if (!event.ok()) return event.status();
+  absl::Status status = CudaStatus(cudaEventRecord(*event, stream), "cudaEventRecord");
+  if (!status.ok()) {
+    pool_->Give(*event);
+    return status;
+  }
+  absl::MutexLock lock(&mutex_);
+  end_ = *event;
+  return status;
+}
+
+void CudaEvent::Fail(absl::Status status) {
+  absl::MutexLock lock(&mutex_);
+  if (done_) return;
+  if (status_.ok()) status_ = std::move(status);
+  if (end_ == nullptr) Finish();
+}
+
+bool CudaEvent::Poll() const {
+  if (done_ || end_ == nullptr) return done_;
+  absl::Status status = pool_->UseDevice();
+  if (status.ok()) {
+    const cudaError_t state = cudaEventQuery(end_);
+    if (state == cudaErrorNotReady) return false;
+    status = CudaStatus(state, "work on the CUDA stream");
+  }
+  if (!status.ok()) {
+    if (status_.ok()) status_ = status;
+    pool_->ReportBroken(status);
+  }
+  Finish();
+  return true;
+}
+
+void CudaEvent::Finish() const {
+  begin_time_ = end_time_ = absl::Now();
+  if (end_ != nullptr) {
+    end_time_ = TimeOf(end_);
+    begin_time_ = begin_ == nullptr ? end_time_ : std::min(TimeOf(begin_), end_time_);
+  }
+  if (control_ != nullptr && status_.ok()) control_->progress.fetch_add(progress_);
+  control_ = nullptr;
+  done_ = true;
+}
+
+absl::Time CudaEvent::TimeOf(cudaEvent_t event) const {
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, reference_->event, event) != cudaSuccess) {
+    (void)cudaGetLastError();  // a failed stream has no times
+    return absl::Now();
+  }
+  return reference_->time + absl::Milliseconds(milliseconds);
+}
+
+bool CudaEvent::Done() const {
+  absl::MutexLock lock(&mutex_);
+  return Poll();
+}
+
+absl::Status CudaEvent::Wait(absl::Time deadline) const {
+  absl::Duration pause = kFirstPause;
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (Poll()) return status_;
+    }
+    const absl::Time now = absl::Now();
+    if (now >= deadline) return absl::DeadlineExceededError("the work has not ended in time");
+    absl::SleepFor(std::min(pause, deadline - now));
+    pause = std::min(pause * 1.5, kLongestPause);
+  }
+}
+
+absl::Time CudaEvent::begin_time() const {
+  absl::MutexLock lock(&mutex_);
+  return begin_time_;
+}
+
+absl::Time CudaEvent::end_time() const {
+  absl::MutexLock lock(&mutex_);
+  return end_time_;
+}
+
+absl::Status CudaEvent::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return status_;
+}
+
+bool CudaEvent::stop_requested() const {
+  absl::MutexLock lock(&mutex_);
+  return control_ != nullptr && control_->stop.load(std::memory_order_relaxed);
+}
+
+absl::Status CudaEvent::MakeStreamWait(cudaStream_t stream) const {
+  absl::MutexLock lock(&mutex_);
+  if (end_ == nullptr || done_) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream, end_, 0), "cudaStreamWaitEvent");
+}
+
+absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& after) {
+  for (const EventRef& event : after) {
+    const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.get());
+    if (cuda_event == nullptr) {
+      return absl::InternalError("a CUDA stream cannot wait for an event of another kind");
+    }
+    if (absl::Status status = cuda_event->MakeStreamWait(stream); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KnownFailure(const std::vector<EventRef>& after) {
+  for (const EventRef& event : after) {
+    const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.get());
+    if (cuda_event == nullptr) continue;
+    if (absl::Status status = cuda_event->failure(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,126 @@
+#include "worker/device/cuda/cuda_memory.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+// Mapping tens of gigabytes and copying small things takes milliseconds.
+constexpr absl::Duration kBound = absl::Minutes(1);
+
+}  // namespace
+
+class CudaMemory::Buffer : public DeviceBuffer {
+ public:
+  Buffer(CudaMemory* memory, void* data, int64_t bytes)
+      : memory_(memory), data_(data), bytes_(bytes) {}
+  ~Buffer() override {
+    if (data_ == nullptr || !memory_->events_->UseDevice().ok()) return;
+    (void)cudaFreeAsync(data_, memory_->stream_);
+    memory_->Count(-bytes_);
+  }
+
+  void* data() override { return data_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  CudaMemory* const memory_;
+  void* const data_;
+  const int64_t bytes_;
+};
+
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events) {
+  std::unique_ptr<CudaMemory> memory(new CudaMemory(events));
+  absl::Status status = events->UseDevice();
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags");
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaDeviceGetDefaultMemPool(&memory->pool_, events->device()),
+                      "cudaDeviceGetDefaultMemPool");
+  if (!status.ok()) return status;
+  uint64_t keep_everything = UINT64_MAX;
+  status = CudaStatus(cudaMemPoolSetAttribute(memory->pool_, cudaMemPoolAttrReleaseThreshold,
+                                              &keep_everything),
+                      "cudaMemPoolSetAttribute");
+  if (!status.ok()) return status;
+  return memory;
+}
+
+CudaMemory::~CudaMemory() {
+  if (stream_ == nullptr || !events_->UseDevice().ok()) return;
+  (void)cudaStreamDestroy(stream_);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes) {
+  if (bytes == 0) return std::make_unique<Buffer>(this, nullptr, 0);
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  void* data = nullptr;
+  cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (error == cudaErrorMemoryAllocation) {
+    // What the pool keeps may lie in pieces of the wrong size.
+    (void)cudaGetLastError();
+    (void)cudaMemPoolTrimTo(pool_, 0);
+    error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  }
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
+        device_free_bytes(), " are free, ", allocated_bytes(), " hold other operations"));
+  }
+  status = CudaStatus(error, "cudaMallocFromPoolAsync");
+  if (!status.ok()) return status;
+  auto buffer = std::make_unique<Buffer>(this, data, bytes);
+  Count(bytes);
+  // From here on the memory may be used in any stream.
+  status = WaitForStream();
+  if (!status.ok()) return status;
+  return buffer;
+}
+
+absl::Status CudaMemory::WaitForStream() {
+  CudaEvent reached(events_, nullptr, 0);
+  absl::Status status = reached.RecordEnd(stream_);
+  if (!status.ok()) return status;
+  return reached.Wait(absl::Now() + kBound);
+}
+
+absl::Status CudaMemory::Copy(void* target, const void* source, int64_t bytes,
+                              cudaMemcpyKind kind) {
+  if (bytes == 0) return absl::OkStatus();
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaMemcpyAsync(target, source, bytes, kind, stream_), "cudaMemcpyAsync");
+  if (!status.ok()) return status;
+  return WaitForStream();
+}
+
+absl::Status CudaMemory::CopyFromHost(void* device, const void* host, int64_t bytes) {
+  return Copy(device, host, bytes, cudaMemcpyHostToDevice);
+}
+
+absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t bytes) {
+  return Copy(host, device, bytes, cudaMemcpyDeviceToHost);
+}
+
+void CudaMemory::Count(int64_t bytes) {
+  allocated_bytes_ += bytes;
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
+    device_used_bytes_ = static_cast<int64_t>(total - free);
+  }
+}
+
+int64_t CudaMemory::device_free_bytes() const {
+  size_t free = 0, total = 0;
+  if (!events_->UseDevice().ok() || cudaMemGetInfo(&free, &total) != cudaSuccess) return 0;
+  return static_cast<int64_t>(free);
+}
+
+}  // namespace ringattn

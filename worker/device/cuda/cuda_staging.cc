@@ -1,0 +1,212 @@
+#include "worker/device/cuda/cuda_staging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_download.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+// Blocks come back at the rate of the link to the device, whatever compute does: to
+// wait this long means that the device is in trouble.
+constexpr absl::Duration kUploadWait = absl::Seconds(30);
+
+class CudaUpload : public Upload {
+ public:
+  CudaUpload(CudaStaging* staging, void* target, int64_t bytes)
+      : staging_(staging), target_(static_cast<char*>(target)), left_bytes_(bytes) {}
+
+  // What is under way writes to memory that may be given back after this.
+  ~CudaUpload() override {
+    if (finished_) return;
+    for (const EventRef& event : events_) (void)event->Wait(absl::InfiniteFuture());
+  }
+
+  absl::Status Append(const void* data, int64_t bytes) override {
+    const char* source = static_cast<const char*>(data);
+    while (bytes > 0) {
+      if (!block_) {
+        absl::StatusOr<PinnedPool::Block> block =
+            staging_->pool()->TakeForUpload(absl::Now() + kUploadWait);
+        if (!block.ok()) return block.status();
+        block_ = *std::move(block);
+      }
+      const int64_t part = std::min(bytes, block_.bytes() - filled_bytes_);
+      std::memcpy(block_.data() + filled_bytes_, source, part);
+      filled_bytes_ += part;
+      source += part;
+      bytes -= part;
+      left_bytes_ -= part;
+      if (filled_bytes_ < block_.bytes() && left_bytes_ > 0) continue;
+      if (absl::Status status = Flush(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<EventRef>> Finish() override {
+    if (absl::Status status = Flush(); !status.ok()) return status;
+    finished_ = true;
+    return std::move(events_);
+  }
+
+ private:
+  absl::Status Flush() {
+    if (filled_bytes_ == 0) return absl::OkStatus();
+    absl::StatusOr<EventRef> copied =
+        staging_->CopyToDevice(target_, block_.data(), filled_bytes_);
+    if (!copied.ok()) return copied.status();
+    staging_->pool()->ReturnAfter(std::move(block_), *copied);
+    block_ = PinnedPool::Block();
+    events_.push_back(*std::move(copied));
+    target_ += filled_bytes_;
+    filled_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  CudaStaging* const staging_;
+  char* target_;
+  int64_t left_bytes_;  // announced and not appended
+  PinnedPool::Block block_;
+  int64_t filled_bytes_ = 0;  // of block_
+  std::vector<EventRef> events_;
+  bool finished_ = false;
+};
+
+class CudaDownload : public Download {
+ public:
+  explicit CudaDownload(std::shared_ptr<CudaDownloadState> state) : state_(std::move(state)) {}
+  ~CudaDownload() override { state_->Close(); }
+
+  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+    return state_->Next(max_bytes);
+  }
+  bool finished() const override { return state_->finished(); }
+  absl::Duration copy_time() const override { return state_->copy_time(); }
+
+ private:
+  const std::shared_ptr<CudaDownloadState> state_;
+};
+
+PinnedPool::Source PinnedMemory(CudaEventPool* events) {
+  return {[events](int64_t bytes) -> absl::StatusOr<void*> {
+            absl::Status status = events->UseDevice();
+            if (!status.ok()) return status;
+            void* memory = nullptr;
+            const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+            if (error == cudaErrorMemoryAllocation) {
+              (void)cudaGetLastError();
+              return absl::ResourceExhaustedError(
+                  absl::StrCat("cannot pin ", bytes, " bytes of host memory for staging"));
+            }
+            status = CudaStatus(error, "cudaHostAlloc");
+            if (!status.ok()) return status;
+            return memory;
+          },
+          [](void* memory) { (void)cudaFreeHost(memory); }};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaStaging>> CudaStaging::Create(CudaEventPool* events,
+                                                                 int64_t pinned_bytes) {
+  absl::StatusOr<std::shared_ptr<PinnedPool>> pool =
+      PinnedPool::Create(pinned_bytes, kStagingBlockBytes, PinnedMemory(events));
+  if (!pool.ok()) return pool.status();
+  std::unique_ptr<CudaStaging> staging(new CudaStaging(events, *std::move(pool)));
+  for (cudaStream_t* stream : {&staging->up_, &staging->down_}) {
+    absl::Status status = CudaStatus(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking),
+                                     "cudaStreamCreateWithFlags");
+    if (!status.ok()) return status;
+  }
+  return staging;
+}
+
+CudaStaging::~CudaStaging() {
+  if (!events_->UseDevice().ok()) return;
+  for (cudaStream_t stream : {up_, down_}) {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+}
+
+absl::StatusOr<EventRef> CudaStaging::Copy(void* target, const void* source, int64_t bytes,
+                                           cudaMemcpyKind kind, cudaStream_t stream) {
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  auto event = std::make_shared<CudaEvent>(events_, nullptr, 0);
+  status = event->RecordBegin(stream);
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaMemcpyAsync(target, source, bytes, kind, stream), "cudaMemcpyAsync");
+  if (!status.ok()) return status;
+  status = event->RecordEnd(stream);
+  if (!status.ok()) {
+    // The copy is under way and nothing says when it ends: the context is beyond use.
+    events_->ReportBroken(status);
+    return status;
+  }
+  return event;
+}
+
+absl::StatusOr<EventRef> CudaStaging::CopyToDevice(void* target, const void* pinned,
+                                                   int64_t bytes) {
+  absl::MutexLock lock(&up_mutex_);
+  return Copy(target, pinned, bytes, cudaMemcpyHostToDevice, up_);
+}
+
+absl::StatusOr<EventRef> CudaStaging::CopyToHost(void* pinned, const void* source,
+                                                 int64_t bytes) {
+  absl::MutexLock lock(&down_mutex_);
+  return Copy(pinned, source, bytes, cudaMemcpyDeviceToHost, down_);
+}
+
+std::unique_ptr<Upload> CudaStaging::BeginUpload(void* target, int64_t bytes) {
+  return std::make_unique<CudaUpload>(this, target, bytes);
+}
+
+std::unique_ptr<Download> CudaStaging::BeginDownload(std::vector<DeviceRange> ranges,
+                                                     std::function<void()> on_ready) {
+  auto state =
+      std::make_shared<CudaDownloadState>(this, std::move(ranges), std::move(on_ready));
+  absl::MutexLock lock(&downloads_mutex_);
+  downloads_.push_back(state);
+  return std::make_unique<CudaDownload>(std::move(state));
+}
+
+CudaStaging::Downloads CudaStaging::AdvanceDownloads() {
+  std::vector<std::shared_ptr<CudaDownloadState>> alive;
+  {
+    absl::MutexLock lock(&downloads_mutex_);
+    const auto gone = [&alive](const std::weak_ptr<CudaDownloadState>& download) {
+      std::shared_ptr<CudaDownloadState> state = download.lock();
+      if (state != nullptr) alive.push_back(state);
+      return state == nullptr;
+    };
+    downloads_.erase(std::remove_if(downloads_.begin(), downloads_.end(), gone),
+                     downloads_.end());
+  }
+  bool busy = false;
+  for (const std::shared_ptr<CudaDownloadState>& state : alive) busy |= state->Advance();
+  return busy ? Downloads::kBusy : alive.empty() ? Downloads::kNone : Downloads::kIdle;
+}
+
+absl::StatusOr<double> CudaStaging::MeasureBytesPerSecond(void* device) {
+  absl::StatusOr<PinnedPool::Block> block =
+      pool_->TakeForUpload(absl::Now() + kUploadWait);
+  if (!block.ok()) return block.status();
+  double best = 0;
+  for (int i = 0; i < 8; ++i) {
+    absl::StatusOr<EventRef> copied = CopyToDevice(device, block->data(), block->bytes());
+    if (!copied.ok()) return copied.status();
+    absl::Status status = (*copied)->Wait(absl::Now() + kUploadWait);
+    if (!status.ok()) return status;
+    const double seconds =
+        absl::ToDoubleSeconds((*copied)->end_time() - (*copied)->begin_time());
+    if (seconds > 0) best = std::max(best, static_cast<double>(block->bytes()) / seconds);
+  }
+  return best;
+}
+
+}  // namespace ringattn

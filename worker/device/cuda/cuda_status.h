@@ -1,0 +1,23 @@
+// CUDA runtime errors as statuses.
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_
+
+#include <cuda_runtime_api.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+
+// INTERNAL with CUDA's text behind `call`, the name of what failed. Clears the
+// thread's last error, so that a harmless one does not show up at the next launch.
+inline absl::Status CudaStatus(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();
+  return absl::InternalError(
+      absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+}
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_
