@@ -16,7 +16,7 @@ std::string Scaled(double value, const char* unit) {
     value /= 1000;
     ++prefix;
   }
-  return absl::StrFormat(prefix == 0 ? "%.0f %s%s" : "%.2f %s%s", value, kPrefixes[prefix], unit);
+  return absl::StrFormat("%.*f %s%s", prefix == 0 ? 0 : 2, value, kPrefixes[prefix], unit);
 }
 
 double PerSecond(double amount, double seconds) { return seconds > 0 ? amount / seconds : 0; }

@@ -92,15 +92,14 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {
   return Finish(status);
 }
 
-const char* CodeName(grpc::StatusCode code) {
+const char* CodeName(int code) {
   static constexpr const char* kNames[] = {
       "OK",        "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",
       "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",    "PERMISSION_DENIED",
       "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
       "UNIMPLEMENTED", "INTERNAL",      "UNAVAILABLE",       "DATA_LOSS",
       "UNAUTHENTICATED"};
-  const int index = static_cast<int>(code);
-  return index >= 0 && index < static_cast<int>(std::size(kNames)) ? kNames[index] : "UNKNOWN";
+  return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
 }
 
 }  // namespace ringattn

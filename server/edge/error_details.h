@@ -19,8 +19,9 @@ grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits);
 // ErrorInfo.reason is INVALID_REQUEST, NOT_IMPLEMENTED or OVER_LIMIT.
 grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);
 
-// "OK", "INVALID_ARGUMENT", ...: the name that metrics and logs use.
-const char* CodeName(grpc::StatusCode code);
+// "OK", "INVALID_ARGUMENT", ...: the name that metrics and logs use. Peers may send any
+// number; one that is no code is "UNKNOWN".
+const char* CodeName(int code);
 
 }  // namespace ringattn
 

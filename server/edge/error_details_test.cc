@@ -89,7 +89,7 @@ TEST(ErrorDetailsTest, CodesSayWhoActs) {
 TEST(ErrorDetailsTest, CodesHaveTheirNames) {
   EXPECT_STREQ(CodeName(grpc::StatusCode::OK), "OK");
   EXPECT_STREQ(CodeName(grpc::StatusCode::UNAUTHENTICATED), "UNAUTHENTICATED");
-  EXPECT_STREQ(CodeName(static_cast<grpc::StatusCode>(99)), "UNKNOWN");
+  EXPECT_STREQ(CodeName(99), "UNKNOWN");
 }
 
 }  // namespace

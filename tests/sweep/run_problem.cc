@@ -14,12 +14,15 @@
 namespace ringattn::tests {
 namespace {
 
+// Bounds what the device keeps for later buffers, not the buffers.
+constexpr int64_t kMemoryLimitBytes = int64_t{1} << 30;
+
 absl::StatusOr<TensorMap> RunExecutor(const AttentionSpec& spec, const ShardPlan& plan,
                                       const Schedule& schedule, const TensorMap& inputs,
                                       KernelSet kernels) {
   const auto make_device = [kernels]() -> std::unique_ptr<Device> {
     if (kernels == KernelSet::kNaive) return std::make_unique<NaiveDevice>();
-    return std::make_unique<CpuDevice>(/*threads=*/1);
+    return std::make_unique<CpuDevice>(/*threads=*/1, kMemoryLimitBytes);
   };
   absl::StatusOr<InProcessResult> result =
       RunInProcess(spec, plan, schedule, inputs, make_device);

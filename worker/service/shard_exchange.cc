@@ -145,7 +145,7 @@ void ShardExchange::Advance() {
   if (failure_.has_value()) {
     // The answer to OpenShard always fits the peer's window and is gone in a moment;
     // cancelling it would hide the status.
-    if (writing_ && !cursor_.has_value()) return;
+    if (writing_ && download_ == nullptr) return;
     // A chunk that waits for flow control would hold the status back, and with it the
     // operation's memory.
     if (writing_) return context_->TryCancel();
