@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/call_plan.h"
+#include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
@@ -71,6 +72,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
       options.max_chunk_bytes_up > (1u << 30) || options.max_chunk_bytes_down > (1u << 30)) {
     return absl::InvalidArgumentError("max_chunk_bytes must be in 1..2^30");
   }
+  wire::KeepGrpcRunning();
   std::unique_ptr<Client> client(new Client(options));
   const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
   const auto credentials =

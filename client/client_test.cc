@@ -4,6 +4,8 @@
 #include <set>
 #include <thread>
 
+#include <grpc/grpc.h>
+
 #include "absl/synchronization/notification.h"
 #include "client/fake_attention_server.h"
 #include "gmock/gmock.h"
@@ -369,6 +371,17 @@ TEST(Client, ShortLivedClients) {
     const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
     ASSERT_TRUE(report.ok()) << report.status();
   }
+}
+
+// gRPC's own end, in the last channel's destructor, may take 10 s.
+TEST(Client, GrpcOutlivesTheLastClient) {
+  {
+    FakeAttentionServer server(
+        [](int, const auto& header, auto*, auto* stream) { return Echo(header, stream); });
+    Problem problem(50);
+    ASSERT_TRUE(ConnectTo(server)->Forward(problem.args, problem.results).ok());
+  }
+  EXPECT_EQ(grpc_is_initialized(), 1);
 }
 
 TEST(Client, ManyCallsAtOnce) {

@@ -15,6 +15,7 @@
 #include "common/process/secret_file.h"
 #include "common/version.h"
 #include "common/wire/allocator.h"
+#include "common/wire/grpc_lifetime.h"
 #include "server/edge/server.h"
 #include "server/options.h"
 
@@ -60,6 +61,7 @@ int Run(int argc, char** argv) {
   // Milliseconds: above every generation of an earlier process, as rings do not form
   // a thousand times a second.
   line.server.core.initial_generation = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  wire::KeepGrpcRunning();
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
   if (!server.ok()) return Die(server.status());
   const ServerAddresses& addresses = (*server)->addresses();
@@ -85,7 +87,8 @@ int Run(int argc, char** argv) {
   LogInfo("stopped", {{"drained", drained}});
   server->reset();
   ShutdownLogging();
-  return 0;
+  // Static destructors must not run beside gRPC's threads.
+  _exit(0);
 }
 
 }  // namespace

@@ -80,9 +80,11 @@ def call(harness, ring, command, source, output, options, trace_file=None):
         raise Failure(f"{command} printed no JSON: {text[-300:]}") from None
 
 
-def verify(harness, ring, source, output, options, rows):
+def verify(harness, ring, source, output, options, rows, forward=None):
+    """`forward`: the forward pass's output; dk and dv of long requests are judged with its help."""
+    given = [f"--forward={forward}"] if forward else []
     code, text = harness.run([ring.cli, "verify", f"--input={source}", f"--output={output}",
-                              f"--rows={rows}", *options])
+                              f"--rows={rows}", *given, *options])
     check(code == 0, f"wrong result of {output.name}: {text[-500:]}")
 
 
