@@ -156,6 +156,25 @@ TEST(Comparator, SubnormalResultsMayBeHalfAUnitOff) {
   }
 }
 
+// A GPU's exponential flushes what fp32 would keep as a subnormal P; the term, grown by a
+// large q, is lost with it.
+TEST(Comparator, ATermWhoseProbabilityUnderflowsMayBeLost) {
+  AttentionSpec spec;
+  spec.options.softmax_scale = 1;
+  spec.shape.seq_len_q = 1;
+  spec.shape.seq_len_kv = 2;
+  spec.shape.cu_seqlens_q = {0, 1};
+  spec.shape.cu_seqlens_k = {0, 2};
+  const float q = 1000, k[] = {0, -0.088f}, v[] = {0, 1}, dout = 1;  // P = 1 and 6e-39
+  const Result expected = EvaluateAll(spec, {.q = &q, .k = k, .v = v, .dout = &dout});
+  const float full = static_cast<float>(expected.dk.exact[1]);
+  EXPECT_GT(full, 1e-36f);
+  float dk[] = {static_cast<float>(expected.dk.exact[0]), 0};
+  EXPECT_TRUE(CompareTensor(spec, TensorId::kDk, expected.dk, dk).passed);
+  dk[1] = 3 * full;
+  EXPECT_FALSE(CompareTensor(spec, TensorId::kDk, expected.dk, dk).passed);
+}
+
 TEST(Comparator, OverflowMustBeTheSameInfinity) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;

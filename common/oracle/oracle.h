@@ -24,7 +24,7 @@
 // |dout||out| even where they cancel, as they must exactly when a row sees one
 // key. Scores of 1e4 or documents of one token would otherwise fail any fp32
 // kernel. floor sums these per term with the factor 2^-21, plus what fp32 may
-// flush to zero of the result (numeric.h).
+// flush to zero of P and of the result (numeric.h).
 //
 // All functions are pure and thread safe. Host memory throughout.
 #ifndef RINGATTN_COMMON_ORACLE_ORACLE_H_

@@ -158,7 +158,7 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
   return {p, RoundTo(dtype, stored) / divisor,
           p + std::min(SubnormalLoss(dtype, stored), stored) / divisor /
                   (8.0 * ToleranceUnit(dtype)),
-          kFloat32Slack * (1.0 + score_magnitude) * p};
+          kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
 }
 
 // delta of one query row: exact, from the rounded out, with absolute values, and
@@ -179,7 +179,7 @@ inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot&
   const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
   return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
           std::abs(scale) * (p * (size + delta.rounding) * slope + loss),
-          std::abs(scale) * kFloat32Slack * noise};
+          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size)};
 }
 
 }  // namespace ringattn::oracle
