@@ -35,8 +35,8 @@ constexpr size_t kQueuedMessages = 2;
 constexpr int kChannels = 4;
 
 struct Sizes {
-  int64_t up;
-  int64_t down;
+  int64_t up = 0;
+  int64_t down = 0;
 };
 
 grpc::ByteBuffer Header(const Sizes& sizes) {
