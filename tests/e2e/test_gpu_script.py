@@ -42,16 +42,18 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert made.returncode == 0, made.stdout + made.stderr
     out = tmp_path / "out"
     done = subprocess.run([ROOT / "tests/gpu/service.sh", "--cpu", f"--bundle={tmp_path}/bundle",
-                           "--only=smoke,sweep,64k,kill", "--seconds=300"],
+                           "--only=smoke,sweep,64k,kill,masks", "--seconds=300"],
                           env={**os.environ, "OUT": str(out)}, capture_output=True, text=True,
                           timeout=360)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     parts = json.loads((out / "summary.json").read_text())["parts"]
-    assert set(parts) == {"environment", "smoke", "sweep", "64k", "kill"}
+    assert set(parts) == {"environment", "smoke", "sweep", "64k", "kill", "masks"}
     assert all(part["ok"] for part in parts.values())
     assert parts["sweep"]["cases"] > 10
     assert parts["kill"]["repeat_bit_equal"]
     for command in ("forward", "backward"):
         assert 0 < parts["64k"][command]["overlap"]["hidden_share"] <= 1
         assert parts["64k"][command]["of_single_gpu"] > 0
+    for mask in ("full", "window", "packed"):
+        assert 0 < parts["masks"][mask]["balance"] <= 1
     assert len(list(out.iterdir())) <= 8

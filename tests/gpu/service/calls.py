@@ -22,9 +22,15 @@ class Inputs:
         self.closed = False
         self.thread = threading.Thread(target=self._work, daemon=True)
 
-    def want(self, name, *, seq_len, heads, kv_heads, head_dim, dtype="bf16", dout=True):
+    def want(self, name, *, heads, kv_heads, head_dim, seq_len=None, documents=None,
+             dtype="bf16", dout=True):
+        """Once, however often it is asked for; tokens in one sequence or in documents."""
+        if name in (wanted for wanted, _ in self.wanted):
+            return
+        length = (f"--documents={','.join(map(str, documents))}" if documents
+                  else f"--seq_len={seq_len}")
         self.wanted.append((name, [
-            f"--seq_len={seq_len}", f"--heads={heads}", f"--kv_heads={kv_heads}",
+            length, f"--heads={heads}", f"--kv_heads={kv_heads}",
             f"--head_dim={head_dim}", f"--dtype={dtype}", "--batch=1", "--seed=3",
             *(["--with_dout"] if dout else [])]))
 
@@ -49,6 +55,7 @@ class Inputs:
 
     def get(self, name, seconds):
         end = time.monotonic() + seconds
+        check(name in (wanted for wanted, _ in self.wanted), f"input {name} is not in the list")
         with self.lock:
             while name not in self.ready:
                 check(time.monotonic() < end, f"input {name} was not generated in time")

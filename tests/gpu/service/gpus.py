@@ -16,8 +16,7 @@ def names():
 class MemoryWatch:
     """Samples memory in use while the `with` block runs; first and peak bytes by GPU index."""
 
-    QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits",
-             "-lms", "50"]
+    QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
 
     def __init__(self, enabled=True):
         self.first, self.peak = {}, {}
@@ -26,7 +25,10 @@ class MemoryWatch:
     def __enter__(self):
         if self.enabled:
             self.file = tempfile.TemporaryFile("w+")
-            self.process = subprocess.Popen(self.QUERY, stdout=self.file,
+            # Once before the block begins, so that `first` is from there.
+            subprocess.run(self.QUERY, stdout=self.file, stderr=subprocess.DEVNULL, timeout=20,
+                           check=False)
+            self.process = subprocess.Popen([*self.QUERY, "-lms", "50"], stdout=self.file,
                                             stderr=subprocess.DEVNULL)
         return self
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import threading
 import time
 import urllib.request
 
@@ -97,13 +98,24 @@ class Ring:
         raise Failure(f"no ring of {members} within {seconds} s; now (ready, members, generation) "
                       f"= {self.state()}")
 
+    @staticmethod
+    def metrics(address):
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as reply:
+            return reply.read().decode().splitlines()
+
+    def worker_metrics(self):
+        """Where each worker's last process serves its metrics, by worker's name."""
+        found = {}
+        for path in self.state_dir.glob("worker-*.log"):
+            addresses = re.findall(r'"metrics_address":"([^"]+)"', path.read_text(errors="replace"))
+            if addresses:
+                found[path.stem] = addresses[-1]
+        return found
+
     def failed_requests(self):
         """Requests that ended badly, by status code, from the coordinator's metrics."""
-        url = f"http://{self.ports()['metrics']}/metrics"
-        with urllib.request.urlopen(url, timeout=2) as reply:
-            text = reply.read().decode()
         codes = {}
-        for line in text.splitlines():
+        for line in self.metrics(self.ports()["metrics"]):
             match = re.match(r'ringattn_requests_total\{(.*)\} (\S+)', line)
             if match and (code := re.search(r'code="(\w+)"', match[1])) and code[1] != "OK":
                 codes[code[1]] = codes.get(code[1], 0) + float(match[2])
@@ -114,3 +126,32 @@ class Ring:
             for path in sorted(self.state_dir.glob("*.log")):
                 text = path.read_text(errors="replace")[-tail_bytes:]
                 out.write(f"======== {path.name}\n{text}\n")
+
+
+class GaugeWatch:
+    """The largest value of a gauge on each worker while the `with` block runs."""
+
+    def __init__(self, ring, gauge):
+        self.addresses, self.metrics, self.gauge = ring.worker_metrics(), ring.metrics, gauge
+        self.peak = {}
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+    def _work(self):
+        while not self.ended.wait(0.1):
+            for name, address in self.addresses.items():
+                try:
+                    lines = self.metrics(address)
+                except OSError:
+                    continue  # it has just gone
+                for line in lines:
+                    if line.startswith(self.gauge + " "):
+                        self.peak[name] = max(self.peak.get(name, 0.0), float(line.split()[1]))
