@@ -8,16 +8,9 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "worker/comm/nccl/nccl_blob.h"
+#include "worker/comm/nccl/settle_pause.h"
 
 namespace ringattn {
-namespace {
-
-// NCCL works in the background. It launches a group in tens of microseconds, for which a
-// thread that sleeps wakes up too late; joining takes a second or so.
-constexpr absl::Duration kSpin = absl::Microseconds(300);
-constexpr absl::Duration kPause = absl::Milliseconds(1);
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Join(
     const NcclLibrary* library, CudaEventPool* events, const NcclCommOptions& options,
@@ -65,10 +58,11 @@ absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
       return absl::UnavailableError(
           absl::StrCat(call, " was not done in time; not all ranks took part"));
     }
-    if (absl::Now() - begin < kSpin) {
+    const absl::Duration pause = SettlePause(absl::Now() - begin);
+    if (pause == absl::ZeroDuration()) {
       std::this_thread::yield();
     } else {
-      absl::SleepFor(kPause);
+      absl::SleepFor(pause);
     }
   }
 }

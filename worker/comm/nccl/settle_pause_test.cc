@@ -1,0 +1,19 @@
+#include "worker/comm/nccl/settle_pause.h"
+
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+TEST(SettlePause, AGroupIsSeenSoonAfterItsLaunch) {
+  EXPECT_EQ(SettlePause(absl::Microseconds(100)), absl::ZeroDuration());
+  EXPECT_LE(SettlePause(absl::Microseconds(400)), absl::Microseconds(50));
+  EXPECT_GT(SettlePause(absl::Microseconds(400)), absl::ZeroDuration());
+}
+
+TEST(SettlePause, ALongWaitSleepsLonger) {
+  EXPECT_EQ(SettlePause(absl::Seconds(1)), absl::Milliseconds(1));
+}
+
+}  // namespace
+}  // namespace ringattn
