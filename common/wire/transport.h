@@ -4,9 +4,8 @@
 #ifndef RINGATTN_COMMON_WIRE_TRANSPORT_H_
 #define RINGATTN_COMMON_WIRE_TRANSPORT_H_
 
-#include <string>
-
-#include <grpc/impl/codegen/grpc_types.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/support/channel_arguments.h>
 
 namespace ringattn::wire {
 
@@ -15,19 +14,13 @@ namespace ringattn::wire {
 // 10 Gbit/s up to a round trip of 1.6 ms on one stream.
 inline constexpr int kStreamWindowBytes = 1 << 20;
 
-// The default of 16 KiB takes a header, a slice and an entry of writev four times as often.
-inline constexpr int kFrameBytes = 64 << 10;
+// Windows, frames and pings. The channel gets a connection of its own: one HTTP/2
+// connection does not fill a link. Size limits and reconnecting are the caller's.
+void SetTransport(grpc::ChannelArguments* arguments);
 
-// Calls `set(name, value)` for each of gRPC's channel arguments.
-template <typename Set>
-void SetTransportArguments(const Set& set) {
-  // Windows that grow with the measured rate reach tens of megabytes on loopback: more
-  // than caches hold, and what waits in them is memory that nobody bounds. A fixed
-  // window was a third faster (docs/benchmarks.md).
-  set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
-}
+// Windows, frames and pings, no compression, a port that no second server can share.
+// Size limits and quotas are the caller's.
+void SetTransport(grpc::ServerBuilder* builder);
 
 }  // namespace ringattn::wire
 

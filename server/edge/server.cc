@@ -43,22 +43,10 @@ void Configure(const grpc::ResourceQuota& quota, int64_t max_message_bytes,
   builder->SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder->SetMaxSendMessageSize(-1);
   builder->SetResourceQuota(quota);
-  // Tensors do not compress, and a small compressed message may be a huge one.
-  builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
-  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Two servers on one port would share its connections at random.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
-  wire::SetTransportArguments(
-      [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
-  // Finds connections whose peer is gone without a word. Clients that ping as often
-  // are welcome, with a margin for their clocks.
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  wire::SetTransport(builder);
+  // Clients may hold a connection without a call.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 20'000);
   // For reflection, the one service here with blocking calls.
   builder->SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder->SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);

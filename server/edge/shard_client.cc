@@ -16,17 +16,12 @@ constexpr char kExchangeMethod[] = "/ringattn.v1.ShardService/Exchange";
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits) {
   grpc::ChannelArguments arguments;
-  // Otherwise all channels to one address share one connection.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);
-  wire::SetTransportArguments([&](const char* name, int value) { arguments.SetInt(name, value); });
+  wire::SetTransport(&arguments);
   // A worker that comes back at the same address is found quickly.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -54,8 +54,7 @@ FakeWorker::FakeWorker(const std::string& name, const std::string& control_addre
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(-1);
-  wire::SetTransportArguments(
-      [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
+  wire::SetTransport(&builder);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   data_address_ = absl::StrCat("127.0.0.1:", port);

@@ -209,10 +209,8 @@ std::vector<std::shared_ptr<grpc::Channel>> Dial(const std::string& address, int
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   for (int i = 0; i < count; ++i) {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetMaxReceiveMessageSize(-1);
-    wire::SetTransportArguments(
-        [&](const char* name, int value) { arguments.SetInt(name, value); });
+    wire::SetTransport(&arguments);
     channels.push_back(
         grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
   }
@@ -232,8 +230,7 @@ std::string Fork(pid_t* pid, const Make& make) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.SetMaxReceiveMessageSize(-1);
-    wire::SetTransportArguments(
-        [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
+    wire::SetTransport(&builder);
     builder.RegisterCallbackGenericService(service);
     const auto server = builder.BuildAndStart();
     if (server == nullptr || write(ends[1], &port, sizeof(port)) != sizeof(port)) std::_Exit(2);

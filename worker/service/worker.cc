@@ -19,27 +19,6 @@ namespace {
 // Exchanges that still send when the worker ends get this long.
 constexpr std::chrono::milliseconds kServerShutdown{500};
 
-// Tensors do not compress, and a small compressed message may be a huge one. Two
-// servers on one port would share its connections at random.
-void SetTransport(grpc::ServerBuilder* builder) {
-  builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
-  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  wire::SetTransportArguments(
-      [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
-}
-
-// While a long operation computes, the coordinator's open exchange carries nothing but
-// its pings; they must be allowed, and a machine that is gone must be noticed from this side too.
-void SetKeepalive(grpc::ServerBuilder* builder) {
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Below the peer's 30 s by enough for timers that fire early.
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 20'000);
-}
-
 std::string NewIncarnation() {
   std::random_device random;
   return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
@@ -92,8 +71,7 @@ absl::Status Worker::Listen() {
   int port = 0;
   builder.AddListeningPort(options_.data_listen, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(static_cast<int>(Limits().max_message_bytes));
-  SetTransport(&builder);
-  SetKeepalive(&builder);
+  wire::SetTransport(&builder);
   builder.RegisterService(&shard_service_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
