@@ -574,31 +574,6 @@ struct Sm80Backward {
   }
 };
 
-// Defines the two kernels of one head-dim class and the function that names them.
-#define RINGATTN_SM80_BACKWARD(name, dim, rows, keys, score_warps, kv_warps, q_warps)             \
-  __global__ void __launch_bounds__(256, 1)                                                      \
-      sm80_bf16_attention_backward_##name(const __grid_constant__ BackwardParams params) {       \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    Sm80Backward<__nv_bfloat16, dim, rows, keys, score_warps, kv_warps, q_warps>::Run(params,    \
-                                                                                      shared);   \
-  }                                                                                              \
-  __global__ void __launch_bounds__(256, 1)                                                      \
-      sm80_fp16_attention_backward_##name(const __grid_constant__ BackwardParams params) {       \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    Sm80Backward<__half, dim, rows, keys, score_warps, kv_warps, q_warps>::Run(params, shared);  \
-  }                                                                                              \
-  TileKernel Sm80BackwardKernel_##name() {                                                       \
-    return {                                                                                     \
-        reinterpret_cast<const void*>(&sm80_bf16_attention_backward_##name),                     \
-        reinterpret_cast<const void*>(&sm80_fp16_attention_backward_##name),                     \
-        nullptr,                                                                                 \
-        rows,                                                                                    \
-        keys,                                                                                    \
-        256,                                                                                     \
-        Sm80Backward<__half, dim, rows, keys, score_warps, kv_warps, q_warps>::kSharedBytes,     \
-        Sm80Backward<__half, dim, rows, keys, score_warps, kv_warps, q_warps>::kSharedBytesSm90}; \
-  }
-
 }  // namespace ringattn::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_ATTENTION_BACKWARD_CUH_

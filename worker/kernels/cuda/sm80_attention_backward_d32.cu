@@ -1,6 +1,5 @@
 // head_dim up to 32: 128 q rows x 128 keys, warp tiles 32 x 64 (S), 32 x 16 (dK, dV, dQ).
-#include "worker/kernels/cuda/sm80_attention_backward.cuh"
-#include "worker/kernels/cuda/sm80_kernels.h"
+#include "worker/kernels/cuda/sm80_backward_kernels.cuh"
 
 namespace ringattn::cuda {
 RINGATTN_SM80_BACKWARD(d32, 32, 128, 128, 4, 4, 4)

@@ -1,0 +1,45 @@
+#include "common/wire/transport.h"
+
+namespace ringattn::wire {
+namespace {
+
+// The default of 16 KiB takes a header, a slice and an entry of writev four times as often.
+constexpr int kFrameBytes = 64 << 10;
+
+// Calls `set(name, value)` for what servers and channels have in common.
+template <typename Set>
+void SetBothEnds(const Set& set) {
+  // Windows that grow with the measured rate reach tens of megabytes on loopback: more
+  // than caches hold, and what waits in them is memory that nobody bounds. A fixed
+  // window was a third faster (docs/benchmarks.md).
+  set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
+  // While a long operation computes, its streams carry nothing but pings. They find
+  // connections whose peer is gone without a word.
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  set(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+}
+
+}  // namespace
+
+void SetTransport(grpc::ChannelArguments* arguments) {
+  SetBothEnds([&](const char* name, int value) { arguments->SetInt(name, value); });
+  // Without a pool of its own every channel to one address would share one connection.
+  arguments->SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+}
+
+void SetTransport(grpc::ServerBuilder* builder) {
+  SetBothEnds([&](const char* name, int value) { builder->AddChannelArgument(name, value); });
+  // Peers may ping every 30 s; below that by enough for timers that fire early.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 20'000);
+  // Tensors do not compress, and a small compressed message may be a huge one.
+  builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // Two servers on one port would share its connections at random.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+}  // namespace ringattn::wire
