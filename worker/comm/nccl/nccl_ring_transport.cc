@@ -9,17 +9,15 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "worker/comm/cuda/greeting.h"
+#include "worker/comm/cuda/stream_communicator.h"
 #include "worker/comm/nccl/nccl_blob.h"
 #include "worker/comm/nccl/nccl_comm.h"
-#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/nccl/nccl_engine.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn {
 namespace {
-
-using Kind = PeerTransfer::Kind;
-
-constexpr absl::Duration kPoll = absl::Milliseconds(5);
 
 std::string HostName() {
   char name[256] = {};
@@ -36,57 +34,6 @@ absl::StatusOr<std::string> DeviceUuid(int device) {
 }
 
 absl::Status Cancelled() { return absl::CancelledError("forming the ring was cancelled"); }
-
-// Every rank tells every other its number and the generation. After it all of NCCL's
-// connections stand, which it makes at the first transfer between two ranks.
-absl::Status Greet(Communicator& communicator, uint64_t generation, absl::Time deadline,
-                   const std::atomic<bool>& cancelled) {
-  const int world_size = communicator.world_size();
-  const auto greeting = [generation](int rank) { return generation << 16 | rank; };
-  std::vector<uint64_t> sent(world_size, greeting(communicator.rank())), received(world_size);
-  const size_t bytes = world_size * sizeof(uint64_t);
-  uint64_t* memory = nullptr;
-  absl::Status status =
-      CudaStatus(cudaMalloc(reinterpret_cast<void**>(&memory), 2 * bytes), "cudaMalloc");
-  if (!status.ok()) return status;
-  status = CudaStatus(cudaMemcpy(memory, sent.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-  // A copy from pageable memory may return before it has arrived, and the communicator's
-  // stream does not wait for the default one.
-  if (status.ok()) status = CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  std::vector<PeerTransfer> group;
-  for (int peer = 0; peer < world_size; ++peer) {
-    if (peer == communicator.rank()) continue;
-    group.push_back({Kind::kSend, peer, memory + peer, sizeof(uint64_t)});
-    group.push_back({Kind::kReceive, peer, memory + world_size + peer, sizeof(uint64_t)});
-  }
-  RunControl control;
-  EventRef done;
-  if (status.ok()) {
-    done = communicator.Start(std::move(group), {}, &control);
-    status = absl::DeadlineExceededError("");
-  }
-  while (absl::IsDeadlineExceeded(status) && absl::Now() < deadline && !cancelled.load()) {
-    status = done->Wait(std::min(deadline, absl::Now() + kPoll));
-  }
-  if (absl::IsDeadlineExceeded(status)) {
-    communicator.Abort(cancelled.load() ? "cancelled" : "not all ranks took part in time");
-    // Bounded by the abort: `memory` and `control` are in use until then.
-    status = done->Wait(absl::InfiniteFuture());
-    if (status.ok()) status = absl::UnavailableError("a peer did not greet in time");
-  }
-  if (status.ok()) {
-    status = CudaStatus(
-        cudaMemcpy(received.data(), memory + world_size, bytes, cudaMemcpyDeviceToHost),
-        "cudaMemcpy");
-  }
-  for (int peer = 0; peer < world_size && status.ok(); ++peer) {
-    if (peer != communicator.rank() && received[peer] != greeting(peer)) {
-      status = absl::UnavailableError(absl::StrCat("rank ", peer, " did not greet as expected"));
-    }
-  }
-  (void)cudaFree(memory);
-  return cancelled.load() ? Cancelled() : status;
-}
 
 }  // namespace
 
@@ -166,19 +113,25 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Connect(
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
     const Attempt& attempt, const std::string& unique_id, absl::Time deadline) const {
-  std::unique_ptr<NcclComm> comm;
+  if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+  std::unique_ptr<TransferEngine> engine;
   if (attempt.world_size > 1) {
     const NcclCommOptions options = {attempt.rank, attempt.world_size, options_.max_ctas,
                                      options_.abort_timeout, options_.on_stuck};
-    absl::StatusOr<std::unique_ptr<NcclComm>> joined =
+    absl::StatusOr<std::unique_ptr<NcclComm>> comm =
         NcclComm::Join(library_, events_, options, unique_id, deadline, attempt.cancelled);
-    if (!joined.ok()) return joined.status();
-    comm = *std::move(joined);
+    if (!comm.ok()) return comm.status();
+    engine = std::make_unique<NcclEngine>(*std::move(comm));
   }
-  absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator = NcclCommunicator::Create(
-      std::move(comm), events_, attempt.rank, attempt.world_size, options_.step_timeout);
+  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
+      std::move(engine), events_, attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
-  absl::Status status = Greet(**communicator, attempt.generation, deadline, attempt.cancelled);
+  void* memory = nullptr;
+  absl::Status status =
+      CudaStatus(cudaMalloc(&memory, GreetingBytes(attempt.world_size)), "cudaMalloc");
+  if (!status.ok()) return status;
+  status = Greet(**communicator, memory, attempt.generation, deadline, attempt.cancelled);
+  (void)cudaFree(memory);
   if (!status.ok()) return status;
   return *std::move(communicator);
 }

@@ -19,11 +19,19 @@ constexpr absl::Duration kBusyPause = absl::Microseconds(200);
 constexpr absl::Duration kPause = absl::Milliseconds(1);
 constexpr int kOldestComputeMajor = 8;
 
+absl::Status NoSuchDevice(int device, int count) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("no CUDA device ", device, ": there are ", count, ", from 0"));
+}
+
 }  // namespace
 
 absl::StatusOr<int> CudaDeviceCount() {
   // Read when the driver is initialised, which the next call does.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  // Streams that share one of the default eight queues wait for one another, and some
+  // streams here wait for peers.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
@@ -32,12 +40,22 @@ absl::StatusOr<int> CudaDeviceCount() {
       "no CUDA device: ", error == cudaSuccess ? "the driver has none" : cudaGetErrorString(error)));
 }
 
+absl::StatusOr<int64_t> CudaFreeBytes(int device) {
+  absl::StatusOr<int> count = CudaDeviceCount();
+  if (!count.ok()) return count.status();
+  if (device < 0 || device >= *count) return NoSuchDevice(device, *count);
+  absl::Status status = CudaStatus(cudaSetDevice(device), "cudaSetDevice");
+  size_t free = 0, total = 0;
+  if (status.ok()) status = CudaStatus(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  if (!status.ok()) return status;
+  return static_cast<int64_t>(free);
+}
+
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaDeviceOptions options) {
   absl::StatusOr<int> count = CudaDeviceCount();
   if (!count.ok()) return count.status();
   if (options.device < 0 || options.device >= *count) {
-    return absl::InvalidArgumentError(absl::StrCat("no CUDA device ", options.device,
-                                                   ": there are ", *count, ", from 0"));
+    return NoSuchDevice(options.device, *count);
   }
   absl::StatusOr<CudaEventPool*> events = CudaEventPool::ForDevice(options.device);
   if (!events.ok()) return events.status();
@@ -88,7 +106,8 @@ absl::Status CudaDevice::Init() {
   }
   if (!status.ok()) return status;
   *one_ = 1;
-  absl::StatusOr<std::unique_ptr<CudaMemory>> memory = CudaMemory::Create(events_);
+  absl::StatusOr<std::unique_ptr<CudaMemory>> memory =
+      CudaMemory::Create(events_, options_.region_bytes);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::StatusOr<std::unique_ptr<CudaStaging>> staging =

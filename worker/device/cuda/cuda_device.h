@@ -36,9 +36,15 @@ namespace ringattn {
 // driver or device.
 absl::StatusOr<int> CudaDeviceCount();
 
+// Bytes of a device that no process has taken. INVALID_ARGUMENT if there is no such device.
+absl::StatusOr<int64_t> CudaFreeBytes(int device);
+
 struct CudaDeviceOptions {
   int device = 0;
   int64_t pinned_pool_bytes = int64_t{256} << 20;
+  // > 0: memory for requests is one region of that size, taken at the start, which the
+  // other processes of a ring can map (CudaMemory). 0: it grows with what is asked for.
+  int64_t region_bytes = 0;
   // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;
 };
@@ -66,8 +72,8 @@ class CudaDevice : public Device {
   DeviceUsage usage() const override;
   std::string description() const override { return description_; }
 
-  // What no process has taken.
-  int64_t free_bytes() const { return memory_->device_free_bytes(); }
+  // Empty unless region_bytes was asked for.
+  DeviceRegion region() const { return memory_->region(); }
   // Host to device, pinned: what a ring whose GPUs share no faster link gets at most.
   absl::StatusOr<double> MeasureHostLinkBytesPerSecond();
 

@@ -87,7 +87,7 @@ PreparedCalls Ready(CudaDevice& device, std::vector<KernelCall> calls) {
 TEST(CudaDeviceTest, DescribesItself) {
   auto device = MakeDevice();
   EXPECT_THAT(device->description(), HasSubstr("cuda:0 ("));
-  EXPECT_GT(device->free_bytes(), 1 << 30);
+  EXPECT_GT(*CudaFreeBytes(0), 1 << 30);
   auto link = device->MeasureHostLinkBytesPerSecond();
   ASSERT_TRUE(link.ok()) << link.status();
   EXPECT_GT(*link, 1e9);

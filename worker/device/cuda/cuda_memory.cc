@@ -11,6 +11,8 @@ namespace {
 
 // Mapping tens of gigabytes and copying small things takes milliseconds.
 constexpr absl::Duration kBound = absl::Minutes(1);
+// What CUDA's own allocations are aligned to.
+constexpr int64_t kAlignment = 256;
 
 }  // namespace
 
@@ -20,7 +22,7 @@ class CudaMemory::Buffer : public DeviceBuffer {
       : memory_(memory), data_(data), bytes_(bytes) {}
   ~Buffer() override {
     if (data_ == nullptr || !memory_->events_->UseDevice().ok()) return;
-    (void)cudaFreeAsync(data_, memory_->stream_);
+    memory_->Free(data_);
     memory_->Count(-bytes_);
   }
 
@@ -33,33 +35,79 @@ class CudaMemory::Buffer : public DeviceBuffer {
   const int64_t bytes_;
 };
 
-absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events) {
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events,
+                                                               int64_t region_bytes) {
   std::unique_ptr<CudaMemory> memory(new CudaMemory(events));
   absl::Status status = events->UseDevice();
   if (!status.ok()) return status;
   status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
-  status = CudaStatus(cudaDeviceGetDefaultMemPool(&memory->pool_, events->device()),
-                      "cudaDeviceGetDefaultMemPool");
-  if (!status.ok()) return status;
-  uint64_t keep_everything = UINT64_MAX;
-  status = CudaStatus(cudaMemPoolSetAttribute(memory->pool_, cudaMemPoolAttrReleaseThreshold,
-                                              &keep_everything),
-                      "cudaMemPoolSetAttribute");
+  status = region_bytes > 0 ? memory->TakeRegion(region_bytes) : memory->UsePool();
   if (!status.ok()) return status;
   return memory;
+}
+
+absl::Status CudaMemory::TakeRegion(int64_t bytes) {
+  const int64_t free = device_free_bytes();
+  void* base = nullptr;
+  const cudaError_t error = cudaMalloc(&base, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot take ", bytes, " bytes on CUDA device ", events_->device(),
+                     " for requests: ", free, " are free"));
+  }
+  if (absl::Status status = CudaStatus(error, "cudaMalloc"); !status.ok()) return status;
+  region_ = {static_cast<char*>(base), bytes};
+  absl::MutexLock lock(&mutex_);
+  extents_ = ExtentAllocator(bytes, kAlignment);
+  return absl::OkStatus();
+}
+
+absl::Status CudaMemory::UsePool() {
+  absl::Status status = CudaStatus(cudaDeviceGetDefaultMemPool(&pool_, events_->device()),
+                                   "cudaDeviceGetDefaultMemPool");
+  if (!status.ok()) return status;
+  uint64_t keep_everything = UINT64_MAX;
+  return CudaStatus(
+      cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_everything),
+      "cudaMemPoolSetAttribute");
 }
 
 CudaMemory::~CudaMemory() {
   if (stream_ == nullptr || !events_->UseDevice().ok()) return;
   (void)cudaStreamDestroy(stream_);
+  if (region_.base != nullptr) (void)cudaFree(region_.base);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes) {
   if (bytes == 0) return std::make_unique<Buffer>(this, nullptr, 0);
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
+  absl::StatusOr<void*> data = region_.base != nullptr ? FromRegion(bytes) : FromPool(bytes);
+  if (!data.ok()) return data.status();
+  auto buffer = std::make_unique<Buffer>(this, *data, bytes);
+  Count(bytes);
+  if (region_.base != nullptr) return buffer;
+  // From here on the memory may be used in any stream.
+  status = WaitForStream();
+  if (!status.ok()) return status;
+  return buffer;
+}
+
+absl::StatusOr<void*> CudaMemory::FromRegion(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (const std::optional<int64_t> offset = extents_.Take(bytes); offset.has_value()) {
+    return region_.base + *offset;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": of ",
+      region_.bytes, " for requests ", extents_.free_bytes(), " are free, ",
+      extents_.largest_free_bytes(), " of them in one piece"));
+}
+
+absl::StatusOr<void*> CudaMemory::FromPool(int64_t bytes) {
   void* data = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
   if (error == cudaErrorMemoryAllocation) {
@@ -74,14 +122,19 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes
         "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
         device_free_bytes(), " are free, ", allocated_bytes(), " hold other operations"));
   }
-  status = CudaStatus(error, "cudaMallocFromPoolAsync");
-  if (!status.ok()) return status;
-  auto buffer = std::make_unique<Buffer>(this, data, bytes);
-  Count(bytes);
-  // From here on the memory may be used in any stream.
-  status = WaitForStream();
-  if (!status.ok()) return status;
-  return buffer;
+  if (absl::Status status = CudaStatus(error, "cudaMallocFromPoolAsync"); !status.ok()) {
+    return status;
+  }
+  return data;
+}
+
+void CudaMemory::Free(void* data) {
+  if (region_.base == nullptr) {
+    (void)cudaFreeAsync(data, stream_);
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  extents_.Give(static_cast<char*>(data) - region_.base);
 }
 
 absl::Status CudaMemory::WaitForStream() {

@@ -5,6 +5,8 @@
 // Unlike on a device, memory is not checked to belong to the current one.
 #include "worker/comm/nccl/fake/fake_cuda.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -220,6 +223,66 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   FakeCudaEnqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+// Handles are the addresses themselves: all ranks are threads of one process.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
+  if (Faults().refuse_ipc) return cudaErrorNotSupported;
+  std::memset(handle, 0, sizeof(*handle));
+  std::memcpy(handle, &data, sizeof(data));
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned int) {
+  if (Faults().refuse_mapping) return cudaErrorMapBufferObjectFailed;
+  std::memcpy(data, &handle, sizeof(*data));
+  ++Faults().mapped;
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void*) {
+  --Faults().mapped;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned int) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void*, size_t, unsigned int) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned int) {
+  *device = host;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
+  const Operation write = [](CUstream stream, CUdeviceptr address, cuuint64_t value,
+                             unsigned int) {
+    FakeCudaEnqueue(stream, [address, value] {
+      __atomic_store_n(reinterpret_cast<cuuint64_t*>(address), value, __ATOMIC_RELEASE);
+    });
+    return CUDA_SUCCESS;
+  };
+  const Operation wait = [](CUstream stream, CUdeviceptr address, cuuint64_t value,
+                            unsigned int) {
+    FakeCudaEnqueue(stream, [address, value] {
+      const auto* word = reinterpret_cast<const cuuint64_t*>(address);
+      while (static_cast<int64_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    });
+    return CUDA_SUCCESS;
+  };
+  *found = cudaDriverEntryPointSuccess;
+  *function = reinterpret_cast<void*>(std::string(symbol) == "cuStreamWriteValue64" ? write : wait);
   return cudaSuccess;
 }
 

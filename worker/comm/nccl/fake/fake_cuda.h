@@ -10,12 +10,15 @@
 // Runs `work` on the stream's thread, behind what was put there before.
 void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work);
 
-// Faults of the fake NCCL; all off at first. Shared by all communicators.
+// Faults of the fake NCCL and CUDA; all off at first. Shared by all communicators.
 struct FakeNcclFaults {
   std::atomic<int> abort_ms{0};          // ncclCommAbort takes this long
   std::atomic<int> launch_ms{0};         // a group is in progress this long before its launch
   std::atomic<bool> lost_network{false}; // ncclCommGetAsyncError reports ncclRemoteError
   std::atomic<bool> refuse_sends{false}; // ncclSend returns ncclInvalidArgument
+  std::atomic<bool> refuse_ipc{false};      // cudaIpcGetMemHandle fails
+  std::atomic<bool> refuse_mapping{false};  // cudaIpcOpenMemHandle fails
+  std::atomic<int> mapped{0};               // not a fault: handles that are open
 };
 FakeNcclFaults& Faults();
 

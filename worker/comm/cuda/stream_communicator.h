@@ -1,7 +1,8 @@
-// NcclCommunicator: groups of transfers over NCCL, in order, on a high-priority
-// stream of their own, so that they run beside compute.
-#ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
-#define RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+// StreamCommunicator: groups of transfers between GPUs, in order, on a high-priority
+// stream of their own, so that they run beside compute. An engine moves the bytes; what
+// waits for what, deadlines and the end are here.
+#ifndef RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
+#define RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
 
 #include <cuda_runtime_api.h>
 
@@ -15,8 +16,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/nccl/nccl_comm.h"
-#include "worker/comm/nccl/step_deadlines.h"
+#include "worker/comm/cuda/step_deadlines.h"
+#include "worker/comm/cuda/transfer_engine.h"
 #include "worker/device/cuda/cuda_event.h"
 
 namespace ringattn {
@@ -25,16 +26,14 @@ namespace ringattn {
 // skipped by both sides. Within a group the n-th send of a rank to itself is copied to
 // its n-th receive from itself.
 // REQUIRES of every group: memory of the device; `after` are CudaEvents of the device or
-// done. NCCL does not compare sizes: ranks that disagree are not found out.
-class NcclCommunicator : public Communicator {
+// done.
+class StreamCommunicator : public Communicator {
  public:
-  // `comm` has joined its ring and is used by nobody else; null for a ring of one.
-  // INTERNAL if no stream can be made.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(std::unique_ptr<NcclComm> comm,
-                                                                  CudaEventPool* events, int rank,
-                                                                  int world_size,
-                                                                  absl::Duration step_timeout);
-  ~NcclCommunicator() override;
+  // `engine` has joined its ring; null for a ring of one. INTERNAL if no stream can be made.
+  static absl::StatusOr<std::unique_ptr<StreamCommunicator>> Create(
+      std::unique_ptr<TransferEngine> engine, CudaEventPool* events, int rank, int world_size,
+      absl::Duration step_timeout);
+  ~StreamCommunicator() override;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
@@ -43,8 +42,8 @@ class NcclCommunicator : public Communicator {
   void Abort(const std::string& reason) override;
 
  private:
-  NcclCommunicator(std::unique_ptr<NcclComm> comm, CudaEventPool* events, cudaStream_t stream,
-                   int rank, int world_size, absl::Duration step_timeout);
+  StreamCommunicator(std::unique_ptr<TransferEngine> engine, CudaEventPool* events,
+                     cudaStream_t stream, int rank, int world_size, absl::Duration step_timeout);
 
   // Puts the group on the stream. After a failure that may have left work behind,
   // the event's end is not recorded and *half_enqueued is set.
@@ -53,14 +52,14 @@ class NcclCommunicator : public Communicator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
   absl::Status CopyToSelf(const std::vector<PeerTransfer>& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
-  absl::Status Transfer(const std::vector<PeerTransfer>& group)
+  absl::Status ExchangeWithPeers(const std::vector<PeerTransfer>& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
 
   void Watch();
   void EndWork();
   absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
-  const std::unique_ptr<NcclComm> comm_;
+  const std::unique_ptr<TransferEngine> engine_;
   CudaEventPool* const events_;
   const cudaStream_t stream_;
   const int rank_;
@@ -82,4 +81,4 @@ class NcclCommunicator : public Communicator {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+#endif  // RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_

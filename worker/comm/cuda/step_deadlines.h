@@ -1,7 +1,7 @@
 // StepDeadlines: which groups of transfers are pending, and whether the one whose
 // turn it is has taken too long. Pure: time is an argument.
-#ifndef RINGATTN_WORKER_COMM_NCCL_STEP_DEADLINES_H_
-#define RINGATTN_WORKER_COMM_NCCL_STEP_DEADLINES_H_
+#ifndef RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_
+#define RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_
 
 #include <deque>
 #include <string>
@@ -49,4 +49,4 @@ class StepDeadlines {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_WORKER_COMM_NCCL_STEP_DEADLINES_H_
+#endif  // RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_

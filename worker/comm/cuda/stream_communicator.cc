@@ -1,4 +1,4 @@
-#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/cuda/stream_communicator.h"
 
 #include <pthread.h>
 
@@ -17,8 +17,6 @@ using Kind = PeerTransfer::Kind;
 // Between two looks at the pending groups: short beside any step timeout, long beside
 // what a look costs (microseconds).
 constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
-// Bound of putting one group on its stream, which needs no peer.
-constexpr absl::Duration kEnqueueBound = absl::Seconds(10);
 
 bool Between(const PeerTransfer& transfer, Kind kind, int peer) {
   return transfer.kind == kind && transfer.peer == peer && transfer.bytes > 0;
@@ -35,28 +33,28 @@ std::vector<EventRef> Unfinished(const std::vector<EventRef>& after) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
-    std::unique_ptr<NcclComm> comm, CudaEventPool* events, int rank, int world_size,
+absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
+    std::unique_ptr<TransferEngine> engine, CudaEventPool* events, int rank, int world_size,
     absl::Duration step_timeout) {
   if (absl::Status status = events->UseDevice(); !status.ok()) return status;
   int lowest = 0, highest = 0;
   absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
                                    "cudaDeviceGetStreamPriorityRange");
   if (!status.ok()) return status;
-  // High priority: NCCL's CTAs go before the waiting ones of a compute kernel, so that
-  // a transfer starts when the first of that kernel's CTAs retire.
+  // High priority: where an engine needs SMs, its CTAs go before the waiting ones of a
+  // compute kernel, so that a transfer starts when the first of that kernel's CTAs retire.
   cudaStream_t stream = nullptr;
   status = CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
                       "cudaStreamCreateWithPriority");
   if (!status.ok()) return status;
-  return std::unique_ptr<NcclCommunicator>(new NcclCommunicator(
-      std::move(comm), events, stream, rank, world_size, step_timeout));
+  return std::unique_ptr<StreamCommunicator>(new StreamCommunicator(
+      std::move(engine), events, stream, rank, world_size, step_timeout));
 }
 
-NcclCommunicator::NcclCommunicator(std::unique_ptr<NcclComm> comm, CudaEventPool* events,
-                                   cudaStream_t stream, int rank, int world_size,
-                                   absl::Duration step_timeout)
-    : comm_(std::move(comm)),
+StreamCommunicator::StreamCommunicator(std::unique_ptr<TransferEngine> engine,
+                                       CudaEventPool* events, cudaStream_t stream, int rank,
+                                       int world_size, absl::Duration step_timeout)
+    : engine_(std::move(engine)),
       events_(events),
       stream_(stream),
       rank_(rank),
@@ -64,16 +62,16 @@ NcclCommunicator::NcclCommunicator(std::unique_ptr<NcclComm> comm, CudaEventPool
       step_timeout_(step_timeout),
       steps_(step_timeout),
       watcher_([this] { Watch(); }) {
-  pthread_setname_np(watcher_.native_handle(), "nccl_watcher");
+  pthread_setname_np(watcher_.native_handle(), "ring_watcher");
 }
 
-NcclCommunicator::~NcclCommunicator() {
+StreamCommunicator::~StreamCommunicator() {
   Abort("the communicator was closed");
   watcher_.join();
   if (events_->UseDevice().ok()) (void)cudaStreamDestroy(stream_);
 }
 
-EventRef NcclCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                                  RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, group.size());
   absl::MutexLock issuing(&issuing_);
@@ -100,7 +98,7 @@ EventRef NcclCommunicator::Start(std::vector<PeerTransfer> group, std::vector<Ev
   return event;
 }
 
-absl::Status NcclCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
+absl::Status StreamCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
                                        const std::vector<EventRef>& after, CudaEvent* event,
                                        bool* half_enqueued) {
   absl::Status status = events_->UseDevice();
@@ -109,13 +107,13 @@ absl::Status NcclCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
   if (!status.ok()) return status;
   *half_enqueued = true;
   status = CopyToSelf(group);
-  if (status.ok()) status = Transfer(group);
+  if (status.ok()) status = ExchangeWithPeers(group);
   if (status.ok()) status = event->RecordEnd(stream_);
   *half_enqueued = !status.ok();
   return status;
 }
 
-absl::Status NcclCommunicator::CopyToSelf(const std::vector<PeerTransfer>& group) {
+absl::Status StreamCommunicator::CopyToSelf(const std::vector<PeerTransfer>& group) {
   std::vector<const PeerTransfer*> sends, receives;
   for (const PeerTransfer& transfer : group) {
     if (Between(transfer, Kind::kSend, rank_)) sends.push_back(&transfer);
@@ -136,41 +134,27 @@ absl::Status NcclCommunicator::CopyToSelf(const std::vector<PeerTransfer>& group
   return status;
 }
 
-absl::Status NcclCommunicator::Transfer(const std::vector<PeerTransfer>& group) {
-  std::vector<const PeerTransfer*> transfers;
+absl::Status StreamCommunicator::ExchangeWithPeers(const std::vector<PeerTransfer>& group) {
+  std::vector<PeerTransfer> transfers;
   for (const PeerTransfer& transfer : group) {
-    if (transfer.peer != rank_ && transfer.bytes > 0) transfers.push_back(&transfer);
+    if (transfer.peer != rank_ && transfer.bytes > 0) transfers.push_back(transfer);
   }
   if (transfers.empty()) return absl::OkStatus();
-  if (comm_ == nullptr) return absl::InternalError("a ring of one has no peers");
-  const NcclLibrary& nccl = comm_->library();
-  return comm_->Group(
-      [&](ncclComm_t comm) {
-        for (const PeerTransfer* transfer : transfers) {
-          const ncclResult_t result =
-              transfer->kind == Kind::kSend
-                  ? nccl.Send(transfer->data, transfer->bytes, ncclUint8, transfer->peer, comm,
-                              stream_)
-                  : nccl.Recv(transfer->data, transfer->bytes, ncclUint8, transfer->peer, comm,
-                              stream_);
-          if (result != ncclSuccess && result != ncclInProgress) return result;
-        }
-        return ncclSuccess;
-      },
-      kEnqueueBound);
+  if (engine_ == nullptr) return absl::InternalError("a ring of one has no peers");
+  return engine_->Enqueue(transfers, stream_);
 }
 
-void NcclCommunicator::Abort(const std::string& reason) {
+void StreamCommunicator::Abort(const std::string& reason) {
   absl::MutexLock lock(&mutex_);
   if (aborted_) return;
   aborted_ = true;
   reason_ = reason;
   // Before anything is ended: work that ends because of the abort has failed.
   for (const auto& event : pending_) event->Fail(AbortedStatus());
-  if (comm_ != nullptr) comm_->Interrupt();
+  if (engine_ != nullptr) engine_->Interrupt();
 }
 
-void NcclCommunicator::Watch() {
+void StreamCommunicator::Watch() {
   (void)events_->UseDevice();
   const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return aborted_ || !steps_.empty();
@@ -188,18 +172,18 @@ void NcclCommunicator::Watch() {
                                     [](const auto& event) { return event->Done(); }),
                      pending_.end());
     }
-    if (failure.empty() && comm_ != nullptr) {
-      failure = std::string(comm_->AsyncError().message());
+    if (failure.empty() && engine_ != nullptr) {
+      failure = std::string(engine_->AsyncError().message());
     }
     if (!failure.empty()) Abort(failure);
   }
   EndWork();
 }
 
-void NcclCommunicator::EndWork() {
+void StreamCommunicator::EndWork() {
   // Whoever is putting a group on the stream comes to an end first: Interrupt().
   absl::MutexLock issuing(&issuing_);
-  if (comm_ != nullptr) comm_->Abort();
+  if (engine_ != nullptr) engine_->Abort();
   std::shared_ptr<CudaEvent> half_enqueued;
   absl::Status status;
   {
@@ -214,7 +198,7 @@ void NcclCommunicator::EndWork() {
   half_enqueued->Fail(status);
 }
 
-absl::Status NcclCommunicator::AbortedStatus() const {
+absl::Status StreamCommunicator::AbortedStatus() const {
   return absl::UnavailableError(absl::StrCat("ring aborted: ", reason_));
 }
 

@@ -1,4 +1,4 @@
-#include "worker/comm/nccl/step_deadlines.h"
+#include "worker/comm/cuda/step_deadlines.h"
 
 #include <memory>
 

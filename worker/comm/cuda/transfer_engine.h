@@ -1,0 +1,39 @@
+// TransferEngine: what moves the bytes of a group between GPUs: NCCL, copy engines.
+#ifndef RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
+#define RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/comm/communicator.h"
+
+namespace ringattn {
+
+// Enqueue comes from one thread at a time; the rest from any, at any time. The device is
+// current on the calling thread.
+class TransferEngine {
+ public:
+  virtual ~TransferEngine() = default;
+
+  // Puts a group's transfers, all with bytes and with other ranks, on `stream`: they run
+  // when the stream gets there, and it goes on when all of them have taken place. Always
+  // the same stream. Waits for no peer. If it fails, part of the group may be enqueued, or
+  // yet be, until Abort() has returned.
+  virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) = 0;
+
+  // What has gone wrong since, as far as it shows by itself. Cheap.
+  virtual absl::Status AsyncError() = 0;
+
+  // Makes an Enqueue() in progress and later ones fail at once. Never blocks.
+  virtual void Interrupt() = 0;
+
+  // Interrupt(), and ends what is enqueued, within a bound or with the process's end.
+  // Idempotent.
+  virtual void Abort() = 0;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_

@@ -1,0 +1,31 @@
+// NcclEngine: groups of transfers as groups of ncclSend and ncclRecv.
+#ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_
+#define RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "worker/comm/cuda/transfer_engine.h"
+#include "worker/comm/nccl/nccl_comm.h"
+
+namespace ringattn {
+
+// NCCL does not compare sizes: ranks that disagree are not found out.
+class NcclEngine : public TransferEngine {
+ public:
+  // `comm` has joined its ring and is used by nobody else.
+  explicit NcclEngine(std::unique_ptr<NcclComm> comm) : comm_(std::move(comm)) {}
+
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  absl::Status AsyncError() override { return comm_->AsyncError(); }
+  void Interrupt() override { comm_->Interrupt(); }
+  void Abort() override { comm_->Abort(); }
+
+ private:
+  const std::unique_ptr<NcclComm> comm_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_

@@ -1,0 +1,41 @@
+// PeerBlob: what a rank tells the others so that they can map its memory.
+#ifndef RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_
+#define RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ringattn {
+
+inline constexpr int kIpcHandleBytes = 64;
+
+struct PeerBlob {
+  // Processes with the same one can open one another's files under /proc.
+  std::string host_key;
+  int64_t process_id = 0;
+  std::string device_uuid;                   // 32 hexadecimal digits
+  std::vector<std::string> reachable_uuids;  // devices whose memory this one can read
+  std::string segment_path;                  // PeerSegment::path
+  uint64_t region_base = 0;                  // in the rank's own address space
+  int64_t region_bytes = 0;
+  std::string ipc_handle;                    // kIpcHandleBytes of cudaIpcGetMemHandle
+};
+
+std::string EncodePeerBlob(const PeerBlob& blob);
+
+// All members' blobs by rank. INVALID_ARGUMENT if one is malformed; an empty text says
+// that its rank cannot share memory: FAILED_PRECONDITION. So is the answer if two ranks
+// are on different machines or on one GPU, or if a GPU does not reach another: the message
+// names the ranks. The same for everybody who decodes the same texts.
+absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts);
+
+// Of this process: the machine's boot and the PID namespace.
+std::string HostKey();
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_

@@ -1,0 +1,96 @@
+#include "worker/comm/peer/peer_blob.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Uuid(int rank) { return std::string(32, static_cast<char>('a' + rank)); }
+
+PeerBlob Blob(int rank, int world_size) {
+  PeerBlob blob;
+  blob.host_key = "boot pid:[1]";
+  blob.process_id = 100 + rank;
+  blob.device_uuid = Uuid(rank);
+  for (int peer = 0; peer < world_size; ++peer) blob.reachable_uuids.push_back(Uuid(peer));
+  blob.segment_path = absl::StrCat("/proc/", 100 + rank, "/fd/7");
+  blob.region_base = uint64_t{1} << 63;
+  blob.region_bytes = int64_t{1} << 40;
+  blob.ipc_handle = std::string(kIpcHandleBytes, static_cast<char>(rank));
+  return blob;
+}
+
+std::vector<std::string> Texts(const std::vector<PeerBlob>& blobs) {
+  std::vector<std::string> texts;
+  for (const PeerBlob& blob : blobs) texts.push_back(EncodePeerBlob(blob));
+  return texts;
+}
+
+TEST(PeerBlob, ComesBackAsItWas) {
+  const auto blobs = DecodePeerBlobs(Texts({Blob(0, 2), Blob(1, 2)}));
+  ASSERT_TRUE(blobs.ok()) << blobs.status();
+  const PeerBlob want = Blob(1, 2), &got = (*blobs)[1];
+  EXPECT_EQ(got.host_key, want.host_key);
+  EXPECT_EQ(got.process_id, want.process_id);
+  EXPECT_EQ(got.device_uuid, want.device_uuid);
+  EXPECT_EQ(got.reachable_uuids, want.reachable_uuids);
+  EXPECT_EQ(got.segment_path, want.segment_path);
+  EXPECT_EQ(got.region_base, want.region_base);
+  EXPECT_EQ(got.region_bytes, want.region_bytes);
+  EXPECT_EQ(got.ipc_handle, want.ipc_handle);
+}
+
+TEST(PeerBlob, SaysWhichRanksCannotShare) {
+  const auto refused = [](std::vector<PeerBlob> blobs) {
+    const absl::Status status = DecodePeerBlobs(Texts(blobs)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    return std::string(status.message());
+  };
+  std::vector<PeerBlob> blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
+  blobs[2].host_key = "another";
+  EXPECT_EQ(refused(blobs), "ranks 0 and 2 are not on one machine");
+  blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
+  blobs[2].device_uuid = Uuid(1);
+  EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
+  blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // 2 reaches 0 only
+  EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs that do not reach one another");
+}
+
+TEST(PeerBlob, ARankThatCannotShareSaysNothing) {
+  const absl::Status status = DecodePeerBlobs({EncodePeerBlob(Blob(0, 2)), ""}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+}
+
+TEST(PeerBlob, RefusesWhatIsNotOne) {
+  const std::string good = EncodePeerBlob(Blob(0, 1));
+  ASSERT_TRUE(DecodePeerBlobs({good}).ok());
+  std::vector<std::string> bad = {"x", good + "\n", good.substr(0, good.size() - 1),
+                                  std::string(1 << 20, 'a')};
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"/proc/100/fd/7", "/etc/passwd"},
+           {"/proc/100/fd/7", "/proc/101/fd/7"},
+           {"\n100\n", "\n\n"},
+           {"1099511627776", "0"},
+           {"1099511627776", "-1"},
+           {Uuid(0), "zz"}}) {
+    bad.push_back(absl::StrReplaceAll(good, {{from, to}}));
+  }
+  for (const std::string& text : bad) {
+    EXPECT_EQ(DecodePeerBlobs({text}).status().code(), absl::StatusCode::kInvalidArgument)
+        << text.substr(0, 300);
+  }
+}
+
+TEST(PeerBlob, TheHostKeyIsTheSameWithinAProcess) {
+  EXPECT_FALSE(HostKey().empty());
+  EXPECT_EQ(HostKey(), HostKey());
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,310 @@
+#include "worker/comm/peer/peer_copy_engine.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+using Kind = PeerTransfer::Kind;
+
+// Between two looks for notices while receives wait for them: short beside a small group.
+constexpr absl::Duration kNoticePause = absl::Microseconds(20);
+// Beyond what any transfer is numbered, and what a wait takes as "at least".
+constexpr uint64_t kReleased = uint64_t{1} << 62;
+constexpr absl::Duration kReleasePause = absl::Microseconds(200);
+
+void Store(uint64_t& word, uint64_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerCopyEngine>> PeerCopyEngine::Create(
+    PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags, DeviceRegion region,
+    std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers) {
+  if (absl::Status status = events->UseDevice(); !status.ok()) return status;
+  std::unique_ptr<PeerCopyEngine> engine(new PeerCopyEngine(
+      std::move(options), events, flags, region, std::move(own), std::move(peers)));
+  if (absl::Status status = engine->MakeStreams(); !status.ok()) return status;
+  engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
+  pthread_setname_np(engine->thread_.native_handle(), "peer_copies");
+  return engine;
+}
+
+PeerCopyEngine::PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events,
+                               const StreamFlags* flags, DeviceRegion region,
+                               std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers)
+    : options_(std::move(options)),
+      events_(events),
+      flags_(flags),
+      region_(region),
+      own_(std::move(own)),
+      peers_(std::move(peers)),
+      streams_(peers_.size(), nullptr),
+      enqueued_(peers_.size()),
+      progress_(peers_.size()),
+      fresh_(peers_.size()) {}
+
+absl::Status PeerCopyEngine::MakeStreams() {
+  absl::Status status;
+  for (size_t peer = 0; peer < peers_.size() && status.ok(); ++peer) {
+    if (static_cast<int>(peer) == options_.rank) continue;
+    status = CudaStatus(cudaStreamCreateWithFlags(&streams_[peer], cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+  }
+  return status;
+}
+
+PeerCopyEngine::~PeerCopyEngine() {
+  Abort();
+  if (!events_->UseDevice().ok()) return;
+  for (cudaStream_t stream : streams_) {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+  for (const PeerMapping& peer : peers_) {
+    if (peer.unmap) peer.unmap();
+  }
+}
+
+absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const {
+  for (const PeerTransfer& transfer : group) {
+    const bool known = transfer.peer >= 0 && transfer.peer < static_cast<int>(peers_.size()) &&
+                       transfer.peer != options_.rank;
+    if (!known) {
+      return absl::InternalError(absl::StrCat("no rank ", transfer.peer, " to copy with"));
+    }
+    if (transfer.kind == Kind::kReceive) continue;
+    const int64_t offset = static_cast<char*>(transfer.data) - region_.base;
+    if (offset < 0 || offset > region_.bytes - transfer.bytes) {
+      return absl::InternalError("bytes to send lie outside of the memory that peers have mapped");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {
+  absl::Status status = Check(group);
+  if (!status.ok()) return status;
+  // Where the stream is now, the group's targets are free.
+  auto targets_free = std::make_shared<CudaEvent>(events_, nullptr, 0);
+  status = targets_free->RecordEnd(stream);
+  if (!status.ok()) return status;
+
+  std::vector<Work> work(peers_.size());
+  std::vector<Enqueued> last(peers_.size());  // numbers of the group's last; 0: none
+  for (const PeerTransfer& transfer : group) {
+    Work& with_peer = work[transfer.peer];
+    if (transfer.kind == Kind::kSend) {
+      with_peer.notices.push_back(
+          {static_cast<char*>(transfer.data) - region_.base, transfer.bytes});
+      last[transfer.peer].sends = ++enqueued_[transfer.peer].sends;
+    } else {
+      with_peer.pulls.push_back({transfer.data, transfer.bytes, false, targets_free});
+      last[transfer.peer].receives = ++enqueued_[transfer.peer].receives;
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    if (interrupted_) return absl::UnavailableError("the communicator was aborted");
+    group_stream_ = stream;
+    for (size_t peer = 0; peer < work.size(); ++peer) {
+      Work& target = fresh_[peer];
+      if (!work[peer].notices.empty()) work[peer].notices.back().ends_group = 1;
+      if (!work[peer].pulls.empty()) work[peer].pulls.back().ends_group = true;
+      for (PeerNotice& notice : work[peer].notices) target.notices.push_back(notice);
+      for (Pull& pull : work[peer].pulls) target.pulls.push_back(std::move(pull));
+    }
+    has_fresh_ = true;
+    changed_.Signal();
+  }
+  return PutFlags(last, stream);
+}
+
+absl::Status PeerCopyEngine::PutFlags(const std::vector<Enqueued>& last,
+                                      cudaStream_t stream) const {
+  absl::Status status;
+  for (size_t peer = 0; peer < last.size() && status.ok(); ++peer) {
+    if (last[peer].sends == 0) continue;
+    PeerSegment& segment = *peers_[peer].segment;
+    status = flags_->Write(stream, segment.OnDevice(&segment.lane(options_.rank).ready),
+                           last[peer].sends);
+  }
+  for (size_t peer = 0; peer < last.size() && status.ok(); ++peer) {
+    PeerLane& words = own_->lane(static_cast<int>(peer));
+    if (last[peer].sends != 0) {
+      status = flags_->WaitAtLeast(stream, own_->OnDevice(&words.pulled), last[peer].sends);
+    }
+    if (status.ok() && last[peer].receives != 0) {
+      status = flags_->WaitAtLeast(stream, own_->OnDevice(&words.received), last[peer].receives);
+    }
+  }
+  return status;
+}
+
+void PeerCopyEngine::Run() {
+  std::vector<Work> work(peers_.size());
+  absl::Status status = events_->UseDevice();
+  bool pending = false;
+  absl::MutexLock lock(&mutex_);
+  while (!interrupted_) {
+    if (!status.ok()) {
+      // The watcher ends the ring. Until then nothing can be done here.
+      error_ = status;
+      changed_.Wait(&mutex_);
+      continue;
+    }
+    if (pending && !has_fresh_) {
+      changed_.WaitWithTimeout(&mutex_, kNoticePause);
+    } else if (!has_fresh_) {
+      changed_.Wait(&mutex_);
+      continue;
+    }
+    has_fresh_ = false;
+    for (size_t peer = 0; peer < work.size(); ++peer) {
+      Work& fresh = fresh_[peer];
+      for (PeerNotice& notice : fresh.notices) work[peer].notices.push_back(notice);
+      for (Pull& pull : fresh.pulls) work[peer].pulls.push_back(std::move(pull));
+      fresh = Work();
+    }
+    mutex_.Unlock();
+    status = Advance(work);
+    pending = std::any_of(work.begin(), work.end(), [](const Work& with_peer) {
+      return !with_peer.notices.empty() || !with_peer.pulls.empty();
+    });
+    mutex_.Lock();
+  }
+  thread_is_done_ = true;
+}
+
+absl::Status PeerCopyEngine::Advance(std::vector<Work>& work) {
+  absl::Status status;
+  for (int peer = 0; peer < static_cast<int>(work.size()) && status.ok(); ++peer) {
+    if (peer == options_.rank) continue;
+    Post(peer, work[peer].notices);
+    status = PullFrom(peer, work[peer].pulls);
+  }
+  return status;
+}
+
+void PeerCopyEngine::Post(int peer, std::deque<PeerNotice>& notices) {
+  PeerLane& words = peers_[peer].segment->lane(options_.rank);
+  uint64_t& posted = progress_[peer].posted;
+  const uint64_t taken = words.taken.load(std::memory_order_acquire);
+  while (!notices.empty() && posted - taken < kPeerNotices) {
+    ++posted;
+    words.notices[posted % kPeerNotices] = notices.front();
+    notices.pop_front();
+    words.posted.store(posted, std::memory_order_release);
+  }
+}
+
+absl::Status PeerCopyEngine::PullFrom(int peer, std::deque<Pull>& pulls) {
+  PeerLane& words = own_->lane(peer);
+  uint64_t& pulled = progress_[peer].pulled;
+  const uint64_t posted = words.posted.load(std::memory_order_acquire);
+  while (!pulls.empty() && pulled < posted) {
+    ++pulled;
+    const PeerNotice notice = words.notices[pulled % kPeerNotices];
+    words.taken.store(pulled, std::memory_order_release);
+    absl::Status status = StartCopy(peer, pulled, notice, pulls.front());
+    if (!status.ok()) return status;
+    pulls.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PeerNotice& notice,
+                                       const Pull& pull) {
+  const DeviceRegion& source = peers_[peer].region;
+  if (notice.bytes != pull.bytes) {
+    return absl::InternalError(absl::StrCat("rank ", peer, " sends ", notice.bytes,
+                                            " bytes where ", pull.bytes, " are expected"));
+  }
+  if (notice.offset < 0 || notice.offset > source.bytes - notice.bytes) {
+    return absl::InternalError(absl::StrCat("rank ", peer, " sends bytes outside of its memory"));
+  }
+  const cudaStream_t stream = streams_[peer];
+  PeerLane& words = own_->lane(peer);
+  PeerSegment& theirs = *peers_[peer].segment;
+  absl::Status status = pull.targets_free->MakeStreamWait(stream);
+  if (status.ok()) status = flags_->WaitAtLeast(stream, own_->OnDevice(&words.ready), number);
+  if (status.ok()) {
+    status = CudaStatus(cudaMemcpyAsync(pull.target, source.base + notice.offset, pull.bytes,
+                                        cudaMemcpyDefault, stream),
+                        "cudaMemcpyAsync");
+  }
+  if (status.ok() && notice.ends_group != 0) {
+    status = flags_->Write(stream, theirs.OnDevice(&theirs.lane(options_.rank).pulled), number);
+  }
+  if (status.ok() && pull.ends_group) {
+    status = flags_->Write(stream, own_->OnDevice(&words.received), number);
+  }
+  return status;
+}
+
+absl::Status PeerCopyEngine::AsyncError() {
+  absl::MutexLock lock(&mutex_);
+  return error_;
+}
+
+void PeerCopyEngine::Interrupt() {
+  {
+    absl::MutexLock lock(&mutex_);
+    interrupted_ = true;
+    changed_.SignalAll();
+  }
+  // A call of CUDA that found its stream full goes on.
+  Release();
+}
+
+void PeerCopyEngine::Release() {
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    PeerLane& words = own_->lane(static_cast<int>(peer));
+    for (uint64_t* word : {&words.ready, &words.pulled, &words.received}) Store(*word, kReleased);
+  }
+}
+
+void PeerCopyEngine::Abort() {
+  Interrupt();
+  absl::MutexLock ending(&ending_);
+  if (std::exchange(ended_, true) || !thread_.joinable()) return;
+  std::vector<std::shared_ptr<CudaEvent>> ends;
+  bool recorded = false, told = false;
+  absl::Status status = events_->UseDevice();
+  const absl::Time deadline = absl::Now() + options_.abort_timeout;
+  while (status.ok() && (!recorded || !ends.empty())) {
+    // Again and again: copies of peers that are still under way write smaller numbers.
+    Release();
+    std::vector<cudaStream_t> streams = streams_;
+    bool nothing_more_comes = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      streams.push_back(group_stream_);
+      nothing_more_comes = thread_is_done_;
+    }
+    if (nothing_more_comes && !std::exchange(recorded, true)) {
+      for (cudaStream_t stream : streams) {
+        if (stream == nullptr || !status.ok()) continue;
+        ends.push_back(std::make_shared<CudaEvent>(events_, nullptr, 0));
+        status = ends.back()->RecordEnd(stream);
+      }
+      continue;
+    }
+    while (!ends.empty() && ends.back()->Done()) ends.pop_back();
+    if (absl::Now() >= deadline && !std::exchange(told, true) && options_.on_stuck) {
+      options_.on_stuck(absl::StrCat("copies of rank ", options_.rank, " took longer than ",
+                                     absl::FormatDuration(options_.abort_timeout), " to end"));
+    }
+    absl::SleepFor(kReleasePause);
+  }
+  thread_.join();
+}
+
+}  // namespace ringattn

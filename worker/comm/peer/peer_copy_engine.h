@@ -1,0 +1,141 @@
+// PeerCopyEngine: transfers between GPUs of one machine by their copy engines. The receiver
+// copies out of the sender's memory, which it has mapped, so that
+//   - no SM takes part: transfers begin at once beside kernels that fill the device;
+//   - nobody writes into another rank's memory, however late a copy comes.
+//
+// A send of bytes in the sender's region, to be the n-th to that receiver:
+//   sender's stream    ... what makes the bytes | receiver.ready = n | wait own.pulled >= n
+//   sender's thread    notice n {offset, bytes} into the receiver's segment
+//   receiver's thread  sees notice n and the n-th receive, then puts on a stream of its own
+//                      wait: targets are free | wait own.ready >= n | copy |
+//                      sender.pulled = n | own.received = n
+//   receiver's stream  ... wait own.received >= n
+// Words are of the segments (peer_segment.h). Only the notices pass through host threads,
+// and those run ahead: groups are started while earlier ones are under way.
+#ifndef RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
+#define RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/comm/cuda/transfer_engine.h"
+#include "worker/comm/peer/peer_segment.h"
+#include "worker/comm/peer/stream_flags.h"
+#include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/device_region.h"
+
+namespace ringattn {
+
+// Another rank as this one sees it; itself: all empty.
+struct PeerMapping {
+  std::unique_ptr<PeerSegment> segment;  // registered
+  DeviceRegion region;                   // in this process's address space
+  std::function<void()> unmap;           // may be null; called last
+};
+
+struct PeerCopyOptions {
+  int rank = 0;
+  absl::Duration abort_timeout = absl::Seconds(5);
+  std::function<void(const std::string&)> on_stuck;  // may be null
+};
+
+// Thread safe, as TransferEngine says. Sends must lie in the region; ranks that disagree
+// on a transfer's size are found out.
+class PeerCopyEngine : public TransferEngine {
+ public:
+  // `own` is registered; `peers` by rank. INTERNAL if no streams can be made.
+  static absl::StatusOr<std::unique_ptr<PeerCopyEngine>> Create(
+      PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
+      DeviceRegion region, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers);
+  ~PeerCopyEngine() override;
+
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  absl::Status AsyncError() override;
+  void Interrupt() override;
+  // Waiting ends at once, copies under way in milliseconds; kernels that the stream waits
+  // for have to come to an end by themselves.
+  void Abort() override;
+
+ private:
+  struct Pull {
+    void* target = nullptr;
+    int64_t bytes = 0;
+    bool ends_group = false;
+    std::shared_ptr<const CudaEvent> targets_free;
+  };
+
+  // What one peer has to be told and what is to be copied from it, in order.
+  struct Work {
+    std::deque<PeerNotice> notices;
+    std::deque<Pull> pulls;
+  };
+
+  // Transfers with one peer that were enqueued, by direction.
+  struct Enqueued {
+    uint64_t sends = 0;
+    uint64_t receives = 0;
+  };
+
+  // What the thread has done with one peer.
+  struct Progress {
+    uint64_t posted = 0;
+    uint64_t pulled = 0;
+  };
+
+  PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
+                 DeviceRegion region, std::unique_ptr<PeerSegment> own,
+                 std::vector<PeerMapping> peers);
+  absl::Status MakeStreams();
+
+  absl::Status Check(const std::vector<PeerTransfer>& group) const;
+  absl::Status PutFlags(const std::vector<Enqueued>& last, cudaStream_t stream) const;
+
+  void Run();
+  // Does what can be done now, removes it from `work`.
+  absl::Status Advance(std::vector<Work>& work);
+  void Post(int peer, std::deque<PeerNotice>& notices);
+  absl::Status PullFrom(int peer, std::deque<Pull>& pulls);
+  absl::Status StartCopy(int peer, uint64_t number, const PeerNotice& notice, const Pull& pull);
+
+  // Lets this rank's streams pass whatever they wait for, for now.
+  void Release();
+
+  const PeerCopyOptions options_;
+  CudaEventPool* const events_;
+  const StreamFlags* const flags_;
+  const DeviceRegion region_;
+  const std::unique_ptr<PeerSegment> own_;
+  const std::vector<PeerMapping> peers_;
+  std::vector<cudaStream_t> streams_;  // by peer, for copies from it; own rank: null
+
+  std::vector<Enqueued> enqueued_;  // Enqueue's
+  std::vector<Progress> progress_;  // the thread's
+
+  // No call of CUDA is made under it: those may wait for a stream that waits for a peer.
+  absl::Mutex mutex_;
+  absl::CondVar changed_;
+  std::vector<Work> fresh_ ABSL_GUARDED_BY(mutex_);  // not yet seen by the thread
+  bool has_fresh_ ABSL_GUARDED_BY(mutex_) = false;
+  bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool thread_is_done_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  cudaStream_t group_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+
+  absl::Mutex ending_;  // held during Abort
+  bool ended_ ABSL_GUARDED_BY(ending_) = false;
+
+  std::thread thread_;  // last: uses the rest. Ends after Interrupt()
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_

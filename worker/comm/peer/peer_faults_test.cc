@@ -1,0 +1,211 @@
+// What becomes of a ring in shared memory when its members misbehave: on the fake CUDA,
+// with memory mapped as between processes.
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/nccl/fake/fake_cuda.h"
+#include "worker/comm/peer/peer_ring_transport.h"
+
+namespace ringattn {
+namespace {
+
+using Kind = PeerTransfer::Kind;
+using ::testing::HasSubstr;
+
+constexpr int64_t kWords = 1 << 16;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+class Borrowed : public DeviceBuffer {
+ public:
+  Borrowed(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  void* data() override { return data_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  void* const data_;
+  const int64_t bytes_;
+};
+
+class PeerFaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int rank : {0, 1}) {
+      memory_[rank].assign(kWords, -1);
+      PeerTransportOptions options;
+      options.cuda_index = rank;
+      options.region = {reinterpret_cast<char*>(memory_[rank].data()),
+                        kWords * static_cast<int64_t>(sizeof(int))};
+      // The last words are the first exchange's.
+      options.allocate = [this, rank](int64_t bytes) {
+        return std::make_unique<Borrowed>(&memory_[rank][kWords - 64], bytes);
+      };
+      options.abort_timeout = absl::Seconds(2);
+      options.on_stuck = [this](const std::string&) { ++stuck_; };
+      options.ipc_within_process = true;
+      auto transport = PeerRingTransport::Create(std::move(options));
+      ASSERT_TRUE(transport.ok()) << transport.status();
+      transports_[rank] = *std::move(transport);
+    }
+  }
+
+  void TearDown() override {
+    for (auto& member : ring_) member = nullptr;
+    EXPECT_EQ(Faults().mapped.load(), 0);
+    EXPECT_EQ(stuck_.load(), 0);
+    Faults().refuse_ipc = false;
+    Faults().refuse_mapping = false;
+  }
+
+  std::vector<std::string> Prepare(uint64_t generation) {
+    return {*transports_[0]->Prepare(generation, 0, 2), *transports_[1]->Prepare(generation, 1, 2)};
+  }
+
+  void Form(uint64_t generation) {
+    const std::vector<std::string> blobs = Prepare(generation);
+    std::vector<std::thread> threads;
+    for (int rank : {0, 1}) {
+      threads.emplace_back([&, rank] {
+        auto communicator = transports_[rank]->Connect(generation, blobs, Soon());
+        ASSERT_TRUE(communicator.ok()) << communicator.status();
+        ring_[rank] = *std::move(communicator);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  EventRef Start(int rank, Kind kind, int64_t word, int64_t bytes = sizeof(int)) {
+    return ring_[rank]->Start({{kind, 1 - rank, &memory_[rank][word], bytes}}, {}, &control_);
+  }
+
+  std::atomic<int> stuck_{0};
+  RunControl control_;
+  std::vector<int> memory_[2];
+  std::unique_ptr<PeerRingTransport> transports_[2];
+  std::unique_ptr<Communicator> ring_[2];
+};
+
+TEST_F(PeerFaults, MemoryOfOtherProcessesIsMappedAndGivenBack) {
+  Form(1);
+  EXPECT_EQ(Faults().mapped.load(), 2);
+  memory_[0][5] = 42;
+  EventRef send = Start(0, Kind::kSend, 5), receive = Start(1, Kind::kReceive, 6);
+  EXPECT_TRUE(send->Wait(Soon()).ok());
+  EXPECT_TRUE(receive->Wait(Soon()).ok());
+  EXPECT_EQ(memory_[1][6], 42);
+}
+
+TEST_F(PeerFaults, RanksThatDisagreeOnASizeAreFoundOut) {
+  Form(1);
+  (void)Start(0, Kind::kSend, 0, 8);
+  const absl::Status status = Start(1, Kind::kReceive, 0, 4)->Wait(Soon());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 0 sends 8 bytes where 4 are expected"));
+  EXPECT_EQ(memory_[1][0], -1);
+}
+
+TEST_F(PeerFaults, BytesThatPeersHaveNotMappedAreRefused) {
+  Form(1);
+  int elsewhere = 0;
+  const absl::Status status =
+      ring_[0]->Start({{Kind::kSend, 1, &elsewhere, 4}}, {}, &control_)->Wait(Soon());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("outside of the memory"));
+}
+
+TEST_F(PeerFaults, MoreTransfersThanNoticesFit) {
+  Form(1);
+  constexpr int kCount = 3 * static_cast<int>(kPeerNotices) + 5;
+  std::iota(memory_[0].begin(), memory_[0].begin() + kCount, 0);
+  std::vector<PeerTransfer> sends, receives;
+  for (int i = 0; i < kCount; ++i) {
+    sends.push_back({Kind::kSend, 1, &memory_[0][i], 4});
+    receives.push_back({Kind::kReceive, 0, &memory_[1][kCount - i], 4});
+  }
+  EventRef sent = ring_[0]->Start(sends, {}, &control_);
+  absl::SleepFor(absl::Milliseconds(20));  // the notices are full, one way or the other
+  EventRef received = ring_[1]->Start(receives, {}, &control_);
+  EXPECT_TRUE(received->Wait(Soon()).ok());
+  EXPECT_TRUE(sent->Wait(Soon()).ok());
+  for (int i = 0; i < kCount; ++i) ASSERT_EQ(memory_[1][kCount - i], i);
+}
+
+TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
+  Form(1);
+  EventRef mine = Start(0, Kind::kReceive, 0), theirs = Start(1, Kind::kReceive, 0);
+  ring_[0]->Abort("teardown");
+  EXPECT_EQ(mine->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  ring_[0] = nullptr;
+  // Rank 1 learns of it from elsewhere, and does not take garbage for data meanwhile.
+  EXPECT_FALSE(theirs->Wait(absl::Now() + absl::Milliseconds(50)).ok());
+  EXPECT_FALSE(theirs->Done());
+  ring_[1]->Abort("rank 0 left");
+  EXPECT_EQ(theirs->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(memory_[1][0], -1);
+}
+
+TEST_F(PeerFaults, ASegmentThatIsGoneIsUnavailable) {
+  const std::vector<std::string> blobs = Prepare(1);
+  transports_[1] = nullptr;
+  const absl::Status status = transports_[0]->Connect(1, blobs, Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+}
+
+TEST_F(PeerFaults, AnotherGenerationsSegmentIsRefused) {
+  const std::vector<std::string> old = Prepare(1);
+  std::vector<std::string> blobs = {*transports_[0]->Prepare(2, 0, 2), old[1]};
+  EXPECT_EQ(transports_[0]->Connect(2, blobs, Soon()).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_F(PeerFaults, MemoryThatCannotBeMappedIsToldApart) {
+  Faults().refuse_mapping = true;
+  const std::vector<std::string> blobs = Prepare(1);
+  const absl::Status status = transports_[0]->Connect(1, blobs, Soon()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 1"));
+}
+
+TEST_F(PeerFaults, ADeviceThatCannotShareIsToldAtTheStart) {
+  Faults().refuse_ipc = true;
+  PeerTransportOptions options;
+  options.region = {reinterpret_cast<char*>(memory_[0].data()), 64};
+  EXPECT_EQ(PeerRingTransport::Create(options).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+// Starts and aborts from different threads, again and again; for sanitizers too.
+TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
+  for (int round = 0; round < 50; ++round) {
+    Form(10 + round);
+    std::vector<EventRef> events[2];
+    std::vector<std::thread> threads;
+    for (int rank : {0, 1}) {
+      threads.emplace_back([&, rank] {
+        for (int i = 0; i < 20; ++i) {
+          events[rank].push_back(
+              Start(rank, (i + rank) % 2 == 0 ? Kind::kSend : Kind::kReceive, i));
+        }
+      });
+    }
+    for (int i = 0; i < round * 20; ++i) std::this_thread::yield();
+    for (int rank : {0, 1}) ring_[rank]->Abort("race");
+    for (std::thread& thread : threads) thread.join();
+    for (int rank : {0, 1}) {
+      for (const EventRef& event : events[rank]) {
+        EXPECT_NE(event->Wait(Soon()).code(), absl::StatusCode::kDeadlineExceeded);
+      }
+    }
+    for (auto& member : ring_) member = nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn

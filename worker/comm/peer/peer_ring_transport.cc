@@ -1,0 +1,230 @@
+#include "worker/comm/peer/peer_ring_transport.h"
+
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/comm/cuda/greeting.h"
+#include "worker/comm/cuda/stream_communicator.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
+
+absl::StatusOr<std::string> DeviceUuid(int device) {
+  cudaDeviceProp properties;
+  absl::Status status =
+      CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  if (!status.ok()) return status;
+  return absl::BytesToHexString(
+      absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
+}
+
+absl::Status Cancelled() { return absl::CancelledError("forming the ring was cancelled"); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerRingTransport>> PeerRingTransport::Create(
+    PeerTransportOptions options) {
+  absl::StatusOr<const StreamFlags*> flags = StreamFlags::Load();
+  if (!flags.ok()) return flags.status();
+  absl::StatusOr<CudaEventPool*> events = CudaEventPool::ForDevice(options.cuda_index);
+  if (!events.ok()) return events.status();
+  std::unique_ptr<PeerRingTransport> transport(
+      new PeerRingTransport(std::move(options), *events, *flags));
+  if (absl::Status status = transport->Init(); !status.ok()) {
+    return absl::FailedPreconditionError(status.message());
+  }
+  return transport;
+}
+
+PeerRingTransport::PeerRingTransport(PeerTransportOptions options, CudaEventPool* events,
+                                     const StreamFlags* flags)
+    : options_(std::move(options)), events_(events), flags_(flags) {}
+
+PeerRingTransport::~PeerRingTransport() { Cancel(); }
+
+absl::Status PeerRingTransport::Init() {
+  if (options_.region.base == nullptr) {
+    return absl::FailedPreconditionError("the device's memory is not one region");
+  }
+  absl::Status status = events_->UseDevice();
+  cudaIpcMemHandle_t handle;
+  if (status.ok()) {
+    status = CudaStatus(cudaIpcGetMemHandle(&handle, options_.region.base), "cudaIpcGetMemHandle");
+  }
+  int count = 0;
+  if (status.ok()) status = CudaStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (!status.ok()) return status;
+  for (int device = 0; device < count; ++device) {
+    absl::StatusOr<std::string> uuid = DeviceUuid(device);
+    if (!uuid.ok()) return uuid.status();
+    int reachable = 0;
+    if (device == options_.cuda_index) {
+      about_us_.device_uuid = *uuid;
+    } else if (cudaDeviceCanAccessPeer(&reachable, options_.cuda_index, device) == cudaSuccess &&
+               reachable != 0) {
+      about_us_.reachable_uuids.push_back(*std::move(uuid));
+    }
+  }
+  about_us_.host_key = HostKey();
+  about_us_.process_id = getpid();
+  about_us_.region_base = reinterpret_cast<uint64_t>(options_.region.base);
+  about_us_.region_bytes = options_.region.bytes;
+  about_us_.ipc_handle.assign(reinterpret_cast<const char*>(&handle), sizeof(handle));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int rank,
+                                                       int world_size) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", world_size));
+  }
+  if (world_size > kMaxPeerRing) {
+    return absl::FailedPreconditionError(absl::StrCat("a ring of ", world_size,
+                                                      " is more than the ", kMaxPeerRing,
+                                                      " that can share memory"));
+  }
+  Cancel();
+  absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
+      PeerSegment::Create(generation, rank, world_size);
+  if (!segment.ok()) return segment.status();
+  PeerBlob blob = about_us_;
+  blob.segment_path = (*segment)->path();
+  auto attempt = std::make_shared<Attempt>();
+  attempt->generation = generation;
+  attempt->rank = rank;
+  attempt->world_size = world_size;
+  attempt->segment = *std::move(segment);
+  absl::MutexLock lock(&mutex_);
+  prepared_ = std::move(attempt);
+  return EncodePeerBlob(blob);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Connect(
+    uint64_t generation, const std::vector<std::string>& blobs, absl::Time deadline) {
+  std::shared_ptr<Attempt> attempt;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (prepared_ == nullptr || prepared_->generation != generation) {
+      return absl::CancelledError(absl::StrCat("generation ", generation, " is not prepared"));
+    }
+    attempt = prepared_;
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> communicator =
+      absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size, " was prepared, ",
+                                              blobs.size(), " blobs came"));
+  if (static_cast<int>(blobs.size()) == attempt->world_size) {
+    communicator =
+        Join(*attempt, blobs, std::min(deadline, absl::Now() + options_.connect_timeout));
+  }
+  absl::MutexLock lock(&mutex_);
+  // Cancel must find the attempt until here.
+  if (prepared_ == attempt) prepared_ = nullptr;
+  if (communicator.ok() && attempt->cancelled.load()) return Cancelled();
+  return communicator;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
+    Attempt& attempt, const std::vector<std::string>& blobs, absl::Time deadline) const {
+  absl::StatusOr<std::vector<PeerBlob>> members = DecodePeerBlobs(blobs);
+  if (!members.ok()) return members.status();
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  std::unique_ptr<TransferEngine> engine;
+  if (attempt.world_size > 1) {
+    status = attempt.segment->Register();
+    if (!status.ok()) return status;
+    std::vector<PeerMapping> mappings(attempt.world_size);
+    for (int peer = 0; peer < attempt.world_size; ++peer) {
+      if (peer == attempt.rank) continue;
+      if (attempt.cancelled.load()) status = Cancelled();
+      absl::StatusOr<PeerMapping> mapping =
+          status.ok() ? MapPeer(attempt, peer, (*members)[peer]) : status;
+      if (mapping.ok()) {
+        mappings[peer] = *std::move(mapping);
+        continue;
+      }
+      for (PeerMapping& mapped : mappings) {
+        if (mapped.unmap) mapped.unmap();
+      }
+      return mapping.status();
+    }
+    const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck};
+    absl::StatusOr<std::unique_ptr<PeerCopyEngine>> made =
+        PeerCopyEngine::Create(options, events_, flags_, options_.region,
+                               std::move(attempt.segment), std::move(mappings));
+    if (!made.ok()) return made.status();
+    engine = *std::move(made);
+  }
+  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
+      std::move(engine), events_, attempt.rank, attempt.world_size, options_.step_timeout);
+  if (!communicator.ok()) return communicator.status();
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
+      options_.allocate(GreetingBytes(attempt.world_size));
+  if (!memory.ok()) return memory.status();
+  status = Greet(**communicator, (*memory)->data(), attempt.generation, deadline,
+                 attempt.cancelled);
+  if (!status.ok()) return status;
+  return *std::move(communicator);
+}
+
+absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, int peer,
+                                                       const PeerBlob& blob) const {
+  absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
+      PeerSegment::Open(blob.segment_path, attempt.generation, peer, attempt.world_size);
+  if (!segment.ok()) return segment.status();
+  absl::Status status = (*segment)->Register();
+  if (!status.ok()) return status;
+  absl::StatusOr<PeerMapping> mapping = MapRegion(peer, blob);
+  if (!mapping.ok()) return mapping.status();
+  mapping->segment = *std::move(segment);
+  return mapping;
+}
+
+absl::StatusOr<PeerMapping> PeerRingTransport::MapRegion(int peer, const PeerBlob& blob) const {
+  PeerMapping mapping;
+  mapping.region.bytes = blob.region_bytes;
+  if (blob.process_id == getpid() && !options_.ipc_within_process) {
+    mapping.region.base = reinterpret_cast<char*>(blob.region_base);
+    int count = 0;
+    (void)cudaGetDeviceCount(&count);
+    for (int device = 0; device < count; ++device) {
+      absl::StatusOr<std::string> uuid = DeviceUuid(device);
+      if (!uuid.ok() || *uuid != blob.device_uuid) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
+      (void)cudaGetLastError();
+      if (error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled) return mapping;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("no access to the GPU of rank ", peer, ", in this process"));
+  }
+  cudaIpcMemHandle_t handle;
+  std::memcpy(&handle, blob.ipc_handle.data(), sizeof(handle));
+  void* base = nullptr;
+  absl::Status status = CudaStatus(
+      cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+  if (!status.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("memory of rank ", peer, ": ", status.message()));
+  }
+  mapping.region.base = static_cast<char*>(base);
+  mapping.unmap = [base] { (void)cudaIpcCloseMemHandle(base); };
+  return mapping;
+}
+
+void PeerRingTransport::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  if (prepared_ != nullptr) prepared_->cancelled = true;
+  prepared_ = nullptr;
+}
+
+}  // namespace ringattn

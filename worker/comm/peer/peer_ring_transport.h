@@ -1,0 +1,91 @@
+// PeerRingTransport: forms rings of GPUs of one machine whose memory the ranks map into
+// one another (CUDA IPC), for PeerCopyEngine.
+#ifndef RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
+#define RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/peer/peer_blob.h"
+#include "worker/comm/peer/peer_copy_engine.h"
+#include "worker/comm/peer/peer_segment.h"
+#include "worker/comm/peer/stream_flags.h"
+#include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/device_region.h"
+#include "worker/device/device.h"
+
+namespace ringattn {
+
+// More would need more streams than a device has queues.
+inline constexpr int kMaxPeerRing = 16;
+
+struct PeerTransportOptions {
+  int cuda_index = 0;
+  // Where the device's buffers come from; sends must lie in it.
+  DeviceRegion region;
+  // Memory of the region, for the first exchange. Callable while the transport lives.
+  std::function<absl::StatusOr<std::unique_ptr<DeviceBuffer>>(int64_t bytes)> allocate;
+  absl::Duration step_timeout = absl::Minutes(10);     // as NcclTransportOptions
+  absl::Duration connect_timeout = absl::Seconds(30);  // as NcclTransportOptions
+  absl::Duration abort_timeout = absl::Seconds(5);
+  std::function<void(const std::string& what)> on_stuck;
+  // Maps memory of ranks in this very process like that of others. CUDA refuses it; fakes
+  // of it do not.
+  bool ipc_within_process = false;
+};
+
+// Thread safe.
+class PeerRingTransport : public RingTransport {
+ public:
+  // FAILED_PRECONDITION if the driver or the device cannot share memory so.
+  static absl::StatusOr<std::unique_ptr<PeerRingTransport>> Create(PeerTransportOptions options);
+  ~PeerRingTransport() override;
+
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
+  // FAILED_PRECONDITION if these ranks cannot share memory (DecodePeerBlobs), or if mapping
+  // it fails though they should.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time deadline) override;
+  void Cancel() override;
+
+ private:
+  // One ring being formed.
+  struct Attempt {
+    uint64_t generation = 0;
+    int rank = 0;
+    int world_size = 0;
+    std::unique_ptr<PeerSegment> segment;
+    std::atomic<bool> cancelled{false};
+  };
+
+  PeerRingTransport(PeerTransportOptions options, CudaEventPool* events,
+                    const StreamFlags* flags);
+  absl::Status Init();
+  absl::StatusOr<std::unique_ptr<Communicator>> Join(Attempt& attempt,
+                                                     const std::vector<std::string>& blobs,
+                                                     absl::Time deadline) const;
+  absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer,
+                                      const PeerBlob& blob) const;
+  absl::StatusOr<PeerMapping> MapRegion(int peer, const PeerBlob& blob) const;
+
+  const PeerTransportOptions options_;
+  CudaEventPool* const events_;
+  const StreamFlags* const flags_;
+  PeerBlob about_us_;  // but for the segment
+
+  absl::Mutex mutex_;
+  std::shared_ptr<Attempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_

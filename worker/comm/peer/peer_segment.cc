@@ -1,0 +1,126 @@
+#include "worker/comm/peer/peer_segment.h"
+
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn {
+namespace {
+
+constexpr uint64_t kMagic = 0x72696e6761747431;  // and the layout's version
+// A segment keeps its size: nobody can take pages away under those who have it mapped.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+struct Head {
+  uint64_t magic;
+  uint64_t generation;
+  int64_t rank;
+  int64_t world_size;
+};
+
+// Lanes begin after the head, at a multiple of their alignment.
+constexpr int64_t kHeadBytes = 64;
+static_assert(sizeof(Head) <= kHeadBytes && alignof(PeerLane) <= kHeadBytes);
+static_assert(std::is_standard_layout_v<PeerLane>);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+int64_t SegmentBytes(int world_size) {
+  return kHeadBytes + world_size * static_cast<int64_t>(sizeof(PeerLane));
+}
+
+std::string LastError() { return std::strerror(errno); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Create(uint64_t generation, int rank,
+                                                                 int world_size) {
+  const int64_t bytes = SegmentBytes(world_size);
+  const int descriptor = memfd_create("ringattn-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", LastError()));
+  }
+  std::unique_ptr<PeerSegment> segment(new PeerSegment(descriptor, bytes));
+  if (ftruncate(descriptor, bytes) != 0 || fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("shared memory of ", bytes, " bytes: ", LastError()));
+  }
+  if (absl::Status status = segment->Map(); !status.ok()) return status;
+  const Head head = {kMagic, generation, rank, world_size};
+  std::memcpy(segment->base_, &head, sizeof(head));
+  segment->path_ = absl::StrCat("/proc/", getpid(), "/fd/", descriptor);
+  return segment;
+}
+
+absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string& path,
+                                                               uint64_t generation, int rank,
+                                                               int world_size) {
+  // Gone, or another's: that rank has given the ring up.
+  const auto gone = [&](const std::string& why) {
+    return absl::UnavailableError(
+        absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", why));
+  };
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENOENT) return gone(LastError());
+  if (descriptor < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", LastError()));
+  }
+  const int64_t bytes = SegmentBytes(world_size);
+  std::unique_ptr<PeerSegment> segment(new PeerSegment(descriptor, bytes));
+  struct stat info {};
+  if (fstat(descriptor, &info) != 0 || info.st_size != bytes ||
+      fcntl(descriptor, F_GET_SEALS) != kSeals) {
+    return gone("not a ring's");
+  }
+  if (absl::Status status = segment->Map(); !status.ok()) return status;
+  Head head;
+  std::memcpy(&head, segment->base_, sizeof(head));
+  if (head.magic != kMagic || head.generation != generation || head.rank != rank ||
+      head.world_size != world_size) {
+    return gone("not the one of this ring");
+  }
+  segment->path_ = path;
+  return segment;
+}
+
+absl::Status PeerSegment::Map() {
+  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+  if (base == MAP_FAILED) return absl::ResourceExhaustedError(absl::StrCat("mmap: ", LastError()));
+  base_ = static_cast<char*>(base);
+  lanes_ = reinterpret_cast<PeerLane*>(base_ + kHeadBytes);
+  return absl::OkStatus();
+}
+
+PeerSegment::~PeerSegment() {
+  if (device_base_ != nullptr) (void)cudaHostUnregister(base_);
+  if (base_ != nullptr) munmap(base_, bytes_);
+  close(descriptor_);
+}
+
+absl::Status PeerSegment::Register() {
+  absl::Status status =
+      CudaStatus(cudaHostRegister(base_, bytes_, cudaHostRegisterMapped), "cudaHostRegister");
+  void* on_device = nullptr;
+  if (status.ok()) {
+    device_base_ = base_;  // unregistered at the end, whatever comes
+    status = CudaStatus(cudaHostGetDevicePointer(&on_device, base_, 0), "cudaHostGetDevicePointer");
+  }
+  if (!status.ok()) return absl::FailedPreconditionError(status.message());
+  device_base_ = static_cast<char*>(on_device);
+  return absl::OkStatus();
+}
+
+uint64_t* PeerSegment::OnDevice(uint64_t* word) const {
+  return reinterpret_cast<uint64_t*>(device_base_ + (reinterpret_cast<char*>(word) - base_));
+}
+
+}  // namespace ringattn

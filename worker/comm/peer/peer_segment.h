@@ -1,0 +1,83 @@
+// PeerSegment: memory of the host that one rank shares with the others of its ring, on
+// the same machine. A rank waits for words of its own segment only, which the others
+// write: so it can end its own waiting, and does nobody else's work by it.
+#ifndef RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_
+#define RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ringattn {
+
+// A send that a rank has started: where its bytes lie, or will, in the sender's region.
+struct PeerNotice {
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  int64_t ends_group = 0;  // 1: the sender waits for this one to be pulled
+};
+
+// Sends that a rank may have announced to another which has not taken them up.
+inline constexpr uint64_t kPeerNotices = 1024;
+
+// What the segment of rank r holds about its peer p. Transfers between two ranks are
+// numbered from 1 in each direction. "Device" words are written by stream operations.
+struct PeerLane {
+  // By p's device: p's sends to r up to this one have their bytes in place.
+  alignas(64) uint64_t ready;
+  // By p's device: p has copied r's sends to p up to this one (written at a group's end).
+  alignas(64) uint64_t pulled;
+  // By r's device: r has copied p's sends to r up to this one.
+  alignas(64) uint64_t received;
+  // By p: notices of p's sends to r up to this one are below.
+  alignas(64) std::atomic<uint64_t> posted;
+  // By r: those up to this one have been read.
+  alignas(64) std::atomic<uint64_t> taken;
+  alignas(64) PeerNotice notices[kPeerNotices];  // n at n % kPeerNotices
+};
+
+class PeerSegment {
+ public:
+  // Makes this rank's segment, all zero, with a lane for each of world_size ranks. It is
+  // there as long as somebody has it mapped. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<PeerSegment>> Create(uint64_t generation, int rank,
+                                                             int world_size);
+  // Maps another rank's segment by its path(). UNAVAILABLE if it is not there (any more);
+  // FAILED_PRECONDITION if it may not be opened.
+  static absl::StatusOr<std::unique_ptr<PeerSegment>> Open(const std::string& path,
+                                                           uint64_t generation, int rank,
+                                                           int world_size);
+  ~PeerSegment();
+  PeerSegment(const PeerSegment&) = delete;
+  PeerSegment& operator=(const PeerSegment&) = delete;
+
+  // Where other processes of the same user and PID namespace open it, while this process
+  // lives and has it.
+  const std::string& path() const { return path_; }
+
+  // Makes the words reachable for the current device. FAILED_PRECONDITION if CUDA refuses.
+  absl::Status Register();
+
+  PeerLane& lane(int peer) { return lanes_[peer]; }
+  // The device's address of a word of this segment. REQUIRES: registered.
+  uint64_t* OnDevice(uint64_t* word) const;
+
+ private:
+  PeerSegment(int descriptor, int64_t bytes) : descriptor_(descriptor), bytes_(bytes) {}
+  absl::Status Map();
+
+  const int descriptor_;
+  const int64_t bytes_;
+  std::string path_;
+  char* base_ = nullptr;
+  char* device_base_ = nullptr;  // null unless registered
+  PeerLane* lanes_ = nullptr;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_

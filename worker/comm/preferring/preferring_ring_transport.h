@@ -1,0 +1,55 @@
+// PreferringRingTransport: two ways to form a ring; each ring takes the first one where
+// all of its members can, and the second one otherwise. All members come to the same
+// decision, from the same blobs.
+#ifndef RINGATTN_WORKER_COMM_PREFERRING_PREFERRING_RING_TRANSPORT_H_
+#define RINGATTN_WORKER_COMM_PREFERRING_PREFERRING_RING_TRANSPORT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/comm/communicator.h"
+
+namespace ringattn {
+
+// Thread safe.
+class PreferringRingTransport : public RingTransport {
+ public:
+  struct Hooks {
+    // OK if a ring of these blobs of the first transport can be formed. An empty blob is
+    // of a rank whose first transport could not prepare or was given up. A pure function.
+    std::function<absl::Status(const std::vector<std::string>& blobs)> first_suits;
+    // Which one a ring takes: first, or second and why. For the log.
+    std::function<void(bool first, const absl::Status& why)> on_choice;
+  };
+
+  PreferringRingTransport(std::unique_ptr<RingTransport> first,
+                          std::unique_ptr<RingTransport> second, Hooks hooks);
+
+  // Fails if neither can prepare.
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
+  // A first transport whose Connect answers FAILED_PRECONDITION kGiveUpAfter times without
+  // a success between is not offered any more: what should work there does not.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time deadline) override;
+  void Cancel() override;
+
+  static constexpr int kGiveUpAfter = 3;
+
+ private:
+  const std::unique_ptr<RingTransport> first_;
+  const std::unique_ptr<RingTransport> second_;
+  const Hooks hooks_;
+
+  absl::Mutex mutex_;
+  int failures_ ABSL_GUARDED_BY(mutex_) = 0;  // of the first, in a row
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_PREFERRING_PREFERRING_RING_TRANSPORT_H_

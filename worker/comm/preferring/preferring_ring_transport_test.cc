@@ -1,0 +1,141 @@
+#include "worker/comm/preferring/preferring_ring_transport.h"
+
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class FakeCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
+    return nullptr;
+  }
+  void Abort(const std::string&) override {}
+};
+
+struct Record {
+  absl::Status prepare, connect;
+  std::vector<std::string> blobs;  // of the last Connect
+  int connects = 0, cancels = 0;
+};
+
+class FakeTransport : public RingTransport {
+ public:
+  FakeTransport(std::string name, Record* record) : name_(std::move(name)), record_(record) {}
+  absl::StatusOr<std::string> Prepare(uint64_t, int rank, int) override {
+    if (!record_->prepare.ok()) return record_->prepare;
+    return name_ + std::to_string(rank);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time) override {
+    record_->blobs = blobs;
+    ++record_->connects;
+    if (!record_->connect.ok()) return record_->connect;
+    return std::make_unique<FakeCommunicator>();
+  }
+  void Cancel() override { ++record_->cancels; }
+
+ private:
+  const std::string name_;
+  Record* const record_;
+};
+
+class PreferringRingTransportTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<PreferringRingTransport> Make() {
+    PreferringRingTransport::Hooks hooks;
+    hooks.first_suits = [](const std::vector<std::string>& blobs) {
+      for (const std::string& blob : blobs) {
+        if (blob.empty()) return absl::FailedPreconditionError("somebody cannot");
+      }
+      return absl::OkStatus();
+    };
+    hooks.on_choice = [this](bool first, const absl::Status&) { choices_ += first ? '1' : '2'; };
+    return std::make_unique<PreferringRingTransport>(
+        std::make_unique<FakeTransport>("a:,", &first_),
+        std::make_unique<FakeTransport>("b:,", &second_), std::move(hooks));
+  }
+
+  Record first_, second_;
+  std::string choices_;
+};
+
+TEST_F(PreferringRingTransportTest, TakesTheFirstWhereAllCan) {
+  auto transport = Make();
+  const std::string blob0 = *transport->Prepare(1, 0, 2), blob1 = *transport->Prepare(1, 1, 2);
+  EXPECT_TRUE(transport->Connect(1, {blob0, blob1}, absl::InfiniteFuture()).ok());
+  EXPECT_THAT(first_.blobs, ElementsAre("a:,0", "a:,1"));
+  EXPECT_EQ(second_.connects, 0);
+  EXPECT_EQ(second_.cancels, 1);
+  EXPECT_EQ(choices_, "1");
+}
+
+TEST_F(PreferringRingTransportTest, TakesTheSecondWhereOneCannot) {
+  auto transport = Make();
+  const std::string blob0 = *transport->Prepare(1, 0, 2);
+  first_.prepare = absl::FailedPreconditionError("no");
+  const std::string blob1 = *transport->Prepare(1, 1, 2);
+  EXPECT_TRUE(transport->Connect(1, {blob0, blob1}, absl::InfiniteFuture()).ok());
+  EXPECT_THAT(second_.blobs, ElementsAre("b:,0", "b:,1"));
+  EXPECT_EQ(first_.connects, 0);
+  EXPECT_EQ(choices_, "2");
+}
+
+TEST_F(PreferringRingTransportTest, SaysSoIfThereIsNoWay) {
+  auto transport = Make();
+  const std::string blob0 = *transport->Prepare(1, 0, 2);
+  first_.prepare = absl::FailedPreconditionError("no");
+  second_.prepare = absl::FailedPreconditionError("no library");
+  const absl::Status neither = transport->Prepare(1, 1, 2).status();
+  EXPECT_THAT(std::string(neither.message()), HasSubstr("no library"));
+  first_.prepare = absl::OkStatus();
+  const std::string only_first = *transport->Prepare(1, 1, 2);
+  first_.prepare = absl::FailedPreconditionError("no");
+  second_.prepare = absl::OkStatus();
+  const std::string only_second = *transport->Prepare(1, 0, 2);
+  const absl::Status none =
+      transport->Connect(1, {only_second, only_first}, absl::InfiniteFuture()).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("rank 1 has no other transport"));
+}
+
+TEST_F(PreferringRingTransportTest, GivesUpAFirstThatShouldWorkAndDoesNot) {
+  auto transport = Make();
+  const auto form = [&] {
+    const std::string blob = *transport->Prepare(1, 0, 1);
+    return transport->Connect(1, {blob}, absl::InfiniteFuture()).status();
+  };
+  // A peer's death is no reason.
+  first_.connect = absl::UnavailableError("peer");
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(form().ok());
+  first_.connect = absl::FailedPreconditionError("cannot map");
+  for (int i = 1; i < PreferringRingTransport::kGiveUpAfter; ++i) EXPECT_FALSE(form().ok());
+  first_.connect = absl::OkStatus();
+  EXPECT_TRUE(form().ok());
+  first_.connect = absl::FailedPreconditionError("cannot map");
+  for (int i = 0; i < PreferringRingTransport::kGiveUpAfter; ++i) EXPECT_FALSE(form().ok());
+  EXPECT_EQ(second_.connects, 0);
+  EXPECT_TRUE(form().ok());
+  EXPECT_EQ(second_.connects, 1);
+}
+
+TEST_F(PreferringRingTransportTest, RefusesMalformedBlobs) {
+  auto transport = Make();
+  for (const char* blob : {"", "3", "1,2", "1:2,", "1,1:a", "1,1:abc", "-1,2:a", "x,y:ab"}) {
+    EXPECT_EQ(transport->Connect(1, {blob}, absl::InfiniteFuture()).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << blob;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
