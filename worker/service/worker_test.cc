@@ -42,6 +42,17 @@ TEST(Worker, RegistersWhatItIs) {
   EXPECT_FALSE(registration->incarnation().empty());
 }
 
+TEST(Worker, SaysWhatItMeasuredOfItsRing) {
+  for (int world_size : {1, 2, 3}) {
+    Cluster cluster(world_size);
+    for (const v1::Committed& committed : cluster.Form(1)) {
+      EXPECT_EQ(committed.link_bytes_per_second() > 1e5, world_size > 1);
+      EXPECT_EQ(committed.exchange_overhead_seconds() > 0, world_size > 1);
+      EXPECT_LT(committed.exchange_overhead_seconds(), 5);
+    }
+  }
+}
+
 TEST(Worker, ComputesARequestFromReserveToRelease) {
   for (int world_size : {1, 2, 3}) {
     Cluster cluster(world_size);
