@@ -36,6 +36,7 @@ struct Backend {
   int64_t memory_limit_bytes = 0;  // what requests may take
   double flops_per_second = 0;     // measured
   double link_bytes_per_second = 0;
+  double call_overhead_seconds = 0;
 };
 
 // INVALID_ARGUMENT if the name makes no sense, or names a device that this program was

@@ -20,6 +20,7 @@ struct WorkerRecord {
   v1::Register registration;
   absl::Time last_heard;
   v1::Heartbeat heartbeat;  // the newest
+  v1::Committed committed;  // what it measured of its newest ring
 };
 
 enum class RingPhase {
