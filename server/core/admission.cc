@@ -41,6 +41,7 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
   request.plan = *std::move(plan);
   request.plan_generation = ring_.generation;
   request.blocked_until_release = 0;
+  request.workspace_bytes = 0;
   return true;
 }
 
@@ -83,7 +84,9 @@ bool Coordinator::Impl::ReplacementIsDue(int world_size) const {
 // False if it has to wait. REQUIRES: planned.
 bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   if (request.blocked_until_release > releases_) return false;
-  const std::vector<int64_t> bytes = request.plan->buffer_bytes;
+  // Every rank is granted the largest workspace: which one said so is not kept.
+  std::vector<int64_t> bytes = request.plan->buffer_bytes;
+  for (int64_t& of_rank : bytes) of_rank += request.workspace_bytes;
   const int64_t needed = *std::max_element(bytes.begin(), bytes.end());
 
   std::vector<ConnectionId> roomy;  // could hold it if they held nothing else
@@ -99,7 +102,8 @@ bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   }
   if (roomy.size() < bytes.size()) {
     EndRequest(request.arrived.stream,
-               NeverFits(*RankOf(most_memory_on), NameOf(most_memory_on), needed, most_memory));
+               NeverFits(*RankOf(most_memory_on), NameOf(most_memory_on), needed,
+                         request.workspace_bytes, most_memory));
     return true;
   }
 

@@ -194,6 +194,8 @@ class Scenario {
       Name(message.mutable_reserved(), words[2]);
       message.mutable_reserved()->set_ok(verb == "reserved");
       message.mutable_reserved()->set_reason(Rest(words, 3));
+      message.mutable_reserved()->set_workspace_bytes(
+          static_cast<uint64_t>(Number(words, "workspace")));
     } else if (verb == "uploaded") {
       Name(message.mutable_uploaded(), words[2]);
     } else if (verb == "released") {

@@ -160,13 +160,15 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
 
 void WorkerCore::OnReserve(const v1::Reserve& reserve) {
   if (!ring_.formed() || reserve.generation() != ring_.generation()) return;
+  int64_t workspace_bytes = 0;
   absl::StatusOr<std::shared_ptr<ShardOperation>> operation =
-      registry_.Reserve(reserve, ring_.rank(), ring_.world_size());
+      registry_.Reserve(reserve, ring_.rank(), ring_.world_size(), &workspace_bytes);
   v1::JoinRequest message;
   v1::Reserved* reserved = message.mutable_reserved();
   reserved->set_operation_id(reserve.operation_id());
   reserved->set_generation(reserve.generation());
   reserved->set_ok(operation.ok());
+  reserved->set_workspace_bytes(workspace_bytes);
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
   } else {

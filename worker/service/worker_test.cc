@@ -183,6 +183,7 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   ASSERT_TRUE(reserved.has_value());
   EXPECT_FALSE(reserved->reserved().ok());
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("a kernel workspace of 1000 bytes"));
+  EXPECT_EQ(reserved->reserved().workspace_bytes(), 1000u);
 
   reserve->mutable_shape()->set_seq_len_q(uint64_t{1} << 62);
   cluster.coordinator().Send("worker-0", message);
