@@ -73,6 +73,7 @@ absl::Status Run(const CommandLine& line) {
     }
     auto state = std::make_shared<FaultState>();
     state->plan = *line.faults;
+    state->holds_start = !backend->host_memory;
     device = MakeFaultyDevice(std::move(device), state);
     transport = MakeFaultyTransport(std::move(transport), state);
     LogWarning("faults are injected on purpose");
