@@ -67,10 +67,6 @@ absl::Status Run(const CommandLine& line) {
   options.call_overhead_seconds = backend->call_overhead_seconds;
   options.memory_limit_bytes = backend->memory_limit_bytes;
   if (line.faults.has_value()) {
-    // Faults are events that host threads end, for which a GPU's streams cannot wait.
-    if (!backend->host_memory) {
-      return absl::UnimplementedError("--fault_injection works with --device=cpu only");
-    }
     auto state = std::make_shared<FaultState>();
     state->plan = *line.faults;
     state->holds_start = !backend->host_memory;
