@@ -31,7 +31,7 @@ double HeadRows(const AttentionSpec& spec) {
 }
 
 double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerInputs& inputs) {
-  double flops = 0, sent = 0, received = 0;
+  double flops = 0, sent = 0, received = 0, exchange = 0;
   for (const ComputeCall& call : step.calls) {
     flops += FlopsPerPair(spec, call.op) * HeadRows(spec) *
              static_cast<double>(call.tiles * kTileRows * kTileRows);
@@ -40,9 +40,12 @@ double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerI
     (transfer.kind == Transfer::Kind::kSend ? sent : received) +=
         static_cast<double>(transfer.range.bytes);
   }
-  return std::max(flops / inputs.device_flops_per_s,
-                  std::max(sent, received) / inputs.link_bytes_per_s) +
-         inputs.step_overhead_s;
+  const double launches =
+      inputs.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
+  if (!step.transfers.empty()) {
+    exchange = std::max(sent, received) / inputs.link_bytes_per_s + inputs.exchange_overhead_s;
+  }
+  return std::max(flops / inputs.device_flops_per_s, exchange) + launches;
 }
 
 int64_t LongerAxis(const AttentionSpec& spec) {

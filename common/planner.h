@@ -36,11 +36,12 @@ inline constexpr int64_t kMaxPieceVisits = int64_t{1} << 22;
 struct PlannerInputs {
   int ready_workers = 0;
   int64_t single_device_threshold_tokens = 32768;
-  // The slowest member's rates. The defaults are one CPU core's order of magnitude;
-  // workers report measured ones when they register.
+  // The slowest member's figures. The defaults are one CPU core's order of magnitude;
+  // workers measure theirs when they start and when they form a ring.
   double device_flops_per_s = 3e10;
   double link_bytes_per_s = 1e9;
-  double step_overhead_s = 1e-4;
+  double step_overhead_s = 1e-4;   // of each compute call, beside its arithmetic
+  double exchange_overhead_s = 0;  // of a step's transfers, beside their bytes
 };
 
 struct Plan {

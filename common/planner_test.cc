@@ -53,6 +53,34 @@ TEST(PlannerTest, ThresholdDecidesBetweenOneDeviceAndTheRing) {
   EXPECT_EQ(MustPlan(batched, {}, 2).schedule, ScheduleKind::kRing);
 }
 
+// 8 heads, d 64, bf16: 256 x 256 tiles hold all of a short request's pairs, so each term of
+// the prediction can be told from the others.
+TEST(PlannerTest, PredictionsAreMadeOfWhatWorkersMeasured) {
+  const AttentionSpec spec = Spec(4096, false);
+  PlanChoice choice;
+  choice.schedule = ScheduleKind::kRing;
+  PlannerInputs inputs = Workers(4);
+  inputs.device_flops_per_s = 1e30;
+  inputs.link_bytes_per_s = 1e30;
+  inputs.step_overhead_s = 0;
+  const auto plan = [&] { return *PlanRequest(spec, Direction::kForward, choice, inputs); };
+  EXPECT_LT(plan().predicted_compute_seconds, 1e-15);
+
+  // Four steps of one call each, three of which have an exchange beside the call.
+  ASSERT_EQ(plan().step_count, 4);
+  inputs.step_overhead_s = 0.5;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5, 1e-9);
+  inputs.exchange_overhead_s = 3;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * 3, 1e-9);
+  // K and V of 1,024 tokens, 2 heads of 64: 512 KiB a step, beside the exchange's overhead.
+  inputs.link_bytes_per_s = 512 * 1024;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * (3 + 1), 1e-9);
+  // Compute hides an exchange, but not the launches.
+  inputs.device_flops_per_s = plan().flops / 4 / 4 / 100;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * (100 + 0.5), 1);
+  EXPECT_NEAR(plan().predicted_step_seconds, 100.5, 0.5);
+}
+
 TEST(PlannerTest, LayoutFollowsTheMask) {
   EXPECT_EQ(MustPlan(Spec(65536, true), {}, 4).shards.layout, Layout::kZigzag);
   EXPECT_EQ(MustPlan(Spec(65536, false), {}, 4).shards.layout, Layout::kContiguous);

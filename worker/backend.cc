@@ -20,6 +20,7 @@ namespace ringattn {
 namespace {
 
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
 
 #ifndef RINGATTN_WITH_CUDA
@@ -52,11 +53,14 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
   absl::StatusOr<double> flops = MeasureFlopsPerSecond(
       *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
   if (!flops.ok()) return flops.status();
+  absl::StatusOr<double> call = MeasureCallSeconds(*backend.device, kCallMeasurement);
+  if (!call.ok()) return call.status();
   absl::StatusOr<double> link =
       MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
   if (!link.ok()) return link.status();
   backend.flops_per_second = *flops;
   backend.link_bytes_per_second = *link;
+  backend.call_overhead_seconds = *call;
   return backend;
 }
 

@@ -24,6 +24,8 @@ struct BackendOptions {
   int64_t memory_limit_bytes = 0;  // what requests may take; 0: the backend's default
   TcpTransportOptions transport;
   int64_t pinned_pool_bytes = 0;  // CUDA
+  int nccl_max_ctas = 0;          // CUDA; 0: the transport's default
+  std::string nccl_library;       // CUDA; empty: where NcclLibrary::Load looks
   // The device is beyond repair; the process should end so that it can be replaced.
   std::function<void(const std::string& what)> on_broken;
 };
@@ -36,6 +38,7 @@ struct Backend {
   int64_t memory_limit_bytes = 0;  // what requests may take
   double flops_per_second = 0;     // measured
   double link_bytes_per_second = 0;
+  double call_overhead_seconds = 0;
 };
 
 // INVALID_ARGUMENT if the name makes no sense, or names a device that this program was

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -61,7 +62,7 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("DEVICE")
       ->capture_default_str();
   app->add_option("--threads", raw->threads,
-                  "compute threads; 0: the machine's cores / local_workers, at least 1")
+                  "CPU: compute threads; 0: the machine's cores / local_workers, at least 1")
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
@@ -81,6 +82,14 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("BYTES")
       ->capture_default_str();
+  app->add_option("--nccl_max_ctas", line->backend.nccl_max_ctas,
+                  "GPU: SMs that NCCL's transfers may occupy; 0: 4")
+      ->check(CLI::Range(0, 64))
+      ->type_name("N")
+      ->capture_default_str();
+  app->add_option("--nccl_library", line->backend.nccl_library,
+                  "GPU: libnccl.so.2; empty: $RINGATTN_NCCL, or where the loader finds it")
+      ->type_name("FILE");
   app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
                   "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
       ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
@@ -113,6 +122,23 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "longest time to connect to all peers while a ring is formed");
   AddDuration(app, "--teardown_timeout", &line->worker.ring.teardown_timeout,
               "longest time to end a ring's work; past it the process exits with code 70");
+}
+
+// What a device has no use for is refused by name where the device is named; with auto it
+// applies if that device is chosen.
+void CheckDeviceFlags(const CLI::App& app, const std::string& device) {
+  const absl::StatusOr<DeviceName> name = ParseDeviceName(device);
+  if (!name.ok() || name->automatic) return;
+  const bool cpu = name->kind == DeviceKind::kCpu;
+  const std::vector<const char*> useless =
+      cpu ? std::vector<const char*>{"--pinned_pool", "--nccl_max_ctas", "--nccl_library"}
+          : std::vector<const char*>{"--threads"};
+  for (const char* flag : useless) {
+    if (app.get_option(flag)->count() == 0) continue;
+    throw CLI::ValidationError(flag, absl::StrCat("means nothing with --device=", device,
+                                                  ": it is for ", cpu ? "GPU" : "CPU",
+                                                  " workers"));
+  }
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
@@ -153,10 +179,11 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->type_name("LEVEL");
   app.add_option("--fault_injection", raw.fault_injection,
-                 "for tests: stall_step:N, skip_send:N or slow_step_ms:M")
+                 "for tests: stall_step:N, skip_send:N, fail_send:N or slow_step_ms:M")
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);
+    CheckDeviceFlags(app, line.backend.device);
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error));

@@ -14,6 +14,7 @@ namespace {
 // 5e11 operations: a few milliseconds, and every SM has work.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
 // What is free at the start belongs to this worker, but for what NCCL (buffers for every
 // peer and channel) and the pool's own granularity take later.
@@ -36,17 +37,24 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   absl::StatusOr<double> flops =
       MeasureFlopsPerSecond(**device, kMeasuredCall, kComputeMeasurement);
   if (!flops.ok()) return flops.status();
+  absl::StatusOr<double> call = MeasureCallSeconds(**device, kCallMeasurement);
+  if (!call.ok()) return call.status();
   // Before a ring is formed no peer can be measured. A copy from the host is what two
-  // GPUs without a faster link exchange at, so the planner never counts on more.
+  // GPUs without a faster link exchange at; the ring measures itself once it stands.
   absl::StatusOr<double> link = (*device)->MeasureHostLinkBytesPerSecond();
   if (!link.ok()) return link.status();
   backend.flops_per_second = *flops;
   backend.link_bytes_per_second = *link;
-  absl::StatusOr<std::unique_ptr<NcclRingTransport>> nccl =
-      NcclRingTransport::Create({.device = cuda_index,
-                                 .step_timeout = options.transport.step_timeout,
-                                 .connect_timeout = options.transport.connect_timeout,
-                                 .on_stuck = options.on_broken});
+  backend.call_overhead_seconds = *call;
+  NcclTransportOptions nccl_options{.device = cuda_index,
+                                    .step_timeout = options.transport.step_timeout,
+                                    .connect_timeout = options.transport.connect_timeout,
+                                    .on_stuck = options.on_broken,
+                                    .library = options.nccl_library};
+  if (options.nccl_max_ctas > 0) nccl_options.max_ctas = options.nccl_max_ctas;
+  absl::StatusOr<std::unique_ptr<NcclRingTransport>> nccl = NcclRingTransport::Create(nccl_options);
+  // One that was named has to be there.
+  if (!nccl.ok() && !options.nccl_library.empty()) return nccl.status();
   backend.transport_name = "nccl";
   if (nccl.ok()) {
     LogInfo("ring transport", {{"nccl", (*nccl)->nccl_version()}});

@@ -64,14 +64,12 @@ absl::Status Run(const CommandLine& line) {
   options.transport_name = backend->transport_name;
   options.flops_per_second = backend->flops_per_second;
   options.link_bytes_per_second = backend->link_bytes_per_second;
+  options.call_overhead_seconds = backend->call_overhead_seconds;
   options.memory_limit_bytes = backend->memory_limit_bytes;
   if (line.faults.has_value()) {
-    // Faults are events that host threads end, for which a GPU's streams cannot wait.
-    if (!backend->host_memory) {
-      return absl::UnimplementedError("--fault_injection works with --device=cpu only");
-    }
     auto state = std::make_shared<FaultState>();
     state->plan = *line.faults;
+    state->holds_start = !backend->host_memory;
     device = MakeFaultyDevice(std::move(device), state);
     transport = MakeFaultyTransport(std::move(transport), state);
     LogWarning("faults are injected on purpose");
@@ -88,7 +86,8 @@ absl::Status Run(const CommandLine& line) {
                         {"metrics_address", (*worker)->metrics_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},
                         {"flops_per_second", options.flops_per_second},
-                        {"link_bytes_per_second", options.link_bytes_per_second}});
+                        {"link_bytes_per_second", options.link_bytes_per_second},
+                        {"call_overhead_seconds", options.call_overhead_seconds}});
   if (!line.port_file.empty()) {
     if (absl::Status status = WritePortFile(line.port_file, **worker); !status.ok()) return status;
   }

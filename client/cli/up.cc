@@ -115,6 +115,11 @@ int RunUp(const Flags& flags) {
                   false);
     }
   }
+  if (options.device == "cuda" && options.threads > 0) {
+    return Fail(absl::InvalidArgumentError("--threads means nothing with --device=cuda: it is for "
+                                           "CPU workers"),
+                false);
+  }
   return flags.detach ? RunDetached(options) : RunInForeground(options);
 }
 
@@ -146,7 +151,7 @@ void AddUp(CLI::App& app, Run& run) {
       ->check(port)
       ->capture_default_str();
   command->add_option("--threads", options.threads,
-                      "Compute threads per worker; 0 = the cores divided by the workers")
+                      "Compute threads per CPU worker; 0 = the cores divided by the workers")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   command->add_flag("--detach", flags->detach, "Return once the service is ready");
@@ -158,7 +163,7 @@ void AddUp(CLI::App& app, Run& run) {
   command->add_option("--server_flag", options.server_flags,
                       "A flag passed on to the coordinator; may be repeated");
   command->add_option("--worker_flag", options.worker_flags,
-                      "A flag passed on to every worker; may be repeated");
+                      "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
   command->add_option("--ready_timeout", flags->ready_timeout, "Give up if not ready by then")
       ->capture_default_str();
   command->add_option("--stop_timeout", flags->stop_timeout, "Kill what has not ended by then")

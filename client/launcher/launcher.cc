@@ -154,12 +154,15 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
                                       absl::StrCat("--secret_file=", secret_file_),
                                       absl::StrCat("--name=", WorkerChild(index)),
                                       absl::StrCat("--device=", WorkerDevice(options_.device, index)),
-                                      absl::StrCat("--threads=", std::max(1, threads)),
                                       absl::StrCat("--local_workers=", options_.workers),
                                       absl::StrCat("--local_rank=", index),
                                       "--data_listen=127.0.0.1:0",
                                       "--metrics_listen=127.0.0.1:0",
                                       "--ring_address=127.0.0.1"};
+  // GPU workers have none, and say so.
+  if (options_.device != "cuda") {
+    command.push_back(absl::StrCat("--threads=", std::max(1, threads)));
+  }
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   return command;
 }

@@ -41,6 +41,7 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
   request.plan = *std::move(plan);
   request.plan_generation = ring_.generation;
   request.blocked_until_release = 0;
+  request.workspace_bytes = 0;
   return true;
 }
 
@@ -49,15 +50,25 @@ PlannerInputs Coordinator::Impl::CurrentPlannerInputs() const {
   inputs.ready_workers = ring_.members.size();
   inputs.single_device_threshold_tokens = config_.limits.single_device_threshold_tokens;
   double flops = 0, link = 0;  // of the slowest member that measured; 0: none has
+  double call_overhead = 0;
   for (ConnectionId member : ring_.members) {
-    const v1::Register& registration = workers_.at(member).registration;
+    const WorkerRecord& worker = workers_.at(member);
+    const v1::Register& registration = worker.registration;
+    const bool measured_ring = worker.committed.generation() == ring_.generation &&
+                               worker.committed.link_bytes_per_second() > 0;
     const double its_flops = registration.flops_per_second();
-    const double its_link = registration.link_bytes_per_second();
+    const double its_link = measured_ring ? worker.committed.link_bytes_per_second()
+                                          : registration.link_bytes_per_second();
     if (its_flops > 0 && (flops == 0 || its_flops < flops)) flops = its_flops;
     if (its_link > 0 && (link == 0 || its_link < link)) link = its_link;
+    call_overhead = std::max(call_overhead, registration.call_overhead_seconds());
+    if (!measured_ring) continue;
+    inputs.exchange_overhead_s =
+        std::max(inputs.exchange_overhead_s, worker.committed.exchange_overhead_seconds());
   }
   if (flops > 0) inputs.device_flops_per_s = flops;
   if (link > 0) inputs.link_bytes_per_s = link;
+  if (call_overhead > 0) inputs.step_overhead_s = call_overhead;
   return inputs;
 }
 
@@ -73,7 +84,9 @@ bool Coordinator::Impl::ReplacementIsDue(int world_size) const {
 // False if it has to wait. REQUIRES: planned.
 bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   if (request.blocked_until_release > releases_) return false;
-  const std::vector<int64_t> bytes = request.plan->buffer_bytes;
+  // Every rank is granted the largest workspace: which one said so is not kept.
+  std::vector<int64_t> bytes = request.plan->buffer_bytes;
+  for (int64_t& of_rank : bytes) of_rank += request.workspace_bytes;
   const int64_t needed = *std::max_element(bytes.begin(), bytes.end());
 
   std::vector<ConnectionId> roomy;  // could hold it if they held nothing else
@@ -89,7 +102,8 @@ bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   }
   if (roomy.size() < bytes.size()) {
     EndRequest(request.arrived.stream,
-               NeverFits(*RankOf(most_memory_on), NameOf(most_memory_on), needed, most_memory));
+               NeverFits(*RankOf(most_memory_on), NameOf(most_memory_on), needed,
+                         request.workspace_bytes, most_memory));
     return true;
   }
 

@@ -192,6 +192,86 @@ request s2 tokens=1
 )");
 }
 
+// 200 bytes of buffers: the plan knows nothing of what a GPU's kernels need beside them.
+TEST(AdmissionTest, AWorkspaceThatNeverFitsIsToldBeforeTheUpload) {
+  EXPECT_SCENARIO(R"(
+join a memory=1000
+wait 300ms
+> serving 1
+request s1 tokens=10
+> a: reserve 1-1 [0]
+a refused 1-1 workspace=801 no memory
+> s1: failed RESOURCE_EXHAUSTED WORKER_MEMORY: rank 0 (a) would need 1001 bytes (buffers of 200 and a kernel workspace of 801) and has 1000 in all
+memory
+> a 0
+accepted s2 tokens=10
+> s2: accepted 1-2 on a
+request s3 tokens=10     # at once, though s2 will give memory back
+> a: reserve 1-3 [0]
+a refused 1-3 workspace=801 no memory
+> s3: failed RESOURCE_EXHAUSTED WORKER_MEMORY: rank 0 (a) would need 1001 bytes (buffers of 200 and a kernel workspace of 801) and has 1000 in all
+)");
+}
+
+TEST(AdmissionTest, AWorkspaceThatFitsLaterIsWaitedFor) {
+  EXPECT_SCENARIO(R"(
+join a memory=1000
+wait 300ms
+> serving 1
+accepted s1 tokens=20
+> s1: accepted 1-1 on a
+request s2 tokens=10
+> a: reserve 1-2 [0]
+a refused 1-2 workspace=700 no memory
+stats
+> queued 1 active 1 memory held ready 1
+request s3 tokens=1      # not past s2
+end s1
+> s1: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-3 [0]
+memory
+> a 900
+a reserved 1-3
+> s2: accepted 1-3 on a
+> a: reserve 1-4 [0]
+)");
+}
+
+TEST(AdmissionTest, AWorkspaceMayFitOnAnotherWorker) {
+  EXPECT_SCENARIO(R"(
+join a memory=500
+join b memory=1000
+wait 300ms
+> serving 1
+request s1 tokens=10
+> a: reserve 1-1 [0]
+a refused 1-1 workspace=700 no memory
+> b: reserve 1-2 [1]
+b reserved 1-2
+> s1: accepted 1-2 on b
+)");
+}
+
+// Asked once with the news; a second refusal is final.
+TEST(AdmissionTest, EveryMembersWorkspaceIsLearnt) {
+  EXPECT_SCENARIO(R"(
+join a memory=1000
+join b memory=1000
+wait 300ms
+> serving 1
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+a reserved 1-1
+b refused 1-1 workspace=100 cannot allocate
+> a b: reserve 1-2 [0 1]
+memory
+> a 240, b 240
+a reserved 1-2
+b refused 1-2 workspace=100 cannot allocate
+> s1: failed RESOURCE_EXHAUSTED WORKER_MEMORY retry: rank 1 (b) could not set aside 240 bytes: workspace=100 cannot allocate
+)");
+}
+
 // 20 bytes a token: q, k, v, out and lse of one head, one column, fp32.
 TEST(AdmissionTest, WaitsForMemoryThatOthersHold) {
   EXPECT_SCENARIO(R"(

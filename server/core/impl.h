@@ -127,7 +127,7 @@ class Coordinator::Impl {
   void StartOperation(RequestRecord& request, const std::vector<ConnectionId>& members,
                       const std::vector<int64_t>& bytes);
   void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
-  void Refuse(OperationRecord& operation, const Member& by, const std::string& reason);
+  void Refuse(OperationRecord& operation, const Member& by, const v1::Reserved& reserved);
   void Requeue(OperationRecord& operation);
   void Accept(OperationRecord& operation);
   void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);

@@ -42,7 +42,7 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
   OperationRecord& operation = *ref.operation;
   if (!reserved.ok()) {
     ref.member->released = true;  // it holds nothing and will not answer Release
-    if (operation.phase == Phase::kReserving) Refuse(operation, *ref.member, reserved.reason());
+    if (operation.phase == Phase::kReserving) Refuse(operation, *ref.member, reserved);
     return EraseIfReleased(operation);
   }
   ref.member->reserved = true;
@@ -55,9 +55,19 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
 
 // All or nothing: what the others set aside goes back before the next attempt.
 void Coordinator::Impl::Refuse(OperationRecord& operation, const Member& by,
-                               const std::string& reason) {
+                               const v1::Reserved& reserved) {
   const StreamId stream = *operation.stream;
   operation.was_refused = true;
+  // The plan knows the buffers alone. What the kernels need beside them is news once:
+  // with it admission decides anew whether the request waits, fits elsewhere or never does.
+  RequestRecord& request = requests_.at(stream);
+  const int64_t workspace = static_cast<int64_t>(
+      std::min(reserved.workspace_bytes(), uint64_t{1} << 62));
+  if (workspace > request.workspace_bytes) {
+    request.workspace_bytes = workspace;
+    Requeue(operation);
+    return ReleaseAll(operation);
+  }
   bool others = false;
   for (const auto& [id, other] : operations_) {
     for (const Member& member : other.members) {
@@ -66,11 +76,11 @@ void Coordinator::Impl::Refuse(OperationRecord& operation, const Member& by,
   }
   if (others) {
     Requeue(operation);
-    requests_.at(stream).blocked_until_release = releases_ + 1;
+    request.blocked_until_release = releases_ + 1;
     return ReleaseAll(operation);
   }
   EndRequest(stream, ReserveRefused(*RankOf(by.connection), NameOf(by.connection), by.bytes,
-                                    reason, config_.retry_after));
+                                    reserved.reason(), config_.retry_after));
 }
 
 // The head of the queue again: one operation reserves at a time, so none that came

@@ -103,6 +103,7 @@ void Coordinator::Impl::StartCommitting() {
 void Coordinator::Impl::OnCommitted(ConnectionId connection, const v1::Committed& committed) {
   if (ring_.phase != RingPhase::kCommitting || committed.generation() != ring_.generation) return;
   if (ring_.awaited.erase(connection) == 0) return;
+  workers_.at(connection).committed = committed;
   if (ring_.awaited.empty()) BecomeReady();
 }
 

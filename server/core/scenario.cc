@@ -29,6 +29,10 @@ std::string Option(const Words& words, const std::string& key, const std::string
   return otherwise;
 }
 
+double Number(const Words& words, const std::string& key) {
+  return std::atof(Option(words, key, "0").c_str());
+}
+
 AttentionSpec SpecOf(int64_t tokens) {
   AttentionSpec spec;
   spec.shape.seq_len_q = tokens;
@@ -100,6 +104,7 @@ class Scenario {
       return Feed(Tick{});
     }
     if (verb == "state") return ShowState(words[1]);
+    if (verb == "predicted") return ShowPrediction(words[1]);
     if (verb == "stats") return ShowStats();
     if (verb == "memory") return ShowMemory();
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
@@ -135,6 +140,9 @@ class Scenario {
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
     joined.registration.set_version(Option(words, "version", "1"));
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
+    joined.registration.set_flops_per_second(Number(words, "flops"));
+    joined.registration.set_link_bytes_per_second(Number(words, "link"));
+    joined.registration.set_call_overhead_seconds(Number(words, "call"));
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
@@ -173,6 +181,8 @@ class Scenario {
       message.mutable_prepared()->set_blob(name);
     } else if (verb == "committed") {
       message.mutable_committed()->set_generation(generation);
+      message.mutable_committed()->set_link_bytes_per_second(Number(words, "link"));
+      message.mutable_committed()->set_exchange_overhead_seconds(Number(words, "exchange"));
     } else if (verb == "torndown") {
       message.mutable_torn_down()->set_generation(generation);
     } else if (verb == "failed") {
@@ -184,6 +194,8 @@ class Scenario {
       Name(message.mutable_reserved(), words[2]);
       message.mutable_reserved()->set_ok(verb == "reserved");
       message.mutable_reserved()->set_reason(Rest(words, 3));
+      message.mutable_reserved()->set_workspace_bytes(
+          static_cast<uint64_t>(Number(words, "workspace")));
     } else if (verb == "uploaded") {
       Name(message.mutable_uploaded(), words[2]);
     } else if (verb == "released") {
@@ -280,6 +292,13 @@ class Scenario {
       if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
     }
     lines_.push_back({request_id, state});
+  }
+
+  void ShowPrediction(const std::string& request_id) {
+    const std::optional<OperationView> view = core_.FindOperation(request_id);
+    lines_.push_back({request_id, view && view->plan
+                                      ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
+                                      : "not planned"});
   }
 
   void ShowStats() {

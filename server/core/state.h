@@ -20,6 +20,7 @@ struct WorkerRecord {
   v1::Register registration;
   absl::Time last_heard;
   v1::Heartbeat heartbeat;  // the newest
+  v1::Committed committed;  // what it measured of its newest ring
 };
 
 enum class RingPhase {
@@ -106,6 +107,8 @@ struct RequestRecord {
   std::string operation_id;  // empty while queued
   // A worker had no memory: not worth another try before this many releases.
   uint64_t blocked_until_release = 0;
+  // The most that a worker said its kernels need for this plan beside the buffers.
+  int64_t workspace_bytes = 0;
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;

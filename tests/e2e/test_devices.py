@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from cluster import BIN
+from cluster import BIN, CLI
 
 
 def start_worker(tmp_path, *flags):
@@ -20,6 +20,29 @@ def test_a_gpu_that_is_not_there_is_an_error_by_name(tmp_path):
     assert ended.returncode == 1
     assert "--device=cuda:99: " in ended.stderr
     assert "no CUDA device" in ended.stderr or "built without CUDA" in ended.stderr
+
+
+@pytest.mark.parametrize("device, flag", [
+    ("cpu", "--nccl_max_ctas=2"), ("cpu", "--nccl_library=/x"), ("cpu", "--pinned_pool=16777216"),
+    ("cuda:0", "--threads=2")])
+def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag):
+    ended = start_worker(tmp_path, f"--device={device}", flag)
+    assert ended.returncode > 1
+    said = ended.stderr + ended.stdout
+    assert flag.split("=")[0] in said
+    assert f"means nothing with --device={device}" in said
+
+
+def test_the_launcher_does_not_pass_threads_to_gpu_workers(tmp_path):
+    ended = subprocess.run([CLI, "up", "--device=cuda", "--threads=2", f"--state_dir={tmp_path}"],
+                           capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "--threads means nothing with --device=cuda" in ended.stderr + ended.stdout
+    # Without a GPU the workers end at their device, not at a flag.
+    subprocess.run([CLI, "up", "--device=cuda", "--workers=1", "--port=0", "--ready_timeout=3s",
+                    f"--state_dir={tmp_path}"],
+                   capture_output=True, text=True, timeout=60, check=False)
+    assert "means nothing" not in (tmp_path / "worker-0.log").read_text()
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:", "cuda:-1", "cuda:1x"])

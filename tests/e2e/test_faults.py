@@ -133,6 +133,18 @@ def test_a_worker_that_skips_its_step_is_named(make_ring):
     assert "worker-1" in error.details()
 
 
+def test_a_link_that_breaks_ends_the_generation_and_the_next_one_works(make_ring):
+    ring = make_ring(workers=0, **FLAGS)
+    for index in range(3):
+        ring.start_worker(index, ["--fault_injection=fail_send:1"] if index == 1 else [])
+    generation = ring.wait_ready(3).generation
+    error = Call(ring, make_inputs(sq=600)).error()
+    assert error.code() in LOST
+    assert "RetryInfo" in details(error)
+    ring.wait_ready(3, seconds=15, after_generation=generation)
+    undisturbed(ring, world_size=3)
+
+
 def test_a_merely_slow_worker_is_left_alone(make_ring):
     # As a step of a minute is to the usual timeouts, which server/core tests with its own
     # clock: each takes three times as long as a rank may stand still, but progress is made.

@@ -19,6 +19,7 @@ namespace ringattn {
 namespace {
 
 constexpr int64_t kHeadDim = 128;
+constexpr int kCallsInARow = 32;
 
 // A socket that closes itself.
 class Socket {
@@ -62,59 +63,105 @@ absl::StatusOr<std::pair<Socket, Socket>> ConnectToSelf(const std::string& host)
   return std::make_pair(std::move(client), std::move(server));
 }
 
+// A prepared forward call on operands of its own.
+class ForwardOnDevice {
+ public:
+  static absl::StatusOr<std::unique_ptr<ForwardOnDevice>> Make(Device& device,
+                                                               const MeasuredCall& size) {
+    std::unique_ptr<ForwardOnDevice> made(new ForwardOnDevice(device));
+    if (absl::Status status = made->Init(size); !status.ok()) return status;
+    return made;
+  }
+
+  EventRef Start() { return device_.Start(*prepared_.front(), {}, &control_); }
+
+ private:
+  explicit ForwardOnDevice(Device& device) : device_(device) {}
+
+  absl::Status Init(const MeasuredCall& size) {
+    problem_.dtype = DType::kBFloat16;
+    problem_.num_heads = problem_.num_kv_heads = size.heads;
+    problem_.head_dim = problem_.head_dim_v = kHeadDim;
+    problem_.softmax_scale = 0.1f;
+    problem_.bands = {Band{}};
+    const int64_t tensor_bytes = size.rows * size.heads * kHeadDim * 2;
+    // Numbers around one: a GPU draws less power, and runs faster, on zeros.
+    std::vector<uint16_t> values(tensor_bytes / 2);
+    uint32_t state = 1;
+    for (uint16_t& value : values) {
+      state = state * 1664525u + 1013904223u;
+      value = static_cast<uint16_t>(0x3f00 + (state >> 24) + ((state >> 8 & 1) << 15));
+    }
+    for (int64_t bytes :
+         {tensor_bytes, tensor_bytes, tensor_bytes, tensor_bytes, size.rows * size.heads * 4}) {
+      absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer = device_.Allocate(bytes);
+      if (!buffer.ok()) return buffer.status();
+      absl::Status status = device_.CopyFromHost((*buffer)->data(), values.data(), bytes);
+      if (!status.ok()) return status;
+      buffers_.push_back(*std::move(buffer));
+    }
+    const Piece piece{.length = size.rows};
+    ForwardCall call;
+    call.problem = &problem_;
+    call.q_rows = size.rows;
+    call.q_pieces = {piece};
+    call.q = buffers_[0]->data();
+    call.blocks = {{size.rows, {piece}, buffers_[1]->data(), buffers_[2]->data()}};
+    call.out = buffers_[3]->data();
+    call.lse = static_cast<float*>(buffers_[4]->data());
+    call.initial = call.final = true;
+    absl::StatusOr<PreparedCalls> prepared = device_.Prepare({call});
+    if (!prepared.ok()) return prepared.status();
+    prepared_ = *std::move(prepared);
+    return absl::OkStatus();
+  }
+
+  Device& device_;
+  AttentionProblem problem_;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  PreparedCalls prepared_;
+  RunControl control_;
+};
+
+absl::Time Patience() { return absl::Now() + absl::Minutes(1); }
+
 }  // namespace
 
 absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const MeasuredCall& size,
                                              absl::Duration budget) {
-  AttentionProblem problem;
-  problem.dtype = DType::kBFloat16;
-  problem.num_heads = problem.num_kv_heads = size.heads;
-  problem.head_dim = problem.head_dim_v = kHeadDim;
-  problem.softmax_scale = 0.1f;
-  problem.bands = {Band{}};
-  const int64_t tensor_bytes = size.rows * size.heads * kHeadDim * 2;
-  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
-  // Numbers around one: a GPU draws less power, and runs faster, on zeros.
-  std::vector<uint16_t> values(tensor_bytes / 2);
-  uint32_t state = 1;
-  for (uint16_t& value : values) {
-    state = state * 1664525u + 1013904223u;
-    value = static_cast<uint16_t>(0x3f00 + (state >> 24) + ((state >> 8 & 1) << 15));
-  }
-  for (int64_t bytes :
-       {tensor_bytes, tensor_bytes, tensor_bytes, tensor_bytes, size.rows * size.heads * 4}) {
-    absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer = device.Allocate(bytes);
-    if (!buffer.ok()) return buffer.status();
-    absl::Status status = device.CopyFromHost((*buffer)->data(), values.data(), bytes);
-    if (!status.ok()) return status;
-    buffers.push_back(*std::move(buffer));
-  }
-  const Piece piece{.length = size.rows};
-  ForwardCall call;
-  call.problem = &problem;
-  call.q_rows = size.rows;
-  call.q_pieces = {piece};
-  call.q = buffers[0]->data();
-  call.blocks = {{size.rows, {piece}, buffers[1]->data(), buffers[2]->data()}};
-  call.out = buffers[3]->data();
-  call.lse = static_cast<float*>(buffers[4]->data());
-  call.initial = call.final = true;
-
-  RunControl control;
-  absl::StatusOr<PreparedCalls> prepared = device.Prepare({call});
-  if (!prepared.ok()) return prepared.status();
+  absl::StatusOr<std::unique_ptr<ForwardOnDevice>> call = ForwardOnDevice::Make(device, size);
+  if (!call.ok()) return call.status();
   const double flops = 4.0 * size.rows * size.rows * kHeadDim * size.heads;
   // The best call is the one least disturbed: the first ones warm up threads, caches
   // and clock, and other processes start at the same moment.
   absl::Duration best = absl::InfiniteDuration();
   const absl::Time end = absl::Now() + budget;
   do {
-    EventRef done = device.Start(*prepared->front(), {}, &control);
-    absl::Status status = done->Wait(absl::Now() + absl::Minutes(1));
+    EventRef done = (*call)->Start();
+    absl::Status status = done->Wait(Patience());
     if (!status.ok()) return status;
     best = std::min(best, done->end_time() - done->begin_time());
   } while (absl::Now() < end);
   return flops / absl::ToDoubleSeconds(best);
+}
+
+absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget) {
+  absl::StatusOr<std::unique_ptr<ForwardOnDevice>> call =
+      ForwardOnDevice::Make(device, {.rows = 1, .heads = 1});
+  if (!call.ok()) return call.status();
+  absl::Duration best = absl::InfiniteDuration();
+  const absl::Time end = absl::Now() + budget;
+  do {
+    const EventRef first = (*call)->Start();
+    EventRef last = first;
+    for (int i = 0; i < kCallsInARow; ++i) last = (*call)->Start();
+    // In order: what came before has ended as well, and says so when it is asked.
+    for (const EventRef& done : {last, first}) {
+      if (absl::Status status = done->Wait(Patience()); !status.ok()) return status;
+    }
+    best = std::min(best, (last->end_time() - first->end_time()) / kCallsInARow);
+  } while (absl::Now() < end);
+  return absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }
 
 absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::Duration budget) {

@@ -22,6 +22,10 @@ struct MeasuredCall {
 absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const MeasuredCall& size,
                                              absl::Duration budget);
 
+// Seconds that a call takes whose arithmetic is next to nothing, in a row of such: what the
+// host, the queue and the launch cost. The best row of as many as fit into `budget`.
+absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget);
+
 // Bytes per second over one TCP connection of this machine with itself at `host`,
 // over the best of `budget`: what a ring of local processes gets at most.
 absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::Duration budget);

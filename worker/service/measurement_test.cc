@@ -2,6 +2,7 @@
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "worker/device/cpu/cpu_device.h"
 #include "worker/testing/scalar_device.h"
 
 namespace ringattn {
@@ -27,6 +28,31 @@ TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
   ScalarDevice device;
   EXPECT_EQ(MeasureFlopsPerSecond(device, {}, absl::Milliseconds(10)).status().code(),
             absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(MeasureCallSeconds(device, absl::ZeroDuration()).status().code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+// 1 ms a call, far above what a call costs by itself.
+class SlowToStart : public CpuDevice {
+ public:
+  SlowToStart() : CpuDevice(1, int64_t{1} << 30) {}
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
+    absl::SleepFor(absl::Milliseconds(1));
+    return CpuDevice::Start(call, std::move(after), control);
+  }
+};
+
+TEST(Measurement, ACallHasItsPrice) {
+  CpuDevice device(1, int64_t{1} << 30);
+  const auto quick = MeasureCallSeconds(device, absl::Milliseconds(5));
+  ASSERT_TRUE(quick.ok()) << quick.status();
+  EXPECT_GT(*quick, 0);
+  SlowToStart slow;
+  const auto dear = MeasureCallSeconds(slow, absl::ZeroDuration());
+  ASSERT_TRUE(dear.ok()) << dear.status();
+  EXPECT_GE(*dear, 0.9e-3);
+  EXPECT_LT(*quick, *dear);
 }
 
 }  // namespace

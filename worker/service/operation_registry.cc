@@ -12,16 +12,18 @@ OperationRegistry::OperationRegistry(Device* device, MemoryBudget* budget,
     : device_(device), budget_(budget), on_released_(std::move(on_released)) {}
 
 absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
-    const v1::Reserve& reserve, int rank, int world_size) {
+    const v1::Reserve& reserve, int rank, int world_size, int64_t* workspace_bytes) {
+  *workspace_bytes = 0;
   absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, rank, world_size);
   if (!decoded.ok()) return decoded.status();
   const OperationInfo info{reserve.operation_id(), reserve.generation(), reserve.with_timeline()};
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }
-  absl::StatusOr<int64_t> workspace_bytes =
+  const absl::StatusOr<int64_t> workspace =
       Operation::WorkspaceBytes(decoded->spec, decoded->plan, decoded->program, *device_);
-  if (!workspace_bytes.ok()) return workspace_bytes.status();
+  if (!workspace.ok()) return workspace.status();
+  *workspace_bytes = *workspace;
   const int64_t buffer_bytes = decoded->program.BufferBytes();
   absl::StatusOr<MemoryBudget::Reservation> reservation =
       budget_->Take(buffer_bytes + *workspace_bytes);

@@ -30,11 +30,13 @@ class OperationRegistry {
   OperationRegistry(Device* device, MemoryBudget* budget, ReleasedCallback on_released);
 
   // Sets memory aside for the operation. `rank` of `world_size`: this worker in the
-  // generation.
+  // generation. *workspace_bytes becomes what the device's kernels need beside the
+  // program's buffers, 0 as long as that is unknown.
   //   INVALID_ARGUMENT    a malformed message, or the id is taken
   //   RESOURCE_EXHAUSTED  over the memory limit, with the arithmetic
   absl::StatusOr<std::shared_ptr<ShardOperation>> Reserve(const v1::Reserve& reserve, int rank,
-                                                          int world_size);
+                                                          int world_size,
+                                                          int64_t* workspace_bytes);
 
   // Null if there is none of that id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;

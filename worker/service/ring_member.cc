@@ -1,5 +1,6 @@
 #include "worker/service/ring_member.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,10 +8,11 @@
 
 namespace ringattn {
 
-RingMember::RingMember(RingMemberOptions options, RingTransport* transport,
+RingMember::RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
                        OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
                        Watchdog* watchdog)
     : options_(options),
+      device_(device),
       transport_(transport),
       registry_(registry),
       runner_(runner),
@@ -25,23 +27,48 @@ absl::StatusOr<std::string> RingMember::Prepare(uint64_t generation, int rank, i
   return transport_->Prepare(generation, rank, world_size);
 }
 
-absl::Status RingMember::Commit(uint64_t generation, const std::vector<std::string>& blobs) {
+absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
+                                             const std::vector<std::string>& blobs) {
   if (generation != generation_ || communicator_ != nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("generation ", generation,
                                                       " is not the one that is prepared, ",
                                                       generation_));
   }
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
-      transport_->Connect(generation, blobs, absl::Now() + options_.connect_timeout);
+      transport_->Connect(generation, blobs, deadline);
   if (!communicator.ok()) return communicator.status();
+  absl::Status status = SetForming(generation, communicator->get());
+  if (!status.ok()) return status;
+  const absl::StatusOr<RingRates> rates =
+      MeasureRing(**communicator, *device_, options_.memory_limit_bytes / 4, deadline);
+  status = SetForming(generation, nullptr);
+  if (!status.ok()) return status;
+  if (!rates.ok()) return rates.status();
   communicator_ = std::make_shared<ObservedCommunicator>(*std::move(communicator), probe_);
   runner_->SetCommunicator(communicator_);
-  return absl::OkStatus();
+  return *rates;
+}
+
+absl::Status RingMember::SetForming(uint64_t generation, Communicator* communicator) {
+  absl::MutexLock lock(&forming_mutex_);
+  const bool cancelled = generation <= cancelled_generation_;
+  forming_ = cancelled ? nullptr : communicator;
+  return cancelled ? absl::CancelledError("forming the ring was cancelled") : absl::OkStatus();
+}
+
+void RingMember::CancelForming(uint64_t generation) {
+  transport_->Cancel();
+  absl::MutexLock lock(&forming_mutex_);
+  cancelled_generation_ = std::max(cancelled_generation_, generation);
+  if (forming_ != nullptr) forming_->Abort("forming the ring was cancelled");
 }
 
 void RingMember::Forget(const std::string& reason) {
   TearDown(reason);
   generation_ = 0;
+  absl::MutexLock lock(&forming_mutex_);
+  cancelled_generation_ = 0;
 }
 
 void RingMember::TearDown(const std::string& reason) {

@@ -7,34 +7,50 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/device/device.h"
 #include "worker/service/activity_probe.h"
 #include "worker/service/operation_registry.h"
 #include "worker/service/operation_runner.h"
+#include "worker/service/ring_measurement.h"
 #include "worker/service/watchdog.h"
 
 namespace ringattn {
 
 struct RingMemberOptions {
+  // Of a commit: connecting to all peers and measuring the ring.
   absl::Duration connect_timeout = absl::Seconds(10);
+  // What requests may take of the device; the measurement takes at most half of it, while
+  // there are none.
+  int64_t memory_limit_bytes = 0;
   // Bound of a teardown; past it the process ends.
   absl::Duration teardown_timeout = absl::Seconds(5);
 };
 
-// Used by one thread, on which its calls may block within their bounds.
+// Used by one thread, on which its calls may block within their bounds; CancelForming may
+// come from any.
 class RingMember {
  public:
   // Everything outlives the member.
-  RingMember(RingMemberOptions options, RingTransport* transport, OperationRegistry* registry,
-             OperationRunner* runner, ActivityProbe* probe, Watchdog* watchdog);
+  RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
+             OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
+             Watchdog* watchdog);
 
   // Phase one; the blob. Ends what is left of an older generation.
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size);
 
-  // Phase two. FAILED_PRECONDITION if another generation is prepared.
-  absl::Status Commit(uint64_t generation, const std::vector<std::string>& blobs);
+  // Phase two: connects to all peers and measures the ring with them. FAILED_PRECONDITION
+  // if another generation is prepared, UNAVAILABLE if a peer cannot be reached or does not
+  // take part in time, CANCELLED by CancelForming.
+  absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs);
+
+  // Ends a Commit of this or an older generation, in progress or to come. Never blocks for
+  // long.
+  void CancelForming(uint64_t generation);
 
   // Aborts transfers, ends and frees all operations, closes the links. When it
   // returns nothing of any generation is left. Past its bound the watchdog strikes.
@@ -49,7 +65,11 @@ class RingMember {
   int world_size() const { return world_size_; }
 
  private:
+  // While a Commit measures `communicator`, or null. CANCELLED if it is too late.
+  absl::Status SetForming(uint64_t generation, Communicator* communicator);
+
   const RingMemberOptions options_;
+  Device* const device_;
   RingTransport* const transport_;
   OperationRegistry* const registry_;
   OperationRunner* const runner_;
@@ -60,6 +80,10 @@ class RingMember {
   int rank_ = 0;
   int world_size_ = 0;
   std::shared_ptr<Communicator> communicator_;
+
+  absl::Mutex forming_mutex_;
+  uint64_t cancelled_generation_ ABSL_GUARDED_BY(forming_mutex_) = 0;  // and older ones
+  Communicator* forming_ ABSL_GUARDED_BY(forming_mutex_) = nullptr;
 };
 
 }  // namespace ringattn

@@ -32,6 +32,7 @@ struct WorkerOptions {
   std::string transport_name = "tcp";  // metrics label of the ring's bytes
   double flops_per_second = 0;         // measured by the caller
   double link_bytes_per_second = 0;
+  double call_overhead_seconds = 0;
   RingMemberOptions ring;
 };
 

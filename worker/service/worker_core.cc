@@ -1,19 +1,29 @@
 #include "worker/service/worker_core.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/observability/log.h"
 #include "worker/service/run_report.h"
 
 namespace ringattn {
+namespace {
+
+RingMemberOptions RingOptions(const WorkerCoreOptions& options) {
+  RingMemberOptions ring = options.ring;
+  ring.memory_limit_bytes = options.memory_limit_bytes;
+  return ring;
+}
+
+}  // namespace
 
 WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport* transport,
                        WorkerMetrics* metrics, std::function<void(v1::JoinRequest)> send,
                        std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
       send_(std::move(send)),
-      transport_(transport),
       metrics_(metrics),
       budget_(options_.memory_limit_bytes),
       device_(device, &probe_),
@@ -22,7 +32,7 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       runner_(&device_,
               [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                      const RunningOperation& last) { OnRunDone(operation, result, last); }),
-      ring_(options_.ring, transport, &registry_, &runner_, &probe_, &watchdog_),
+      ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
       work_("worker_control") {}
 
 WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
@@ -35,8 +45,10 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::kCommit:
       return Enqueue([this, commit = message.commit()] { OnCommit(commit); });
     case v1::JoinResponse::kTeardown:
-      // A Commit that still connects would hold the teardown up.
-      if (message.teardown().generation() >= last_prepare_) transport_->Cancel();
+      // A Commit that still connects or measures would hold the teardown up.
+      if (message.teardown().generation() >= last_prepare_) {
+        ring_.CancelForming(message.teardown().generation());
+      }
       return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
     case v1::JoinResponse::kReserve:
       return Enqueue([this, reserve = message.reserve()] { OnReserve(reserve); });
@@ -64,7 +76,7 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
   last_prepare_ = 0;
-  transport_->Cancel();
+  ring_.CancelForming(std::numeric_limits<uint64_t>::max());
   EventRef done = work_.Start(
       [this, reason] {
         ring_.Forget(reason);
@@ -118,14 +130,23 @@ void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
 }
 
 void WorkerCore::OnCommit(const v1::Commit& commit) {
-  absl::Status status =
+  const absl::StatusOr<RingRates> rates =
       ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()});
   // Crossed on the wire with the end of its generation.
-  if (absl::IsFailedPrecondition(status) || absl::IsCancelled(status)) return;
-  if (!status.ok()) return SendGenerationFailed(commit.generation(), status, nullptr);
+  if (absl::IsFailedPrecondition(rates.status()) || absl::IsCancelled(rates.status())) return;
+  if (!rates.ok()) return SendGenerationFailed(commit.generation(), rates.status(), nullptr);
+  LogInfo("ring formed",
+          {{"generation", commit.generation()},
+           {"rank", ring_.rank()},
+           {"world_size", ring_.world_size()},
+           {"link_bytes_per_second", rates->link_bytes_per_second},
+           {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
   v1::JoinRequest message;
-  message.mutable_committed()->set_generation(commit.generation());
+  v1::Committed* committed = message.mutable_committed();
+  committed->set_generation(commit.generation());
+  committed->set_link_bytes_per_second(rates->link_bytes_per_second);
+  committed->set_exchange_overhead_seconds(absl::ToDoubleSeconds(rates->exchange_overhead));
   send_(std::move(message));
 }
 
@@ -139,13 +160,15 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
 
 void WorkerCore::OnReserve(const v1::Reserve& reserve) {
   if (!ring_.formed() || reserve.generation() != ring_.generation()) return;
+  int64_t workspace_bytes = 0;
   absl::StatusOr<std::shared_ptr<ShardOperation>> operation =
-      registry_.Reserve(reserve, ring_.rank(), ring_.world_size());
+      registry_.Reserve(reserve, ring_.rank(), ring_.world_size(), &workspace_bytes);
   v1::JoinRequest message;
   v1::Reserved* reserved = message.mutable_reserved();
   reserved->set_operation_id(reserve.operation_id());
   reserved->set_generation(reserve.generation());
   reserved->set_ok(operation.ok());
+  reserved->set_workspace_bytes(workspace_bytes);
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
   } else {

@@ -69,7 +69,6 @@ class WorkerCore {
 
   const WorkerCoreOptions options_;
   const std::function<void(v1::JoinRequest)> send_;
-  RingTransport* const transport_;
   WorkerMetrics* const metrics_;
   MemoryBudget budget_;
   ActivityProbe probe_;
@@ -77,7 +76,7 @@ class WorkerCore {
   Watchdog watchdog_;
   OperationRegistry registry_;
   OperationRunner runner_;
-  RingMember ring_;  // used on work_ only
+  RingMember ring_;  // used on work_ only, but for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
   uint64_t last_prepare_ = 0;  // generation; used by OnMessage's thread only
   HostQueue work_;  // last: its thread uses the rest

@@ -31,15 +31,28 @@ void ExpectAllFree(Cluster& cluster) {
 }
 
 TEST(Worker, RegistersWhatItIs) {
-  Cluster cluster(1, {.memory_limit_bytes = 12345, .threads = 3, .flops_per_second = 5e9});
+  Cluster cluster(1, {.memory_limit_bytes = 12345, .threads = 3, .flops_per_second = 5e9,
+                      .call_overhead_seconds = 2e-5});
   const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
   ASSERT_TRUE(registration.has_value());
   EXPECT_EQ(registration->device(), "scalar");
   EXPECT_EQ(registration->memory_bytes(), 12345u);
   EXPECT_EQ(registration->threads(), 3u);
   EXPECT_EQ(registration->flops_per_second(), 5e9);
+  EXPECT_EQ(registration->call_overhead_seconds(), 2e-5);
   EXPECT_EQ(registration->data_address(), cluster.worker(0).data_address());
   EXPECT_FALSE(registration->incarnation().empty());
+}
+
+TEST(Worker, SaysWhatItMeasuredOfItsRing) {
+  for (int world_size : {1, 2, 3}) {
+    Cluster cluster(world_size);
+    for (const v1::Committed& committed : cluster.Form(1)) {
+      EXPECT_EQ(committed.link_bytes_per_second() > 1e5, world_size > 1);
+      EXPECT_EQ(committed.exchange_overhead_seconds() > 0, world_size > 1);
+      EXPECT_LT(committed.exchange_overhead_seconds(), 5);
+    }
+  }
 }
 
 TEST(Worker, ComputesARequestFromReserveToRelease) {
@@ -170,6 +183,7 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   ASSERT_TRUE(reserved.has_value());
   EXPECT_FALSE(reserved->reserved().ok());
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("a kernel workspace of 1000 bytes"));
+  EXPECT_EQ(reserved->reserved().workspace_bytes(), 1000u);
 
   reserve->mutable_shape()->set_seq_len_q(uint64_t{1} << 62);
   cluster.coordinator().Send("worker-0", message);

@@ -191,7 +191,8 @@ void Cluster::NewCoordinator() {
   WaitForAll();
 }
 
-void Cluster::Form(uint64_t generation) {
+std::vector<v1::Committed> Cluster::Form(uint64_t generation) {
+  std::vector<v1::Committed> all;
   v1::JoinResponse commit;
   commit.mutable_commit()->set_generation(generation);
   for (int rank = 0; rank < size(); ++rank) {
@@ -200,17 +201,18 @@ void Cluster::Form(uint64_t generation) {
     prepare.mutable_prepare()->set_rank(rank);
     prepare.mutable_prepare()->set_world_size(size());
     coordinator_->Send(Name(rank), prepare);
-    const auto prepared = coordinator_->Await(Name(rank), Message::kPrepared);
-    ASSERT_TRUE(prepared.has_value());
-    EXPECT_EQ(prepared->prepared().generation(), generation);
-    commit.mutable_commit()->add_blobs(prepared->prepared().blob());
+    const v1::Prepared prepared =
+        coordinator_->Await(Name(rank), Message::kPrepared).value_or(Message()).prepared();
+    EXPECT_EQ(prepared.generation(), generation);
+    commit.mutable_commit()->add_blobs(prepared.blob());
   }
   for (int rank = 0; rank < size(); ++rank) coordinator_->Send(Name(rank), commit);
   for (int rank = 0; rank < size(); ++rank) {
-    const auto committed = coordinator_->Await(Name(rank), Message::kCommitted);
-    ASSERT_TRUE(committed.has_value());
-    EXPECT_EQ(committed->committed().generation(), generation);
+    all.push_back(
+        coordinator_->Await(Name(rank), Message::kCommitted).value_or(Message()).committed());
+    EXPECT_EQ(all.back().generation(), generation);
   }
+  return all;
 }
 
 void Cluster::TearDown(uint64_t generation) {

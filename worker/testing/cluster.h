@@ -71,7 +71,7 @@ class Cluster {
 
   // Each of these fails the test if an answer does not come.
   void WaitForAll();
-  void Form(uint64_t generation);
+  std::vector<v1::Committed> Form(uint64_t generation);
   void TearDown(uint64_t generation);
   void Reserve(const TestRequest& request, const std::string& id, uint64_t generation);
   void SendRun(const std::string& id, uint64_t generation);

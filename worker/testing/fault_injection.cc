@@ -15,6 +15,10 @@ namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 
+void WaitForTheRingsEnd(const FaultState& state) {
+  while (!state.aborted.load()) absl::SleepFor(kPoll);
+}
+
 class FaultyDevice : public Device {
  public:
   FaultyDevice(std::unique_ptr<Device> inner, std::shared_ptr<FaultState> state)
@@ -28,6 +32,7 @@ class FaultyDevice : public Device {
     return inner_->WorkspaceBytes(calls);
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    state_->counts = true;
     return inner_->Prepare(std::move(calls));
   }
 
@@ -42,11 +47,13 @@ class FaultyDevice : public Device {
     if (!stalls && plan.slow_step == absl::ZeroDuration()) {
       return inner_->Start(call, std::move(after), control);
     }
+    if (state_->holds_start) {
+      Delay(stalls, control);
+      return inner_->Start(call, std::move(after), control);
+    }
     EventRef delayed = delay_.Start(
         [this, control, stalls] {
-          delaying_ = true;
-          stalls ? Stall() : Dawdle(control);
-          delaying_ = false;
+          Delay(stalls, control);
           return absl::OkStatus();
         },
         after, HostQueue::OnFailure::kRun);
@@ -74,9 +81,10 @@ class FaultyDevice : public Device {
   }
 
  private:
-  // Until the ring ends.
-  void Stall() {
-    while (!state_->aborted.load()) absl::SleepFor(kPoll);
+  void Delay(bool stalls, RunControl* control) {
+    delaying_ = true;
+    stalls ? WaitForTheRingsEnd(*state_) : Dawdle(control);
+    delaying_ = false;
   }
 
   void Dawdle(RunControl* control) {
@@ -98,6 +106,7 @@ class FaultyCommunicator : public Communicator {
   FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<FaultState> state)
       : inner_(std::move(inner)), state_(std::move(state)) {
     state_->aborted = false;
+    state_->counts = false;
   }
   ~FaultyCommunicator() override { Abort("the communicator was closed"); }
 
@@ -106,7 +115,12 @@ class FaultyCommunicator : public Communicator {
 
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
-    if (state_->groups_started.fetch_add(1) != state_->plan.skip_send) {
+    if (!state_->counts.load()) return inner_->Start(std::move(group), std::move(after), control);
+    const int64_t index = state_->groups_started.fetch_add(1);
+    const bool skips = index == state_->plan.skip_send;
+    if (index == state_->plan.fail_send) Abort("a group of transfers was made to fail");
+    if (skips && state_->holds_start) WaitForTheRingsEnd(*state_);
+    if (!skips || state_->holds_start) {
       return inner_->Start(std::move(group), std::move(after), control);
     }
     auto never = std::make_shared<HostEvent>();
@@ -168,13 +182,15 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
   if (absl::SimpleAtoi(parts.second, &number) && number >= 0) {
     if (parts.first == "stall_step") plan.stall_step = number;
     if (parts.first == "skip_send") plan.skip_send = number;
+    if (parts.first == "fail_send") plan.fail_send = number;
     if (parts.first == "slow_step_ms") plan.slow_step = absl::Milliseconds(number);
-    if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.slow_step > absl::ZeroDuration()) {
+    if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.fail_send >= 0 ||
+        plan.slow_step > absl::ZeroDuration()) {
       return plan;
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "\"", text, "\" is none of stall_step:N, skip_send:N, slow_step_ms:M with M > 0"));
+      "\"", text, "\" is none of stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M with M > 0"));
 }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,

@@ -5,8 +5,17 @@
 //   stall_step:N     compute calls after the N-th transfer group do not end until the
 //                    ring is torn down, once: a wedged device
 //   skip_send:N      the N-th transfer group is dropped: a rank that skips its step
+//   fail_send:N      the N-th transfer group fails: a broken link
 //   slow_step_ms:M   every compute call takes M ms longer, with steady progress: a rank
 //                    that is merely slow
+//
+// Groups count from 0, from the first operation that a ring prepares: what a ring exchanges
+// while it is formed is no part of any step.
+//
+// Where the device's queue waits for events of its own kind only (a GPU's streams), nothing
+// that a host thread ends can stand in the queue: `holds_start`. The thread that starts the
+// call or the group then stands still instead; to the outside it is the same rank that does
+// not get on.
 #ifndef RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
 #define RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
 
@@ -24,6 +33,7 @@ namespace ringattn {
 struct FaultPlan {
   int64_t stall_step = -1;  // -1 = never
   int64_t skip_send = -1;
+  int64_t fail_send = -1;
   absl::Duration slow_step;
 };
 
@@ -33,6 +43,8 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text);
 // Counts transfer groups over the life of the process. Shared by both decorators.
 struct FaultState {
   FaultPlan plan;
+  bool holds_start = false;
+  std::atomic<bool> counts{false};  // the current ring has prepared an operation
   std::atomic<int64_t> groups_started{0};
   std::atomic<bool> aborted{false};  // the current ring was torn down
   std::atomic<bool> stalled{false};  // stall_step has happened

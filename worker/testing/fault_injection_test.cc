@@ -19,15 +19,23 @@ std::shared_ptr<FaultState> StateOf(const std::string& text) {
   return state;
 }
 
-// A ring of one behind the faulty transport: its groups are empty, but counted.
+// A ring of one behind the faulty transport: its groups are empty, but counted once an
+// operation is prepared.
 std::unique_ptr<Communicator> RingOfOne(RingTransport& transport) {
   auto blob = transport.Prepare(1, 0, 1);
   return *transport.Connect(1, {*blob}, Soon());
 }
 
-TEST(FaultInjection, ParsesItsThreeFaultsAndNothingElse) {
+void PrepareAnOperation(std::shared_ptr<FaultState> state) {
+  EXPECT_TRUE(MakeFaultyDevice(std::make_unique<ScalarDevice>(), std::move(state))
+                  ->Prepare({})
+                  .ok());
+}
+
+TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   EXPECT_EQ(ParseFaultPlan("stall_step:0")->stall_step, 0);
   EXPECT_EQ(ParseFaultPlan("skip_send:12")->skip_send, 12);
+  EXPECT_EQ(ParseFaultPlan("fail_send:3")->fail_send, 3);
   EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step, absl::Milliseconds(5));
   for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
                           "slow_step_ms:0", "boom:1", ":1", "skip_send:1:2"}) {
@@ -41,12 +49,32 @@ TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
       std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto ring = RingOfOne(*transport);
   RunControl control;
+  // As many as one likes while the ring is formed.
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
+  PrepareAnOperation(state);
   EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
   EventRef skipped = ring->Start({}, {}, &control);
   EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
   EXPECT_FALSE(skipped->Done());
   ring->Abort("enough");
   EXPECT_EQ(skipped->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(FaultInjection, AFailedGroupEndsItsRing) {
+  auto state = StateOf("fail_send:1");
+  auto transport = MakeFaultyTransport(
+      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto ring = RingOfOne(*transport);
+  PrepareAnOperation(state);
+  RunControl control;
+  EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ring->Start({}, {}, &control)->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  }
+  // The next ring is whole.
+  ring = RingOfOne(*transport);
+  PrepareAnOperation(state);
+  EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
 }
 
 TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
@@ -58,6 +86,7 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   RunControl control;
   char byte = 1;
   const PreparedCall zero(ZeroCall{&byte, 1});
+  PrepareAnOperation(state);
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
   ring->Start({}, {}, &control);
   EventRef stalled = device->Start(zero, {}, &control);

@@ -197,7 +197,7 @@ void CudaEvent::Finish() const {
   begin_time_ = end_time_ = absl::Now();
   if (end_ != nullptr) {
     end_time_ = TimeOf(end_);
-    begin_time_ = begin_ == nullptr ? end_time_ : std::min(TimeOf(begin_), end_time_);
+    begin_time_ = end_time_ - ElapsedSinceBegin();
   }
   if (control_ != nullptr && status_.ok()) control_->progress.fetch_add(progress_);
   control_ = nullptr;
@@ -211,6 +211,17 @@ absl::Time CudaEvent::TimeOf(cudaEvent_t event) const {
     return absl::Now();
   }
   return reference_->time + absl::Milliseconds(milliseconds);
+}
+
+// Exact however old the reference is, whose fp32 milliseconds grow coarse.
+absl::Duration CudaEvent::ElapsedSinceBegin() const {
+  float milliseconds = 0;
+  if (begin_ == nullptr) return absl::ZeroDuration();
+  if (cudaEventElapsedTime(&milliseconds, begin_, end_) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return absl::ZeroDuration();
+  }
+  return absl::Milliseconds(std::max(milliseconds, 0.0f));
 }
 
 bool CudaEvent::Done() const {

@@ -119,6 +119,7 @@ class CudaEvent : public Event {
   bool Poll() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time TimeOf(cudaEvent_t event) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration ElapsedSinceBegin() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   CudaEventPool* const pool_;
   const int64_t progress_;

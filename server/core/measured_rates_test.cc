@@ -1,0 +1,84 @@
+// What the planner is told of the workers' measurements. The language: scenario.h.
+#include "gtest/gtest.h"
+#include "server/core/scenario.h"
+
+namespace ringattn {
+namespace {
+
+#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
+
+// Per step one call of 1 s; what a member measured of this ring counts, not what it
+// guessed when it started; the slowest counts.
+TEST(MeasuredRatesTest, PlansAreMadeOfWhatTheRingMeasured) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e18 link=1e18 call=1
+join b flops=1e18 link=1e18 call=0.5
+manual a b
+wait 300ms
+> a: prepare 1 rank 0 of 2
+> b: prepare 1 rank 1 of 2
+a prepared 1
+b prepared 1
+> a b: commit 1 [a b]
+a committed 1 link=1e18 exchange=4
+b committed 1 link=4 exchange=2
+> serving 1
+request s1 tokens=10 world=2    # K and V of 5 tokens: 40 bytes at 4 bytes/s, and 4 s
+> a b: reserve 1-1 [0 1]
+predicted s1
+> s1: 16 s
+)");
+}
+
+TEST(MeasuredRatesTest, WithoutMeasurementTheStartsGuessCounts) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e18 link=8 call=1
+join b flops=1e18 link=1e18 call=1
+wait 300ms
+> serving 1
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+predicted s1
+> s1: 7 s
+)");
+}
+
+// Figures of a ring that has ended say nothing about the next one.
+TEST(MeasuredRatesTest, AnotherRingIsMeasuredAnew) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e18 link=8 call=1
+join b flops=1e18 link=8 call=1
+manual a b
+wait 300ms
+> a: prepare 1 rank 0 of 2
+> b: prepare 1 rank 1 of 2
+a prepared 1
+b prepared 1
+> a b: commit 1 [a b]
+a committed 1 link=4 exchange=100
+b committed 1 link=4 exchange=100
+> serving 1
+reform
+> a b: teardown 1
+> not serving
+a torndown 1
+b torndown 1
+wait 300ms
+> a: prepare 2 rank 0 of 2
+> b: prepare 2 rank 1 of 2
+a prepared 2
+b prepared 2
+> a b: commit 2 [a b]
+a committed 2
+b committed 2 link=40 exchange=1
+> reformed 2 OK
+> serving 2
+request s1 tokens=10 world=2    # a's guess is the slower one: 40 bytes at 8 bytes/s, and 1 s
+> a b: reserve 2-1 [0 1]
+predicted s1
+> s1: 8 s
+)");
+}
+
+}  // namespace
+}  // namespace ringattn

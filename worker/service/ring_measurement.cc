@@ -1,0 +1,167 @@
+#include "worker/service/ring_measurement.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace ringattn {
+namespace {
+
+using Kind = PeerTransfer::Kind;
+
+// The first groups make connections, warm up threads and wait for the slowest member.
+constexpr int kSmallGroups = 6;
+constexpr int kProbes = 3;
+constexpr int kBlocks = 3;
+// More than a cache line, less than any packet.
+constexpr int64_t kSmallBytes = 256;
+// Some 100 us on a slow link, and on a fast one longer than nothing.
+constexpr int64_t kProbeBytes = int64_t{256} << 10;
+constexpr int64_t kMinProbeBytes = int64_t{64} << 10;
+// Long beside an overhead of 0.2 ms, short beside forming a ring.
+constexpr absl::Duration kBlockTime = absl::Milliseconds(3);
+
+// One member's part. Used by one thread.
+class RingMeasurement {
+ public:
+  RingMeasurement(Communicator& ring, Device& device, absl::Time deadline)
+      : ring_(ring), device_(device), deadline_(deadline) {}
+
+  absl::StatusOr<RingRates> Run(int64_t max_block_bytes) {
+    absl::Status status = Allocate(2 * (ring_.world_size() + 1) * sizeof(int64_t), &numbers_);
+    if (!status.ok()) return status;
+    absl::StatusOr<int64_t> capacity = SmallestOfAll(AllocateBlocks(max_block_bytes));
+    if (!capacity.ok()) return capacity.status();
+
+    // Blocks of no use for a rate still serve for the small groups.
+    RingRates rates;
+    absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, *capacity));
+    if (!small.ok()) return small.status();
+    rates.exchange_overhead = *small;
+    if (*capacity < kMinProbeBytes) return rates;
+
+    const int64_t probe_bytes = std::min(kProbeBytes, *capacity);
+    absl::StatusOr<absl::Duration> probe = BestOf(kProbes, probe_bytes);
+    if (!probe.ok()) return probe.status();
+    // Everybody's block is the slowest member's, or sizes would not match.
+    absl::StatusOr<int64_t> block_bytes =
+        SmallestOfAll(BlockBytesAfterProbe(probe_bytes, *probe, *capacity));
+    if (!block_bytes.ok()) return block_bytes.status();
+    absl::StatusOr<absl::Duration> block = BestOf(kBlocks, *block_bytes);
+    if (!block.ok()) return block.status();
+    rates.link_bytes_per_second = LinkBytesPerSecond(*block_bytes, *block, *small);
+    return rates;
+  }
+
+ private:
+  absl::Status Allocate(int64_t bytes, std::unique_ptr<DeviceBuffer>* buffer) {
+    absl::StatusOr<std::unique_ptr<DeviceBuffer>> made = device_.Allocate(bytes);
+    if (!made.ok()) return made.status();
+    *buffer = *std::move(made);
+    return absl::OkStatus();
+  }
+
+  // Bytes of each of the two blocks: as many as asked for, or half, a quarter, ..., 0.
+  int64_t AllocateBlocks(int64_t bytes) {
+    for (; bytes >= kSmallBytes; bytes /= 2) {
+      if (Allocate(bytes, &sent_).ok() && Allocate(bytes, &received_).ok()) return bytes;
+    }
+    sent_ = nullptr;
+    received_ = nullptr;
+    return 0;
+  }
+
+  // Tells every member `mine` and learns the smallest of all: a barrier as well.
+  absl::StatusOr<int64_t> SmallestOfAll(int64_t mine) {
+    auto* slots = static_cast<int64_t*>(numbers_->data());
+    absl::Status status = device_.CopyFromHost(slots, &mine, sizeof(mine));
+    if (!status.ok()) return Failed(status);
+    const int world_size = ring_.world_size();
+    std::vector<PeerTransfer> group;
+    for (int peer = 0; peer < world_size; ++peer) {
+      if (peer == ring_.rank()) continue;
+      group.push_back({Kind::kSend, peer, slots, sizeof(mine)});
+      group.push_back({Kind::kReceive, peer, slots + 1 + peer, sizeof(mine)});
+    }
+    absl::StatusOr<absl::Duration> time = RunGroup(std::move(group));
+    if (!time.ok()) return time.status();
+    std::vector<int64_t> told(world_size);
+    status = device_.CopyToHost(told.data(), slots + 1, world_size * sizeof(mine));
+    if (!status.ok()) return Failed(status);
+    told[ring_.rank()] = mine;
+    return *std::min_element(told.begin(), told.end());
+  }
+
+  // The shortest of `count` groups, each with `bytes` to the next rank and from the
+  // previous one; zero bytes take no time.
+  absl::StatusOr<absl::Duration> BestOf(int count, int64_t bytes) {
+    if (bytes == 0) return absl::ZeroDuration();
+    const int world_size = ring_.world_size();
+    const int next = (ring_.rank() + 1) % world_size;
+    const int previous = (ring_.rank() + world_size - 1) % world_size;
+    absl::Duration best = absl::InfiniteDuration();
+    for (int i = 0; i < count; ++i) {
+      absl::StatusOr<absl::Duration> time =
+          RunGroup({{Kind::kSend, next, sent_->data(), bytes},
+                    {Kind::kReceive, previous, received_->data(), bytes}});
+      if (!time.ok()) return time.status();
+      best = std::min(best, *time);
+    }
+    return best;
+  }
+
+  absl::StatusOr<absl::Duration> RunGroup(std::vector<PeerTransfer> group) {
+    EventRef done = ring_.Start(std::move(group), {}, &control_);
+    absl::Status status = done->Wait(deadline_);
+    if (absl::IsDeadlineExceeded(status) && !done->Done()) {
+      ring_.Abort("not all members measured the ring in time");
+      // Bounded by the abort; the memory is in use until then.
+      (void)done->Wait(absl::InfiniteFuture());
+      return absl::UnavailableError("a member did not take part in measuring the ring in time");
+    }
+    if (!status.ok()) return Failed(status);
+    return done->end_time() - done->begin_time();
+  }
+
+  // The peers would wait for what is missing here.
+  absl::Status Failed(const absl::Status& status) {
+    ring_.Abort(absl::StrCat("measuring the ring: ", status.message()));
+    return absl::UnavailableError(absl::StrCat("measuring the ring: ", status.message()));
+  }
+
+  Communicator& ring_;
+  Device& device_;
+  const absl::Time deadline_;
+  RunControl control_;
+  std::unique_ptr<DeviceBuffer> numbers_;  // mine, then one of each rank
+  std::unique_ptr<DeviceBuffer> sent_, received_;
+};
+
+}  // namespace
+
+absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_t max_block_bytes,
+                                      absl::Time deadline) {
+  if (ring.world_size() == 1) return RingRates{};
+  return RingMeasurement(ring, device, deadline)
+      .Run(std::clamp<int64_t>(max_block_bytes, 0, kMaxMeasuredBytes));
+}
+
+double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead) {
+  // Where most of the time is overhead the difference would be noise.
+  const absl::Duration moving = time > 2 * overhead ? time - overhead : time;
+  return static_cast<double>(bytes) /
+         absl::ToDoubleSeconds(std::max(moving, absl::Nanoseconds(1)));
+}
+
+int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
+                             int64_t max_block_bytes) {
+  const double probes = absl::FDivDuration(kBlockTime, std::max(probe_time, absl::Nanoseconds(1)));
+  const double most = static_cast<double>(max_block_bytes) / static_cast<double>(probe_bytes);
+  return probe_bytes * static_cast<int64_t>(std::clamp(probes, 1.0, std::max(most, 1.0)));
+}
+
+}  // namespace ringattn

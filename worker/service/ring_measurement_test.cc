@@ -1,0 +1,205 @@
+#include "worker/service/ring_measurement.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/device/host_event.h"
+#include "worker/testing/scalar_device.h"
+
+namespace ringattn {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+// An event that took a given time.
+class TimedEvent : public Event {
+ public:
+  TimedEvent(EventRef inner, absl::Duration duration)
+      : inner_(std::move(inner)), duration_(duration) {}
+  bool Done() const override { return inner_->Done(); }
+  absl::Status Wait(absl::Time deadline) const override { return inner_->Wait(deadline); }
+  absl::Time begin_time() const override { return absl::UnixEpoch(); }
+  absl::Time end_time() const override { return absl::UnixEpoch() + duration_; }
+
+ private:
+  const EventRef inner_;
+  const absl::Duration duration_;
+};
+
+// Transfers for real, but claims that a group took 100 us and its bytes their time at a
+// given rate. Its first group takes a second, as one that makes connections.
+class TimedRing : public Communicator {
+ public:
+  TimedRing(std::unique_ptr<Communicator> inner, double bytes_per_second)
+      : inner_(std::move(inner)), bytes_per_second_(bytes_per_second) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    int64_t bytes = 0;
+    for (const PeerTransfer& transfer : group) {
+      if (transfer.kind == PeerTransfer::Kind::kSend) bytes += transfer.bytes;
+    }
+    ++groups;
+    sent_bytes += bytes;
+    const absl::Duration duration = groups == 2 ? absl::Seconds(1)
+                                                : absl::Microseconds(100) +
+                                                      absl::Seconds(bytes / bytes_per_second_);
+    return std::make_shared<TimedEvent>(
+        inner_->Start(std::move(group), std::move(after), control), duration);
+  }
+  void Abort(const std::string& reason) override { inner_->Abort(reason); }
+
+  int groups = 0;
+  int64_t sent_bytes = 0;
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  const double bytes_per_second_;
+};
+
+// Memory for so many bytes in one piece, no more.
+class SmallDevice : public ScalarDevice {
+ public:
+  explicit SmallDevice(int64_t most) : most_(most) {}
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    if (bytes > most_) return absl::ResourceExhaustedError("small");
+    return ScalarDevice::Allocate(bytes);
+  }
+
+ private:
+  const int64_t most_;
+};
+
+using Results = std::vector<absl::StatusOr<RingRates>>;
+
+// Rank by rank; a rank with a null device does not take part.
+Results MeasureAll(const std::vector<Communicator*>& ring, const std::vector<Device*>& devices,
+                   int64_t max_block_bytes, absl::Time deadline) {
+  Results results(ring.size(), absl::UnknownError("took no part"));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ring.size(); ++rank) {
+    if (devices[rank] == nullptr) continue;
+    threads.emplace_back([&, rank] {
+      results[rank] = MeasureRing(*ring[rank], *devices[rank], max_block_bytes, deadline);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::vector<Communicator*> Borrow(const std::vector<std::unique_ptr<Communicator>>& ring) {
+  std::vector<Communicator*> borrowed;
+  for (const auto& communicator : ring) borrowed.push_back(communicator.get());
+  return borrowed;
+}
+
+TEST(RingMeasurement, EveryMemberLearnsItsLinksRateAndOverhead) {
+  // The last rank's link is slower: all pass blocks as short as it needs.
+  const double rates[] = {4e9, 5e9, 5e8};
+  std::vector<std::unique_ptr<TimedRing>> ring;
+  std::vector<Communicator*> borrowed;
+  ScalarDevice device;
+  auto inner = MakeInProcessRing(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    ring.push_back(std::make_unique<TimedRing>(std::move(inner[rank]), rates[rank]));
+    borrowed.push_back(ring.back().get());
+  }
+  const Results results =
+      MeasureAll(borrowed, {&device, &device, &device}, kMaxMeasuredBytes, Soon());
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(results[rank].ok()) << results[rank].status();
+    // The overhead that is taken off is a small group's: 256 bytes are in it.
+    EXPECT_NEAR(results[rank]->link_bytes_per_second, rates[rank], rates[rank] / 100);
+    EXPECT_NEAR(absl::ToDoubleMicroseconds(results[rank]->exchange_overhead), 100, 1);
+    EXPECT_LT(ring[rank]->groups, 20);
+    // 9 ms at 0.5 GB/s and the probes.
+    EXPECT_LT(ring[rank]->sent_bytes, 6 * kMiB);
+    EXPECT_GT(ring[rank]->sent_bytes, 3 * kMiB);
+  }
+}
+
+TEST(RingMeasurement, RealGroupsHaveRealTimes) {
+  for (int world_size : {2, 5}) {
+    ScalarDevice device;
+    auto ring = MakeInProcessRing(world_size);
+    for (const auto& rates :
+         MeasureAll(Borrow(ring), std::vector<Device*>(world_size, &device), kMiB, Soon())) {
+      ASSERT_TRUE(rates.ok()) << rates.status();
+      EXPECT_GT(rates->link_bytes_per_second, 1e5);
+      EXPECT_LT(rates->link_bytes_per_second, 1e15);
+      EXPECT_LT(rates->exchange_overhead, absl::Seconds(10));
+    }
+  }
+}
+
+TEST(RingMeasurement, ARingOfOneStartsNothing) {
+  TimedRing ring(std::move(MakeInProcessRing(1)[0]), 1e9);
+  SmallDevice device(0);
+  const auto rates = MeasureRing(ring, device, kMiB, absl::InfinitePast());
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  EXPECT_EQ(rates->link_bytes_per_second, 0);
+  EXPECT_EQ(ring.groups, 0);
+}
+
+// The others shorten their blocks to what the poorest member has.
+TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
+  for (int64_t most : {int64_t{100}, 10 * int64_t{1024}, 100 * int64_t{1024}}) {
+    SmallDevice poor(most);
+    ScalarDevice rich;
+    auto ring = MakeInProcessRing(3);
+    for (const auto& rates : MeasureAll(Borrow(ring), {&rich, &poor, &rich}, kMiB, Soon())) {
+      ASSERT_TRUE(rates.ok()) << rates.status();
+      EXPECT_EQ(rates->link_bytes_per_second > 0, most >= 100 * 1024) << most;
+    }
+  }
+}
+
+TEST(RingMeasurement, AMemberThatNeverComesEndsItAtTheDeadline) {
+  ScalarDevice device;
+  auto ring = MakeInProcessRing(3);
+  const absl::Time begin = absl::Now();
+  const Results results = MeasureAll(Borrow(ring), {&device, nullptr, &device}, kMiB,
+                                     begin + absl::Milliseconds(200));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  for (int rank : {0, 2}) {
+    EXPECT_EQ(results[rank].status().code(), absl::StatusCode::kUnavailable)
+        << results[rank].status();
+  }
+}
+
+TEST(RingMeasurement, AnAbortEndsItAtOnce) {
+  ScalarDevice device;
+  auto ring = MakeInProcessRing(2);
+  std::thread aborter([&] { ring[0]->Abort("a peer is gone"); });
+  const auto rates = MeasureRing(*ring[0], device, kMiB, absl::Now() + absl::Hours(1));
+  aborter.join();
+  EXPECT_EQ(rates.status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(RingMeasurement, BlocksFitTheirTime) {
+  const auto ms = [](double value) { return absl::Milliseconds(value); };
+  EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(1), 8 * kMiB), 3 * kMiB);
+  EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(100), 8 * kMiB), kMiB);  // never shorter
+  EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(0), 8 * kMiB), 8 * kMiB);
+  EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(0.001), kMiB), kMiB);
+}
+
+TEST(RingMeasurement, TheOverheadIsNoPartOfTheRate) {
+  EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(3), absl::Seconds(1)), 500);
+  // Unless it is most of what was measured.
+  EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(2), absl::Seconds(1)), 500);
+  EXPECT_GT(LinkBytesPerSecond(1000, absl::ZeroDuration(), absl::ZeroDuration()), 0);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,137 @@
+#include "worker/service/ring_member.h"
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/testing/scalar_device.h"
+
+namespace ringattn {
+namespace {
+
+// Tells when its first group is started.
+class NoticedRing : public Communicator {
+ public:
+  NoticedRing(std::unique_ptr<Communicator> inner, absl::Notification* started)
+      : inner_(std::move(inner)), started_(started) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    EventRef event = inner_->Start(std::move(group), std::move(after), control);
+    if (!started_->HasBeenNotified()) started_->Notify();
+    return event;
+  }
+  void Abort(const std::string& reason) override { inner_->Abort(reason); }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  absl::Notification* const started_;
+};
+
+// Connects at once to a rank 1 that exists and does nothing until told.
+class HalfTransport : public RingTransport {
+ public:
+  absl::StatusOr<std::string> Prepare(uint64_t, int, int) override { return std::string("me"); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t, const std::vector<std::string>&,
+                                                        absl::Time) override {
+    auto ring = MakeInProcessRing(2);
+    peer = std::move(ring[1]);
+    return std::make_unique<NoticedRing>(std::move(ring[0]), &measuring);
+  }
+  void Cancel() override {}
+
+  std::unique_ptr<Communicator> peer;
+  absl::Notification measuring;
+};
+
+class RingMemberTest : public testing::Test {
+ protected:
+  RingMemberTest()
+      : budget_(1 << 30),
+        watchdog_([](const std::string& what) { ADD_FAILURE() << what; }),
+        registry_(&device_, &budget_, [](const OperationInfo&) {}),
+        runner_(&device_, [](ShardOperation&, const absl::StatusOr<ExecutionReport>&,
+                             const RunningOperation&) {}) {}
+
+  std::unique_ptr<RingMember> Make(absl::Duration connect_timeout) {
+    RingMemberOptions options;
+    options.connect_timeout = connect_timeout;
+    options.memory_limit_bytes = 1 << 20;
+    return std::make_unique<RingMember>(options, &device_, &transport_, &registry_, &runner_,
+                                        &probe_, &watchdog_);
+  }
+
+  ScalarDevice device_;
+  MemoryBudget budget_;
+  ActivityProbe probe_;
+  Watchdog watchdog_;
+  OperationRegistry registry_;
+  OperationRunner runner_;
+  HalfTransport transport_;
+};
+
+TEST_F(RingMemberTest, ACommitIsOverWhenTheRingIsMeasured) {
+  auto member = Make(absl::Seconds(30));
+  ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
+  std::thread peer([&] {
+    transport_.measuring.WaitForNotification();
+    ScalarDevice device;
+    const auto rates = MeasureRing(*transport_.peer, device, 1 << 20, absl::InfiniteFuture());
+    EXPECT_TRUE(rates.ok()) << rates.status();
+  });
+  const auto rates = member->Commit(1, {"me", "peer"});
+  peer.join();
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  EXPECT_GT(rates->link_bytes_per_second, 0);
+  EXPECT_TRUE(member->formed());
+  member->TearDown("the test is over");
+}
+
+TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
+  auto member = Make(absl::Milliseconds(200));
+  ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
+  const absl::Time begin = absl::Now();
+  EXPECT_EQ(member->Commit(1, {"me", "peer"}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  EXPECT_FALSE(member->formed());
+}
+
+TEST_F(RingMemberTest, CancelEndsACommitThatMeasures) {
+  auto member = Make(absl::Hours(1));
+  ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
+  std::thread teardown([&] {
+    transport_.measuring.WaitForNotification();
+    member->CancelForming(7);
+  });
+  EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
+  teardown.join();
+  EXPECT_FALSE(member->formed());
+}
+
+TEST_F(RingMemberTest, ACommitToComeIsCancelledToo) {
+  auto member = Make(absl::Hours(1));
+  ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
+  member->CancelForming(7);
+  EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
+  // A coordinator that is gone ends all of its generations, not the next one's.
+  member->CancelForming(std::numeric_limits<uint64_t>::max());
+  member->Forget("the coordinator is gone");
+  ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
+  std::thread peer([&] {
+    transport_.measuring.WaitForNotification();
+    transport_.peer->Abort("enough");
+  });
+  EXPECT_EQ(member->Commit(1, {"me", "peer"}).status().code(), absl::StatusCode::kUnavailable);
+  peer.join();
+}
+
+}  // namespace
+}  // namespace ringattn
