@@ -49,7 +49,6 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
                                    : MachineMemoryBytes() / 10 * 8 / options.local_workers;
   backend.device = std::make_unique<CpuDevice>(options.threads, backend.memory_limit_bytes);
   backend.transport = std::make_unique<TcpRingTransport>(options.transport);
-  backend.transport_name = "tcp";
   absl::StatusOr<double> flops = MeasureFlopsPerSecond(
       *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
   if (!flops.ok()) return flops.status();

@@ -17,6 +17,13 @@
 namespace ringattn {
 
 struct BackendOptions {
+  // CUDA, what moves K/V and gradients between GPUs:
+  //   peer  copy engines, out of memory that the processes of one machine map. Takes the
+  //         memory for requests at the start
+  //   nccl  NCCL, between machines too
+  //   auto  peer for rings whose GPUs are all on this machine and reach one another, nccl
+  //         for others; the same as nccl where there is one local worker
+  std::string ring_transport = "auto";
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;
@@ -34,7 +41,6 @@ struct Backend {
   std::unique_ptr<Device> device;
   std::unique_ptr<RingTransport> transport;
   bool host_memory = true;         // the device's memory is the host's
-  std::string transport_name;      // metrics label: "tcp", "nccl"
   int64_t memory_limit_bytes = 0;  // what requests may take
   double flops_per_second = 0;     // measured
   double link_bytes_per_second = 0;

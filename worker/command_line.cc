@@ -90,6 +90,14 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
   app->add_option("--nccl_library", line->backend.nccl_library,
                   "GPU: libnccl.so.2; empty: $RINGATTN_NCCL, or where the loader finds it")
       ->type_name("FILE");
+  app->add_option("--ring_transport", line->backend.ring_transport,
+                  "GPU: what moves K/V and gradients between GPUs. peer: copy engines, within a "
+                  "machine, takes the memory for requests at the start; nccl: NCCL, between "
+                  "machines too; auto: peer where all GPUs of a ring are on this machine and "
+                  "reach one another, nccl for other rings and with one local worker")
+      ->check(CLI::IsMember({"auto", "peer", "nccl"}))
+      ->type_name("NAME")
+      ->capture_default_str();
   app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
                   "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
       ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
@@ -131,7 +139,7 @@ void CheckDeviceFlags(const CLI::App& app, const std::string& device) {
   if (!name.ok() || name->automatic) return;
   const bool cpu = name->kind == DeviceKind::kCpu;
   const std::vector<const char*> useless =
-      cpu ? std::vector<const char*>{"--pinned_pool", "--nccl_max_ctas", "--nccl_library"}
+      cpu ? std::vector<const char*>{"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library"}
           : std::vector<const char*>{"--threads"};
   for (const char* flag : useless) {
     if (app.get_option(flag)->count() == 0) continue;

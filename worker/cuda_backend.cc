@@ -5,6 +5,9 @@
 #include "common/observability/log.h"
 #include "worker/comm/lone/lone_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
+#include "worker/comm/peer/peer_blob.h"
+#include "worker/comm/peer/peer_ring_transport.h"
+#include "worker/comm/preferring/preferring_ring_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/service/measurement.h"
 
@@ -17,23 +20,92 @@ constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
 // What is free at the start belongs to this worker, but for what NCCL (buffers for every
-// peer and channel) and the pool's own granularity take later.
-int64_t DefaultMemoryLimit(const CudaDevice& device) { return device.free_bytes() / 10 * 9; }
+// peer and channel) and CUDA itself take later.
+int64_t DefaultMemoryLimit(int64_t free_bytes) { return free_bytes / 10 * 9; }
+
+// Buffers are rounded up, and the rings' first exchanges take a little too.
+constexpr int64_t kRegionSlack = int64_t{16} << 20;
+
+// Copies between this machine's GPUs need memory that its processes can map.
+bool SharesMemory(const BackendOptions& options) {
+  return options.ring_transport == "peer" ||
+         (options.ring_transport == "auto" && options.local_workers > 1);
+}
+
+absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOptions& options,
+                                                                 int cuda_index) {
+  NcclTransportOptions nccl_options{.device = cuda_index,
+                                    .step_timeout = options.transport.step_timeout,
+                                    .connect_timeout = options.transport.connect_timeout,
+                                    .on_stuck = options.on_broken,
+                                    .library = options.nccl_library};
+  if (options.nccl_max_ctas > 0) nccl_options.max_ctas = options.nccl_max_ctas;
+  absl::StatusOr<std::unique_ptr<NcclRingTransport>> nccl = NcclRingTransport::Create(nccl_options);
+  if (nccl.ok()) {
+    LogInfo("ring transport", {{"nccl", (*nccl)->nccl_version()}});
+    return *std::move(nccl);
+  }
+  // One that was asked for has to be there.
+  if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
+  // One GPU needs no transport, and a machine with one may well lack the library.
+  LogWarning("no NCCL", {{"reason", nccl.status().message()}});
+  return std::make_unique<LoneRingTransport>(nccl.status());
+}
+
+absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOptions& options,
+                                                                 int cuda_index,
+                                                                 CudaDevice* device) {
+  return PeerRingTransport::Create(
+      {.cuda_index = cuda_index,
+       .region = device->region(),
+       .allocate = [device](int64_t bytes) { return device->Allocate(bytes); },
+       .step_timeout = options.transport.step_timeout,
+       .connect_timeout = options.transport.connect_timeout,
+       .on_stuck = options.on_broken});
+}
+
+absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOptions& options,
+                                                             int cuda_index, CudaDevice* device) {
+  if (options.ring_transport == "peer") return MakePeerTransport(options, cuda_index, device);
+  absl::StatusOr<std::unique_ptr<RingTransport>> nccl = MakeNcclTransport(options, cuda_index);
+  if (!nccl.ok() || !SharesMemory(options)) return nccl;
+  absl::StatusOr<std::unique_ptr<RingTransport>> peer =
+      MakePeerTransport(options, cuda_index, device);
+  if (!peer.ok()) {
+    LogWarning("no copies between this machine's GPUs", {{"reason", peer.status().message()}});
+    return nccl;
+  }
+  PreferringRingTransport::Hooks hooks;
+  hooks.first_suits = [](const std::vector<std::string>& blobs) {
+    return DecodePeerBlobs(blobs).status();
+  };
+  hooks.on_choice = [](bool first, const absl::Status& why) {
+    if (first) return LogInfo("the ring's GPUs copy from one another");
+    LogWarning("the ring uses NCCL", {{"reason", why.message()}});
+  };
+  return std::make_unique<PreferringRingTransport>(*std::move(peer), *std::move(nccl),
+                                                   std::move(hooks));
+}
 
 }  // namespace
 
 absl::StatusOr<int> CountCudaDevices() { return CudaDeviceCount(); }
 
 absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_index) {
-  absl::StatusOr<std::unique_ptr<CudaDevice>> device =
-      CudaDevice::Create({.device = cuda_index,
-                          .pinned_pool_bytes = options.pinned_pool_bytes,
-                          .on_broken = options.on_broken});
-  if (!device.ok()) return device.status();
   Backend backend;
   backend.host_memory = false;
-  backend.memory_limit_bytes = options.memory_limit_bytes > 0 ? options.memory_limit_bytes
-                                                              : DefaultMemoryLimit(**device);
+  backend.memory_limit_bytes = options.memory_limit_bytes;
+  if (backend.memory_limit_bytes == 0) {
+    absl::StatusOr<int64_t> free = CudaFreeBytes(cuda_index);
+    if (!free.ok()) return free.status();
+    backend.memory_limit_bytes = DefaultMemoryLimit(*free);
+  }
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(
+      {.device = cuda_index,
+       .pinned_pool_bytes = options.pinned_pool_bytes,
+       .region_bytes = SharesMemory(options) ? backend.memory_limit_bytes + kRegionSlack : 0,
+       .on_broken = options.on_broken});
+  if (!device.ok()) return device.status();
   absl::StatusOr<double> flops =
       MeasureFlopsPerSecond(**device, kMeasuredCall, kComputeMeasurement);
   if (!flops.ok()) return flops.status();
@@ -46,24 +118,10 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   backend.flops_per_second = *flops;
   backend.link_bytes_per_second = *link;
   backend.call_overhead_seconds = *call;
-  NcclTransportOptions nccl_options{.device = cuda_index,
-                                    .step_timeout = options.transport.step_timeout,
-                                    .connect_timeout = options.transport.connect_timeout,
-                                    .on_stuck = options.on_broken,
-                                    .library = options.nccl_library};
-  if (options.nccl_max_ctas > 0) nccl_options.max_ctas = options.nccl_max_ctas;
-  absl::StatusOr<std::unique_ptr<NcclRingTransport>> nccl = NcclRingTransport::Create(nccl_options);
-  // One that was named has to be there.
-  if (!nccl.ok() && !options.nccl_library.empty()) return nccl.status();
-  backend.transport_name = "nccl";
-  if (nccl.ok()) {
-    LogInfo("ring transport", {{"nccl", (*nccl)->nccl_version()}});
-    backend.transport = *std::move(nccl);
-  } else {
-    // One GPU needs no transport, and a machine with one may well lack the library.
-    LogWarning("no NCCL: only rings of one GPU", {{"reason", nccl.status().message()}});
-    backend.transport = std::make_unique<LoneRingTransport>(nccl.status());
-  }
+  absl::StatusOr<std::unique_ptr<RingTransport>> transport =
+      MakeTransport(options, cuda_index, device->get());
+  if (!transport.ok()) return transport.status();
+  backend.transport = *std::move(transport);
   backend.device = *std::move(device);
   return backend;
 }

@@ -61,7 +61,6 @@ absl::Status Run(const CommandLine& line) {
   if (!backend.ok()) return backend.status();
   std::unique_ptr<Device>& device = backend->device;
   std::unique_ptr<RingTransport>& transport = backend->transport;
-  options.transport_name = backend->transport_name;
   options.flops_per_second = backend->flops_per_second;
   options.link_bytes_per_second = backend->link_bytes_per_second;
   options.call_overhead_seconds = backend->call_overhead_seconds;

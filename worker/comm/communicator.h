@@ -33,6 +33,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // What carries the bytes, a metrics label: "tcp", "nccl", "peer".
+  virtual std::string transport() const = 0;
 
   // Enqueues the group behind earlier groups and behind `after`; its transfers run
   // together, and the event is done when all of them are. Never blocks. A failed

@@ -126,7 +126,9 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   WaitUntil(started.size(), started, &waited, &failure, &control);
   if (!failure.ok()) return failure;
   if (control.stop.load()) return absl::CancelledError("the operation was stopped");
-  return MakeReport(program, started, options.with_timeline);
+  ExecutionReport report = MakeReport(program, started, options.with_timeline);
+  if (communicator != nullptr) report.transport = communicator->transport();
+  return report;
 }
 
 }  // namespace ringattn

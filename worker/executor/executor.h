@@ -93,6 +93,7 @@ struct ExecutionReport {
   absl::Duration compute_time;    // inside compute calls
   absl::Duration ring_wait_time;  // the device stood idle between calls
   int64_t sent_bytes = 0;
+  std::string transport;  // of the sent bytes: Communicator::transport
   int64_t tiles = 0;
   std::vector<TimelineBar> timeline;  // if asked for
 };

@@ -72,6 +72,7 @@ class SlowCommunicator : public Communicator {
   explicit SlowCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     EventRef delay = queue_.Start(

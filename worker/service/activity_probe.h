@@ -84,6 +84,7 @@ class ObservedCommunicator : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override { inner_->Abort(reason); }

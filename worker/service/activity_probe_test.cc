@@ -26,6 +26,7 @@ class ManualCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 2; }
+  std::string transport() const override { return "manual"; }
   EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
     return group;
   }

@@ -43,6 +43,7 @@ class TimedRing : public Communicator {
       : inner_(std::move(inner)), bytes_per_second_(bytes_per_second) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     int64_t bytes = 0;

@@ -23,6 +23,7 @@ class NoticedRing : public Communicator {
       : inner_(std::move(inner)), started_(started) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     EventRef event = inner_->Start(std::move(group), std::move(after), control);

@@ -40,7 +40,6 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
 Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
                std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
-      metrics_(options_.transport_name),
       core_({options_.name, options_.memory_limit_bytes, options_.ring}, device, transport,
             &metrics_,
             [this](v1::JoinRequest message) { control_->Send(std::move(message)); },

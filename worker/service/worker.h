@@ -29,7 +29,6 @@ struct WorkerOptions {
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
   int64_t memory_limit_bytes = 0;
   int threads = 1;
-  std::string transport_name = "tcp";  // metrics label of the ring's bytes
   double flops_per_second = 0;         // measured by the caller
   double link_bytes_per_second = 0;
   double call_overhead_seconds = 0;

@@ -5,7 +5,7 @@
 
 namespace ringattn {
 
-WorkerMetrics::WorkerMetrics(const std::string& ring_transport)
+WorkerMetrics::WorkerMetrics()
     : generation_(metrics_
                       .Gauges("ringattn_ring_generation",
                               "Generation of the ring that this process last formed.")
@@ -37,8 +37,6 @@ WorkerMetrics::WorkerMetrics(const std::string& ring_transport)
           {{"direction", "up"}, {"transport", "coordinator_stream"}})),
       sent_bytes_(TensorBytes(metrics_).Add(
           {{"direction", "down"}, {"transport", "coordinator_stream"}})),
-      ring_bytes_(
-          TensorBytes(metrics_).Add({{"direction", "ring"}, {"transport", ring_transport}})),
       flops_(metrics_
                  .Counters("ringattn_attention_flops_total",
                            "Floating-point operations of unmasked pairs, computed here.")
@@ -56,7 +54,11 @@ WorkerMetrics::WorkerMetrics(const std::string& ring_transport)
 void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report,
                              absl::Duration upload_copies) {
   const double flops = FlopsOf(operation);
-  ring_bytes_.Increment(static_cast<double>(report.sent_bytes));
+  if (report.sent_bytes > 0) {
+    TensorBytes(metrics_)
+        .Add({{"direction", "ring"}, {"transport", report.transport}})
+        .Increment(static_cast<double>(report.sent_bytes));
+  }
   flops_.Increment(flops);
   if (report.compute_time > absl::ZeroDuration()) {
     achieved_flops_.Set(flops / absl::ToDoubleSeconds(report.compute_time));

@@ -16,8 +16,7 @@ namespace ringattn {
 // Thread safe.
 class WorkerMetrics {
  public:
-  // `ring_transport`: the transport label of bytes that travel between workers.
-  explicit WorkerMetrics(const std::string& ring_transport);
+  WorkerMetrics();
 
   // "host:port" as bound; UNAVAILABLE if it cannot bind.
   absl::StatusOr<std::string> Serve(const std::string& listen) { return metrics_.Serve(listen); }
@@ -50,7 +49,6 @@ class WorkerMetrics {
   prometheus::Gauge& achieved_flops_;
   prometheus::Counter& received_bytes_;
   prometheus::Counter& sent_bytes_;
-  prometheus::Counter& ring_bytes_;
   prometheus::Counter& flops_;
   prometheus::Counter& tiles_;
   prometheus::Histogram& h2d_;

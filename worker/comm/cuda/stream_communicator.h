@@ -29,21 +29,24 @@ namespace ringattn {
 // done.
 class StreamCommunicator : public Communicator {
  public:
-  // `engine` has joined its ring; null for a ring of one. INTERNAL if no stream can be made.
+  // `engine` has joined its ring; null for a ring of one. `transport` is what it is called
+  // by. INTERNAL if no stream can be made.
   static absl::StatusOr<std::unique_ptr<StreamCommunicator>> Create(
-      std::unique_ptr<TransferEngine> engine, CudaEventPool* events, int rank, int world_size,
-      absl::Duration step_timeout);
+      std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events,
+      int rank, int world_size, absl::Duration step_timeout);
   ~StreamCommunicator() override;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
+  std::string transport() const override { return transport_; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override;
 
  private:
-  StreamCommunicator(std::unique_ptr<TransferEngine> engine, CudaEventPool* events,
-                     cudaStream_t stream, int rank, int world_size, absl::Duration step_timeout);
+  StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string transport,
+                     CudaEventPool* events, cudaStream_t stream, int rank, int world_size,
+                     absl::Duration step_timeout);
 
   // Puts the group on the stream. After a failure that may have left work behind,
   // the event's end is not recorded and *half_enqueued is set.
@@ -60,6 +63,7 @@ class StreamCommunicator : public Communicator {
   absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<TransferEngine> engine_;
+  const std::string transport_;
   CudaEventPool* const events_;
   const cudaStream_t stream_;
   const int rank_;

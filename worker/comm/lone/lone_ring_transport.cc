@@ -13,6 +13,7 @@ class LoneCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
+  std::string transport() const override { return "none"; }
 
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef>, RunControl*) override {
     auto event = std::make_shared<HostEvent>();

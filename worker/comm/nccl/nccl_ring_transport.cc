@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
     engine = std::make_unique<NcclEngine>(*std::move(comm));
   }
   absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
-      std::move(engine), events_, attempt.rank, attempt.world_size, options_.step_timeout);
+      std::move(engine), "nccl", events_, attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   void* memory = nullptr;
   absl::Status status =

@@ -166,7 +166,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
     engine = *std::move(made);
   }
   absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
-      std::move(engine), events_, attempt.rank, attempt.world_size, options_.step_timeout);
+      std::move(engine), "peer", events_, attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
       options_.allocate(GreetingBytes(attempt.world_size));

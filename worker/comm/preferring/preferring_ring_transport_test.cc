@@ -15,6 +15,7 @@ class FakeCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
+  std::string transport() const override { return "fake"; }
   EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
     return nullptr;
   }
