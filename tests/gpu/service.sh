@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# The service on a machine with GPUs, in one call: device and ring tests, the sweep against the fp64
-# oracle, long requests with rates, memory and overlap, and lost workers. Runs a bundle made by
+# The service on a machine with GPUs, in one call: tests, the sweep against the fp64 oracle, rings with
+# rates and where their time goes, the peer, requests in flight, memory, lost workers, the quick start.
+# Everything is verified before it is timed. Runs a bundle made by
 #   ./deploy/bundle.sh --with=//worker/device/cuda:cuda_device_test,//worker/comm/nccl:nccl_ring_test,//tests/e2e:service_sweep
-# and needs nothing beside it but bash, a plain python3, a driver and NCCL (deploy/find_nccl.sh).
+# and needs nothing beside it but bash, a plain python3, a driver and NCCL (deploy/find_nccl.sh); the part
+# "peer" needs a python3 with PyTorch.
 #
-#   OUT=results ./tests/gpu/service.sh [--bundle=DIR] [--workers=N] [--seconds=S] [--only=PART,...]
+#   OUT=results ./tests/gpu/service.sh [--bundle=DIR] [--only=PART,...] [--seconds=S] [--workers=N]
+#                                      [--ring_transport=NAME[,NAME]] [--scratch=DIR] [--peer_python=P]
+#   ./tests/gpu/service.sh --help    names all parts
 #   ./tests/gpu/service.sh --cpu     the same logic with CPU workers and small requests
 #
-# Leaves at most eight files in $OUT: summary.json is the result, service.log says what was run. Parts
-# have time limits and do not depend on each other's success. Exits 1 if any failed.
+# Leaves at most eight files in $OUT: summary.md and summary.json are the result, service.log says what
+# was run, traces.zip holds a timeline of every ring pass. Parts have time limits and do not depend on
+# each other's success. Exits 1 if any failed; a goal that was missed is listed and fails nothing.
+#
+# A call of ten minutes holds, on four GPUs (tests/gpu/service/main.py says what else there is):
+#   --only=smoke,sweep,agree,64k,32k,packed,window,full,kill,stop,kill-backward,stop-backward,256k,peer
+#   --only=128k,64k-mha,128k-mha,256k-mha,peer,in-flight,end-to-end,memory,quickstart,512k,tests
+#   --only=1m,512k-mha
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
