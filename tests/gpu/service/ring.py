@@ -28,7 +28,7 @@ class Ring:
 
     def up(self):
         begin = time.monotonic()
-        transport = [f"--ring_transport={self.transport}"] if self.transport else []
+        transport = [f"--worker_flag=--ring_transport={self.transport}"] if self.transport else []
         self.incarnation += 1
         self.harness.run_ok([self.cli, "up", f"--workers={self.workers}",
                              f"--device={self.device}", "--port=0", "--detach", *transport,
