@@ -196,13 +196,18 @@ void RingPass::ForwardCalls(int rank, int64_t first_step) {
 
 // --- Backward ---------------------------------------------------------------
 //
-// Step 0 is the rank's own block. Part p of block k > 0 computes at
-// 1 + (k - 1) * parts + p; its keys come `parts` steps earlier, its accumulator
-// leaves one step later, while the next part computes.
+// Step 0 is the rank's own block. Of block k > 0 the last part comes first: part p
+// computes at 1 + (k - 1) * parts + (parts - 1 - p). Its keys come `parts` steps earlier,
+// its accumulator leaves one step later, while the next part computes.
+// Last first, because under a causal mask, zigzag, some ranks see the whole block and some
+// only its first part, for which they take as long as the others for both. So whatever
+// leaves at a step is complete at the same time on all ranks, and ranks that are the first
+// to see a last part compute it while the first part's accumulator is still on its way.
 
 int64_t RingPass::Backward(int64_t first_step) {
   const auto step_of = [&](int step, int part) {
-    return first_step + (step == 0 ? 0 : 1 + int64_t{step - 1} * route_.parts + part);
+    if (step == 0) return first_step;
+    return first_step + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
   };
   for (int rank = 0; rank < route_.world_size; ++rank) StartBackward(rank, first_step);
   // travels[source][part]: somebody has contributed to the accumulator.
@@ -223,7 +228,7 @@ int64_t RingPass::Backward(int64_t first_step) {
       }
     }
   }
-  const int64_t last = step_of(route_.steps() - 1, route_.parts - 1) + (route_.steps() > 1 ? 1 : 0);
+  const int64_t last = step_of(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0);
   for (int rank = 0; rank < route_.world_size; ++rank) FinishBackward(rank, last);
   return last + 1 - first_step;
 }
