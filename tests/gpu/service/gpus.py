@@ -18,23 +18,19 @@ class MemoryWatch:
 
     QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
 
-    def __init__(self, enabled=True):
+    def __init__(self):
         self.first, self.peak = {}, {}
-        self.enabled = enabled
 
     def __enter__(self):
-        if self.enabled:
-            self.file = tempfile.TemporaryFile("w+")
-            # Once before the block begins, so that `first` is from there.
-            subprocess.run(self.QUERY, stdout=self.file, stderr=subprocess.DEVNULL, timeout=20,
-                           check=False)
-            self.process = subprocess.Popen([*self.QUERY, "-lms", "50"], stdout=self.file,
-                                            stderr=subprocess.DEVNULL)
+        self.file = tempfile.TemporaryFile("w+")
+        # Once before the block begins, so that `first` is from there.
+        subprocess.run(self.QUERY, stdout=self.file, stderr=subprocess.DEVNULL, timeout=20,
+                       check=False)
+        self.process = subprocess.Popen([*self.QUERY, "-lms", "50"], stdout=self.file,
+                                        stderr=subprocess.DEVNULL)
         return self
 
     def __exit__(self, *_):
-        if not self.enabled:
-            return
         self.process.kill()
         self.process.wait()
         self.file.seek(0)

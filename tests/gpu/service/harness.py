@@ -10,6 +10,10 @@ import time
 import traceback
 
 
+# Files that grow from part to part; those of an earlier call must not.
+APPENDED = ("programs.log", "environment.txt", "cluster.log", "traces.zip")
+
+
 class Failure(Exception):
     """What a part was to show did not hold."""
 
@@ -28,6 +32,8 @@ class Harness:
 
     def __init__(self, out, budget_seconds):
         self.out = pathlib.Path(out)
+        for name in APPENDED:
+            (self.out / name).unlink(missing_ok=True)
         self.end = time.monotonic() + budget_seconds
         self.part_end = self.end
         self.log_file = open(self.out / "service.log", "w", encoding="utf-8")
@@ -39,9 +45,10 @@ class Harness:
     def _on_alarm(signum, frame):
         raise PartTimeout()
 
-    def log(self, text):
+    def log(self, text, aloud=True):
         line = f"[{time.monotonic() - self.begin:7.2f}] {text}"
-        print(line)
+        if aloud:
+            print(line)
         self.log_file.write(line + "\n")
         self.log_file.flush()
 
@@ -83,14 +90,14 @@ class Harness:
         temporary.write_text(json.dumps(self.summary, indent=1) + "\n")
         os.replace(temporary, self.out / "summary.json")
 
-    def run(self, command, seconds=None, log_to=None):
+    def run(self, command, seconds=None, log_to=None, environment=None):
         """Output and exit code; past its time the command is killed and the part fails."""
         command = [str(word) for word in command]
         limit = min(seconds or 1e9, self.remaining())
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, text=True, errors="replace",
-                                   start_new_session=True)
+                                   start_new_session=True, env=environment)
         killed = False
         try:
             output, _ = process.communicate(timeout=limit)
@@ -103,7 +110,7 @@ class Harness:
             process.wait()
             raise
         self.log(f"$ {shlex.join(command)}  -> {process.returncode} "
-                 f"in {time.monotonic() - begin:.2f} s")
+                 f"in {time.monotonic() - begin:.2f} s", aloud=False)
         if log_to is None:
             self.log_file.write(output)
         else:

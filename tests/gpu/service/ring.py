@@ -4,7 +4,9 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
@@ -13,18 +15,23 @@ from harness import Failure
 
 
 class Ring:
-    def __init__(self, harness, binaries, workers, device, state_dir):
+    def __init__(self, harness, binaries, workers, device, state_dir, log_file, transport=""):
         self.harness = harness
         self.cli = binaries / "ringattn"
         self.workers = workers
         self.device = device
         self.state_dir = pathlib.Path(state_dir)
+        self.log_file = log_file  # where logs of ended clusters are kept
+        self.transport = transport  # --ring_transport, unless empty
         self.up_seconds = None
+        self.incarnation = 0
 
     def up(self):
         begin = time.monotonic()
+        transport = [f"--ring_transport={self.transport}"] if self.transport else []
+        self.incarnation += 1
         self.harness.run_ok([self.cli, "up", f"--workers={self.workers}",
-                             f"--device={self.device}", "--port=0", "--detach",
+                             f"--device={self.device}", "--port=0", "--detach", *transport,
                              f"--state_dir={self.state_dir}", "--ready_timeout=40s"], seconds=45)
         self.up_seconds = round(time.monotonic() - begin, 2)
         return self.up_seconds
@@ -41,6 +48,9 @@ class Ring:
             self.harness.run([self.cli, "down", f"--state_dir={self.state_dir}"], seconds=15)
         for pid in self.pids().values():  # what outlived its launcher
             os.kill(pid, signal.SIGKILL)
+        if self.state_dir.exists():
+            self.collect_logs()
+            shutil.rmtree(self.state_dir)
 
     def ports(self):
         return json.loads((self.state_dir / "server.json").read_text())
@@ -74,7 +84,6 @@ class Ring:
 
     @staticmethod
     def harness_quiet(command):
-        import subprocess
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                               timeout=5, check=False)
         return done.returncode, done.stdout
@@ -121,11 +130,11 @@ class Ring:
                 codes[code[1]] = codes.get(code[1], 0) + float(match[2])
         return codes
 
-    def collect_logs(self, target, tail_bytes=1 << 20):
-        with open(target, "w", encoding="utf-8") as out:
+    def collect_logs(self, tail_bytes=1 << 18):
+        with open(self.log_file, "a", encoding="utf-8") as out:
             for path in sorted(self.state_dir.glob("*.log")):
                 text = path.read_text(errors="replace")[-tail_bytes:]
-                out.write(f"======== {path.name}\n{text}\n")
+                out.write(f"======== {self.state_dir.name} {self.incarnation}, {path.name}\n{text}\n")
 
 
 class GaugeWatch:

@@ -1,4 +1,4 @@
-"""How much of the exchange a timeline (`--trace`) shows hidden behind compute."""
+"""Where a ring pass's time went, from a timeline (`--trace`)."""
 
 import json
 
@@ -21,8 +21,11 @@ def overlap(interval, merged):
 
 
 def analyse(path):
-    """Per rank, in seconds: compute, exchange, and the share of exchange time during which the
-    rank computed; and the share over all ranks. None where nothing was exchanged."""
+    """Per rank, in seconds: compute, exchange, the share of exchange time during which the rank
+    computed, its pass's begin after the first rank's, from there to its first kernel, and its span from
+    begin to end. Over all: the hidden share, the slowest rank's span, and how far apart the ranks begin
+    and end. Ranks count from when each was told to reserve memory, so what lies between them is known
+    no better than those messages' arrivals. None where nothing was exchanged."""
     with open(path, encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     bars = {}
@@ -32,6 +35,7 @@ def analyse(path):
             rank = bars.setdefault(event["pid"] - FIRST_RANK_PROCESS, {})
             rank.setdefault(event["cat"], []).append(interval)
     ranks, all_exchange, all_hidden = {}, 0.0, 0.0
+    begins, ends = {}, {}
     for number, categories in sorted(bars.items()):
         compute = union(categories.get("compute", []))
         exchange = categories.get("exchange", [])
@@ -42,5 +46,18 @@ def analyse(path):
         ranks[number] = {"compute_seconds": sum(e - b for b, e in compute),
                          "exchange_seconds": total,
                          "hidden_share": hidden / total if total > 0 else None}
+        if work := [*compute, *exchange]:
+            begins[number] = min(begin for begin, _ in work)
+            ends[number] = max(end for _, end in work)
+            ranks[number]["span_seconds"] = ends[number] - begins[number]
+            if compute:
+                ranks[number]["first_kernel_seconds"] = compute[0][0] - begins[number]
+    for number, begin in begins.items():
+        ranks[number]["begin_seconds"] = begin - min(begins.values())
     return {"ranks": ranks,
-            "hidden_share": all_hidden / all_exchange if all_exchange > 0 else None}
+            "hidden_share": all_hidden / all_exchange if all_exchange > 0 else None,
+            "slowest_span_seconds": max(
+                (rank["span_seconds"] for rank in ranks.values() if "span_seconds" in rank),
+                default=None),
+            "begin_skew_seconds": max(begins.values()) - min(begins.values()) if begins else None,
+            "end_skew_seconds": max(ends.values()) - min(ends.values()) if ends else None}

@@ -1,0 +1,218 @@
+"""The summary as Markdown, to be read and to be pasted into docs/benchmarks.md. Every table is a pure
+function of summary["parts"]; parts that were not run leave no rows."""
+
+PASSES = ("forward", "backward")
+
+
+def number(value, digits=3):
+    """About `digits` significant figures, never an exponent."""
+    if value is None:
+        return ""
+    if isinstance(value, (str, bool)):
+        return str(value)
+    if value == 0:
+        return "0"
+    size = abs(value)
+    decimals = digits - 1
+    while size >= 10 and decimals > 0:
+        size /= 10
+        decimals -= 1
+    while size < 1 and decimals < 6:
+        size *= 10
+        decimals += 1
+    return f"{value:.{decimals}f}"
+
+
+def ms(seconds):
+    return number(None if seconds is None else seconds * 1e3)
+
+
+def gigabytes(count, digits=4):
+    return number(None if count is None else count / 1e9, digits)
+
+
+def per_second(count, seconds):
+    return number(count / seconds / 1e9) if count and seconds else ""
+
+
+def table(title, columns, rows):
+    if not rows:
+        return []
+    return ["", f"### {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|",
+            *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+
+
+def ring_passes(parts):
+    for name, part in parts.items():
+        for command in PASSES:
+            if "case" in part and command in part:
+                yield name, part["case"], command, part[command]
+
+
+def parts_table(parts):
+    return table("Parts", ("part", "result", "seconds", "what failed"), [
+        (name, "ok" if part["ok"] else "FAILED", part.get("seconds", ""),
+         part.get("error", part.get("skipped", "")).replace("\n", " ").replace("|", "/")[:300])
+        for name, part in parts.items()])
+
+
+def checks_table(parts):
+    rows = []
+    for name, part in parts.items():
+        if "up_seconds" in part:
+            rows.append((f"{name}: start of the service",
+                         f"{part['up_seconds']} s, {len(part['devices'])} workers"))
+        if "cases" in part and "failed" in part:
+            rows.append((name, f"{part['cases']} cases, {part['failed']} failed"))
+        if "worst" in part:
+            rows.append((f"{name}: ring, one worker and CPU workers",
+                         f"{len(part['cases'])} cases, at most {number(part['worst']['ratio'])} of the "
+                         f"bound apart ({part['worst']['where']})"))
+        for program in ("cuda_device_test", "nccl_ring_test"):
+            if isinstance(part.get(program), dict):
+                rows.append((program, f"{part[program]['passed']} passed, failed: "
+                                      f"{part[program]['failed'] or 'none'} {part[program]['said']}"))
+        if name.startswith("quickstart") and "devices" in part:
+            rows.append((name, f"exits {part['exit_code']}, devices {part['devices']}"))
+    return table("Checks", ("what", "result"), rows)
+
+
+def ring_table(parts):
+    return table(
+        "Rings, TFLOP/s per GPU; times in ms",
+        ("case", "tokens", "heads", "pass", "ring", "its kernels", "one GPU", "ring / one GPU",
+         "exchange hidden", "balance", "ring's time", "slowest rank's kernels",
+         "slowest rank's span", "around the ranks", "begin skew", "end skew"),
+        [(name, case["tokens"], f"{case['heads']}/{case['kv_heads']}", command,
+          number(f["ring_tflops_per_gpu"]), number(f["kernel_tflops_per_gpu"]),
+          number(f.get("single", {}).get("kernel_tflops_per_gpu")),
+          number(f.get("of_single_gpu")), number(f["timeline"]["hidden_share"]),
+          number(f["balance"]), ms(f["ring_seconds"]), ms(max(f["kernel_seconds"])),
+          ms(f["timeline"]["slowest_span_seconds"]),
+          ms(f["ring_seconds"] - (f["timeline"]["slowest_span_seconds"] or 0.0)),
+          ms(f["timeline"]["begin_skew_seconds"]), ms(f["timeline"]["end_skew_seconds"]))
+         for name, case, command, f in ring_passes(parts)])
+
+
+def rank_table(parts):
+    rows = []
+    for name, _, command, f in ring_passes(parts):
+        for rank, line in f["timeline"]["ranks"].items():
+            rows.append((name, command, rank, ms(f["kernel_seconds"][int(rank)]),
+                         ms(f["ring_wait_seconds"][int(rank)]), ms(line["exchange_seconds"]),
+                         number(line["hidden_share"]), ms(line.get("begin_seconds")),
+                         ms(line.get("first_kernel_seconds")), ms(line.get("span_seconds"))))
+    return table("Ranks, times in ms",
+                 ("case", "pass", "rank", "kernels", "ring wait", "exchange", "hidden",
+                  "begins after the first", "its first kernel after that", "span"), rows)
+
+
+def end_to_end_table(parts):
+    rows = [(name, case["tokens"], f"{case['heads']}/{case['kv_heads']}", command,
+             f["client_seconds"], f["ring_seconds"], f["stage_seconds"].get("upload"),
+             per_second(f["bytes_up"], f["stage_seconds"].get("upload")),
+             f["stage_seconds"].get("download"),
+             per_second(f["bytes_down"], f["stage_seconds"].get("download")))
+            for name, case, command, f in ring_passes(parts)]
+    return table("End to end, seconds (files in and out)",
+                 ("case", "tokens", "heads", "pass", "call", "ring", "upload", "GB/s", "download",
+                  "GB/s"), rows)
+
+
+def wire_table(parts):
+    rows = []
+    for name, part in parts.items():
+        for command in PASSES:
+            if "loopback_bytes_per_second" in (f := part.get(command, {})):
+                loopback = f["loopback_bytes_per_second"]
+                rows.append((
+                    name, f["tokens"], command, number(f["call_seconds"]), number(f["ring_seconds"]),
+                    gigabytes(f["bytes_up"], 3), gigabytes(f["upload_bytes_per_second"], 3),
+                    gigabytes(f["bytes_down"], 3), gigabytes(f["payload_bytes_per_second"], 3),
+                    gigabytes(loopback, 3),
+                    number(f["ring_seconds"] + (f["bytes_up"] + f["bytes_down"]) / loopback)))
+    return table("A call beside the ring and the wire (`ringattn bench`: from memory, medians)",
+                 ("part", "tokens", "pass", "call, s", "ring, s", "GB up", "upload GB/s", "GB down",
+                  "both ways GB/s", "plain TCP GB/s", "ring + bytes at TCP's rate, s"), rows)
+
+
+def in_flight_table(parts):
+    rows = []
+    for name, part in parts.items():
+        for case, f in part.items():
+            if isinstance(f, dict) and isinstance(f.get("clients"), list):
+                for line in f["clients"]:
+                    stages = line["stage_seconds"]
+                    rows.append((f"{name}, {case}", f["tokens"], f["dtype"], line["clients"],
+                                 number(line["seconds_per_request"]),
+                                 f"{f['slowest_stage']}, {number(f['slowest_stage_seconds'])}",
+                                 number(line["of_slowest_stage"]),
+                                 *(number(stages[s]) for s in ("upload", "compute", "download"))))
+    return table("Requests in flight, forward, seconds",
+                 ("case", "tokens", "type", "clients", "per request", "slowest stage when alone",
+                  "of that stage's rate", "upload", "compute", "download"), rows)
+
+
+def memory_table(parts):
+    rows = []
+    for name, part in parts.items():
+        for row in part.get("rows", []) if name.startswith("memory") else []:
+            def cells(key, row=row):
+                return ", ".join(gigabytes(value) for value in row[key])
+            worst = max((a / p for a, p in zip(row["allocated"], row["predicted"]) if a and p),
+                        default=None)
+            rows.append((row["ring"], row["pass"], cells("predicted"), cells("allocated"),
+                         number(worst, 4), cells("peak"), cells("idle")))
+    return table("Memory per GPU, GB",
+                 ("ring", "pass", "predicted", "allocated", "worst ratio", "in use at the peak",
+                  "before the request"), rows)
+
+
+def faults_table(parts):
+    rows = [(part["signal"], part["command"], part.get("mid_pass"), part.get("error_seconds"),
+             " ".join(part.get("error_codes", [])), part.get("ring_seconds"),
+             part.get("first_ring_members"), part.get("full_ring_seconds"),
+             part.get("replay", {}).get("attempts"), part.get("replay", {}).get("bit_equal"),
+             part.get("repeat_bit_equal"))
+            for part in parts.values() if "signal" in part]
+    return table("A worker lost in the middle of a pass, seconds from the signal",
+                 ("signal", "pass", "mid-pass", "typed error", "code", "ring again", "of",
+                  "whole ring", "replay's attempts", "replay bit-equal", "repeat bit-equal"), rows)
+
+
+def peer_table(parts):
+    rows, rates = [], []
+    for name, part in parts.items():
+        if not name.startswith("peer") or "rows" not in part:
+            continue
+        rows += [(row["tokens"], f"{row['heads']}/{row['kv_heads']}", row["pass"],
+                  number(row["tflops_per_gpu"]), ms(row["median_seconds"]),
+                  number(row.get("ours_tflops_per_gpu")), number(row.get("ratio")))
+                 for row in part["rows"]]
+        rates += [(rate["pattern"], gigabytes(rate["bytes"]), gigabytes(rate["bytes_per_second"], 3))
+                  for rate in part.get("p2p", [])]
+    return (table("Zigzag ring attention on FA2 kernels, TFLOP/s per GPU, medians",
+                  ("tokens", "heads", "pass", "peer", "ms", "ours", "ours / peer"), rows)
+            + table("NCCL between GPUs", ("pattern", "GB", "GB/s per GPU and way"), rates))
+
+
+def goals_table(parts):
+    return table("Goals", ("part", "what", "goal", "value", "met"), [
+        (name, goal["what"], goal["goal"], number(goal["value"], 4),
+         "yes" if goal["met"] else "**no**")
+        for name, part in parts.items() for goal in part.get("goals", [])])
+
+
+def markdown(summary, brief=False):
+    """`brief`: without what is there to locate lost time, for whoever sees only the output's end."""
+    parts = summary["parts"]
+    environment = parts.get("environment", {})
+    lines = [f"## {len(environment.get('gpus', []))} GPUs, {environment.get('workers')} workers, ring "
+             f"transport: {environment.get('ring_transport')}"]
+    lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
+                     for name in environment.get("gpus", [])})
+    details = () if brief else (rank_table, end_to_end_table)
+    for make in (*details, wire_table, in_flight_table, memory_table, faults_table, peer_table,
+                 ring_table, checks_table, goals_table, parts_table):
+        lines += make(parts)
+    return "\n".join(lines) + "\n"
