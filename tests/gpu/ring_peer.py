@@ -152,7 +152,7 @@ class Ring:
         second = [t[:, half:] for t in (dout, q, out)]
         second_lse = lse[:, :, half:].contiguous()
         keys, gradients = self.exchange(), self.exchange()
-        dq = dk = dv = None
+        dq = dk = dv = coming = None
         for step in range(self.world_size):
             if step + 1 < self.world_size:
                 arriving = keys.start([k, v])
@@ -207,15 +207,19 @@ class Member:
     def world_size(self):
         return self.args.world_size
 
+    @property
+    def device(self):
+        return torch.device("cuda", self.rank) if self.kernels.device == "cuda" else "cpu"
+
     def synchronize(self):
         if self.kernels.device == "cuda":
             torch.cuda.synchronize()
 
     def random(self, tokens, heads, stream):
         """This rank's pieces; the same numbers for the same (rank, stream)."""
-        generator = torch.Generator(self.kernels.device).manual_seed(1000 * stream + self.rank)
+        generator = torch.Generator(self.device).manual_seed(1000 * stream + self.rank)
         return torch.randn(1, tokens // self.world_size, heads, self.args.dim,
-                           device=self.kernels.device, generator=generator).to(self.kernels.dtype)
+                           device=self.device, generator=generator).to(self.kernels.dtype)
 
     def inputs(self, tokens, heads, kv_heads):
         return [self.random(tokens, count, stream)
@@ -288,7 +292,7 @@ def time_passes(member, tokens, heads, kv_heads):
 
 def point_to_point(member, count_bytes):
     """Bytes per second, per GPU and way: around the ring, and between ranks 0 and 1."""
-    ours = torch.zeros(count_bytes, dtype=torch.uint8, device=member.kernels.device)
+    ours = torch.zeros(count_bytes, dtype=torch.uint8, device=member.device)
     theirs = torch.empty_like(ours)
     rank, world_size = member.rank, member.world_size
 

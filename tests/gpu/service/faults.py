@@ -89,7 +89,9 @@ def lose_a_worker(session, how, command):
     again. The client's replay of the request and the same request once more give a forward pass's bits
     as they were before, and gradients within the oracle's bound."""
     def run(result):
-        check(session.workers > 1, "needs two workers")
+        if session.workers < 2:
+            result["skipped"] = "needs two workers"
+            return
         harness, ring = session.harness, session.ring
         ring.ensure()
         shape = Shape(**session.profile["fault"])
@@ -105,15 +107,14 @@ def lose_a_worker(session, how, command):
         before = digest(output)
 
         def right():
-            """(bit-equal to the undisturbed result, within the bound)"""
+            """(bit-equal to the undisturbed result, and as right as the pass has to be)"""
             equal = digest(output) == before
             if command == "forward":
                 return equal, equal
-            # Fails the part where it is not.
-            verify(harness, ring, source, output, [], 8, forward)
+            verify(harness, ring, source, output, [], 8, forward)  # fails the part if it is wrong
             return equal, True
 
-        right()
+        verify(harness, ring, source, output, [], 8, forward if command == "backward" else None)
         generation = ring.state()[2]
         failed_before = ring.failed_requests()
         # The loss should hit the pass, not its end: wait a little into it, but less than it takes.

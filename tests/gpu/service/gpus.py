@@ -13,20 +13,17 @@ def names():
     return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
 
 
-class MemoryWatch:
-    """Samples memory in use while the `with` block runs; first and peak bytes by GPU index."""
+class Watch:
+    """Asks nvidia-smi for QUERY's columns, whole or broken numbers behind the GPU's index, once before
+    the `with` block begins and then every PERIOD_MS while it runs; note() gets each line at the end."""
 
-    QUERY = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
-
-    def __init__(self):
-        self.first, self.peak = {}, {}
+    QUERY, PERIOD_MS = "", 0
 
     def __enter__(self):
+        command = ["nvidia-smi", f"--query-gpu=index,{self.QUERY}", "--format=csv,noheader,nounits"]
         self.file = tempfile.TemporaryFile("w+")
-        # Once before the block begins, so that `first` is from there.
-        subprocess.run(self.QUERY, stdout=self.file, stderr=subprocess.DEVNULL, timeout=20,
-                       check=False)
-        self.process = subprocess.Popen([*self.QUERY, "-lms", "50"], stdout=self.file,
+        subprocess.run(command, stdout=self.file, stderr=subprocess.DEVNULL, timeout=20, check=False)
+        self.process = subprocess.Popen([*command, "-lms", str(self.PERIOD_MS)], stdout=self.file,
                                         stderr=subprocess.DEVNULL)
         return self
 
@@ -36,9 +33,41 @@ class MemoryWatch:
         self.file.seek(0)
         for line in self.file:
             try:
-                index, mebibytes = (int(word) for word in line.split(","))
+                index, *values = (float(word) for word in line.split(","))
             except ValueError:
                 continue  # cut off in the middle
-            used = mebibytes << 20
-            self.first.setdefault(index, used)
-            self.peak[index] = max(self.peak.get(index, 0), used)
+            if len(values) == len(self.QUERY.split(",")) and line.endswith("\n"):
+                self.note(int(index), *values)
+        self.file.close()
+
+    def note(self, index, *values):
+        raise NotImplementedError
+
+
+class MemoryWatch(Watch):
+    """First and peak bytes in use by GPU index."""
+
+    QUERY, PERIOD_MS = "memory.used", 50
+
+    def __init__(self):
+        self.first, self.peak = {}, {}
+
+    def note(self, index, *values):
+        used = int(values[0]) << 20
+        self.first.setdefault(index, used)
+        self.peak[index] = max(self.peak.get(index, 0), used)
+
+
+class ClockWatch(Watch):
+    """{GPU index: (MHz, watts)} where a GPU drew most, which is in the midst of its longest work. Fair
+    only for passes much longer than the period."""
+
+    QUERY, PERIOD_MS = "clocks.sm,power.draw", 20
+
+    def __init__(self):
+        self.at_peak = {}
+
+    def note(self, index, *values):
+        clock, power = values
+        if power > self.at_peak.get(index, (0, -1))[1]:
+            self.at_peak[index] = (clock, power)

@@ -32,9 +32,8 @@ CPU = {"lengths": {"16k": 1536, "32k": 2048, "64k": 3072, "128k": 4096, "256k": 
        "fault": {"seq_len": 16384, "heads": 8, "kv_heads": 8, "head_dim": 64, "dtype": "fp32"}}
 
 # In order of value; what one call's time does not reach is not run. Others must be named.
-DEFAULT = ("smoke sweep 64k 256k kill stop kill-backward stop-backward 32k packed 128k peer 64k-mha "
-           "agree in-flight window full end-to-end memory quickstart 256k-mha 128k-mha 512k tests "
-           "1m:forward")
+DEFAULT = ("smoke sweep 64k 32k packed 256k kill stop kill-backward stop-backward 64k-mha peer agree "
+           "window full 128k in-flight memory end-to-end quickstart 128k-mha 256k-mha 512k 1m tests")
 
 
 def parts_of(session):
@@ -74,7 +73,7 @@ def parse(names):
     parser.add_argument("--sweep_seconds", type=int, default=0)
     parser.add_argument("--only", default="", help="PART,...: these, in this order")
     parser.add_argument("--ring_transport", default="",
-                        help="of the workers; with several, a,b, the parts that use the ring "
+                        help="passed to `ringattn up`; with several, a,b, the parts that use the ring "
                              "run on each of them")
     parser.add_argument("--scratch", default="", help="folder for inputs and outputs, 60 GB at most")
     parser.add_argument("--peer_python", default="", help="a python3 that has PyTorch")
@@ -146,9 +145,8 @@ def main():
     atexit.register(session.close)
     order_inputs(session)
     ok = run_all(session, schedule(session, parts_of(session)))
-    text = tables.markdown(session.harness.summary)
-    (session.harness.out / "summary.md").write_text(text)
-    print(text, flush=True)
+    (session.harness.out / "summary.md").write_text(tables.markdown(session.harness.summary))
+    print(tables.markdown(session.harness.summary, brief=True), flush=True)
     sys.exit(0 if ok else 1)
 
 

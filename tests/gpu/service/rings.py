@@ -1,7 +1,9 @@
 """Ring passes: what a ring makes of its GPUs' speed, and where the rest goes."""
 
+import contextlib
 import dataclasses
 
+import gpus
 from calls import call, plan_flags, timed, verify
 from harness import check
 from inputs import Shape
@@ -78,8 +80,14 @@ def one_pass(session, case, command, shape, world_size, name, runs):
 
     def judge():
         verify(session.harness, session.ring, source, output, mask, case.rows, forward)
-    return timed(session.harness, session.ring, command, source, output, options, runs,
-                 session.scratch, judge)
+    # Shorter passes fall between two looks at the clock.
+    watch = gpus.ClockWatch() if session.gpu and case.shape.seq_len >= 1 << 18 else None
+    with watch or contextlib.nullcontext():
+        figures = timed(session.harness, session.ring, command, source, output, options, runs,
+                        session.scratch, judge)
+    if watch:
+        figures["clocks"] = watch.at_peak
+    return figures
 
 
 def ring_part(session, name, case, commands):
@@ -109,7 +117,7 @@ def ring_part(session, name, case, commands):
             if wanted:
                 figures["single"] = {key: single[key] for key in (
                     "ring_seconds", "kernel_seconds", "kernel_tflops_per_gpu",
-                    "ring_tflops_per_gpu")}
+                    "ring_tflops_per_gpu", "clocks") if key in single}
                 figures["of_single_gpu"] = round(
                     figures["ring_tflops_per_gpu"] / max(single["kernel_tflops_per_gpu"], 1e-9), 4)
                 result["goals"] += goals(case, session.workers, command, figures)

@@ -94,6 +94,17 @@ def ring_table(parts):
          for name, case, command, f in ring_passes(parts)])
 
 
+def clocks_table(parts):
+    rows = []
+    for name, _, command, f in ring_passes(parts):
+        for where, clocks in (("ring", f.get("clocks")), ("one GPU", f.get("single", {}).get("clocks"))):
+            if clocks:
+                rows.append((name, command, where, ", ".join(
+                    f"{clock:.0f} ({power:.0f})" for clock, power in clocks.values())))
+    return table("Clocks where each GPU drew most power (one GPU's request leaves the others idle)",
+                 ("case", "pass", "request", "MHz (watts)"), rows)
+
+
 def rank_table(parts):
     rows = []
     for name, _, command, f in ring_passes(parts):
@@ -203,14 +214,16 @@ def goals_table(parts):
         for name, part in parts.items() for goal in part.get("goals", [])])
 
 
-def markdown(summary):
+def markdown(summary, brief=False):
+    """`brief`: without what is there to locate lost time, for whoever sees only the output's end."""
     parts = summary["parts"]
     environment = parts.get("environment", {})
     lines = [f"## {len(environment.get('gpus', []))} GPUs, {environment.get('workers')} workers, ring "
              f"transport: {environment.get('ring_transport')}"]
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
-    for make in (parts_table, checks_table, goals_table, ring_table, peer_table, rank_table,
-                 end_to_end_table, wire_table, in_flight_table, memory_table, faults_table):
+    details = () if brief else (rank_table, end_to_end_table, clocks_table)
+    for make in (*details, wire_table, in_flight_table, memory_table, faults_table, peer_table,
+                 ring_table, checks_table, goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"

@@ -56,6 +56,27 @@ def in_flight(session):
     return run
 
 
+def at_once(clients, serve):
+    """Runs serve(number) on a thread for each client; the seconds until all have returned. Fails with
+    what any of them fails with."""
+    errors = []
+
+    def run(client):
+        try:
+            serve(client)
+        except BaseException as error:  # pylint: disable=broad-except
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in range(clients)]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(not errors, f"with {clients} clients: {errors}")
+    return time.monotonic() - begin
+
+
 def several(session, shape, mask, rounds=2):
     harness, ring = session.harness, session.ring
     source = session.view(shape, False)
@@ -64,29 +85,19 @@ def several(session, shape, mask, rounds=2):
     call(harness, ring, "forward", source, first, options)
     verify(harness, ring, source, first, mask, 8)
 
+    reports = []
+
+    def serve(client):
+        for _ in range(rounds):
+            reports.append(figures(call(harness, ring, "forward", source,
+                                        session.output(f"client-{client}"), options)))
+
     found = {"tokens": shape.seq_len, "dtype": shape.dtype, "clients": []}
     for clients in (1, 2, 4):
-        outputs = [session.output(f"client-{number}") for number in range(clients)]
-        reports, errors = [], []
-
-        def serve(output, reports=reports, errors=errors):
-            try:
-                for _ in range(rounds):
-                    reports.append(figures(call(harness, ring, "forward", source, output, options)))
-            except BaseException as error:  # pylint: disable=broad-except
-                errors.append(str(error))
-
-        threads = [threading.Thread(target=serve, args=(output,), daemon=True)
-                   for output in outputs]
-        begin = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.monotonic() - begin
-        check(not errors, f"with {clients} clients: {errors}")
-        for output in outputs:
-            check(filecmp.cmp(first, output, shallow=False),
+        reports.clear()
+        seconds = at_once(clients, serve)
+        for client in range(clients):
+            check(filecmp.cmp(first, session.output(f"client-{client}"), shallow=False),
                   f"with {clients} clients a result has other bits")
         stages = {stage: round(statistics.median(report["stage_seconds"].get(stage, 0.0)
                                                  for report in reports), 4) for stage in STAGES}
