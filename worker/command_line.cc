@@ -189,7 +189,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->type_name("LEVEL");
   app.add_option("--fault_injection", raw.fault_injection,
-                 "for tests: stall_step:N, skip_send:N, fail_send:N or slow_step_ms:M")
+                 "for tests: stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M or workspace:N")
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);
