@@ -134,19 +134,21 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
 
 // What a device has no use for is refused by name where the device is named; with auto it
 // applies if that device is chosen.
-void CheckDeviceFlags(const CLI::App& app, const std::string& device) {
-  const absl::StatusOr<DeviceName> name = ParseDeviceName(device);
-  if (!name.ok() || name->automatic) return;
-  const bool cpu = name->kind == DeviceKind::kCpu;
-  const std::vector<const char*> useless =
-      cpu ? std::vector<const char*>{"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library"}
-          : std::vector<const char*>{"--threads"};
-  for (const char* flag : useless) {
-    if (app.get_option(flag)->count() == 0) continue;
-    throw CLI::ValidationError(flag, absl::StrCat("means nothing with --device=", device,
-                                                  ": it is for ", cpu ? "GPU" : "CPU",
-                                                  " workers"));
+void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
+  const auto refuse = [&app](const std::vector<const char*>& flags, const std::string& with) {
+    for (const char* flag : flags) {
+      if (app.get_option(flag)->count() == 0) continue;
+      throw CLI::ValidationError(flag, absl::StrCat("means nothing with ", with));
+    }
+  };
+  if (options.ring_transport == "peer") {
+    refuse({"--nccl_max_ctas", "--nccl_library"}, "--ring_transport=peer");
   }
+  const absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);
+  if (!name.ok() || name->automatic) return;
+  const std::string with = absl::StrCat("--device=", options.device);
+  if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
+  refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library"}, with);
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
@@ -187,11 +189,11 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->type_name("LEVEL");
   app.add_option("--fault_injection", raw.fault_injection,
-                 "for tests: stall_step:N, skip_send:N, fail_send:N or slow_step_ms:M")
+                 "for tests: stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M or workspace:N")
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);
-    CheckDeviceFlags(app, line.backend.device);
+    CheckDeviceFlags(app, line.backend);
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error));

@@ -1,6 +1,7 @@
 // The queue. Strictly first come first served: a request that waits for memory
 // holds up those behind it, so that small ones cannot starve a big one.
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "server/core/failures.h"
@@ -41,7 +42,7 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
   request.plan = *std::move(plan);
   request.plan_generation = ring_.generation;
   request.blocked_until_release = 0;
-  request.workspace_bytes = 0;
+  request.workspace_bytes.clear();
   return true;
 }
 
@@ -84,26 +85,26 @@ bool Coordinator::Impl::ReplacementIsDue(int world_size) const {
 // False if it has to wait. REQUIRES: planned.
 bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   if (request.blocked_until_release > releases_) return false;
-  // Every rank is granted the largest workspace: which one said so is not kept.
   std::vector<int64_t> bytes = request.plan->buffer_bytes;
-  for (int64_t& of_rank : bytes) of_rank += request.workspace_bytes;
-  const int64_t needed = *std::max_element(bytes.begin(), bytes.end());
+  const int64_t buffers = *std::max_element(bytes.begin(), bytes.end());
 
   std::vector<ConnectionId> roomy;  // could hold it if they held nothing else
-  int64_t most_memory = -1;
-  ConnectionId most_memory_on = 0;
+  int64_t most_room = std::numeric_limits<int64_t>::min();
+  ConnectionId most_room_on = 0;
   for (ConnectionId member : ring_.members) {
     const int64_t memory = workers_.at(member).registration.memory_bytes();
-    if (memory == 0 || memory >= needed) roomy.push_back(member);
-    if (memory > most_memory) {
-      most_memory = memory;
-      most_memory_on = member;
+    const int64_t room = memory - request.WorkspaceOn(member);
+    if (memory == 0 || room >= buffers) roomy.push_back(member);
+    if (room > most_room) {
+      most_room = room;
+      most_room_on = member;
     }
   }
   if (roomy.size() < bytes.size()) {
     EndRequest(request.arrived.stream,
-               NeverFits(*RankOf(most_memory_on), NameOf(most_memory_on), needed,
-                         request.workspace_bytes, most_memory));
+               NeverFits(*RankOf(most_room_on), NameOf(most_room_on), buffers,
+                         request.WorkspaceOn(most_room_on),
+                         workers_.at(most_room_on).registration.memory_bytes()));
     return true;
   }
 
@@ -113,7 +114,7 @@ bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
     const int operations = OperationsOn(member);
     const int64_t reserved = ReservedOn(member);
     if (operations >= config_.max_operations_per_worker) continue;
-    if (memory > 0 && reserved > memory - needed) continue;
+    if (memory > 0 && reserved > memory - request.WorkspaceOn(member) - buffers) continue;
     idlest.emplace_back(operations, reserved, *RankOf(member));
   }
   if (idlest.size() < bytes.size()) return false;
@@ -122,7 +123,10 @@ bool Coordinator::Impl::AdmitHead(RequestRecord& request) {
   std::sort(idlest.begin(), idlest.end(),
             [](const auto& a, const auto& b) { return std::get<2>(a) < std::get<2>(b); });
   std::vector<ConnectionId> members;
-  for (const auto& [operations, reserved, rank] : idlest) members.push_back(ring_.members[rank]);
+  for (const auto& [operations, reserved, rank] : idlest) {
+    bytes[members.size()] += request.WorkspaceOn(ring_.members[rank]);
+    members.push_back(ring_.members[rank]);
+  }
   StartOperation(request, members, bytes);
   return true;
 }

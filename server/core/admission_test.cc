@@ -237,6 +237,27 @@ a reserved 1-3
 )");
 }
 
+// Each member's own: b's is not a's, which has less memory.
+TEST(AdmissionTest, EveryMembersWorkspaceIsLearnt) {
+  EXPECT_SCENARIO(R"(
+join a memory=250
+join b memory=1000
+wait 300ms
+> serving 1
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+b refused 1-1 workspace=700 no memory
+> a b: reserve 1-2 [0 1]
+a refused 1-2 workspace=50 no memory
+> a b: reserve 1-3 [0 1]
+memory
+> a 190, b 840
+a reserved 1-3
+b reserved 1-3
+> s1: accepted 1-3 on a b
+)");
+}
+
 TEST(AdmissionTest, AWorkspaceMayFitOnAnotherWorker) {
   EXPECT_SCENARIO(R"(
 join a memory=500
@@ -252,8 +273,7 @@ b reserved 1-2
 )");
 }
 
-// Asked once with the news; a second refusal is final.
-TEST(AdmissionTest, EveryMembersWorkspaceIsLearnt) {
+TEST(AdmissionTest, ARefusalWithoutNewsIsFinal) {
   EXPECT_SCENARIO(R"(
 join a memory=1000
 join b memory=1000
@@ -265,7 +285,7 @@ a reserved 1-1
 b refused 1-1 workspace=100 cannot allocate
 > a b: reserve 1-2 [0 1]
 memory
-> a 240, b 240
+> a 140, b 240
 a reserved 1-2
 b refused 1-2 workspace=100 cannot allocate
 > s1: failed RESOURCE_EXHAUSTED WORKER_MEMORY retry: rank 1 (b) could not set aside 240 bytes: workspace=100 cannot allocate

@@ -90,14 +90,14 @@ Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after) {
                        retry_after);
 }
 
-Failure NeverFits(int rank, const std::string& worker, int64_t needed, int64_t workspace,
+Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
                   int64_t available) {
   const std::string parts =
-      workspace == 0 ? ""
-                     : absl::StrCat(" (buffers of ", needed - workspace,
-                                    " and a kernel workspace of ", workspace, ")");
+      workspace == 0
+          ? ""
+          : absl::StrCat(" (buffers of ", buffers, " and a kernel workspace of ", workspace, ")");
   return Make(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
-              absl::StrCat("rank ", rank, " (", worker, ") would need ", needed, " bytes", parts,
+              absl::StrCat("rank ", rank, " (", worker, ") would need ", buffers + workspace, " bytes", parts,
                            " and has ", available, " in all"));
 }
 

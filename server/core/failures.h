@@ -26,9 +26,9 @@ Failure DownloadIdle(absl::Duration limit);
 Failure NotPlannable(const absl::Status& status);
 // The ring is smaller than it was, or has only just begun to gather.
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
-// `needed` bytes, of which `workspace` are the kernels', on the worker that only has
-// `available` in all.
-Failure NeverFits(int rank, const std::string& worker, int64_t needed, int64_t workspace,
+// `buffers` bytes, and `workspace` for the kernels if that is known, on the worker that only
+// has `available` in all.
+Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
                   int64_t available);
 // A worker that holds nothing else refused to reserve.
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,

@@ -62,9 +62,9 @@ void Coordinator::Impl::Refuse(OperationRecord& operation, const Member& by,
   // with it admission decides anew whether the request waits, fits elsewhere or never does.
   RequestRecord& request = requests_.at(stream);
   const int64_t workspace = static_cast<int64_t>(
-      std::min(reserved.workspace_bytes(), uint64_t{1} << 62));
-  if (workspace > request.workspace_bytes) {
-    request.workspace_bytes = workspace;
+      std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
+  if (workspace > request.WorkspaceOn(by.connection)) {
+    request.workspace_bytes[by.connection] = workspace;
     Requeue(operation);
     return ReleaseAll(operation);
   }

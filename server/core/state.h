@@ -107,8 +107,13 @@ struct RequestRecord {
   std::string operation_id;  // empty while queued
   // A worker had no memory: not worth another try before this many releases.
   uint64_t blocked_until_release = 0;
-  // The most that a worker said its kernels need for this plan beside the buffers.
-  int64_t workspace_bytes = 0;
+  // What workers that refused said their kernels need for this plan beside the buffers.
+  std::map<ConnectionId, int64_t> workspace_bytes;
+
+  int64_t WorkspaceOn(ConnectionId connection) const {
+    const auto known = workspace_bytes.find(connection);
+    return known == workspace_bytes.end() ? 0 : known->second;
+  }
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;

@@ -24,6 +24,7 @@ def test_a_gpu_that_is_not_there_is_an_error_by_name(tmp_path):
 
 @pytest.mark.parametrize("device, flag", [
     ("cpu", "--nccl_max_ctas=2"), ("cpu", "--nccl_library=/x"), ("cpu", "--pinned_pool=16777216"),
+    ("cpu", "--ring_transport=nccl"),
     ("cuda:0", "--threads=2")])
 def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag):
     ended = start_worker(tmp_path, f"--device={device}", flag)
@@ -31,6 +32,12 @@ def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag)
     said = ended.stderr + ended.stdout
     assert flag.split("=")[0] in said
     assert f"means nothing with --device={device}" in said
+
+
+def test_nccl_flags_are_refused_where_nccl_is_not_used(tmp_path):
+    ended = start_worker(tmp_path, "--ring_transport=peer", "--nccl_max_ctas=2")
+    assert ended.returncode > 1
+    assert "means nothing with --ring_transport=peer" in ended.stderr + ended.stdout
 
 
 def test_the_launcher_does_not_pass_threads_to_gpu_workers(tmp_path):

@@ -161,6 +161,41 @@ def test_a_merely_slow_worker_is_left_alone(make_ring):
     assert ring.topology().generation == generation
 
 
+def test_what_kernels_need_beside_the_buffers_is_settled_before_the_upload(make_ring):
+    ring = make_ring(workers=0)
+    ring.start_worker(0, ["--memory_limit=10000000", "--fault_injection=workspace:3000000"])
+    ring.wait_ready(1)
+    # 8 MB of buffers would fit, and the plan knows no more.
+    with pytest.raises(grpc.RpcError) as error:
+        Call(ring, make_inputs(sq=2000, heads=4, dim=64), upload=0)
+    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "RetryInfo" not in details(error.value)
+    assert "and a kernel workspace of 3000000) and has 10000000 in all" in error.value.details()
+    # 4 MB and a workspace are held: the second of 2 MB and a workspace is asked for, refused
+    # and waits.
+    first = Call(ring, make_inputs(sq=1000, heads=4, dim=64), upload=0.5, request_id="first")
+    inputs = make_inputs(sq=500, heads=4, dim=64)
+    second = threading.Thread(
+        target=lambda: results.append(run(ring.attention, inputs, request_id="second")))
+    results = []
+    second.start()
+
+    def queued():
+        try:
+            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id="second"),
+                                                timeout=5)
+        except grpc.RpcError:
+            return False
+        return reply.state == pb.OPERATION_STATE_QUEUED
+    wait_until(queued, 20, "the second request in the queue")
+    first.go_on.set()
+    for response in first.stream:
+        first.result.take(response)
+    first.result.finish()
+    second.join()
+    assert_close(results[0].array("out"), reference(inputs)["out"], 1e-4)
+
+
 def test_the_coordinator_dies_mid_stream_and_relearns(make_ring):
     ring = make_ring(workers=3, **FLAGS)
     before = undisturbed(ring)

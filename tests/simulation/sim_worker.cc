@@ -227,7 +227,9 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   v1::Reserved* answer = message.mutable_reserved();
   answer->set_operation_id(id);
   answer->set_generation(generation_);
-  const int64_t bytes = 64 + 16 * reserve.shape().seq_len_q() / reserve.members_size();
+  const int64_t bytes = 64 + 16 * reserve.shape().seq_len_q() / reserve.members_size() +
+                        traits_.workspace_bytes;
+  answer->set_workspace_bytes(traits_.workspace_bytes);
   if (reserved_bytes() + bytes > traits_.memory_bytes ||
       (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
     answer->set_reason("no memory");

@@ -70,6 +70,7 @@ void Simulation::MakeWorkers() {
     }
     traits.memory_bytes = random.OneIn(3) ? 40000 : 1 << 20;
     traits.reports_memory = random.OneIn(2);
+    traits.workspace_bytes = random.OneIn(3) ? 10000 : 0;
     workers_.push_back(std::make_unique<SimWorker>(
         &world_, &control_, [this](const std::string& blob) { return FindPeer(blob); },
         absl::StrCat("worker-", i), traits));

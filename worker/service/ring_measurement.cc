@@ -13,17 +13,20 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// The first groups make connections, warm up threads and wait for the slowest member.
-constexpr int kSmallGroups = 6;
-constexpr int kProbes = 3;
-constexpr int kBlocks = 3;
+// The best of each counts: the first ones warm up threads and connections.
+constexpr int kSmallGroups = 4;
+constexpr int kProbes = 2;
+constexpr int kMaxBlocks = 5;
+// After which there is no more than one block. Idle machines need 10 ms; where more
+// processes than cores wait for one another a group alone may take as long.
+constexpr absl::Duration kBudget = absl::Milliseconds(15);
 // More than a cache line, less than any packet.
 constexpr int64_t kSmallBytes = 256;
-// Some 100 us on a slow link, and on a fast one longer than nothing.
+// Some 100 us over TCP, where wake-ups and slices of busy cores disturb longer ones.
 constexpr int64_t kProbeBytes = int64_t{256} << 10;
 constexpr int64_t kMinProbeBytes = int64_t{64} << 10;
-// Long beside an overhead of 0.2 ms, short beside forming a ring.
-constexpr absl::Duration kBlockTime = absl::Milliseconds(3);
+// Long beside an overhead of 0.1 ms, short beside a scheduler's slice.
+constexpr absl::Duration kBlockTime = absl::Microseconds(1500);
 
 // One member's part. Used by one thread.
 class RingMeasurement {
@@ -32,32 +35,48 @@ class RingMeasurement {
       : ring_(ring), device_(device), deadline_(deadline) {}
 
   absl::StatusOr<RingRates> Run(int64_t max_block_bytes) {
-    absl::Status status = Allocate(2 * (ring_.world_size() + 1) * sizeof(int64_t), &numbers_);
+    absl::Status status = Allocate((ring_.world_size() + 1) * sizeof(Agreed), &numbers_);
     if (!status.ok()) return status;
-    absl::StatusOr<int64_t> capacity = SmallestOfAll(AllocateBlocks(max_block_bytes));
-    if (!capacity.ok()) return capacity.status();
+    absl::StatusOr<Agreed> agreed = SmallestOfAll({AllocateBlocks(max_block_bytes), 0});
+    if (!agreed.ok()) return agreed.status();
+    const int64_t capacity = agreed->bytes;
+    begin_ = absl::Now();  // all are here
 
     // Blocks of no use for a rate still serve for the small groups.
     RingRates rates;
-    absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, *capacity));
+    absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, capacity));
     if (!small.ok()) return small.status();
     rates.exchange_overhead = *small;
-    if (*capacity < kMinProbeBytes) return rates;
+    if (capacity < kMinProbeBytes) return rates;
 
-    const int64_t probe_bytes = std::min(kProbeBytes, *capacity);
-    absl::StatusOr<absl::Duration> probe = BestOf(kProbes, probe_bytes);
-    if (!probe.ok()) return probe.status();
-    // Everybody's block is the slowest member's, or sizes would not match.
-    absl::StatusOr<int64_t> block_bytes =
-        SmallestOfAll(BlockBytesAfterProbe(probe_bytes, *probe, *capacity));
-    if (!block_bytes.ok()) return block_bytes.status();
-    absl::StatusOr<absl::Duration> block = BestOf(kBlocks, *block_bytes);
+    // On a fast link a short block is mostly overhead and tells little, so blocks grow as
+    // long as it pays; at least twofold, hence seven times at most.
+    int64_t bytes = std::min(kProbeBytes, capacity);
+    for (bool grows = true; grows;) {
+      absl::StatusOr<absl::Duration> probe = BestOf(kProbes, bytes);
+      if (!probe.ok()) return probe.status();
+      rates.link_bytes_per_second =
+          std::max(rates.link_bytes_per_second, LinkBytesPerSecond(bytes, *probe, *small));
+      // Everybody's blocks are the slowest member's, or they would not match.
+      agreed = SmallestOfAll({BlockBytesAfterProbe(bytes, *probe, capacity), GroupsWithinBudget()});
+      if (!agreed.ok()) return agreed.status();
+      grows = agreed->bytes >= 2 * bytes && agreed->groups > kProbes;
+      bytes = agreed->bytes;
+    }
+    absl::StatusOr<absl::Duration> block =
+        BestOf(static_cast<int>(std::clamp<int64_t>(agreed->groups, 1, kMaxBlocks)), bytes);
     if (!block.ok()) return block.status();
-    rates.link_bytes_per_second = LinkBytesPerSecond(*block_bytes, *block, *small);
+    rates.link_bytes_per_second =
+        std::max(rates.link_bytes_per_second, LinkBytesPerSecond(bytes, *block, *small));
     return rates;
   }
 
  private:
+  struct Agreed {
+    int64_t bytes = 0;
+    int64_t groups = 0;
+  };
+
   absl::Status Allocate(int64_t bytes, std::unique_ptr<DeviceBuffer>* buffer) {
     absl::StatusOr<std::unique_ptr<DeviceBuffer>> made = device_.Allocate(bytes);
     if (!made.ok()) return made.status();
@@ -75,9 +94,15 @@ class RingMeasurement {
     return 0;
   }
 
-  // Tells every member `mine` and learns the smallest of all: a barrier as well.
-  absl::StatusOr<int64_t> SmallestOfAll(int64_t mine) {
-    auto* slots = static_cast<int64_t*>(numbers_->data());
+  // As many more as fit, at what they took so far on this member, waiting included.
+  int64_t GroupsWithinBudget() const {
+    const absl::Duration elapsed = absl::Now() - begin_;
+    return static_cast<int64_t>(absl::FDivDuration(kBudget - elapsed, elapsed / groups_));
+  }
+
+  // Tells every member `mine` and learns the smallest of each number: a barrier as well.
+  absl::StatusOr<Agreed> SmallestOfAll(Agreed mine) {
+    auto* slots = static_cast<Agreed*>(numbers_->data());
     absl::Status status = device_.CopyFromHost(slots, &mine, sizeof(mine));
     if (!status.ok()) return Failed(status);
     const int world_size = ring_.world_size();
@@ -89,11 +114,15 @@ class RingMeasurement {
     }
     absl::StatusOr<absl::Duration> time = RunGroup(std::move(group));
     if (!time.ok()) return time.status();
-    std::vector<int64_t> told(world_size);
+    std::vector<Agreed> told(world_size);
     status = device_.CopyToHost(told.data(), slots + 1, world_size * sizeof(mine));
     if (!status.ok()) return Failed(status);
-    told[ring_.rank()] = mine;
-    return *std::min_element(told.begin(), told.end());
+    for (int peer = 0; peer < world_size; ++peer) {
+      if (peer == ring_.rank()) continue;
+      mine.bytes = std::min(mine.bytes, told[peer].bytes);
+      mine.groups = std::min(mine.groups, told[peer].groups);
+    }
+    return mine;
   }
 
   // The shortest of `count` groups, each with `bytes` to the next rank and from the
@@ -115,6 +144,7 @@ class RingMeasurement {
   }
 
   absl::StatusOr<absl::Duration> RunGroup(std::vector<PeerTransfer> group) {
+    ++groups_;
     EventRef done = ring_.Start(std::move(group), {}, &control_);
     absl::Status status = done->Wait(deadline_);
     if (absl::IsDeadlineExceeded(status) && !done->Done()) {
@@ -136,6 +166,8 @@ class RingMeasurement {
   Communicator& ring_;
   Device& device_;
   const absl::Time deadline_;
+  absl::Time begin_;
+  int groups_ = 0;
   RunControl control_;
   std::unique_ptr<DeviceBuffer> numbers_;  // mine, then one of each rank
   std::unique_ptr<DeviceBuffer> sent_, received_;

@@ -23,9 +23,9 @@ struct RingRates {
 inline constexpr int64_t kMaxMeasuredBytes = int64_t{32} << 20;
 
 // All members call it at the same point of the ring's life, with nothing else started:
-// the same groups on every member, whose sizes they agree on. About 12 ms, of which 9
-// move blocks, whatever the link's rate: a first small block tells how long the others
-// may be.
+// the same groups on every member, whose sizes and number they agree on. About 15 groups
+// of at most 1.5 ms each, whatever the link's rate: short blocks tell how long the others
+// may be. Busy members make it fewer groups.
 //   max_block_bytes  of this member; the smallest member's counts. Below 64 KiB the rate
 //                    stays unmeasured.
 // A ring of one has nothing to measure and starts no group. Memory comes from `device`

@@ -29,7 +29,9 @@ class FaultyDevice : public Device {
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
-    return inner_->WorkspaceBytes(calls);
+    absl::StatusOr<int64_t> bytes = inner_->WorkspaceBytes(calls);
+    if (bytes.ok()) *bytes += state_->plan.workspace_bytes;
+    return bytes;
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     state_->counts = true;
@@ -184,14 +186,15 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
     if (parts.first == "stall_step") plan.stall_step = number;
     if (parts.first == "skip_send") plan.skip_send = number;
     if (parts.first == "fail_send") plan.fail_send = number;
+    if (parts.first == "workspace") plan.workspace_bytes = number;
     if (parts.first == "slow_step_ms") plan.slow_step = absl::Milliseconds(number);
     if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.fail_send >= 0 ||
-        plan.slow_step > absl::ZeroDuration()) {
+        plan.slow_step > absl::ZeroDuration() || plan.workspace_bytes > 0) {
       return plan;
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "\"", text, "\" is none of stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M with M > 0"));
+      "\"", text, "\" is none of stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M and workspace:N with M, N > 0"));
 }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,

@@ -8,6 +8,7 @@
 //   fail_send:N      the N-th transfer group fails: a broken link
 //   slow_step_ms:M   every compute call takes M ms longer, with steady progress: a rank
 //                    that is merely slow
+//   workspace:N      kernels need N bytes beside a program's buffers, as a GPU's do
 //
 // Groups count from 0, from the first operation that a ring prepares: what a ring exchanges
 // while it is formed is no part of any step.
@@ -35,6 +36,7 @@ struct FaultPlan {
   int64_t skip_send = -1;
   int64_t fail_send = -1;
   absl::Duration slow_step;
+  int64_t workspace_bytes = 0;
 };
 
 // INVALID_ARGUMENT, with the syntax, if `text` is none of the above.

@@ -1,5 +1,5 @@
-// Injected faults of GPU workers, on the fake CUDA and NCCL: no GPU. The thread that starts
-// work stands still where a CPU worker's queue would.
+// Injected faults of GPU workers, and the measurement of their rings, on the fake CUDA and
+// NCCL: no GPU. The thread that starts work stands still where a CPU worker's queue would.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
+#include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/service/ring_measurement.h"
 #include "worker/testing/fault_injection.h"
@@ -24,9 +25,19 @@ constexpr int64_t kBytes = 4096;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 
-// Two GPU workers' devices and ring; rank 1 has the fault.
-class CudaFaults : public testing::Test {
+// Two GPU workers' devices and ring over the transport of that name; rank 1 has the fault.
+class CudaFaults : public testing::TestWithParam<std::string> {
  protected:
+  bool peer() const { return GetParam() == "peer"; }
+
+  absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(int rank, CudaDevice* device) {
+    if (!peer()) return NcclRingTransport::Create({.device = rank});
+    return PeerRingTransport::Create(
+        {.cuda_index = rank,
+         .region = device->region(),
+         .allocate = [device](int64_t bytes) { return device->Allocate(bytes); }});
+  }
+
   void Make(const std::string& fault) {
     auto plan = ParseFaultPlan(fault);
     ASSERT_TRUE(plan.ok()) << plan.status();
@@ -34,11 +45,13 @@ class CudaFaults : public testing::Test {
     state_->plan = *plan;
     state_->holds_start = true;
     for (int rank : {0, 1}) {
-      auto device = CudaDevice::Create({.device = rank, .pinned_pool_bytes = 16 << 20});
+      auto device = CudaDevice::Create({.device = rank,
+                                        .pinned_pool_bytes = 16 << 20,
+                                        .region_bytes = peer() ? int64_t{64} << 20 : 0});
       ASSERT_TRUE(device.ok()) << device.status();
-      devices_[rank] = *std::move(device);
-      auto transport = NcclRingTransport::Create({.device = rank});
+      auto transport = MakeTransport(rank, device->get());
       ASSERT_TRUE(transport.ok()) << transport.status();
+      devices_[rank] = *std::move(device);
       transports_[rank] = *std::move(transport);
     }
     devices_[1] = MakeFaultyDevice(std::move(devices_[1]), state_);
@@ -100,7 +113,7 @@ class CudaFaults : public testing::Test {
   RunControl control_;
 };
 
-TEST_F(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
+TEST_P(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
   Make("stall_step:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   absl::Notification over;
@@ -121,7 +134,7 @@ TEST_F(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_F(CudaFaults, ASkippedGroupIsMissedByThePeerUntilTheRingEnds) {
+TEST_P(CudaFaults, ASkippedGroupIsMissedByThePeerUntilTheRingEnds) {
   Make("skip_send:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   absl::Status skipped;
@@ -137,7 +150,7 @@ TEST_F(CudaFaults, ASkippedGroupIsMissedByThePeerUntilTheRingEnds) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_F(CudaFaults, AFailedGroupFailsItsRankAtOnce) {
+TEST_P(CudaFaults, AFailedGroupFailsItsRankAtOnce) {
   Make("fail_send:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   const EventRef waiting = Exchange(0);
@@ -148,7 +161,7 @@ TEST_F(CudaFaults, AFailedGroupFailsItsRankAtOnce) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_F(CudaFaults, ASlowRankTakesItsTimeAndProgresses) {
+TEST_P(CudaFaults, ASlowRankTakesItsTimeAndProgresses) {
   Make("slow_step_ms:80");
   const int64_t before = control_.progress.load();
   const absl::Time begin = absl::Now();
@@ -160,6 +173,9 @@ TEST_F(CudaFaults, ASlowRankTakesItsTimeAndProgresses) {
   state_->plan.slow_step = absl::Hours(1);
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, CudaFaults, testing::Values("nccl", "peer"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace ringattn

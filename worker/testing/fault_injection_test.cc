@@ -38,7 +38,7 @@ TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   EXPECT_EQ(ParseFaultPlan("fail_send:3")->fail_send, 3);
   EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step, absl::Milliseconds(5));
   for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
-                          "slow_step_ms:0", "boom:1", ":1", "skip_send:1:2"}) {
+                          "slow_step_ms:0", "workspace:0", "boom:1", ":1", "skip_send:1:2"}) {
     EXPECT_EQ(ParseFaultPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
@@ -97,6 +97,12 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   ring->Abort("enough");
   EXPECT_TRUE(stalled->Wait(Soon()).ok());
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
+}
+
+TEST(FaultInjection, AWorkspaceIsAddedToTheDevices) {
+  auto inner = std::make_unique<ScalarDevice>();
+  inner->SetStaged(absl::ZeroDuration(), 20);
+  EXPECT_EQ(*MakeFaultyDevice(std::move(inner), StateOf("workspace:300"))->WorkspaceBytes({}), 320);
 }
 
 TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {

@@ -73,7 +73,7 @@ def parse(names):
     parser.add_argument("--sweep_seconds", type=int, default=0)
     parser.add_argument("--only", default="", help="PART,...: these, in this order")
     parser.add_argument("--ring_transport", default="",
-                        help="passed to `ringattn up`; with several, a,b, the parts that use the ring "
+                        help="of the workers; with several, a,b, the parts that use the ring "
                              "run on each of them")
     parser.add_argument("--scratch", default="", help="folder for inputs and outputs, 60 GB at most")
     parser.add_argument("--peer_python", default="", help="a python3 that has PyTorch")
