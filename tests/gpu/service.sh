@@ -2,7 +2,7 @@
 # The service on a machine with GPUs, in one call: tests, the sweep against the fp64 oracle, rings with
 # rates and where their time goes, the peer, requests in flight, memory, lost workers, the quick start.
 # Everything is verified before it is timed. Runs a bundle made by
-#   ./deploy/bundle.sh --with=//worker/device/cuda:cuda_device_test,//worker/comm/nccl:nccl_ring_test,//tests/e2e:service_sweep
+#   ./deploy/bundle.sh --with=//worker/device/cuda:cuda_device_test,//worker/comm/nccl:nccl_ring_test,//worker/comm/peer:peer_ring_test,//tests/e2e:service_sweep
 # and needs nothing beside it but bash, a plain python3, a driver and NCCL (deploy/find_nccl.sh); the part
 # "peer" needs a python3 with PyTorch.
 #

@@ -35,8 +35,8 @@ def verify(harness, ring, source, output, options, rows, forward=None):
 
 
 def figures(report):
-    """What a report says about speed. Rates per GPU: of the kernels alone, and of the ring pass as the
-    coordinator saw it, from telling the ranks to run to the last one's word that it has."""
+    """What a report says about speed. Rates per GPU: of the kernels alone, and of the whole pass as the
+    coordinator saw it (service_), from telling the ranks to run to the last one's word that it has."""
     ranks = report["ranks"]
     kernel_seconds = [rank["compute_seconds"] for rank in ranks]
     wall = report["compute_seconds"]
@@ -46,13 +46,13 @@ def figures(report):
         "client_seconds": round(report["client_seconds"]["finished"], 4),
         "stage_seconds": {k: round(v, 4) for k, v in report["stage_seconds"].items()},
         "bytes_up": moved.get("up"), "bytes_down": moved.get("down"),
+        "flops": flops,
         "ring_seconds": round(wall, 5),
         "kernel_seconds": [round(s, 5) for s in kernel_seconds],
         "ring_wait_seconds": [round(rank["ring_wait_seconds"], 5) for rank in ranks],
         "kernel_tflops_per_gpu": round(flops / max(sum(kernel_seconds), 1e-9) / 1e12, 3),
-        "ring_tflops_per_gpu": round(flops / max(wall, 1e-9) / len(ranks) / 1e12, 3),
-        # How much of the ring's time the slowest rank's kernels take, and how even the ranks are.
-        "kernels_part": round(max(kernel_seconds) / max(wall, 1e-9), 4),
+        "service_tflops_per_gpu": round(flops / max(wall, 1e-9) / len(ranks) / 1e12, 3),
+        # How even the ranks are.
         "balance": round(sum(kernel_seconds) / len(ranks) / max(*kernel_seconds, 1e-9), 4),
         "predicted_bytes": [rank["buffer_bytes"] for rank in report["plan"]["ranks"]],
         "layout": report["plan"]["layout"],
@@ -61,20 +61,31 @@ def figures(report):
     }
 
 
+def rate_of_ring(result, flops):
+    """The ring's rate per GPU is by the slowest rank's span, from the begin of its first transfer or
+    kernel to the end of its last: all that it waits for peers is in it, messages to and from the
+    coordinator are not. kernels_part: how much of it the slowest rank's kernels take."""
+    span = result["timeline"]["slowest_span_seconds"] or result["ring_seconds"]
+    kernels = result["kernel_seconds"]
+    result["ring_tflops_per_gpu"] = round(flops / max(span, 1e-9) / len(kernels) / 1e12, 3)
+    result["kernels_part"] = round(max(kernels) / max(span, 1e-9), 4)
+
+
 def timed(harness, ring, command, source, output, options, runs, folder, judge=None):
     """Runs a request once, lets judge() look at the output, and runs it on until `runs` are done. Gives
-    the figures of the run whose ring time is the median (of two, the better one's), with its timeline,
+    the figures of the run whose rate is the median (of two, the better one's), with its timeline,
     and every run's rates. The first run counts: what a worker does only once, warm_up() has done."""
     done = []
     for index in range(runs):
         trace_file = folder / f"trace-{index}.json"
         result = figures(call(harness, ring, command, source, output, options, trace_file))
         result["timeline"] = timeline.analyse(trace_file)
+        rate_of_ring(result, result.pop("flops"))
         result["trace_file"] = trace_file
         done.append(result)
         if index == 0 and judge is not None:
             judge()
-    by_time = sorted(done, key=lambda result: result["ring_seconds"])
+    by_time = sorted(done, key=lambda result: -result["ring_tflops_per_gpu"])
     median = by_time[(len(by_time) - 1) // 2]
     runs_figures = [{k: result[k] for k in ("client_seconds", "ring_seconds", "kernel_tflops_per_gpu",
                                             "ring_tflops_per_gpu")} for result in done]

@@ -36,7 +36,7 @@ def tests(session):
             result["skipped"] = "they need GPUs"
             return
         session.ring.down()  # they measure, and want the memory
-        for name, seconds in (("cuda_device_test", 40), ("nccl_ring_test", 60)):
+        for name, seconds in (("cuda_device_test", 40), ("peer_ring_test", 40), ("nccl_ring_test", 60)):
             if not (session.bin / name).exists():
                 result[name] = "not in the bundle"
                 failed.append(name)

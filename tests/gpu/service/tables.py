@@ -68,7 +68,7 @@ def checks_table(parts):
             rows.append((f"{name}: ring, one worker and CPU workers",
                          f"{len(part['cases'])} cases, at most {number(part['worst']['ratio'])} of the "
                          f"bound apart ({part['worst']['where']})"))
-        for program in ("cuda_device_test", "nccl_ring_test"):
+        for program in ("cuda_device_test", "peer_ring_test", "nccl_ring_test"):
             if isinstance(part.get(program), dict):
                 rows.append((program, f"{part[program]['passed']} passed, failed: "
                                       f"{part[program]['failed'] or 'none'} {part[program]['said']}"))
@@ -81,7 +81,7 @@ def ring_table(parts):
     return table(
         "Rings, TFLOP/s per GPU; times in ms",
         ("case", "tokens", "heads", "pass", "ring", "its kernels", "one GPU", "ring / one GPU",
-         "exchange hidden", "balance", "ring's time", "slowest rank's kernels",
+         "exchange hidden", "balance", "service's time", "slowest rank's kernels",
          "slowest rank's span", "around the ranks", "begin skew", "end skew"),
         [(name, case["tokens"], f"{case['heads']}/{case['kv_heads']}", command,
           number(f["ring_tflops_per_gpu"]), number(f["kernel_tflops_per_gpu"]),
