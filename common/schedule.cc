@@ -1,5 +1,6 @@
 #include "common/schedule.h"
 
+#include <algorithm>
 #include <cassert>
 #include <string>
 #include <utility>
@@ -19,8 +20,8 @@ struct BlockBuffers {
   BufferId dv_home = kNoBuffer;
   BufferId dk_slot[2] = {kNoBuffer, kNoBuffer};
   BufferId dv_slot[2] = {kNoBuffer, kNoBuffer};
-  BufferId dk_landing = kNoBuffer;
-  BufferId dv_landing = kNoBuffer;
+  BufferId dk_landing[2] = {kNoBuffer, kNoBuffer};
+  BufferId dv_landing[2] = {kNoBuffer, kNoBuffer};
 };
 
 // Rows of a block's key tensor and of its value tensor.
@@ -28,6 +29,26 @@ struct BlockRows {
   RowsAt key;
   RowsAt value;
 };
+
+// Rows of a block whose gradients come home at a step.
+struct Landing {
+  int64_t at = 0;
+  RowRange rows;
+};
+
+// What of [0, end) is in none of the landings, which are disjoint.
+std::vector<RowRange> Gaps(std::vector<Landing> landings, int64_t end) {
+  std::sort(landings.begin(), landings.end(),
+            [](const Landing& a, const Landing& b) { return a.rows.begin < b.rows.begin; });
+  std::vector<RowRange> gaps;
+  int64_t begin = 0;
+  for (const Landing& landing : landings) {
+    if (landing.rows.begin > begin) gaps.push_back({begin, landing.rows.begin});
+    begin = landing.rows.end;
+  }
+  if (end > begin) gaps.push_back({begin, end});
+  return gaps;
+}
 
 // One ring pass over a route, forward or backward. `first_step` numbers its steps.
 class RingPass {
@@ -65,9 +86,16 @@ class RingPass {
   void StartBackward(int rank, int64_t at);
   void BackwardPart(int source, int step, int part, int64_t at, bool* travels);
   void SendOnAndHome(int source, int step, int part, int64_t at);
-  void SendHome(int source, int step, const RowRange& part, const RowRange& rows, int64_t at,
-                int64_t* landed_rows);
-  void FinishBackward(int rank, int64_t at);
+  // To the owner's accumulators, where nothing is yet.
+  void SendHome(int source, int step, const RowRange& part, const RowRange& rows, int64_t at);
+  // To the owner, who adds them to what others have contributed to the same rows.
+  void SendToLanding(int source, int step, const RowRange& rows, int64_t at);
+  void OwnBlockBackward(int rank);
+  // The rows that come home in the own block's step, as one range.
+  RowRange LandsLast(int rank) const;
+  // REQUIRES: one range of all rows, or a batch of one.
+  void AddOwnCall(int rank, const std::vector<RowRange>& ranges);
+  void FinishBackward(int rank);
   void AddZero(int64_t at, int rank, const ByteRange& target);
   void AddConvert(int64_t at, int rank, BufferId source, BufferId target);
 
@@ -77,6 +105,8 @@ class RingPass {
   const bool keeps_home_;
   std::vector<BlockBuffers>& buffers_;
   ScheduleBuilder& builder_;
+  int64_t own_step_ = 0;  // backward: when ranks compute on their own blocks
+  std::vector<std::vector<Landing>> landed_;  // by source: rows that are sent home
   // The step whose block lies in a slot, on every rank: a backward pass may find
   // there what the forward pass before it left.
   int slot_step_[3] = {0, -1, -1};
@@ -196,20 +226,23 @@ void RingPass::ForwardCalls(int rank, int64_t first_step) {
 
 // --- Backward ---------------------------------------------------------------
 //
-// Step 0 is the rank's own block. Of block k > 0 the last part comes first: part p
-// computes at 1 + (k - 1) * parts + (parts - 1 - p). Its keys come `parts` steps earlier,
-// its accumulator leaves one step later, while the next part computes.
+// Of block k > 0 the last part comes first: part p computes at
+// 1 + (k - 1) * parts + (parts - 1 - p). Its keys come `parts` steps earlier, its
+// accumulator leaves one step later, while the next part computes.
 // Last first, because under a causal mask, zigzag, some ranks see the whole block and some
 // only its first part, for which they take as long as the others for both. So whatever
 // leaves at a step is complete at the same time on all ranks, and ranks that are the first
 // to see a last part compute it while the first part's accumulator is still on its way.
+// The rank's own block comes at the very end: what others have contributed lands in its
+// accumulators meanwhile, and nothing is left to wait for when it is done.
 
 int64_t RingPass::Backward(int64_t first_step) {
   const auto step_of = [&](int step, int part) {
-    if (step == 0) return first_step;
+    if (step == 0) return first_step;  // before any part; keys of the first ones come
     return first_step + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
   };
-  for (int rank = 0; rank < route_.world_size; ++rank) StartBackward(rank, first_step);
+  own_step_ = step_of(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0);
+  landed_.assign(route_.world_size, {});
   // travels[source][part]: somebody has contributed to the accumulator.
   std::vector<std::vector<char>> travels(route_.world_size, std::vector<char>(route_.parts, 0));
   for (int step = 1; step < route_.steps(); ++step) {
@@ -228,9 +261,12 @@ int64_t RingPass::Backward(int64_t first_step) {
       }
     }
   }
-  const int64_t last = step_of(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0);
-  for (int rank = 0; rank < route_.world_size; ++rank) FinishBackward(rank, last);
-  return last + 1 - first_step;
+  for (int rank = 0; rank < route_.world_size; ++rank) {
+    StartBackward(rank, first_step);
+    OwnBlockBackward(rank);
+    FinishBackward(rank);
+  }
+  return own_step_ + 1 - first_step;
 }
 
 void RingPass::AddZero(int64_t at, int rank, const ByteRange& target) {
@@ -259,19 +295,62 @@ void RingPass::StartBackward(int rank, int64_t at) {
     builder_.AddCall(at, rank, std::move(delta));
   }
   AddZero(at, rank, builder_.Whole(rank, roles.dq_acc));
-  AddZero(at, rank, builder_.Whole(rank, buffers_[rank].dk_home));
-  AddZero(at, rank, builder_.Whole(rank, buffers_[rank].dv_home));
+  // Where nothing lands, the own block starts from zero.
+  const BlockRows home = HomeGradients(rank);
+  for (const RowRange& rows : Gaps(landed_[rank], builder_.kv_rows(rank))) {
+    builder_.ZeroRows(at, rank, home.key, rows, builder_.KeyGradientBytes());
+    builder_.ZeroRows(at, rank, home.value, rows, builder_.ValueGradientBytes());
+  }
+}
+
+void RingPass::OwnBlockBackward(int rank) {
   const RowRange all{0, builder_.kv_rows(rank)};
-  const WorkCount work = pieces_.Work(rank, rank, all);
-  if (work.pairs == 0) return;
+  const RowRange late = LandsLast(rank);
+  // Rows of one batch row are one range of bytes, so those that land last can wait while
+  // the others compute.
+  const bool in_two = spec_.shape.batch == 1 && !late.empty() && late.size() < all.size();
+  if (in_two) {
+    AddOwnCall(rank, {{0, late.begin}, {late.end, all.end}});
+    AddOwnCall(rank, {late});
+  } else {
+    AddOwnCall(rank, {all});
+  }
+}
+
+RowRange RingPass::LandsLast(int rank) const {
+  RowRange late;
+  for (const Landing& landing : landed_[rank]) {
+    if (landing.at != own_step_) continue;
+    late = late.empty() ? landing.rows
+                        : RowRange{std::min(late.begin, landing.rows.begin),
+                                   std::max(late.end, landing.rows.end)};
+  }
+  return late;
+}
+
+void RingPass::AddOwnCall(int rank, const std::vector<RowRange>& ranges) {
   ComputeCall call;
   call.op = ComputeCall::Op::kBackward;
-  call.kv.push_back(OperandOf(rank, 0, all));
-  call.kv.back().dk = builder_.Whole(rank, buffers_[rank].dk_home);
-  call.kv.back().dv = builder_.Whole(rank, buffers_[rank].dv_home);
-  call.tiles = work.tiles;
-  call.pairs = work.pairs;
-  builder_.AddCall(at, rank, std::move(call));
+  const BlockBuffers& buffers = buffers_[rank];
+  for (const RowRange& rows : ranges) {
+    const WorkCount work = pieces_.Work(rank, rank, rows);
+    if (work.pairs == 0) continue;
+    const auto part = [&](BufferId buffer, int64_t row_bytes) {
+      return builder_.Range(rank, {buffer, rows.begin, rows}, row_bytes);
+    };
+    KvOperand operand;
+    operand.source_rank = rank;
+    operand.row_begin = rows.begin;
+    operand.row_end = rows.end;
+    operand.k = part(buffers.k[0], builder_.KeyBytes());
+    operand.v = part(buffers.v[0], builder_.ValueBytes());
+    operand.dk = part(buffers.dk_home, builder_.KeyGradientBytes());
+    operand.dv = part(buffers.dv_home, builder_.ValueGradientBytes());
+    call.kv.push_back(operand);
+    call.tiles += work.tiles;
+    call.pairs += work.pairs;
+  }
+  if (!call.kv.empty()) builder_.AddCall(own_step_, rank, std::move(call));
 }
 
 void RingPass::BackwardPart(int source, int step, int part, int64_t at, bool* travels) {
@@ -299,39 +378,54 @@ void RingPass::BackwardPart(int source, int step, int part, int64_t at, bool* tr
 
 void RingPass::SendOnAndHome(int source, int step, int part, int64_t at) {
   const RowRange& rows = route_.held[step][source][part];
+  if (route_.direct) {
+    SendToLanding(source, step, rows, at);
+    return;
+  }
   const int rank = route_.HolderOf(source, step);
   RowRange next;
-  if (!route_.direct && step + 1 < route_.steps()) next = route_.held[step + 1][source][part];
-  int64_t landed_rows = 0;
+  if (step + 1 < route_.steps()) next = route_.held[step + 1][source][part];
   if (next.empty()) {
-    SendHome(source, step, rows, rows, at, &landed_rows);
+    SendHome(source, step, rows, rows, at);
     return;
   }
   const int to = route_.HolderOf(source, step + 1);
   MoveBlock(at, rank, GradientPlace(rank, step, rows), to, GradientPlace(to, step + 1, next), next,
             builder_.KeyGradientBytes(), builder_.ValueGradientBytes());
   // Rows that nobody after this rank sees are complete.
-  SendHome(source, step, rows, {rows.begin, next.begin}, at, &landed_rows);
-  SendHome(source, step, rows, {next.end, rows.end}, at, &landed_rows);
+  SendHome(source, step, rows, {rows.begin, next.begin}, at);
+  SendHome(source, step, rows, {next.end, rows.end}, at);
 }
 
 void RingPass::SendHome(int source, int step, const RowRange& part, const RowRange& rows,
-                        int64_t at, int64_t* landed_rows) {
+                        int64_t at) {
   if (rows.empty()) return;
   const int rank = route_.HolderOf(source, step);
-  BlockBuffers& home = buffers_[source];
-  const BlockRows landing{{Lazy(home.dk_landing, source, "landing.dk"), *landed_rows, rows},
-                          {Lazy(home.dv_landing, source, "landing.dv"), *landed_rows, rows}};
-  *landed_rows += rows.size();
-  MoveBlock(at, rank, GradientPlace(rank, step, part), source, landing, rows,
+  MoveBlock(at, rank, GradientPlace(rank, step, part), source, HomeGradients(source), rows,
             builder_.KeyGradientBytes(), builder_.ValueGradientBytes());
+  landed_[source].push_back({at, rows});
+}
+
+void RingPass::SendToLanding(int source, int step, const RowRange& rows, int64_t at) {
+  const int rank = route_.HolderOf(source, step);
+  static constexpr const char* kKeyNames[] = {"landing0.dk", "landing1.dk"};
+  static constexpr const char* kValueNames[] = {"landing0.dv", "landing1.dv"};
+  const int slot = at % 2;
+  BlockBuffers& home = buffers_[source];
+  const BlockRows landing{{Lazy(home.dk_landing[slot], source, kKeyNames[slot]), 0, rows},
+                          {Lazy(home.dv_landing[slot], source, kValueNames[slot]), 0, rows}};
+  MoveBlock(at, rank, GradientPlace(rank, step, rows), source, landing, rows,
+            builder_.KeyGradientBytes(), builder_.ValueGradientBytes());
+  // A step later, so that calls do not queue behind an addition that still waits.
+  const int64_t add_at = std::min(at + 1, own_step_);
   const BlockRows target = HomeGradients(source);
-  builder_.AddRowsLate(at, source, landing.key, target.key, rows, builder_.KeyGradientBytes());
-  builder_.AddRowsLate(at, source, landing.value, target.value, rows,
+  builder_.AddRowsLate(add_at, source, landing.key, target.key, rows,
+                       builder_.KeyGradientBytes());
+  builder_.AddRowsLate(add_at, source, landing.value, target.value, rows,
                        builder_.ValueGradientBytes());
 }
 
-void RingPass::FinishBackward(int rank, int64_t at) {
+void RingPass::FinishBackward(int rank) {
   const Program& program = builder_.program(rank);
   const auto output = [&](TensorId id) {
     for (size_t i = 0; i < program.buffers.size(); ++i) {
@@ -339,9 +433,9 @@ void RingPass::FinishBackward(int rank, int64_t at) {
     }
     return kNoBuffer;
   };
-  AddConvert(at, rank, program.roles.dq_acc, output(TensorId::kDq));
-  AddConvert(at, rank, buffers_[rank].dk_home, output(TensorId::kDk));
-  AddConvert(at, rank, buffers_[rank].dv_home, output(TensorId::kDv));
+  AddConvert(own_step_, rank, program.roles.dq_acc, output(TensorId::kDq));
+  AddConvert(own_step_, rank, buffers_[rank].dk_home, output(TensorId::kDk));
+  AddConvert(own_step_, rank, buffers_[rank].dv_home, output(TensorId::kDv));
 }
 
 // --- Buffers that every program has -------------------------------------------
@@ -396,7 +490,9 @@ Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, Directio
   for (int rank = 0; rank < plan.world_size; ++rank) {
     buffers.push_back(AddFixedBuffers(rank, spec, direction, recompute_forward, builder));
   }
-  RingPass pass(spec, route, pieces, route.direct || recompute_forward, buffers, builder);
+  // Backward, because the own block comes last.
+  const bool keeps_home = route.direct || direction == Direction::kBackward;
+  RingPass pass(spec, route, pieces, keeps_home, buffers, builder);
   int64_t steps = 0;
   if (direction == Direction::kForward || recompute_forward) steps += pass.Forward(steps);
   if (direction == Direction::kBackward) steps += pass.Backward(steps);

@@ -18,13 +18,13 @@
 // being one of them. Only rows that some later rank can see travel at all; where
 // windows or documents leave ranks without common keys, blocks go straight to the
 // ranks that need them (direct, kv_route.h) instead of through all ranks between.
-// Backward: own dk, dv stay home; what others contribute travels in fp32 with the
-// block, in parts, so that one part travels while the next computes. A part's
-// accumulator starts at the first rank that contributes and goes straight home
-// from the last one, where it is added. dq stays. Additions have one order, fixed
-// by the schedule, so results do not depend on timing.
-// K/V outlives the pass, in a third K/V buffer, where it is needed twice: for
-// direct exchange, and where the backward pass has to compute out and lse first.
+// Backward: what others contribute to a block's dk, dv travels in fp32 with the block,
+// in parts, so that one part travels while the next computes. A part's accumulator
+// starts at the first rank that contributes and goes straight home from the last one;
+// the owner computes its own block last, on top of what has come home. dq stays.
+// Additions have one order, fixed by the schedule, so results do not depend on timing.
+// K/V outlives the pass, in a third K/V buffer, where it is needed twice: for direct
+// exchange, and for the backward pass.
 #ifndef RINGATTN_COMMON_SCHEDULE_H_
 #define RINGATTN_COMMON_SCHEDULE_H_
 

@@ -90,6 +90,17 @@ void ScheduleBuilder::Move(int64_t step, int from, const RowsAt& source, int to,
   }
 }
 
+void ScheduleBuilder::ZeroRows(int64_t step, int rank, const RowsAt& target,
+                               const RowRange& rows, int64_t row_bytes) {
+  for (const Run& run : RunsOf(target, target, rows)) {
+    if (run.rows == 0) continue;
+    ComputeCall call;
+    call.op = ComputeCall::Op::kZero;
+    call.target = {target.buffer, run.target_row * row_bytes, run.rows * row_bytes};
+    AddCall(step, rank, std::move(call));
+  }
+}
+
 void ScheduleBuilder::AddRowsLate(int64_t step, int rank, const RowsAt& source,
                                   const RowsAt& target, const RowRange& rows,
                                   int64_t row_bytes) {

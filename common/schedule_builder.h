@@ -56,6 +56,9 @@ class ScheduleBuilder {
 
   void AddCall(int64_t step, int rank, ComputeCall call);
   void AddLateCall(int64_t step, int rank, ComputeCall call);
+  // target = 0 over `rows`.
+  void ZeroRows(int64_t step, int rank, const RowsAt& target, const RowRange& rows,
+                int64_t row_bytes);
   // target += source over `rows`, fp32, as late calls.
   void AddRowsLate(int64_t step, int rank, const RowsAt& source, const RowsAt& target,
                    const RowRange& rows, int64_t row_bytes);

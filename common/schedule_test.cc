@@ -90,12 +90,12 @@ int64_t LargestShard(const ShardPlan& plan) {
 }
 
 // K/V: two blocks, three where the own one outlives the pass. Gradients: home, two
-// that travel, and landing room for at most one more.
+// that travel, and where several ranks send to the same rows, landing room for two.
 void ExpectMemoryIsBounded(const Case& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   const int64_t block = shape.batch * LargestShard(c.plan) * shape.num_kv_heads *
                         (shape.head_dim + shape.head_dim_v);
-  const int64_t blocks = schedule.direct || c.recompute_forward ? 3 : 2;
+  const int64_t blocks = schedule.direct || c.direction == Direction::kBackward ? 3 : 2;
   for (const Program& program : schedule.programs) {
     int64_t keys = 0, gradients = 0;
     for (const BufferSpec& buffer : program.buffers) {
@@ -106,7 +106,7 @@ void ExpectMemoryIsBounded(const Case& c, const Schedule& schedule) {
       }
     }
     EXPECT_LE(keys, blocks * block * ElementBytes(c.spec.dtype));
-    EXPECT_LE(gradients, 3 * block * 4);
+    EXPECT_LE(gradients, (schedule.direct ? 4 : 2) * block * 4);
     if (c.plan.world_size == 1) {
       EXPECT_EQ(gradients, 0);
       EXPECT_EQ(program.SentBytes(), 0);
@@ -260,12 +260,21 @@ TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
   for (const Program& program : schedule.programs) {
+    const ComputeCall* last = nullptr;
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
-        if (call.op != ComputeCall::Op::kBackward) continue;
+        if (call.op == ComputeCall::Op::kBackward) last = &call;
+      }
+    }
+    ASSERT_NE(last, nullptr);
+    EXPECT_EQ(last->kv[0].source_rank, program.rank);
+    EXPECT_LE(4 * last->kv[0].rows(), RowsIn(plan.kv[program.rank]));
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op != ComputeCall::Op::kBackward || &call == last) continue;
         for (const Transfer& transfer : step.transfers) {
           // No call of a ring step waits for its own step's exchange, so both run at
-          // once.
+          // once. But the last: own rows on which others' gradients come home meanwhile.
           for (const ByteRange& range : {call.kv[0].dk, call.kv[0].dv}) {
             EXPECT_FALSE(transfer.range.buffer == range.buffer &&
                          transfer.range.offset < range.offset + range.bytes &&
@@ -304,7 +313,7 @@ TEST(ScheduleTest, MemoryShrinksWithTheRing) {
       bytes.push_back(schedule.programs[0].BufferBytes());
     }
     EXPECT_NEAR(static_cast<double>(bytes[2]) / bytes[1], 0.5, 0.02);
-    EXPECT_LT(bytes[1], 0.62 * bytes[0]);
+    EXPECT_LT(bytes[1], 0.63 * bytes[0]);
   }
 }
 
