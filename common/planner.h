@@ -49,6 +49,8 @@ struct Plan {
   ScheduleKind schedule = ScheduleKind::kSingle;
   // Per rank, as the schedule has them.
   std::vector<int64_t> buffer_bytes;  // memory to reserve
+  // What workers' kernels need beside it: theirs to say, so empty until they have.
+  std::vector<int64_t> workspace_bytes;
   std::vector<int64_t> tiles;         // kTileRows^2, per batch row and query head
   std::vector<int64_t> sent_bytes;
   int64_t exchanged_bytes = 0;  // between ranks, all of them together

@@ -62,7 +62,8 @@ Json PlanJson(const v1::PlanReport& plan) {
                              {"tokens_kv", rank.tokens_kv()},
                              {"tiles", rank.tiles()},
                              {"sent_bytes", rank.sent_bytes()},
-                             {"buffer_bytes", rank.buffer_bytes()}});
+                             {"buffer_bytes", rank.buffer_bytes()},
+                             {"workspace_bytes", rank.workspace_bytes()}});
   }
   return json;
 }

@@ -10,6 +10,15 @@ namespace ringattn {
 
 using Phase = OperationRecord::Phase;
 
+namespace {
+
+// No device has more, and sums of it do not overflow.
+int64_t WorkspaceBytes(const v1::Reserved& reserved) {
+  return static_cast<int64_t>(std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
+}
+
+}  // namespace
+
 void Coordinator::Impl::StartOperation(RequestRecord& request,
                                        const std::vector<ConnectionId>& members,
                                        const std::vector<int64_t>& bytes) {
@@ -48,6 +57,7 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
   ref.member->reserved = true;
   if (operation.phase != Phase::kReserving) return;
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
+  ref.member->workspace_bytes = WorkspaceBytes(reserved);
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),
                                [](const Member& member) { return member.reserved; });
   if (all) Accept(operation);
@@ -61,8 +71,7 @@ void Coordinator::Impl::Refuse(OperationRecord& operation, const Member& by,
   // The plan knows the buffers alone. What the kernels need beside them is news once:
   // with it admission decides anew whether the request waits, fits elsewhere or never does.
   RequestRecord& request = requests_.at(stream);
-  const int64_t workspace = static_cast<int64_t>(
-      std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
+  const int64_t workspace = WorkspaceBytes(reserved);
   if (workspace > request.WorkspaceOn(by.connection)) {
     request.workspace_bytes[by.connection] = workspace;
     Requeue(operation);
@@ -99,6 +108,11 @@ void Coordinator::Impl::Accept(OperationRecord& operation) {
   Enter(operation, Phase::kUploading);
   request.accepted_at = now_;
   request.generation = ring_.generation;
+
+  request.plan->workspace_bytes.clear();
+  for (const Member& member : operation.members) {
+    request.plan->workspace_bytes.push_back(member.workspace_bytes);
+  }
 
   AcceptRequest accept;
   accept.stream = request.arrived.stream;

@@ -68,6 +68,7 @@ struct OperationRecord {
   struct Member {
     ConnectionId connection = 0;
     int64_t bytes = 0;  // predicted, then as reserved
+    int64_t workspace_bytes = 0;  // of it, once reserved
     bool reserved = false;
     bool uploaded = false;
     bool finished = false;

@@ -48,6 +48,7 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
     added->set_tiles(plan.tiles[rank]);
     added->set_sent_bytes(plan.sent_bytes[rank]);
     added->set_buffer_bytes(plan.buffer_bytes[rank]);
+    if (!plan.workspace_bytes.empty()) added->set_workspace_bytes(plan.workspace_bytes[rank]);
   }
   return report;
 }

@@ -173,8 +173,12 @@ def children(pid):
 
 
 def name_of(pid):
-    with open(f"/proc/{pid}/comm") as f:
-        return f.read().strip()
+    """Of a process, or of one that has just gone."""
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f.read().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def test_up_restarts_what_dies_and_down_ends_it(tmp_path):

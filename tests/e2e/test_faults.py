@@ -174,6 +174,9 @@ def test_what_kernels_need_beside_the_buffers_is_settled_before_the_upload(make_
     # 4 MB and a workspace are held: the second of 2 MB and a workspace is asked for, refused
     # and waits.
     first = Call(ring, make_inputs(sq=1000, heads=4, dim=64), upload=0.5, request_id="first")
+    rank = first.result.accepted.plan.ranks[0]
+    assert rank.workspace_bytes == 3000000
+    assert ring.topology().workers[0].reserved_bytes == rank.buffer_bytes + rank.workspace_bytes
     inputs = make_inputs(sq=500, heads=4, dim=64)
     second = threading.Thread(
         target=lambda: results.append(run(ring.attention, inputs, request_id="second")))
