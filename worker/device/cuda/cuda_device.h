@@ -30,10 +30,8 @@
 
 namespace ringattn {
 
-// Devices that this process can use. The first call of CUDA in a process: it also asks
-// for kernels to be loaded at once rather than at their first launch, which may wait for
-// a transfer that waits for that launch. UNAVAILABLE with CUDA's reason if there is no
-// driver or device.
+// Devices that this process can use. The first call of CUDA in a process: it also sets how
+// the driver is to work. UNAVAILABLE with CUDA's reason if there is no driver or device.
 absl::StatusOr<int> CudaDeviceCount();
 
 // Bytes of a device that no process has taken. INVALID_ARGUMENT if there is no such device.

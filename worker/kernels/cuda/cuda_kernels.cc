@@ -62,18 +62,21 @@ TileKernel Choose(const KernelFamily& family, const AttentionProblem& problem,
   return family.simt(256);
 }
 
+constexpr KernelFamily kForwardKernels = {
+    {Sm80ForwardKernel_d32, Sm80ForwardKernel_d64, Sm80ForwardKernel_d96, Sm80ForwardKernel_d128,
+     Sm80ForwardKernel_d192, Sm80ForwardKernel_d256},
+    SimtForwardKernel};
+constexpr KernelFamily kBackwardKernels = {
+    {Sm80BackwardKernel_d32, Sm80BackwardKernel_d64, Sm80BackwardKernel_d96,
+     Sm80BackwardKernel_d128, Sm80BackwardKernel_d192, Sm80BackwardKernel_d256},
+    SimtBackwardKernel};
+
 TileKernel ChooseForward(const AttentionProblem& problem, const DeviceInfo& device) {
-  return Choose({{Sm80ForwardKernel_d32, Sm80ForwardKernel_d64, Sm80ForwardKernel_d96,
-                  Sm80ForwardKernel_d128, Sm80ForwardKernel_d192, Sm80ForwardKernel_d256},
-                 SimtForwardKernel},
-                problem, device);
+  return Choose(kForwardKernels, problem, device);
 }
 
 TileKernel ChooseBackward(const AttentionProblem& problem, const DeviceInfo& device) {
-  return Choose({{Sm80BackwardKernel_d32, Sm80BackwardKernel_d64, Sm80BackwardKernel_d96,
-                  Sm80BackwardKernel_d128, Sm80BackwardKernel_d192, Sm80BackwardKernel_d256},
-                 SimtBackwardKernel},
-                problem, device);
+  return Choose(kBackwardKernels, problem, device);
 }
 
 const void* Entry(const TileKernel& kernel, DType dtype) {
@@ -222,6 +225,25 @@ absl::StatusOr<DeviceInfo> QueryDevice(int device) {
   absl::Status status = ToStatus(error, "device query");
   if (!status.ok()) return status;
   return info;
+}
+
+absl::Status LoadKernels() {
+  std::vector<const void*> entries = ElementwiseKernels();
+  const auto add = [&entries](const TileKernel& kernel) {
+    for (const void* entry : {kernel.bf16, kernel.fp16, kernel.fp32}) {
+      if (entry != nullptr) entries.push_back(entry);
+    }
+  };
+  for (const KernelFamily& family : {kForwardKernels, kBackwardKernels}) {
+    for (TileKernel (*const kernel)() : family.sm80) add(kernel());
+    for (int head_dim_class : {64, 128, 256}) add(family.simt(head_dim_class));
+  }
+  absl::Status status;
+  for (size_t i = 0; i < entries.size() && status.ok(); ++i) {
+    cudaFuncAttributes attributes;
+    status = ToStatus(cudaFuncGetAttributes(&attributes, entries[i]), "loading a kernel");
+  }
+  return status;
 }
 
 absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const DeviceInfo& device,

@@ -52,6 +52,10 @@ struct DeviceInfo {
 };
 absl::StatusOr<DeviceInfo> QueryDevice(int device);
 
+// Loads every kernel onto the current device: some seconds. CUDA would do so at a kernel's
+// first launch, and may wait then for work of the device that waits for that launch.
+absl::Status LoadKernels();
+
 struct LaunchContext {
   cudaStream_t stream = nullptr;
   void* workspace = nullptr;  // device, 256-byte aligned

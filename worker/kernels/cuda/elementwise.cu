@@ -194,4 +194,16 @@ cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile
   return cudaGetLastError();
 }
 
+std::vector<const void*> ElementwiseKernels() {
+  return {reinterpret_cast<const void*>(&attention_delta<float>),
+          reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16>),
+          reinterpret_cast<const void*>(&attention_delta<__half>),
+          reinterpret_cast<const void*>(&add_fp32),
+          reinterpret_cast<const void*>(&convert_from_fp32<__nv_bfloat16>),
+          reinterpret_cast<const void*>(&convert_from_fp32<__half>),
+          reinterpret_cast<const void*>(&attention_combine<float>),
+          reinterpret_cast<const void*>(&attention_combine<__nv_bfloat16>),
+          reinterpret_cast<const void*>(&attention_combine<__half>)};
+}
+
 }  // namespace ringattn::cuda

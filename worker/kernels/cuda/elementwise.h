@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/attention_params.h"
 
@@ -20,6 +22,9 @@ cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
 // [batch_begin, batch_begin + batch_count).
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
                           int64_t batch_count, cudaStream_t stream);
+
+// All kernels that these functions launch.
+std::vector<const void*> ElementwiseKernels();
 
 }  // namespace ringattn::cuda
 
