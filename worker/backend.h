@@ -18,8 +18,7 @@ namespace ringattn {
 
 struct BackendOptions {
   // CUDA, what moves K/V and gradients between GPUs:
-  //   peer  copy engines, out of memory that the processes of one machine map. Takes the
-  //         memory for requests at the start
+  //   peer  copy engines, out of memory that the processes of one machine map
   //   nccl  NCCL, between machines too
   //   auto  peer for rings whose GPUs are all on this machine and reach one another, nccl
   //         for others; the same as nccl where there is one local worker

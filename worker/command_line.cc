@@ -92,8 +92,7 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
                   "GPU: what moves K/V and gradients between GPUs. peer: copy engines, within a "
-                  "machine, takes the memory for requests at the start; nccl: NCCL, between "
-                  "machines too; auto: peer where all GPUs of a ring are on this machine and "
+                  "machine; nccl: NCCL, between machines too; auto: peer where all GPUs of a ring are on this machine and "
                   "reach one another, nccl for other rings and with one local worker")
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")

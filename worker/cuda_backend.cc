@@ -23,9 +23,6 @@ constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 // peer and channel) and CUDA itself take later.
 int64_t DefaultMemoryLimit(int64_t free_bytes) { return free_bytes / 10 * 9; }
 
-// Buffers are rounded up, and the rings' first exchanges take a little too.
-constexpr int64_t kRegionSlack = int64_t{16} << 20;
-
 // Copies between this machine's GPUs need memory that its processes can map.
 bool SharesMemory(const BackendOptions& options) {
   return options.ring_transport == "peer" ||
@@ -57,7 +54,7 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
                                                                  CudaDevice* device) {
   return PeerRingTransport::Create(
       {.cuda_index = cuda_index,
-       .region = device->region(),
+       .regions = [device] { return device->regions(); },
        .allocate = [device](int64_t bytes) { return device->Allocate(bytes); },
        .step_timeout = options.transport.step_timeout,
        .connect_timeout = options.transport.connect_timeout,
@@ -103,7 +100,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(
       {.device = cuda_index,
        .pinned_pool_bytes = options.pinned_pool_bytes,
-       .region_bytes = SharesMemory(options) ? backend.memory_limit_bytes + kRegionSlack : 0,
+       .in_regions = SharesMemory(options),
        .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
   absl::StatusOr<double> flops =

@@ -34,7 +34,7 @@ class CudaFaults : public testing::TestWithParam<std::string> {
     if (!peer()) return NcclRingTransport::Create({.device = rank});
     return PeerRingTransport::Create(
         {.cuda_index = rank,
-         .region = device->region(),
+         .regions = [device] { return device->regions(); },
          .allocate = [device](int64_t bytes) { return device->Allocate(bytes); }});
   }
 
@@ -47,7 +47,7 @@ class CudaFaults : public testing::TestWithParam<std::string> {
     for (int rank : {0, 1}) {
       auto device = CudaDevice::Create({.device = rank,
                                         .pinned_pool_bytes = 16 << 20,
-                                        .region_bytes = peer() ? int64_t{64} << 20 : 0});
+                                        .in_regions = peer()});
       ASSERT_TRUE(device.ok()) << device.status();
       auto transport = MakeTransport(rank, device->get());
       ASSERT_TRUE(transport.ok()) << transport.status();

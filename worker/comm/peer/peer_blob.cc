@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,7 +18,7 @@ namespace {
 
 // Lines of text, in the order of PeerBlob.
 constexpr char kHead[] = "ringattn-peer-1";
-constexpr size_t kLines = 9;
+constexpr size_t kLines = 6;
 constexpr size_t kUuidDigits = 32;
 constexpr size_t kMaxTextBytes = 64 << 10;
 
@@ -39,13 +38,9 @@ bool Decode(const std::string& text, PeerBlob* blob) {
   if (blob->host_key.empty() || !absl::SimpleAtoi(lines[2], &blob->process_id) ||
       !is_uuid(blob->device_uuid) ||
       !std::all_of(blob->reachable_uuids.begin(), blob->reachable_uuids.end(), is_uuid) ||
-      !absl::StartsWith(blob->segment_path, absl::StrCat("/proc/", blob->process_id, "/fd/")) ||
-      !absl::SimpleAtoi(lines[6], &blob->region_base) ||
-      !absl::SimpleAtoi(lines[7], &blob->region_bytes) || blob->region_bytes <= 0 ||
-      !IsHex(lines[8], 2 * kIpcHandleBytes)) {
+      !absl::StartsWith(blob->segment_path, absl::StrCat("/proc/", blob->process_id, "/fd/"))) {
     return false;
   }
-  blob->ipc_handle = absl::HexStringToBytes(lines[8]);
   return true;
 }
 
@@ -64,9 +59,7 @@ std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
 
 std::string EncodePeerBlob(const PeerBlob& blob) {
   return absl::StrCat(kHead, "\n", blob.host_key, "\n", blob.process_id, "\n", blob.device_uuid,
-                      "\n", absl::StrJoin(blob.reachable_uuids, ","), "\n", blob.segment_path,
-                      "\n", blob.region_base, "\n", blob.region_bytes, "\n",
-                      absl::BytesToHexString(blob.ipc_handle));
+                      "\n", absl::StrJoin(blob.reachable_uuids, ","), "\n", blob.segment_path);
 }
 
 absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts) {

@@ -11,8 +11,6 @@
 
 namespace ringattn {
 
-inline constexpr int kIpcHandleBytes = 64;
-
 struct PeerBlob {
   // Processes with the same one can open one another's files under /proc.
   std::string host_key;
@@ -20,9 +18,6 @@ struct PeerBlob {
   std::string device_uuid;                   // 32 hexadecimal digits
   std::vector<std::string> reachable_uuids;  // devices whose memory this one can read
   std::string segment_path;                  // PeerSegment::path
-  uint64_t region_base = 0;                  // in the rank's own address space
-  int64_t region_bytes = 0;
-  std::string ipc_handle;                    // kIpcHandleBytes of cudaIpcGetMemHandle
 };
 
 std::string EncodePeerBlob(const PeerBlob& blob);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,11 +28,11 @@ void Store(uint64_t& word, uint64_t value) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerCopyEngine>> PeerCopyEngine::Create(
-    PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags, DeviceRegion region,
-    std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers) {
+    PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
+    DeviceRegions regions, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers) {
   if (absl::Status status = events->UseDevice(); !status.ok()) return status;
   std::unique_ptr<PeerCopyEngine> engine(new PeerCopyEngine(
-      std::move(options), events, flags, region, std::move(own), std::move(peers)));
+      std::move(options), events, flags, std::move(regions), std::move(own), std::move(peers)));
   if (absl::Status status = engine->MakeStreams(); !status.ok()) return status;
   engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
   pthread_setname_np(engine->thread_.native_handle(), "peer_copies");
@@ -39,12 +40,12 @@ absl::StatusOr<std::unique_ptr<PeerCopyEngine>> PeerCopyEngine::Create(
 }
 
 PeerCopyEngine::PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events,
-                               const StreamFlags* flags, DeviceRegion region,
+                               const StreamFlags* flags, DeviceRegions regions,
                                std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers)
     : options_(std::move(options)),
       events_(events),
       flags_(flags),
-      region_(region),
+      regions_(std::move(regions)),
       own_(std::move(own)),
       peers_(std::move(peers)),
       streams_(peers_.size(), nullptr),
@@ -69,8 +70,37 @@ PeerCopyEngine::~PeerCopyEngine() {
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
   for (const PeerMapping& peer : peers_) {
-    if (peer.unmap) peer.unmap();
+    for (const DeviceRegion& region : peer.regions) {
+      if (peer.mapper.unmap) peer.mapper.unmap(region.base);
+    }
   }
+}
+
+absl::Status PeerCopyEngine::PublishRegions(const std::vector<DeviceRegion>& regions,
+                                            PeerSegment& segment) {
+  absl::Status status;
+  for (size_t i = segment.region_count(); i < regions.size() && status.ok(); ++i) {
+    PeerRegion entry;
+    entry.base = reinterpret_cast<uint64_t>(regions[i].base);
+    entry.bytes = regions[i].bytes;
+    cudaIpcMemHandle_t handle;
+    static_assert(sizeof(handle) == sizeof(entry.ipc_handle));
+    status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[i].base), "cudaIpcGetMemHandle");
+    std::memcpy(entry.ipc_handle, &handle, sizeof(handle));
+    if (status.ok()) status = segment.AddRegion(entry);
+  }
+  return status;
+}
+
+absl::Status PeerCopyEngine::MapRegions(PeerMapping& peer) {
+  const int count = peer.segment->region_count();
+  while (static_cast<int>(peer.regions.size()) < count) {
+    const PeerRegion entry = peer.segment->region(static_cast<int>(peer.regions.size()));
+    absl::StatusOr<char*> base = peer.mapper.map(entry);
+    if (!base.ok()) return base.status();
+    peer.regions.push_back({*base, entry.bytes});
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const {
@@ -80,13 +110,27 @@ absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const
     if (!known) {
       return absl::InternalError(absl::StrCat("no rank ", transfer.peer, " to copy with"));
     }
-    if (transfer.kind == Kind::kReceive) continue;
-    const int64_t offset = static_cast<char*>(transfer.data) - region_.base;
-    if (offset < 0 || offset > region_.bytes - transfer.bytes) {
-      return absl::InternalError("bytes to send lie outside of the memory that peers have mapped");
-    }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<PeerNotice> PeerCopyEngine::NoticeOf(const PeerTransfer& send) {
+  // Memory may have grown since the last look.
+  for (bool looked : {false, true}) {
+    for (size_t i = 0; i < known_regions_.size(); ++i) {
+      if (!known_regions_[i].Contains(send.data, send.bytes)) continue;
+      PeerNotice notice;
+      notice.region = static_cast<int32_t>(i);
+      notice.offset = static_cast<char*>(send.data) - known_regions_[i].base;
+      notice.bytes = send.bytes;
+      return notice;
+    }
+    if (looked) break;
+    known_regions_ = regions_();
+    absl::Status status = PublishRegions(known_regions_, *own_);
+    if (!status.ok()) return status;
+  }
+  return absl::InternalError("bytes to send lie outside of the memory that peers can map");
 }
 
 absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {
@@ -102,8 +146,9 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
   for (const PeerTransfer& transfer : group) {
     Work& with_peer = work[transfer.peer];
     if (transfer.kind == Kind::kSend) {
-      with_peer.notices.push_back(
-          {static_cast<char*>(transfer.data) - region_.base, transfer.bytes});
+      absl::StatusOr<PeerNotice> notice = NoticeOf(transfer);
+      if (!notice.ok()) return notice.status();
+      with_peer.notices.push_back(*notice);
       last[transfer.peer].sends = ++enqueued_[transfer.peer].sends;
     } else {
       with_peer.pulls.push_back({transfer.data, transfer.bytes, false, targets_free});
@@ -222,14 +267,19 @@ absl::Status PeerCopyEngine::PullFrom(int peer, std::deque<Pull>& pulls) {
 
 absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PeerNotice& notice,
                                        const Pull& pull) {
-  const DeviceRegion& source = peers_[peer].region;
   if (notice.bytes != pull.bytes) {
     return absl::InternalError(absl::StrCat("rank ", peer, " sends ", notice.bytes,
                                             " bytes where ", pull.bytes, " are expected"));
   }
-  if (notice.offset < 0 || notice.offset > source.bytes - notice.bytes) {
+  PeerMapping& mapping = peers_[peer];
+  if (notice.region >= static_cast<int>(mapping.regions.size())) {
+    if (absl::Status status = MapRegions(mapping); !status.ok()) return status;
+  }
+  if (notice.region < 0 || notice.region >= static_cast<int>(mapping.regions.size()) ||
+      notice.offset < 0 || notice.offset > mapping.regions[notice.region].bytes - notice.bytes) {
     return absl::InternalError(absl::StrCat("rank ", peer, " sends bytes outside of its memory"));
   }
+  const DeviceRegion& source = mapping.regions[notice.region];
   const cudaStream_t stream = streams_[peer];
   PeerLane& words = own_->lane(peer);
   PeerSegment& theirs = *peers_[peer].segment;

@@ -3,15 +3,16 @@
 //   - no SM takes part: transfers begin at once beside kernels that fill the device;
 //   - nobody writes into another rank's memory, however late a copy comes.
 //
-// A send of bytes in the sender's region, to be the n-th to that receiver:
+// A send of bytes in one of the sender's regions, to be the n-th to that receiver:
 //   sender's stream    ... what makes the bytes | receiver.ready = n | wait own.pulled >= n
-//   sender's thread    notice n {offset, bytes} into the receiver's segment
+//   sender's thread    notice n {region, offset, bytes} into the receiver's segment
 //   receiver's thread  sees notice n and the n-th receive, then puts on a stream of its own
 //                      wait: targets are free | wait own.ready >= n | copy |
 //                      sender.pulled = n | own.received = n
 //   receiver's stream  ... wait own.received >= n
 // Words are of the segments (peer_segment.h). Only the notices pass through host threads,
-// and those run ahead: groups are started while earlier ones are under way.
+// and those run ahead: groups are started while earlier ones are under way. A region is
+// mapped when the first notice names it: some 10 ms, for which no stream has to stand still.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 
@@ -35,11 +36,17 @@
 
 namespace ringattn {
 
+// Maps a region of another rank into this process.
+struct PeerMapper {
+  std::function<absl::StatusOr<char*>(const PeerRegion& region)> map;
+  std::function<void(char* base)> unmap;  // may be null
+};
+
 // Another rank as this one sees it; itself: all empty.
 struct PeerMapping {
   std::unique_ptr<PeerSegment> segment;  // registered
-  DeviceRegion region;                   // in this process's address space
-  std::function<void()> unmap;           // may be null; called last
+  PeerMapper mapper;
+  std::vector<DeviceRegion> regions;  // those of its table that are mapped, in this process
 };
 
 struct PeerCopyOptions {
@@ -48,15 +55,21 @@ struct PeerCopyOptions {
   std::function<void(const std::string&)> on_stuck;  // may be null
 };
 
-// Thread safe, as TransferEngine says. Sends must lie in the region; ranks that disagree
+// Thread safe, as TransferEngine says. Sends must lie in the regions; ranks that disagree
 // on a transfer's size are found out.
 class PeerCopyEngine : public TransferEngine {
  public:
   // `own` is registered; `peers` by rank. INTERNAL if no streams can be made.
   static absl::StatusOr<std::unique_ptr<PeerCopyEngine>> Create(
       PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
-      DeviceRegion region, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers);
+      DeviceRegions regions, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers);
   ~PeerCopyEngine() override;
+
+  // Enters regions into the segment's table that are not in it yet.
+  static absl::Status PublishRegions(const std::vector<DeviceRegion>& regions,
+                                     PeerSegment& segment);
+  // Maps what the peer has entered and is not mapped yet.
+  static absl::Status MapRegions(PeerMapping& peer);
 
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   absl::Status AsyncError() override;
@@ -92,11 +105,13 @@ class PeerCopyEngine : public TransferEngine {
   };
 
   PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
-                 DeviceRegion region, std::unique_ptr<PeerSegment> own,
+                 DeviceRegions regions, std::unique_ptr<PeerSegment> own,
                  std::vector<PeerMapping> peers);
   absl::Status MakeStreams();
 
   absl::Status Check(const std::vector<PeerTransfer>& group) const;
+  // Where the bytes lie, in a region that is in the own segment's table by then.
+  absl::StatusOr<PeerNotice> NoticeOf(const PeerTransfer& send);
   absl::Status PutFlags(const std::vector<Enqueued>& last, cudaStream_t stream) const;
 
   void Run();
@@ -112,12 +127,13 @@ class PeerCopyEngine : public TransferEngine {
   const PeerCopyOptions options_;
   CudaEventPool* const events_;
   const StreamFlags* const flags_;
-  const DeviceRegion region_;
+  const DeviceRegions regions_;
   const std::unique_ptr<PeerSegment> own_;
-  const std::vector<PeerMapping> peers_;
+  std::vector<PeerMapping> peers_;  // mapped regions: the thread's
   std::vector<cudaStream_t> streams_;  // by peer, for copies from it; own rank: null
 
-  std::vector<Enqueued> enqueued_;  // Enqueue's
+  std::vector<Enqueued> enqueued_;            // Enqueue's
+  std::vector<DeviceRegion> known_regions_;  // Enqueue's: those in the own table
   std::vector<Progress> progress_;  // the thread's
 
   // No call of CUDA is made under it: those may wait for a stream that waits for a peer.

@@ -39,8 +39,7 @@ class PeerFaults : public ::testing::Test {
       memory_[rank].assign(kWords, -1);
       PeerTransportOptions options;
       options.cuda_index = rank;
-      options.region = {reinterpret_cast<char*>(memory_[rank].data()),
-                        kWords * static_cast<int64_t>(sizeof(int))};
+      options.regions = [this, rank] { return Regions(rank); };
       // The last words are the first exchange's.
       options.allocate = [this, rank](int64_t bytes) {
         return std::make_unique<Borrowed>(&memory_[rank][kWords - 64], bytes);
@@ -83,9 +82,21 @@ class PeerFaults : public ::testing::Test {
     return ring_[rank]->Start({{kind, 1 - rank, &memory_[rank][word], bytes}}, {}, &control_);
   }
 
+  // What a device would say of its memory; later_ comes when it has grown.
+  std::vector<DeviceRegion> Regions(int rank) {
+    const auto region = [](std::vector<int>& words) {
+      return DeviceRegion{reinterpret_cast<char*>(words.data()),
+                          static_cast<int64_t>(words.size() * sizeof(int))};
+    };
+    std::vector<DeviceRegion> regions = {region(memory_[rank])};
+    if (grown_.load()) regions.push_back(region(later_[rank]));
+    return regions;
+  }
+
   std::atomic<int> stuck_{0};
+  std::atomic<bool> grown_{false};
   RunControl control_;
-  std::vector<int> memory_[2];
+  std::vector<int> memory_[2], later_[2];
   std::unique_ptr<PeerRingTransport> transports_[2];
   std::unique_ptr<Communicator> ring_[2];
 };
@@ -98,6 +109,43 @@ TEST_F(PeerFaults, MemoryOfOtherProcessesIsMappedAndGivenBack) {
   EXPECT_TRUE(send->Wait(Soon()).ok());
   EXPECT_TRUE(receive->Wait(Soon()).ok());
   EXPECT_EQ(memory_[1][6], 42);
+}
+
+TEST_F(PeerFaults, MemoryThatCameLaterIsMappedWhenItIsSent) {
+  Form(1);
+  for (auto& words : later_) words.assign(100, -1);
+  grown_ = true;
+  for (int round = 0; round < 3; ++round) {
+    later_[0][7] = round;
+    memory_[0][8] = 10 + round;
+    std::vector<PeerTransfer> sends = {{Kind::kSend, 1, &later_[0][7], 4},
+                                       {Kind::kSend, 1, &memory_[0][8], 4}};
+    std::vector<PeerTransfer> receives = {{Kind::kReceive, 0, &later_[1][1], 4},
+                                          {Kind::kReceive, 0, &memory_[1][2], 4}};
+    EventRef sent = ring_[0]->Start(sends, {}, &control_);
+    EventRef received = ring_[1]->Start(receives, {}, &control_);
+    ASSERT_TRUE(sent->Wait(Soon()).ok());
+    ASSERT_TRUE(received->Wait(Soon()).ok());
+    EXPECT_EQ(later_[1][1], round);
+    EXPECT_EQ(memory_[1][2], 10 + round);
+  }
+  EXPECT_EQ(Faults().mapped.load(), 3);  // rank 0's later memory, by rank 1, once
+}
+
+TEST_F(PeerFaults, MemoryThatCannotBeMappedLaterEndsTheRing) {
+  Form(1);
+  later_[0].assign(100, 5);
+  later_[1].assign(100, -1);
+  grown_ = true;
+  Faults().refuse_mapping = true;
+  EventRef sent = ring_[0]->Start({{Kind::kSend, 1, &later_[0][0], 4}}, {}, &control_);
+  EventRef received = ring_[1]->Start({{Kind::kReceive, 0, &later_[1][0], 4}}, {}, &control_);
+  const absl::Status status = received->Wait(Soon());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 0"));
+  ring_[0]->Abort("rank 1 left");
+  EXPECT_FALSE(sent->Wait(Soon()).ok());
+  EXPECT_EQ(later_[1][0], -1);
 }
 
 TEST_F(PeerFaults, RanksThatDisagreeOnASizeAreFoundOut) {
@@ -176,7 +224,7 @@ TEST_F(PeerFaults, MemoryThatCannotBeMappedIsToldApart) {
 TEST_F(PeerFaults, ADeviceThatCannotShareIsToldAtTheStart) {
   Faults().refuse_ipc = true;
   PeerTransportOptions options;
-  options.region = {reinterpret_cast<char*>(memory_[0].data()), 64};
+  options.regions = [this] { return Regions(0); };
   EXPECT_EQ(PeerRingTransport::Create(options).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }

@@ -17,8 +17,6 @@
 namespace ringattn {
 namespace {
 
-static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
-
 absl::StatusOr<std::string> DeviceUuid(int device) {
   cudaDeviceProp properties;
   absl::Status status =
@@ -26,6 +24,12 @@ absl::StatusOr<std::string> DeviceUuid(int device) {
   if (!status.ok()) return status;
   return absl::BytesToHexString(
       absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
+}
+
+void Unmap(const PeerMapping& peer) {
+  for (const DeviceRegion& region : peer.regions) {
+    if (peer.mapper.unmap) peer.mapper.unmap(region.base);
+  }
 }
 
 absl::Status Cancelled() { return absl::CancelledError("forming the ring was cancelled"); }
@@ -53,13 +57,14 @@ PeerRingTransport::PeerRingTransport(PeerTransportOptions options, CudaEventPool
 PeerRingTransport::~PeerRingTransport() { Cancel(); }
 
 absl::Status PeerRingTransport::Init() {
-  if (options_.region.base == nullptr) {
-    return absl::FailedPreconditionError("the device's memory is not one region");
+  const std::vector<DeviceRegion> regions = options_.regions();
+  if (regions.empty()) {
+    return absl::FailedPreconditionError("the device's memory does not lie in regions");
   }
   absl::Status status = events_->UseDevice();
   cudaIpcMemHandle_t handle;
   if (status.ok()) {
-    status = CudaStatus(cudaIpcGetMemHandle(&handle, options_.region.base), "cudaIpcGetMemHandle");
+    status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[0].base), "cudaIpcGetMemHandle");
   }
   int count = 0;
   if (status.ok()) status = CudaStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -77,9 +82,6 @@ absl::Status PeerRingTransport::Init() {
   }
   about_us_.host_key = HostKey();
   about_us_.process_id = getpid();
-  about_us_.region_base = reinterpret_cast<uint64_t>(options_.region.base);
-  about_us_.region_bytes = options_.region.bytes;
-  about_us_.ipc_handle.assign(reinterpret_cast<const char*>(&handle), sizeof(handle));
   return absl::OkStatus();
 }
 
@@ -97,6 +99,9 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
       PeerSegment::Create(generation, rank, world_size);
   if (!segment.ok()) return segment.status();
+  absl::Status status = events_->UseDevice();
+  if (status.ok()) status = PeerCopyEngine::PublishRegions(options_.regions(), **segment);
+  if (!status.ok()) return status;
   PeerBlob blob = about_us_;
   blob.segment_path = (*segment)->path();
   auto attempt = std::make_shared<Attempt>();
@@ -153,14 +158,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
         mappings[peer] = *std::move(mapping);
         continue;
       }
-      for (PeerMapping& mapped : mappings) {
-        if (mapped.unmap) mapped.unmap();
-      }
+      for (PeerMapping& mapped : mappings) Unmap(mapped);
       return mapping.status();
     }
     const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck};
     absl::StatusOr<std::unique_ptr<PeerCopyEngine>> made =
-        PeerCopyEngine::Create(options, events_, flags_, options_.region,
+        PeerCopyEngine::Create(options, events_, flags_, options_.regions,
                                std::move(attempt.segment), std::move(mappings));
     if (!made.ok()) return made.status();
     engine = *std::move(made);
@@ -184,17 +187,19 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   if (!segment.ok()) return segment.status();
   absl::Status status = (*segment)->Register();
   if (!status.ok()) return status;
-  absl::StatusOr<PeerMapping> mapping = MapRegion(peer, blob);
-  if (!mapping.ok()) return mapping.status();
-  mapping->segment = *std::move(segment);
+  absl::StatusOr<PeerMapper> mapper = MapperOf(peer, blob);
+  if (!mapper.ok()) return mapper.status();
+  PeerMapping mapping{*std::move(segment), *std::move(mapper), {}};
+  status = PeerCopyEngine::MapRegions(mapping);
+  if (!status.ok()) {
+    Unmap(mapping);
+    return status;
+  }
   return mapping;
 }
 
-absl::StatusOr<PeerMapping> PeerRingTransport::MapRegion(int peer, const PeerBlob& blob) const {
-  PeerMapping mapping;
-  mapping.region.bytes = blob.region_bytes;
+absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob& blob) const {
   if (blob.process_id == getpid() && !options_.ipc_within_process) {
-    mapping.region.base = reinterpret_cast<char*>(blob.region_base);
     int count = 0;
     (void)cudaGetDeviceCount(&count);
     for (int device = 0; device < count; ++device) {
@@ -202,23 +207,29 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapRegion(int peer, const PeerBlo
       if (!uuid.ok() || *uuid != blob.device_uuid) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
       (void)cudaGetLastError();
-      if (error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled) return mapping;
+      if (error != cudaSuccess && error != cudaErrorPeerAccessAlreadyEnabled) break;
+      return PeerMapper{[](const PeerRegion& region) -> absl::StatusOr<char*> {
+                          return reinterpret_cast<char*>(region.base);
+                        },
+                        nullptr};
     }
     return absl::FailedPreconditionError(
         absl::StrCat("no access to the GPU of rank ", peer, ", in this process"));
   }
-  cudaIpcMemHandle_t handle;
-  std::memcpy(&handle, blob.ipc_handle.data(), sizeof(handle));
-  void* base = nullptr;
-  absl::Status status = CudaStatus(
-      cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
-  if (!status.ok()) {
+  PeerMapper mapper;
+  mapper.map = [peer](const PeerRegion& region) -> absl::StatusOr<char*> {
+    cudaIpcMemHandle_t handle;
+    std::memcpy(&handle, region.ipc_handle, sizeof(handle));
+    void* base = nullptr;
+    absl::Status status =
+        CudaStatus(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
+                   "cudaIpcOpenMemHandle");
+    if (status.ok()) return static_cast<char*>(base);
     return absl::FailedPreconditionError(
         absl::StrCat("memory of rank ", peer, ": ", status.message()));
-  }
-  mapping.region.base = static_cast<char*>(base);
-  mapping.unmap = [base] { (void)cudaIpcCloseMemHandle(base); };
-  return mapping;
+  };
+  mapper.unmap = [](char* base) { (void)cudaIpcCloseMemHandle(base); };
+  return mapper;
 }
 
 void PeerRingTransport::Cancel() {

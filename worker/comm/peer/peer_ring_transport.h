@@ -29,9 +29,9 @@ inline constexpr int kMaxPeerRing = 16;
 
 struct PeerTransportOptions {
   int cuda_index = 0;
-  // Where the device's buffers come from; sends must lie in it.
-  DeviceRegion region;
-  // Memory of the region, for the first exchange. Callable while the transport lives.
+  // Where the device's buffers come from; sends must lie in them. There is one at least.
+  DeviceRegions regions;
+  // Memory of the regions, for the first exchange. Both callable while the transport lives.
   std::function<absl::StatusOr<std::unique_ptr<DeviceBuffer>>(int64_t bytes)> allocate;
   absl::Duration step_timeout = absl::Minutes(10);     // as NcclTransportOptions
   absl::Duration connect_timeout = absl::Seconds(30);  // as NcclTransportOptions
@@ -73,9 +73,10 @@ class PeerRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Attempt& attempt,
                                                      const std::vector<std::string>& blobs,
                                                      absl::Time deadline) const;
+  // With the regions that the peer has by now.
   absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer,
                                       const PeerBlob& blob) const;
-  absl::StatusOr<PeerMapping> MapRegion(int peer, const PeerBlob& blob) const;
+  absl::StatusOr<PeerMapper> MapperOf(int peer, const PeerBlob& blob) const;
 
   const PeerTransportOptions options_;
   CudaEventPool* const events_;

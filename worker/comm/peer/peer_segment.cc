@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
@@ -20,30 +21,31 @@ constexpr uint64_t kMagic = 0x72696e6761747431;  // and the layout's version
 // A segment keeps its size: nobody can take pages away under those who have it mapped.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-struct Head {
+std::string LastError() { return std::strerror(errno); }
+
+static_assert(std::is_standard_layout_v<PeerLane>);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace
+
+// What the file begins with; lanes follow.
+struct alignas(64) PeerSegment::Head {
   uint64_t magic;
   uint64_t generation;
   int64_t rank;
   int64_t world_size;
+  std::atomic<uint64_t> region_count;
+  PeerRegion regions[kMaxPeerRegions];
+
+  static int64_t SegmentBytes(int world_size) {
+    return static_cast<int64_t>(sizeof(Head)) +
+           world_size * static_cast<int64_t>(sizeof(PeerLane));
+  }
 };
-
-// Lanes begin after the head, at a multiple of their alignment.
-constexpr int64_t kHeadBytes = 64;
-static_assert(sizeof(Head) <= kHeadBytes && alignof(PeerLane) <= kHeadBytes);
-static_assert(std::is_standard_layout_v<PeerLane>);
-static_assert(std::atomic<uint64_t>::is_always_lock_free);
-
-int64_t SegmentBytes(int world_size) {
-  return kHeadBytes + world_size * static_cast<int64_t>(sizeof(PeerLane));
-}
-
-std::string LastError() { return std::strerror(errno); }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Create(uint64_t generation, int rank,
                                                                  int world_size) {
-  const int64_t bytes = SegmentBytes(world_size);
+  const int64_t bytes = Head::SegmentBytes(world_size);
   const int descriptor = memfd_create("ringattn-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) {
     return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", LastError()));
@@ -54,8 +56,11 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Create(uint64_t genera
         absl::StrCat("shared memory of ", bytes, " bytes: ", LastError()));
   }
   if (absl::Status status = segment->Map(); !status.ok()) return status;
-  const Head head = {kMagic, generation, rank, world_size};
-  std::memcpy(segment->base_, &head, sizeof(head));
+  Head& head = *segment->head_;  // all zero so far
+  head.magic = kMagic;
+  head.generation = generation;
+  head.rank = rank;
+  head.world_size = world_size;
   segment->path_ = absl::StrCat("/proc/", getpid(), "/fd/", descriptor);
   return segment;
 }
@@ -74,7 +79,7 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
     return absl::FailedPreconditionError(
         absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", LastError()));
   }
-  const int64_t bytes = SegmentBytes(world_size);
+  const int64_t bytes = Head::SegmentBytes(world_size);
   std::unique_ptr<PeerSegment> segment(new PeerSegment(descriptor, bytes));
   struct stat info {};
   if (fstat(descriptor, &info) != 0 || info.st_size != bytes ||
@@ -82,8 +87,7 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
     return gone("not a ring's");
   }
   if (absl::Status status = segment->Map(); !status.ok()) return status;
-  Head head;
-  std::memcpy(&head, segment->base_, sizeof(head));
+  const Head& head = *segment->head_;
   if (head.magic != kMagic || head.generation != generation || head.rank != rank ||
       head.world_size != world_size) {
     return gone("not the one of this ring");
@@ -96,7 +100,9 @@ absl::Status PeerSegment::Map() {
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
   if (base == MAP_FAILED) return absl::ResourceExhaustedError(absl::StrCat("mmap: ", LastError()));
   base_ = static_cast<char*>(base);
-  lanes_ = reinterpret_cast<PeerLane*>(base_ + kHeadBytes);
+  head_ = reinterpret_cast<Head*>(base_);
+  static_assert(sizeof(Head) % alignof(PeerLane) == 0);
+  lanes_ = reinterpret_cast<PeerLane*>(base_ + sizeof(Head));
   return absl::OkStatus();
 }
 
@@ -118,6 +124,24 @@ absl::Status PeerSegment::Register() {
   device_base_ = static_cast<char*>(on_device);
   return absl::OkStatus();
 }
+
+absl::Status PeerSegment::AddRegion(const PeerRegion& region) {
+  const uint64_t index = head_->region_count.load(std::memory_order_relaxed);
+  if (index >= kMaxPeerRegions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("memory in more than ", kMaxPeerRegions, " regions"));
+  }
+  head_->regions[index] = region;
+  head_->region_count.store(index + 1, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+int PeerSegment::region_count() const {
+  const uint64_t count = head_->region_count.load(std::memory_order_acquire);
+  return static_cast<int>(std::min<uint64_t>(count, kMaxPeerRegions));
+}
+
+PeerRegion PeerSegment::region(int index) const { return head_->regions[index]; }
 
 uint64_t* PeerSegment::OnDevice(uint64_t* word) const {
   return reinterpret_cast<uint64_t*>(device_base_ + (reinterpret_cast<char*>(word) - base_));

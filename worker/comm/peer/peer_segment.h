@@ -14,12 +14,23 @@
 
 namespace ringattn {
 
-// A send that a rank has started: where its bytes lie, or will, in the sender's region.
+// A send that a rank has started: where its bytes lie, or will, in the sender's memory.
 struct PeerNotice {
+  int32_t region = 0;      // number in the sender's table
+  int32_t ends_group = 0;  // 1: the sender waits for this one to be pulled
   int64_t offset = 0;
   int64_t bytes = 0;
-  int64_t ends_group = 0;  // 1: the sender waits for this one to be pulled
 };
+
+// A region of a rank's memory, as others can map it.
+struct PeerRegion {
+  uint64_t base = 0;  // in the rank's own address space
+  int64_t bytes = 0;
+  char ipc_handle[64] = {};  // cudaIpcMemHandle_t
+};
+
+// Regions grow by half of what there is: enough for any device.
+inline constexpr int kMaxPeerRegions = 256;
 
 // Sends that a rank may have announced to another which has not taken them up.
 inline constexpr uint64_t kPeerNotices = 1024;
@@ -63,11 +74,20 @@ class PeerSegment {
   absl::Status Register();
 
   PeerLane& lane(int peer) { return lanes_[peer]; }
+
+  // The owner's table of regions, which only grows: region_count() of them are there.
+  // AddRegion is the owner's, on one thread; RESOURCE_EXHAUSTED if the table is full.
+  absl::Status AddRegion(const PeerRegion& region);
+  int region_count() const;
+  // REQUIRES: index < region_count().
+  PeerRegion region(int index) const;
   // The device's address of a word of this segment. REQUIRES: registered.
   uint64_t* OnDevice(uint64_t* word) const;
 
  private:
   PeerSegment(int descriptor, int64_t bytes) : descriptor_(descriptor), bytes_(bytes) {}
+  struct Head;
+
   absl::Status Map();
 
   const int descriptor_;
@@ -75,6 +95,7 @@ class PeerSegment {
   std::string path_;
   char* base_ = nullptr;
   char* device_base_ = nullptr;  // null unless registered
+  Head* head_ = nullptr;
   PeerLane* lanes_ = nullptr;
 };
 

@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTestTransport(const TestRankO
   Heap* heap = &Heap::Of(options.device);
   PeerTransportOptions peer;
   peer.cuda_index = options.device;
-  peer.region = heap->region();
+  peer.regions = [heap] { return std::vector<DeviceRegion>{heap->region()}; };
   peer.allocate = [heap](int64_t bytes) -> absl::StatusOr<std::unique_ptr<DeviceBuffer>> {
     return std::make_unique<HeapBuffer>(heap, bytes);
   };

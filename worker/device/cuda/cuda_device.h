@@ -40,9 +40,8 @@ absl::StatusOr<int64_t> CudaFreeBytes(int device);
 struct CudaDeviceOptions {
   int device = 0;
   int64_t pinned_pool_bytes = int64_t{256} << 20;
-  // > 0: memory for requests is one region of that size, taken at the start, which the
-  // other processes of a ring can map (CudaMemory). 0: it grows with what is asked for.
-  int64_t region_bytes = 0;
+  // Buffers lie in regions that the other processes of a ring can map (CudaMemory).
+  bool in_regions = false;
   // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;
 };
@@ -70,8 +69,8 @@ class CudaDevice : public Device {
   DeviceUsage usage() const override;
   std::string description() const override { return description_; }
 
-  // Empty unless region_bytes was asked for.
-  DeviceRegion region() const { return memory_->region(); }
+  // None unless in_regions was asked for.
+  std::vector<DeviceRegion> regions() const { return memory_->regions(); }
   // Host to device, pinned: what a ring whose GPUs share no faster link gets at most.
   absl::StatusOr<double> MeasureHostLinkBytesPerSecond();
 

@@ -1,5 +1,6 @@
 #include "worker/device/cuda/cuda_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,13 @@ namespace {
 constexpr absl::Duration kBound = absl::Minutes(1);
 // What CUDA's own allocations are aligned to.
 constexpr int64_t kAlignment = 256;
+// Regions grow by half of what there is, and by this at least, in whole ones of these: few
+// to map, and of pages as large as CUDA has them, since mapping costs by the page.
+constexpr int64_t kRegionUnit = int64_t{1} << 30;
+// The unit when memory is short.
+constexpr int64_t kPage = int64_t{2} << 20;
+
+int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -36,32 +44,41 @@ class CudaMemory::Buffer : public DeviceBuffer {
 };
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events,
-                                                               int64_t region_bytes) {
-  std::unique_ptr<CudaMemory> memory(new CudaMemory(events));
+                                                               bool in_regions) {
+  std::unique_ptr<CudaMemory> memory(new CudaMemory(events, in_regions));
   absl::Status status = events->UseDevice();
   if (!status.ok()) return status;
   status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
-  status = region_bytes > 0 ? memory->TakeRegion(region_bytes) : memory->UsePool();
+  if (in_regions) {
+    absl::MutexLock lock(&memory->mutex_);
+    status = memory->AddRegion(kRegionUnit);
+  } else {
+    status = memory->UsePool();
+  }
   if (!status.ok()) return status;
   return memory;
 }
 
-absl::Status CudaMemory::TakeRegion(int64_t bytes) {
-  const int64_t free = device_free_bytes();
+absl::Status CudaMemory::AddRegion(int64_t bytes) {
   void* base = nullptr;
   const cudaError_t error = cudaMalloc(&base, bytes);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot take ", bytes, " bytes on CUDA device ", events_->device(),
-                     " for requests: ", free, " are free"));
+    int64_t total = 0, free = 0, largest = 0;
+    for (const Region& region : regions_) {
+      total += region.memory.bytes;
+      free += region.extents.free_bytes();
+      largest = std::max(largest, region.extents.largest_free_bytes());
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
+        device_free_bytes(), " are free; of ", total, " for requests ", free, " are, ", largest,
+        " of them in one piece"));
   }
   if (absl::Status status = CudaStatus(error, "cudaMalloc"); !status.ok()) return status;
-  region_ = {static_cast<char*>(base), bytes};
-  absl::MutexLock lock(&mutex_);
-  extents_ = ExtentAllocator(bytes, kAlignment);
+  regions_.push_back({{static_cast<char*>(base), bytes}, ExtentAllocator(bytes, kAlignment)});
   return absl::OkStatus();
 }
 
@@ -78,33 +95,50 @@ absl::Status CudaMemory::UsePool() {
 CudaMemory::~CudaMemory() {
   if (stream_ == nullptr || !events_->UseDevice().ok()) return;
   (void)cudaStreamDestroy(stream_);
-  if (region_.base != nullptr) (void)cudaFree(region_.base);
+  absl::MutexLock lock(&mutex_);
+  for (const Region& region : regions_) (void)cudaFree(region.memory.base);
+}
+
+std::vector<DeviceRegion> CudaMemory::regions() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<DeviceRegion> regions;
+  for (const Region& region : regions_) regions.push_back(region.memory);
+  return regions;
 }
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes) {
   if (bytes == 0) return std::make_unique<Buffer>(this, nullptr, 0);
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
-  absl::StatusOr<void*> data = region_.base != nullptr ? FromRegion(bytes) : FromPool(bytes);
+  absl::StatusOr<void*> data = in_regions_ ? FromRegions(bytes) : FromPool(bytes);
   if (!data.ok()) return data.status();
   auto buffer = std::make_unique<Buffer>(this, *data, bytes);
   Count(bytes);
-  if (region_.base != nullptr) return buffer;
+  if (in_regions_) return buffer;
   // From here on the memory may be used in any stream.
   status = WaitForStream();
   if (!status.ok()) return status;
   return buffer;
 }
 
-absl::StatusOr<void*> CudaMemory::FromRegion(int64_t bytes) {
+absl::StatusOr<void*> CudaMemory::FromRegions(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  if (const std::optional<int64_t> offset = extents_.Take(bytes); offset.has_value()) {
-    return region_.base + *offset;
+  if (const std::optional<void*> data = FromOneOf(bytes); data.has_value()) return *data;
+  int64_t total = 0;
+  for (const Region& region : regions_) total += region.memory.bytes;
+  absl::Status status =
+      AddRegion(RoundUp(std::max({bytes, total / 2, kRegionUnit}), kRegionUnit));
+  if (absl::IsResourceExhausted(status)) status = AddRegion(RoundUp(bytes, kPage));
+  if (!status.ok()) return status;
+  return *FromOneOf(bytes);
+}
+
+std::optional<void*> CudaMemory::FromOneOf(int64_t bytes) {
+  for (Region& region : regions_) {
+    const std::optional<int64_t> offset = region.extents.Take(bytes);
+    if (offset.has_value()) return region.memory.base + *offset;
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": of ",
-      region_.bytes, " for requests ", extents_.free_bytes(), " are free, ",
-      extents_.largest_free_bytes(), " of them in one piece"));
+  return std::nullopt;
 }
 
 absl::StatusOr<void*> CudaMemory::FromPool(int64_t bytes) {
@@ -129,12 +163,16 @@ absl::StatusOr<void*> CudaMemory::FromPool(int64_t bytes) {
 }
 
 void CudaMemory::Free(void* data) {
-  if (region_.base == nullptr) {
+  if (!in_regions_) {
     (void)cudaFreeAsync(data, stream_);
     return;
   }
   absl::MutexLock lock(&mutex_);
-  extents_.Give(static_cast<char*>(data) - region_.base);
+  for (Region& region : regions_) {
+    if (!region.memory.Contains(data, 1)) continue;
+    region.extents.Give(static_cast<char*>(data) - region.memory.base);
+    return;
+  }
 }
 
 absl::Status CudaMemory::WaitForStream() {

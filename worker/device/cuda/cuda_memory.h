@@ -1,7 +1,7 @@
 // CudaMemory: memory of one device. Freeing it does not wait for the device, as cudaFree
 // does: operations come and go while others run. It comes either from CUDA's
-// stream-ordered pool, which grows with what is asked for, or from one region that is
-// taken at the start: the only kind that other processes can map once and for all.
+// stream-ordered pool or from regions of cudaMalloc: only those can other processes map.
+// Both grow with what is asked for and keep what they have.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_MEMORY_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_MEMORY_H_
 
@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -25,10 +27,9 @@ namespace ringattn {
 // Thread safe. Outlives its buffers.
 class CudaMemory {
  public:
-  // region_bytes > 0: everything comes from one region of that size, allocated here and
-  // kept until destruction; RESOURCE_EXHAUSTED, with what is free, if there is less.
+  // `in_regions`: everything comes from regions. There is one from the start.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(CudaEventPool* events,
-                                                            int64_t region_bytes);
+                                                            bool in_regions);
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
@@ -47,16 +48,23 @@ class CudaMemory {
   int64_t device_used_bytes() const { return device_used_bytes_.load(); }
   // What the driver says now.
   int64_t device_free_bytes() const;
-  // Empty if there is none.
-  DeviceRegion region() const { return region_; }
+  // Those of DeviceRegions; none unless in_regions.
+  std::vector<DeviceRegion> regions() const;
 
  private:
   class Buffer;
 
-  explicit CudaMemory(CudaEventPool* events) : events_(events) {}
-  absl::Status TakeRegion(int64_t bytes);
+  struct Region {
+    DeviceRegion memory;
+    ExtentAllocator extents;
+  };
+
+  CudaMemory(CudaEventPool* events, bool in_regions)
+      : events_(events), in_regions_(in_regions) {}
   absl::Status UsePool();
-  absl::StatusOr<void*> FromRegion(int64_t bytes);
+  absl::StatusOr<void*> FromRegions(int64_t bytes);
+  std::optional<void*> FromOneOf(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AddRegion(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<void*> FromPool(int64_t bytes);
   void Free(void* data);
   absl::Status Copy(void* target, const void* source, int64_t bytes, cudaMemcpyKind kind);
@@ -64,10 +72,10 @@ class CudaMemory {
   void Count(int64_t bytes);
 
   CudaEventPool* const events_;
+  const bool in_regions_;
   cudaMemPool_t pool_ = nullptr;
-  DeviceRegion region_;
-  absl::Mutex mutex_;
-  ExtentAllocator extents_ ABSL_GUARDED_BY(mutex_){0, 1};
+  mutable absl::Mutex mutex_;
+  std::vector<Region> regions_ ABSL_GUARDED_BY(mutex_);
   cudaStream_t stream_ = nullptr;  // orders allocations; carries the small copies
   std::atomic<int64_t> allocated_bytes_{0};
   std::atomic<int64_t> device_used_bytes_{0};
