@@ -43,9 +43,14 @@ __device__ __forceinline__ bool Stopped(const uint32_t* stop_word) {
 // The thread's index as a value that the assembler must keep in a register: it
 // would rather read the special register again, which stalls for longer than a
 // copy of it is worth. (A shuffle with oneself cannot be repeated elsewhere.)
-__device__ __forceinline__ unsigned OpaqueThread() {
-  return __shfl_xor_sync(0xffffffff, threadIdx.x, 0);
+__device__ __forceinline__ uint32_t Opaque(uint32_t x) {
+  return __shfl_xor_sync(0xffffffff, x, 0);
 }
+__device__ __forceinline__ unsigned OpaqueThread() { return Opaque(threadIdx.x); }
+
+// What is computed from `x` below is not moved above this, out of a loop for
+// instance, where it would cost registers that accumulators need.
+__device__ __forceinline__ void KeepHere(uint32_t& x) { asm volatile("" : "+r"(x)); }
 
 // --- element types -----------------------------------------------------------
 
@@ -84,10 +89,41 @@ __device__ __forceinline__ uint32_t Pack<__half>(float low, float high) {
   return packed;
 }
 
+// The reverse.
+template <typename T>
+__device__ __forceinline__ float2 Unpack(uint32_t packed);
+template <>
+__device__ __forceinline__ float2 Unpack<__nv_bfloat16>(uint32_t packed) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 Unpack<__half>(uint32_t packed) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+// --- barriers of some of a block's warps --------------------------------------
+
+// `barrier` 1 to 15. Of kThreads threads some may only arrive: what they wrote
+// before is seen by those that wait.
+template <int kThreads>
+__device__ __forceinline__ void SyncThreads(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void ArriveThreads(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
 // --- asynchronous copies -----------------------------------------------------
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes.
+__device__ __forceinline__ void CopyAsync16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target), "l"(source)
+               : "memory");
 }
 
 // Copies 16 bytes, or writes 16 zero bytes when !valid (then nothing is read).
@@ -166,6 +202,31 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_
                : "memory");
 }
 
+// Stores four 8 x 8 matrices, whose rows LoadMatrices would find at the same
+// addresses: r[0] rows 0 to 7, r[1] rows 8 to 15, r[2] and r[3] the
+// same of the next 8 columns.
+__device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#else
+  // Lane l holds row l / 4 of each matrix, whose address lane 8 i + l / 4 has.
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t row = __shfl_sync(0xffffffff, address, i * 8 + lane / 4);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + lane % 4 * 4), "r"(r[i]) : "memory");
+  }
+#endif
+}
+
+__device__ __forceinline__ float LoadShared(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
 // d[16x8] += a[16x16] b[16x8], fp32 accumulation; with kFresh d is only written.
 template <typename T, bool kFresh = false>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -212,12 +273,22 @@ struct TileCopy {
   static __device__ __forceinline__ void Start(uint32_t tile, unsigned thread,
                                                const T* thread_source, int64_t row_stride,
                                                int valid_rows, int columns) {
-    // What follows is recomputed at each call: hoisted out of the caller's loop
-    // it would cost registers that the accumulators need.
-    asm volatile("" : "+r"(thread));
+    KeepHere(thread);
     const int row = thread / kGroup;
     const int chunk = thread % kGroup;
     const uint32_t target = tile + Tile::Offset(row, chunk);
+    if (valid_rows >= kRows && columns == kColumns) {  // the usual case, in half the instructions
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < Tile::kChunks / kGroup; ++group) {
+          CopyAsync16(target + pass * kRowsPerPass * Tile::kRowBytes + group * kGroup * 16,
+                      thread_source + group * kGroup * 8);
+        }
+        thread_source += kRowsPerPass * row_stride;
+      }
+      return;
+    }
     const int rows_left = valid_rows - row;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -234,10 +305,10 @@ struct TileCopy {
 
   // The same by element accesses, for any alignment; `source` is the origin.
   // Complete after a barrier.
-  static __device__ __noinline__ void CopyUnaligned(uint32_t tile, const T* source,
-                                                    int64_t row_stride, int valid_rows,
-                                                    int columns) {
-    for (int index = threadIdx.x; index < kRows * Tile::kChunks * 4; index += kThreads) {
+  static __device__ __noinline__ void CopyUnaligned(uint32_t tile, unsigned thread,
+                                                    const T* source, int64_t row_stride,
+                                                    int valid_rows, int columns) {
+    for (int index = thread; index < kRows * Tile::kChunks * 4; index += kThreads) {
       const int row = index / (Tile::kChunks * 4);
       const int pair = index % (Tile::kChunks * 4);
       uint32_t bits = 0;
@@ -254,14 +325,15 @@ struct TileCopy {
     }
   }
 
-  static __device__ __forceinline__ void Load(uint32_t tile, const T* source, int64_t row_stride,
-                                              int valid_rows, int columns, bool vector) {
+  // Either of the two; `source` is the origin.
+  static __device__ __forceinline__ void Load(uint32_t tile, unsigned thread, const T* source,
+                                              int64_t row_stride, int valid_rows, int columns,
+                                              bool vector) {
     if (vector) {
-      const unsigned thread = threadIdx.x;
       Start(tile, thread, source + ThreadOffset(thread, row_stride), row_stride, valid_rows,
             columns);
     } else {
-      CopyUnaligned(tile, source, row_stride, valid_rows, columns);
+      CopyUnaligned(tile, thread, source, row_stride, valid_rows, columns);
     }
   }
 };

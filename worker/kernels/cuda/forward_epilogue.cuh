@@ -33,9 +33,8 @@ __device__ __forceinline__ void LoadQTile(uint32_t target, const ForwardParams& 
   const int rows = tile.q_rows * params.head_pack;
   if (params.head_pack == 1) {
     TileCopy<T, kDim, kRows, kThreads>::Load(
-        target, QRow<T>(params, tile, first_head, batch, 0),
-                                       int64_t{common.num_heads} * common.head_dim, rows,
-                                       common.head_dim, common.vector_qk);
+        target, threadIdx.x, QRow<T>(params, tile, first_head, batch, 0),
+        int64_t{common.num_heads} * common.head_dim, rows, common.head_dim, common.vector_qk);
     return;
   }
   using Tile = SharedTile<kDim>;

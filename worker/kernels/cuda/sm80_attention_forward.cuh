@@ -269,7 +269,8 @@ struct Sm80Forward {
       if (common.vector_qk) {
         Copy::Start(k_tile, thread, k_source, k_stride, load_count - load_row, common.head_dim);
       } else {
-        Copy::CopyUnaligned(k_tile, k_source, k_stride, load_count - load_row, common.head_dim);
+        Copy::CopyUnaligned(k_tile, threadIdx.x, k_source, k_stride, load_count - load_row,
+                            common.head_dim);
       }
       k_source += kKeys * k_stride;
     };
@@ -279,7 +280,8 @@ struct Sm80Forward {
       if (common.vector_v) {
         Copy::Start(v_tile, thread, v_source, v_stride, load_count - load_row, common.head_dim_v);
       } else {
-        Copy::CopyUnaligned(v_tile, v_source, v_stride, load_count - load_row, common.head_dim_v);
+        Copy::CopyUnaligned(v_tile, threadIdx.x, v_source, v_stride, load_count - load_row,
+                            common.head_dim_v);
       }
       v_source += kKeys * v_stride;
       load_row += kKeys;
