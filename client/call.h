@@ -66,10 +66,11 @@ struct CallOptions {
   // The same for every replay of the call. Made up if empty.
   std::string request_id = {};
   // More than 1: the call is sent as up to so many requests side by side (its batch
-  // rows, or blocks of queries), named <request_id>/0, /1, ... for GetOperation and
-  // CancelOperation. Each takes the client's next channel, so give the client as many;
-  // uploads, computation and downloads of different requests overlap. Results are the
-  // same up to rounding. Blocks of queries send the keys again that they share.
+  // rows, packed documents or blocks of queries), named <request_id>/0, /1, ... for
+  // GetOperation and CancelOperation. Each takes the client's next channel, so give the
+  // client as many; uploads, computation and downloads of different requests overlap.
+  // Results are the same up to rounding. Blocks of queries send the keys again that they
+  // share, and lse of documents and blocks passes through a buffer of its size.
   // Which calls cannot be split, and how: call_split.h. How many requests it was:
   // CallReport::streams().
   int streams = 1;

@@ -11,6 +11,7 @@
 namespace ringattn {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -176,6 +177,48 @@ TEST(CallSplit, SeveralBatchRowsStayWhole) {
   }
 }
 
+v1::AttentionShape Packed(const std::vector<uint64_t>& cu_q, const std::vector<uint64_t>& cu_k) {
+  v1::AttentionShape shape = ShapeOf(1, cu_q.back(), cu_k.back());
+  for (const uint64_t at : cu_q) shape.mutable_packed()->add_cu_seqlens_q(at);
+  for (const uint64_t at : cu_k) shape.mutable_packed()->add_cu_seqlens_k(at);
+  return shape;
+}
+
+TEST(CallSplit, DocumentsStayWhole) {
+  const v1::AttentionShape shape = Packed({0, 100, 100, 150, 400, 400}, {0, 50, 60, 60, 310, 400});
+  for (const auto split : {SplitForward, SplitBackward}) {
+    const auto parts = split(shape, OptionsOf({.causal = true}), 2);
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    ASSERT_EQ(parts->size(), 2u);
+    const CallPart& first = (*parts)[0];
+    const CallPart& last = (*parts)[1];
+    EXPECT_EQ(first.q, (RowSpan{0, 150}));
+    EXPECT_EQ(first.kv, (RowSpan{0, 60}));
+    EXPECT_EQ(last.q, (RowSpan{150, 400}));
+    EXPECT_EQ(last.kv, (RowSpan{60, 400}));
+    EXPECT_EQ(last.shape.seq_len_q(), 250u);
+    EXPECT_EQ(last.shape.seq_len_kv(), 340u);
+    EXPECT_THAT(last.shape.packed().cu_seqlens_q(), ElementsAre(0, 250, 250));
+    EXPECT_THAT(last.shape.packed().cu_seqlens_k(), ElementsAre(0, 250, 340));
+    EXPECT_EQ(split(shape, {}, 64)->size(), 5u);
+  }
+}
+
+TEST(CallSplit, DocumentsThatMakeNoSenseAreTheServersToRefuse) {
+  v1::AttentionShape wrong_total = Packed({0, 5, 9}, {0, 5, 9});
+  wrong_total.set_seq_len_q(10);
+  v1::AttentionShape two_rows = Packed({0, 5, 9}, {0, 5, 9});
+  two_rows.set_batch(2);
+  for (const v1::AttentionShape& shape :
+       {wrong_total, two_rows, Packed({0, 7, 5, 9}, {0, 5, 7, 9}), Packed({0, 9}, {0, 5, 9}),
+        Packed({1, 9}, {0, 9}), Packed({0}, {0})}) {
+    const auto parts = SplitForward(shape, {}, 3);
+    ASSERT_TRUE(parts.ok());
+    ASSERT_EQ(parts->size(), 1u);
+    EXPECT_EQ((*parts)[0].shape.SerializeAsString(), shape.SerializeAsString());
+  }
+}
+
 TEST(CallSplit, WhatHasNoRowsIsOneRequest) {
   EXPECT_EQ(SplitForward(ShapeOf(1, 0, 10), {}, 4)->size(), 1u);
   EXPECT_EQ(SplitForward(ShapeOf(0, 10, 10), {}, 4)->size(), 1u);
@@ -207,16 +250,12 @@ TEST(CallSplit, WhatCannotBeSplitIsRefusedByName) {
   ExpectRefused(SplitForward(shape, {}, 0).status(), "is 0, must be in 1..64");
   ExpectRefused(SplitBackward(shape, {}, 65).status(), "is 65");
   ExpectRefused(SplitBackward(shape, {}, 2).status(), "dk and dv");
-  v1::AttentionShape packed = shape;
-  packed.mutable_packed()->add_cu_seqlens_q(0);
-  ExpectRefused(SplitForward(packed, {}, 2).status(), "packed documents");
-  ExpectRefused(SplitBackward(packed, {}, 2).status(), "packed documents");
   v1::AttentionOptions dropout;
   dropout.mutable_dropout()->set_rate(0.1);
   ExpectRefused(SplitForward(shape, dropout, 2).status(), "options.dropout");
   ExpectRefused(SplitForward(ShapeOf(1, uint64_t{1} << 41, 1), {}, 2).status(), "tokens");
   // One stream is what it always was.
-  EXPECT_TRUE(SplitForward(packed, dropout, 1).ok());
+  EXPECT_TRUE(SplitForward(shape, dropout, 1).ok());
   EXPECT_TRUE(SplitBackward(shape, {}, 1).ok());
 }
 

@@ -47,14 +47,43 @@ bool HasAllQueries(const v1::AttentionShape& shape, const CallPart& part) {
   return part.q == RowSpan{0, shape.seq_len_q()};
 }
 
-// The part's lse [heads, rows] into the call's [heads, all rows].
-void Scatter(const float* lse, uint64_t heads, const RowSpan& rows, uint64_t all_rows,
-             uint8_t* call_lse) {
-  for (uint64_t head = 0; head < heads; ++head) {
-    std::memcpy(call_lse + (head * all_rows + rows.begin) * sizeof(float),
-                lse + head * rows.size(), rows.size() * sizeof(float));
+// A part's lse [heads, rows], in the call's [heads, all rows].
+class PartLse {
+ public:
+  PartLse(const v1::AttentionShape& shape, const CallPart& part)
+      : heads_(shape.num_heads()),
+        all_rows_(shape.seq_len_q()),
+        rows_(part.q),
+        values_(new float[heads_ * rows_.size()]) {}  // not zeroed: written before it is read
+
+  const std::shared_ptr<float[]>& values() const { return values_; }
+  MutableBytes bytes() const {
+    return {reinterpret_cast<uint8_t*>(values_.get()), heads_ * RowsBytes()};
   }
-}
+
+  void Gather(const uint8_t* call_lse) const {
+    for (uint64_t head = 0; head < heads_; ++head) {
+      std::memcpy(Of(head), call_lse + OffsetOf(head), RowsBytes());
+    }
+  }
+  void Scatter(uint8_t* call_lse) const {
+    for (uint64_t head = 0; head < heads_; ++head) {
+      std::memcpy(call_lse + OffsetOf(head), Of(head), RowsBytes());
+    }
+  }
+
+ private:
+  float* Of(uint64_t head) const { return values_.get() + head * rows_.size(); }
+  uint64_t OffsetOf(uint64_t head) const {
+    return (head * all_rows_ + rows_.begin) * sizeof(float);
+  }
+  uint64_t RowsBytes() const { return rows_.size() * sizeof(float); }
+
+  uint64_t heads_;
+  uint64_t all_rows_;
+  RowSpan rows_;
+  std::shared_ptr<float[]> values_;
+};
 
 }  // namespace
 
@@ -69,22 +98,30 @@ ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part) {
           .v = slicer.Of(v1::TENSOR_ID_V, call.v)};
 }
 
-BackwardArgs PartOf(const BackwardArgs& call, const CallPart& part) {
+BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
   const Slicer slicer(call.shape, call.dtype, part);
-  BackwardArgs args{.shape = part.shape,
-                    .dtype = call.dtype,
-                    .options = part.options,
-                    .plan = call.plan,
-                    .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
-                    .k = slicer.Of(v1::TENSOR_ID_K, call.k),
-                    .v = slicer.Of(v1::TENSOR_ID_V, call.v),
-                    .dout = slicer.Of(v1::TENSOR_ID_DOUT, call.dout),
-                    .has_forward_result = call.has_forward_result};
-  if (call.has_forward_result) {
-    args.out = slicer.Of(v1::TENSOR_ID_OUT, call.out);
+  BackwardPartArgs made;
+  BackwardArgs& args = made.args;
+  args = {.shape = part.shape,
+          .dtype = call.dtype,
+          .options = part.options,
+          .plan = call.plan,
+          .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
+          .k = slicer.Of(v1::TENSOR_ID_K, call.k),
+          .v = slicer.Of(v1::TENSOR_ID_V, call.v),
+          .dout = slicer.Of(v1::TENSOR_ID_DOUT, call.dout),
+          .has_forward_result = call.has_forward_result};
+  if (!call.has_forward_result) return made;
+  args.out = slicer.Of(v1::TENSOR_ID_OUT, call.out);
+  if (HasAllQueries(call.shape, part)) {
     args.lse = slicer.Of(v1::TENSOR_ID_LSE, call.lse);
+    return made;
   }
-  return args;
+  const PartLse lse(call.shape, part);
+  lse.Gather(call.lse.data());
+  args.lse = lse.bytes();
+  made.lse = lse.values();
+  return made;
 }
 
 ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
@@ -96,15 +133,9 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
     made.results.lse = slicer.Of(v1::TENSOR_ID_LSE, results.lse);
     return made;
   }
-  const uint64_t heads = call.shape.num_heads();
-  const uint64_t count = heads * part.q.size();
-  // Not zeroed: every byte of it arrives before it is read.
-  std::shared_ptr<float[]> lse(new float[count]);
-  made.results.lse = {reinterpret_cast<uint8_t*>(lse.get()), count * sizeof(float)};
-  made.collect = [lse = std::move(lse), heads, rows = part.q, all_rows = call.shape.seq_len_q(),
-                  call_lse = results.lse.data()] {
-    Scatter(lse.get(), heads, rows, all_rows, call_lse);
-  };
+  const PartLse lse(call.shape, part);
+  made.results.lse = lse.bytes();
+  made.collect = [lse, call_lse = results.lse.data()] { lse.Scatter(call_lse); };
   return made;
 }
 

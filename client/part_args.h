@@ -1,10 +1,12 @@
 // The memory of one part of a call: pieces of the call's own buffers, but for lse
-// where a part has not all queries. Its rows are then not one piece (heads come
-// before rows), so it is collected in a buffer and scattered when the part has ended.
+// where a part has not all queries. Its rows are then not one piece (heads come before
+// rows), so it has a buffer of its own: gathered before, or scattered when the part has
+// ended.
 #ifndef RINGATTN_CLIENT_PART_ARGS_H_
 #define RINGATTN_CLIENT_PART_ARGS_H_
 
 #include <functional>
+#include <memory>
 
 #include "client/call.h"
 #include "client/call_split.h"
@@ -15,7 +17,12 @@ namespace ringattn {
 // give them (call_plan.h), and `part` is of its split.
 
 ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part);
-BackwardArgs PartOf(const BackwardArgs& call, const CallPart& part);
+
+struct BackwardPartArgs {
+  BackwardArgs args;
+  std::shared_ptr<float[]> lse;  // what args.lse points to; null if that is the call's own
+};
+BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part);
 
 struct ForwardPartResults {
   ForwardResults results;
@@ -26,7 +33,6 @@ struct ForwardPartResults {
 ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
                           const CallPart& part);
 
-// REQUIRES: all queries are in the part.
 BackwardResults PartOf(const BackwardArgs& call, const BackwardResults& results,
                        const CallPart& part);
 

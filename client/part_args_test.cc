@@ -107,7 +107,7 @@ TEST(PartArgs, BatchRowsAreInPlace) {
   const auto parts = SplitBackward(shape, {}, 2);
   ASSERT_TRUE(parts.ok());
   const CallPart& last = (*parts)[1];  // batch row 2
-  BackwardArgs made = PartOf(args, last);
+  BackwardArgs made = PartOf(args, last).args;
   EXPECT_EQ(made.shape.batch(), 1u);
   ExpectPiece(made.q, in.q, 2 * 640, 3 * 640);
   ExpectPiece(made.k, in.k, 2 * 192, 3 * 192);
@@ -127,7 +127,7 @@ TEST(PartArgs, BatchRowsAreInPlace) {
 
   args.has_forward_result = false;
   args.out = args.lse = {};
-  made = PartOf(args, last);
+  made = PartOf(args, last).args;
   EXPECT_TRUE(made.out.empty());
   EXPECT_TRUE(made.lse.empty());
 
@@ -137,6 +137,35 @@ TEST(PartArgs, BatchRowsAreInPlace) {
              (*parts)[0]);
   ExpectPiece(forward.results.lse, results.lse, 0, 2 * 160);
   EXPECT_FALSE(forward.collect);
+}
+
+TEST(PartArgs, LseOfDocumentsIsGatheredByHead) {
+  v1::AttentionShape shape = ShapeOf(1, 10, 8);
+  for (const uint64_t at : {0, 4, 10}) shape.mutable_packed()->add_cu_seqlens_q(at);
+  for (const uint64_t at : {0, 5, 8}) shape.mutable_packed()->add_cu_seqlens_k(at);
+  Buffers in(shape), results(shape);
+  auto* lse = reinterpret_cast<float*>(in.lse.data());
+  std::iota(lse, lse + 40, 0.0f);
+  const BackwardArgs args{.shape = shape,
+                          .dtype = v1::DATA_TYPE_BFLOAT16,
+                          .q = BytesOf(in.q),
+                          .k = BytesOf(in.k),
+                          .v = BytesOf(in.v),
+                          .dout = BytesOf(in.out),
+                          .has_forward_result = true,
+                          .out = BytesOf(results.out),
+                          .lse = BytesOf(in.lse)};
+  const auto parts = SplitBackward(shape, {}, 2);
+  ASSERT_TRUE(parts.ok());
+  const BackwardPartArgs made = PartOf(args, (*parts)[1]);
+  ExpectPiece(made.args.q, in.q, 4 * 64, 10 * 64);
+  ExpectPiece(made.args.k, in.k, 5 * 32, 8 * 32);
+  ExpectPiece(made.args.out, results.out, 4 * 128, 10 * 128);
+  ASSERT_EQ(made.args.lse.size(), 4 * 6 * sizeof(float));
+  const auto* gathered = reinterpret_cast<const float*>(made.args.lse.data());
+  for (int head = 0; head < 4; ++head) {
+    for (int row = 0; row < 6; ++row) EXPECT_EQ(gathered[head * 6 + row], head * 10 + 4 + row);
+  }
 }
 
 }  // namespace

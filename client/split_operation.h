@@ -11,8 +11,10 @@
 namespace ringattn {
 
 struct SplitRequest {
-  OperationParams params;         // without `done`
-  std::function<void()> collect;  // called once the request has succeeded; may be empty
+  OperationParams params;  // without `done`
+  // Called once the request has succeeded, and kept until it has ended, so it may own
+  // memory that the plan points to. May be empty.
+  std::function<void()> collect;
 };
 
 struct SplitParams {

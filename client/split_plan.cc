@@ -82,7 +82,10 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
-    return Take(PlanBackward(PartOf(args, part), PartOf(args, results, part), options,
+    BackwardPartArgs source = PartOf(args, part);
+    // Until the request has ended, its lse has to stay.
+    if (source.lse != nullptr) request->collect = [lse = std::move(source.lse)] {};
+    return Take(PlanBackward(source.args, PartOf(args, results, part), options,
                              request->request_id, limits),
                 &request->plan);
   });

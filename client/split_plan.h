@@ -17,7 +17,7 @@ namespace ringattn {
 struct PlannedRequest {
   std::string request_id;  // <the call's>/<index>; the call's own if there is but one
   CallPlan plan;
-  std::function<void()> collect;  // as SplitRequest::collect
+  std::function<void()> collect;  // as SplitRequest::collect: may own memory of the plan
 };
 
 // At least one request. REQUIRES: options.request_id is set.

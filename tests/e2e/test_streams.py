@@ -78,8 +78,23 @@ def test_batch_rows_forward_and_backward(ring, tmp_path):
     assert call("forward", ring, source, forward, streams=8)["streams"] == 3
 
 
+def test_documents_forward_and_backward(ring, tmp_path):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", "--documents=100,0,250,30,220",
+        "--documents_kv=120,10,250,0,90", "--heads=4", "--kv_heads=2", "--head_dim=32",
+        "--dtype=fp16", "--seed=7", "--with_dout")
+    for mask in MASKS.values():
+        report = call("forward", ring, source, forward, *mask)
+        assert report["streams"] == 3
+        call("backward", ring, source, backward, *mask)
+        cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", *mask)
+    assert call("forward", ring, source, forward, streams=8)["streams"] == 5
+
+
+# A measured backward pass takes out and lse along.
 def test_bench_verifies_in_streams(ring):
-    for extra in (["--batch=1", "--seq_len=2000"], ["--batch=3", "--seq_len=700", "--backward"]):
+    for extra in (["--batch=1", "--seq_len=2000"], ["--batch=3", "--seq_len=700", "--backward"],
+                  ["--documents=500,90,700,400", "--backward"]):
         done = cli("bench", f"--server={ring.address}", "--heads=4", "--kv_heads=1",
                    "--head_dim=64", "--causal", "--streams=3", "--runs=2", "--json", *extra)
         result = json.loads(done.stdout)
@@ -100,11 +115,6 @@ def test_what_cannot_be_split_is_refused_by_name(ring, tmp_path):
 
     assert "dk and dv" in refused("backward")
     call("backward", ring, source, target, streams=1)
-    target.unlink()
-    cli("generate", f"--output={source}", "--batch=1", "--seq_len=300", "--heads=2",
-        "--head_dim=32", "--seed=7", "--documents=100,200", "--with_dout")
-    assert "packed documents" in refused("forward")
-    assert "packed documents" in refused("backward")
     for streams in (0, 65, -1):
         done = cli("forward", f"--server={ring.address}", f"--input={source}",
                    f"--output={target}", f"--streams={streams}", code=2)
