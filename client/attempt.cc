@@ -205,6 +205,7 @@ class StreamAttempt final : public Attempt,
     if (result_.status.ok()) result_.status = CheckEnd();
     if (accepted_) result_.report.accepted = *std::move(accepted_);
     if (summary_) result_.report.summary = *std::move(summary_);
+    times_.began = start_;
     times_.finished_seconds = SecondsSinceStart();
     result_.report.times = times_;
     write_buffer_.Clear();

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_CLIENT_CALL_H_
 #define RINGATTN_CLIENT_CALL_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -58,9 +59,21 @@ struct BackwardResults {
   MutableBytes dq, dk, dv;
 };
 
+// Of CallOptions::streams. A coordinator's queue holds 256 requests.
+inline constexpr int kMaxStreams = 64;
+
 struct CallOptions {
   // The same for every replay of the call. Made up if empty.
   std::string request_id = {};
+  // More than 1: the call is sent as up to so many requests side by side (its batch
+  // rows, packed documents or blocks of queries), named <request_id>/0, /1, ... for
+  // GetOperation and CancelOperation. Each takes the client's next channel, so give the
+  // client as many; uploads, computation and downloads of different requests overlap.
+  // Results are the same up to rounding. Blocks of queries send the keys again that they
+  // share, and lse of documents and blocks passes through a buffer of its size.
+  // Which calls cannot be split, and how: call_split.h. How many requests it was:
+  // CallReport::streams().
+  int streams = 1;
   // For the call with all its replays, counted from its start.
   absl::Duration deadline = absl::InfiniteDuration();
   // Called on the library's threads, one call at a time; must not block.
@@ -72,8 +85,11 @@ struct CallOptions {
   bool with_crc32c = true;
 };
 
-// Moments of the attempt that succeeded, in seconds since it began.
+// Moments of the attempt that succeeded, in seconds since it began. Of a call in
+// several streams: the first to be accepted, the last to be uploaded, the first
+// output, the last to finish, since the first began.
 struct ClientTimes {
+  std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;
   double uploaded_seconds = 0;      // the last chunk was handed to the transport
   double first_output_seconds = 0;  // 0 if there was no chunk down
@@ -84,6 +100,13 @@ struct CallReport {
   v1::Accepted accepted;
   v1::Summary summary;
   ClientTimes times;
+  // Of a call in several streams: each request's own report, in order of rows; the
+  // fields above are then what merged_report.h makes of them. Else empty.
+  std::vector<CallReport> parts = {};
+
+  // The requests that the call was sent as: what CallOptions::streams asked for, or
+  // fewer where there were not so many rows.
+  size_t streams() const { return parts.empty() ? 1 : parts.size(); }
 };
 
 }  // namespace ringattn

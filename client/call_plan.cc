@@ -71,35 +71,23 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
   plan->inputs.clear();
 }
 
-CallPlan BasicPlan(CallKind kind, const CallOptions& options, const ChunkLimits& limits) {
-  CallPlan plan;
-  plan.kind = kind;
-  plan.max_chunk_bytes_up = limits.up_bytes;
-  plan.with_crc32c = options.with_crc32c;
-  plan.on_progress = options.on_progress;
-  return plan;
+void SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+  plan->max_chunk_bytes_up = limits.up_bytes;
+  plan->with_crc32c = options.with_crc32c;
+  plan->on_progress = options.on_progress;
 }
 
-}  // namespace
-
-absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
-                                     const CallOptions& options, const std::string& request_id,
-                                     const ChunkLimits& limits) {
-  CallPlan plan = BasicPlan(CallKind::kForward, options, limits);
+CallPlan ForwardTensors(const ForwardArgs& args, const ForwardResults& results) {
+  CallPlan plan;
+  plan.kind = CallKind::kForward;
   plan.inputs = {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}};
   plan.outputs = {{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}};
-  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
-  v1::ForwardRequest request;
-  FillHeader(args, options, request_id, limits, request.mutable_header());
-  InlineSmallInputs(&plan, request.mutable_header());
-  plan.header = wire::SerializeProto(request);
   return plan;
 }
 
-absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
-                                      const CallOptions& options, const std::string& request_id,
-                                      const ChunkLimits& limits) {
-  CallPlan plan = BasicPlan(CallKind::kBackward, options, limits);
+CallPlan BackwardTensors(const BackwardArgs& args, const BackwardResults& results) {
+  CallPlan plan;
+  plan.kind = CallKind::kBackward;
   plan.inputs = {{v1::TENSOR_ID_Q, args.q},
                  {v1::TENSOR_ID_K, args.k},
                  {v1::TENSOR_ID_V, args.v},
@@ -111,6 +99,37 @@ absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardRe
   plan.outputs = {{v1::TENSOR_ID_DQ, results.dq},
                   {v1::TENSOR_ID_DK, results.dk},
                   {v1::TENSOR_ID_DV, results.dv}};
+  return plan;
+}
+
+}  // namespace
+
+absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results) {
+  return CheckSizes(args.shape, args.dtype, ForwardTensors(args, results));
+}
+
+absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results) {
+  return CheckSizes(args.shape, args.dtype, BackwardTensors(args, results));
+}
+
+absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
+                                     const CallOptions& options, const std::string& request_id,
+                                     const ChunkLimits& limits) {
+  CallPlan plan = ForwardTensors(args, results);
+  SetOptions(options, limits, &plan);
+  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
+  v1::ForwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
+                                      const CallOptions& options, const std::string& request_id,
+                                      const ChunkLimits& limits) {
+  CallPlan plan = BackwardTensors(args, results);
+  SetOptions(options, limits, &plan);
   if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());

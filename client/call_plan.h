@@ -17,6 +17,10 @@ struct ChunkLimits {
   uint32_t down_bytes = 0;
 };
 
+// The buffers alone. Errors: as below.
+absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results);
+absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results);
+
 // Errors: INVALID_ARGUMENT naming the first buffer whose size is not what shape and
 // dtype make it.
 absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,

@@ -10,7 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/call_plan.h"
+#include "client/split_operation.h"
+#include "client/split_plan.h"
 #include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
@@ -40,6 +41,15 @@ grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options) {
 std::string RandomRequestId() {
   std::random_device random;
   return absl::StrFormat("c-%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+CallOptions Named(CallOptions options) {
+  if (options.request_id.empty()) options.request_id = RandomRequestId();
+  return options;
+}
+
+ChunkLimits ChunkLimitsOf(const ClientOptions& options) {
+  return {options.max_chunk_bytes_up, options.max_chunk_bytes_down};
 }
 
 void SetDeadline(absl::Duration deadline, grpc::ClientContext* context) {
@@ -84,36 +94,37 @@ const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
   return channels_[next_channel_.fetch_add(1) % channels_.size()];
 }
 
-Operation Client::Start(CallPlan plan, const CallOptions& options, const Done& done) {
-  return StartOperation({.request_id = options.request_id,
-                         .channel = NextChannel(),
-                         .plan = std::make_shared<const CallPlan>(std::move(plan)),
-                         .registry = registry_,
-                         .retry = options_.retry,
-                         .deadline = options.deadline,
-                         .done = done});
+Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
+                        const CallOptions& options, const Done& done) {
+  if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
+  std::vector<SplitRequest> ready;
+  for (PlannedRequest& request : *requests) {
+    ready.push_back({.params = {.request_id = std::move(request.request_id),
+                                .channel = NextChannel(),
+                                .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
+                                .registry = registry_,
+                                .retry = options_.retry,
+                                .deadline = options.deadline},
+                     .collect = std::move(request.collect)});
+  }
+  if (ready.size() == 1) {
+    ready[0].params.done = done;
+    return StartOperation(std::move(ready[0].params));
+  }
+  return StartSplitOperation(
+      {.request_id = options.request_id, .requests = std::move(ready), .done = done});
 }
 
 Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
                                const CallOptions& options, const Done& done) {
-  CallOptions named = options;
-  if (named.request_id.empty()) named.request_id = RandomRequestId();
-  absl::StatusOr<CallPlan> plan =
-      PlanForward(args, results, named, named.request_id,
-                  {options_.max_chunk_bytes_up, options_.max_chunk_bytes_down});
-  if (!plan.ok()) return FailedOperation(named.request_id, plan.status(), done);
-  return Start(*std::move(plan), named, done);
+  const CallOptions named = Named(options);
+  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_)), named, done);
 }
 
 Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
                                 const CallOptions& options, const Done& done) {
-  CallOptions named = options;
-  if (named.request_id.empty()) named.request_id = RandomRequestId();
-  absl::StatusOr<CallPlan> plan =
-      PlanBackward(args, results, named, named.request_id,
-                   {options_.max_chunk_bytes_up, options_.max_chunk_bytes_down});
-  if (!plan.ok()) return FailedOperation(named.request_id, plan.status(), done);
-  return Start(*std::move(plan), named, done);
+  const CallOptions named = Named(options);
+  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_)), named, done);
 }
 
 CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,

@@ -26,13 +26,14 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/retry_policy.h"
+#include "client/split_plan.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn {
 
 struct ClientOptions {
-  // Connections; calls go round them. One call uses one, so this bounds how many
-  // calls at a time get a connection of their own.
+  // Connections; calls go round them. One call uses as many as it has streams
+  // (CallOptions), so this bounds how many streams at a time get one of their own.
   int channels = 4;
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
@@ -61,7 +62,7 @@ class Client {
   // contents are worthless.
   // Errors: those of proto/ringattn/v1/attention.proto, with details (error.h);
   // INVALID_ARGUMENT, before anything is sent, where a buffer has not the size that
-  // shape and dtype give it; INTERNAL if the server breaks the protocol; DATA_LOSS if
+  // shape and dtype give it, or `streams` cannot be had (call_split.h); INTERNAL if the server breaks the protocol; DATA_LOSS if
   // a result arrives damaged.
   CallResult Forward(const ForwardArgs& args, const ForwardResults& results,
                      const CallOptions& options = {});
@@ -93,7 +94,9 @@ class Client {
   explicit Client(const ClientOptions& options) : options_(options) {}
 
   const std::shared_ptr<grpc::Channel>& NextChannel();
-  Operation Start(CallPlan plan, const CallOptions& options, const Done& done);
+  // REQUIRES: options.request_id is set.
+  Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
+                  const CallOptions& options, const Done& done);
 
   const ClientOptions options_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect

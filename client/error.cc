@@ -27,6 +27,14 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message,
   return status;
 }
 
+absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
+  absl::Status changed(status.code(), message);
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    changed.SetPayload(url, payload);
+  });
+  return changed;
+}
+
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   absl::Status converted(static_cast<absl::StatusCode>(status.error_code()),
                          status.error_message());

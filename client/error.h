@@ -32,6 +32,9 @@ struct ErrorDetails {
 absl::Status MakeError(absl::StatusCode code, absl::string_view message,
                        const std::vector<FieldViolation>& violations);
 
+// The same code and details with another message.
+absl::Status WithMessage(const absl::Status& status, absl::string_view message);
+
 // Keeps code, message and details.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 

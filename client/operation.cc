@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/error.h"
 
 namespace ringattn {
 namespace {
@@ -20,17 +21,15 @@ std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
   return absl::ToChronoTime(deadline);
 }
 
-}  // namespace
-
-// Between attempts an alarm keeps the state alive, during one its `done` does.
-class Operation::State : public std::enable_shared_from_this<State> {
+// One request. Between attempts an alarm keeps it alive, during one its `done` does.
+class Request final : public Operation::State, public std::enable_shared_from_this<Request> {
  public:
-  explicit State(OperationParams params)
+  explicit Request(OperationParams params)
       : params_(std::move(params)),
         start_(absl::Now()),
         deadline_(start_ + params_.deadline) {}
 
-  const std::string& request_id() const { return request_id_; }
+  const std::string& request_id() const override { return request_id_; }
 
   void StartNextAttempt() ABSL_LOCKS_EXCLUDED(mutex_) {
     std::shared_ptr<Attempt> attempt;
@@ -65,12 +64,12 @@ class Operation::State : public std::enable_shared_from_this<State> {
     if (registry != nullptr) registry->Remove(this);
   }
 
-  CallResult Wait() ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::MutexLock lock(&mutex_, absl::Condition(this, &State::HasEnded));
+  CallResult Wait() override ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_, absl::Condition(this, &Request::HasEnded));
     return *result_;
   }
 
-  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_) {
+  void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
     std::shared_ptr<Attempt> attempt;
     {
       const absl::MutexLock lock(&mutex_);
@@ -111,12 +110,8 @@ class Operation::State : public std::enable_shared_from_this<State> {
   // The last failure, saying how often it was tried; code and details unchanged.
   absl::Status WithHistory(const absl::Status& status) const {
     if (replays_ == 0) return status;
-    absl::Status annotated(status.code(), absl::StrCat(status.message(), " (after ", replays_,
-                                                       " replays)"));
-    status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-      annotated.SetPayload(url, payload);
-    });
-    return annotated;
+    return WithMessage(status,
+                       absl::StrCat(status.message(), " (after ", replays_, " replays)"));
   }
 
   // After construction changed by End only, which comes last.
@@ -137,14 +132,12 @@ class Operation::State : public std::enable_shared_from_this<State> {
   std::optional<CallResult> result_ ABSL_GUARDED_BY(mutex_);
 };
 
-const std::string& Operation::request_id() const { return state_->request_id(); }
-CallResult Operation::Wait() const { return state_->Wait(); }
-void Operation::Cancel() const { state_->Cancel(); }
+}  // namespace
 
 Operation StartOperation(OperationParams params) {
   const std::shared_ptr<CallRegistry> registry = params.registry;
-  auto state = std::make_shared<Operation::State>(std::move(params));
-  registry->Add(state.get(), [weak = std::weak_ptr<Operation::State>(state)] {
+  auto state = std::make_shared<Request>(std::move(params));
+  registry->Add(state.get(), [weak = std::weak_ptr<Request>(state)] {
     if (const auto alive = weak.lock()) alive->Cancel();
   });
   state->StartNextAttempt();
@@ -153,7 +146,7 @@ Operation StartOperation(OperationParams params) {
 
 Operation FailedOperation(const std::string& request_id, const absl::Status& error,
                           const std::function<void(const CallResult&)>& done) {
-  auto state = std::make_shared<Operation::State>(
+  auto state = std::make_shared<Request>(
       OperationParams{.request_id = request_id, .done = done});
   state->End(error);
   return Operation(state);

@@ -23,18 +23,25 @@ using CallResult = absl::StatusOr<CallReport>;
 // neither ends nor loses it. May outlive its client. Thread safe.
 class Operation {
  public:
-  class State;
+  // What copies of an operation share. Thread safe.
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual const std::string& request_id() const = 0;
+    virtual CallResult Wait() = 0;
+    virtual void Cancel() = 0;
+  };
 
   explicit Operation(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  const std::string& request_id() const;
+  const std::string& request_id() const { return state_->request_id(); }
 
   // Until the call has ended, its deadline at the latest (but see MakeAttempt about
   // a server that has stopped reading). After that the caller's memory is its own.
-  CallResult Wait() const;
+  CallResult Wait() const { return state_->Wait(); }
 
   // Ends the call soon, with CANCELLED unless it ends otherwise first. Idempotent.
-  void Cancel() const;
+  void Cancel() const { state_->Cancel(); }
 
  private:
   std::shared_ptr<State> state_;

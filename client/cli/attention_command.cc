@@ -44,12 +44,13 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   ClientOptions client_options;
-  client_options.channels = 1;
+  client_options.channels = flags.streams;
   auto client = Client::Connect(flags.server, client_options);
   if (!client.ok()) return client.status();
 
   ProgressBar bar;
   CallOptions options{.request_id = flags.request_id,
+                      .streams = flags.streams,
                       .deadline = *deadline,
                       .with_timeline = !flags.trace.empty()};
   PageTrimmer trimmer(files);
@@ -93,6 +94,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "Give up after this long, replays included: 30s, 5m; none unless given");
   command->add_option("--request_id", request_id,
                       "Names the operation; the same one for every replay; made up unless given");
+  AddStreamsFlag(command, &streams);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
   command->add_flag("--json", json, "Print one JSON object (docs/cli-json.md)");

@@ -21,6 +21,7 @@ struct AttentionFlags {
   OptionFlags options;
   std::string deadline;
   std::string request_id;
+  int streams = 1;
   std::string trace;
   bool json = false;
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/call.h"
 #include "client/error.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/raw_request.h"
@@ -178,6 +179,16 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
   return absl::OkStatus();
+}
+
+void AddStreamsFlag(CLI::App* command, int* streams) {
+  command
+      ->add_option("--streams", *streams,
+                   "Send the call as up to this many requests side by side, on connections of "
+                   "their own: by batch rows or documents, or forward by blocks of queries, which "
+                   "send the keys that they share again")
+      ->check(CLI::Range(1, kMaxStreams))
+      ->capture_default_str();
 }
 
 void AddServerFlag(CLI::App* command, std::string* server) {

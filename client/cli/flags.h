@@ -62,6 +62,9 @@ class OptionFlags {
   std::optional<uint64_t> stripe_;
 };
 
+// Adds --streams=N.
+void AddStreamsFlag(CLI::App* command, int* streams);
+
 // Adds --server=H:P.
 void AddServerFlag(CLI::App* command, std::string* server);
 

@@ -9,9 +9,10 @@
 
 namespace ringattn::cli {
 
-// Bytes per second of one connection over loopback, `bytes` sent in large writes from
-// memory and received into one buffer. Errors: the system's.
-absl::StatusOr<double> LoopbackBytesPerSecond(int64_t bytes);
+// Bytes per second of so many connections at a time over loopback, together: `bytes` in
+// all, sent in large writes from memory and received into one buffer each. Errors: the
+// system's. REQUIRES: connections >= 1.
+absl::StatusOr<double> LoopbackBytesPerSecond(int64_t bytes, int connections);
 
 }  // namespace ringattn::cli
 

@@ -1,5 +1,6 @@
 #include "client/cli/report.h"
 
+#include <chrono>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -68,7 +69,10 @@ Json PlanJson(const v1::PlanReport& plan) {
   return json;
 }
 
-Json CallJson(const Problem& problem, const CallReport& report) {
+namespace {
+
+// Of a call or one of its parts.
+Json MeasuredJson(const CallReport& report) {
   const v1::Summary& summary = report.summary;
   uint64_t ring_bytes = 0;
   Json ranks = Json::array();
@@ -86,7 +90,6 @@ Json CallJson(const Problem& problem, const CallReport& report) {
   return {{"request_id", report.accepted.request_id()},
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
-          {"shape", ShapeJson(problem)},
           {"plan", PlanJson(report.accepted.plan())},
           {"bytes",
            {{ShortName(report.accepted.transport()),
@@ -104,12 +107,32 @@ Json CallJson(const Problem& problem, const CallReport& report) {
           {"ranks", ranks}};
 }
 
+}  // namespace
+
+Json CallJson(const Problem& problem, const CallReport& report) {
+  Json json = MeasuredJson(report);
+  json["streams"] = report.streams();
+  json["shape"] = ShapeJson(problem);
+  if (report.parts.empty()) return json;
+  Json& parts = json["parts"] = Json::array();
+  for (const CallReport& part : report.parts) {
+    parts.push_back(MeasuredJson(part));
+    parts.back()["began_seconds"] =
+        std::chrono::duration<double>(part.times.began - report.times.began).count();
+  }
+  return json;
+}
+
 std::string CallText(const CallReport& report) {
   const v1::PlanReport& plan = report.accepted.plan();
   const v1::Summary& summary = report.summary;
   std::string text = absl::StrFormat("plan   %s, %s, %d %s: %s\n", ShortName(plan.schedule()),
                                      ShortName(plan.layout()), plan.world_size(),
                                      plan.world_size() == 1 ? "member" : "members", plan.reason());
+  if (report.streams() > 1) {
+    absl::StrAppendFormat(&text, "split  %d requests side by side, so that stages overlap\n",
+                          report.streams());
+  }
   absl::StrAppendFormat(&text, "time   %.3f s in all", report.times.finished_seconds);
   for (const v1::StageTime& stage : summary.stages()) {
     absl::StrAppendFormat(&text, ", %s %.3f", stage.stage(), stage.seconds());
@@ -122,7 +145,10 @@ std::string CallText(const CallReport& report) {
   absl::StrAppendFormat(&text, "\nbytes  %s up, %s down, %s around the ring\n",
                         HumanBytes(summary.bytes_up()), HumanBytes(summary.bytes_down()),
                         HumanBytes(ring_bytes));
-  if (summary.attempts() > 1) {
+  if (summary.attempts() > 1 && report.streams() > 1) {
+    absl::StrAppend(&text, "sent   ", summary.attempts() - 1, " requests again under request id ",
+                    report.accepted.request_id(), "/...\n");
+  } else if (summary.attempts() > 1) {
     absl::StrAppend(&text, "sent   ", summary.attempts(), " times under request id ",
                     report.accepted.request_id(), "\n");
   }

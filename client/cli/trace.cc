@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <fstream>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -60,43 +63,104 @@ class Events {
   std::map<std::pair<int, std::string>, int> rows_;
 };
 
+// One request's bars. `began` is when it began, in the trace's time; `row_suffix` keeps
+// its bars apart from those of requests that overlap it.
+class RequestBars {
+ public:
+  RequestBars(Events& events, const CallReport& report, double began, std::string row_suffix)
+      : events_(events), report_(report), began_(began), row_suffix_(std::move(row_suffix)) {}
+
+  void Client() {
+    const ClientTimes& times = report_.times;
+    const double uploaded = std::max(times.uploaded_seconds, times.accepted_seconds);
+    const double first_output =
+        times.first_output_seconds > 0 ? times.first_output_seconds : times.finished_seconds;
+    Bar(kClientProcess, "call", "wait for Accepted", "queue", 0, times.accepted_seconds);
+    Bar(kClientProcess, "call", "upload", "upload", times.accepted_seconds, uploaded);
+    Bar(kClientProcess, "call", "wait for results", "compute", uploaded, first_output);
+    Bar(kClientProcess, "call", "download", "download", first_output, times.finished_seconds);
+  }
+
+  // The stages follow one another; only their lengths are reported. All but the queue
+  // come after Accepted.
+  void Coordinator() {
+    const double accepted = report_.times.accepted_seconds;
+    double at = accepted;
+    for (const v1::StageTime& stage : report_.summary.stages()) {
+      if (stage.stage() == "queue") {
+        const double begin = std::max(0.0, accepted - stage.seconds());
+        Bar(kCoordinatorProcess, "stages", "queue", "queue", begin, accepted);
+        continue;
+      }
+      Bar(kCoordinatorProcess, "stages", stage.stage(), stage.stage(), at, at + stage.seconds());
+      at += stage.seconds();
+    }
+  }
+
+  void Rank(int process, const v1::RankReport& rank) {
+    const double accepted = report_.times.accepted_seconds;
+    for (const v1::TimelineEvent& event : rank.timeline()) {
+      Bar(process, event.category(), event.name(), event.category(),
+          accepted + event.begin_seconds(), accepted + event.end_seconds());
+    }
+  }
+
+ private:
+  void Bar(int process, const std::string& row, const std::string& name,
+           const std::string& category, double begin_seconds, double end_seconds) {
+    events_.Bar(process, row + row_suffix_, name, category, began_ + begin_seconds,
+                began_ + end_seconds);
+  }
+
+  Events& events_;
+  const CallReport& report_;
+  const double began_;
+  const std::string row_suffix_;
+};
+
+std::vector<RequestBars> BarsOf(const CallReport& report, Events& events) {
+  std::vector<RequestBars> requests;
+  if (report.parts.empty()) {
+    requests.emplace_back(events, report, 0, "");
+    return requests;
+  }
+  for (size_t i = 0; i < report.parts.size(); ++i) {
+    const CallReport& part = report.parts[i];
+    const double began =
+        std::chrono::duration<double>(part.times.began - report.times.began).count();
+    requests.emplace_back(events, part, began, absl::StrCat(" ", i));
+  }
+  return requests;
+}
+
 }  // namespace
 
 Json TraceJson(const CallReport& report) {
   Events events;
-  const ClientTimes& times = report.times;
+  std::vector<RequestBars> requests = BarsOf(report, events);
   events.Process(kClientProcess, "client");
-  events.Bar(kClientProcess, "call", "wait for Accepted", "queue", 0, times.accepted_seconds);
-  const double uploaded = std::max(times.uploaded_seconds, times.accepted_seconds);
-  events.Bar(kClientProcess, "call", "upload", "upload", times.accepted_seconds, uploaded);
-  const double first_output =
-      times.first_output_seconds > 0 ? times.first_output_seconds : times.finished_seconds;
-  events.Bar(kClientProcess, "call", "wait for results", "compute", uploaded, first_output);
-  events.Bar(kClientProcess, "call", "download", "download", first_output,
-             times.finished_seconds);
-
+  for (RequestBars& request : requests) request.Client();
   events.Process(kCoordinatorProcess, "coordinator");
-  // The stages follow one another; only their lengths are reported. All but the queue
-  // come after Accepted.
-  double at = times.accepted_seconds;
-  for (const v1::StageTime& stage : report.summary.stages()) {
-    if (stage.stage() == "queue") {
-      const double begin = std::max(0.0, times.accepted_seconds - stage.seconds());
-      events.Bar(kCoordinatorProcess, "stages", "queue", "queue", begin, times.accepted_seconds);
-      continue;
-    }
-    events.Bar(kCoordinatorProcess, "stages", stage.stage(), stage.stage(), at,
-               at + stage.seconds());
-    at += stage.seconds();
-  }
+  for (RequestBars& request : requests) request.Coordinator();
 
+  if (report.parts.empty()) {
+    for (const v1::RankReport& rank : report.summary.ranks()) {
+      const int process = kFirstRankProcess + static_cast<int>(rank.rank());
+      events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
+      requests[0].Rank(process, rank);
+    }
+    return events.Take();
+  }
+  // A worker may be of another rank in each part.
+  std::map<std::string, int> processes;
   for (const v1::RankReport& rank : report.summary.ranks()) {
-    const int process = kFirstRankProcess + static_cast<int>(rank.rank());
-    events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
-    for (const v1::TimelineEvent& event : rank.timeline()) {
-      events.Bar(process, event.category(), event.name(), event.category(),
-                 times.accepted_seconds + event.begin_seconds(),
-                 times.accepted_seconds + event.end_seconds());
+    const int process = kFirstRankProcess + static_cast<int>(processes.size());
+    processes.emplace(rank.worker(), process);
+    events.Process(process, rank.worker());
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (const v1::RankReport& rank : report.parts[i].summary.ranks()) {
+      requests[i].Rank(processes.at(rank.worker()), rank);
     }
   }
   return events.Take();

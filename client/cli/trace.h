@@ -12,7 +12,8 @@
 namespace ringattn::cli {
 
 // Times are microseconds since the successful attempt began. Ranks report theirs
-// since the server accepted; they are shifted by when the client saw that.
+// since the server accepted; they are shifted by when the client saw that. A call in
+// several streams: since the first of them began, each with rows of its own.
 Json TraceJson(const CallReport& report);
 
 // Errors: the system's, naming the file.

@@ -37,5 +37,35 @@ TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
   EXPECT_NE(rows[0], rows[1]);
 }
 
+TEST(Trace, PartsOfACallAreSideBySide) {
+  const std::chrono::steady_clock::time_point start(std::chrono::seconds(5));
+  CallReport report;
+  report.times.began = start;
+  report.summary.add_ranks()->set_worker("worker-7");
+  for (int i = 0; i < 2; ++i) {
+    CallReport part;
+    part.times = {.began = start + std::chrono::seconds(10 * i), .accepted_seconds = 1};
+    v1::RankReport* rank = part.summary.add_ranks();
+    rank->set_rank(i);
+    rank->set_worker("worker-7");
+    v1::TimelineEvent* event = rank->add_timeline();
+    event->set_category("compute");
+    event->set_begin_seconds(2);
+    event->set_end_seconds(3);
+    report.parts.push_back(part);
+  }
+  std::vector<double> begins;
+  std::vector<int> rows;
+  const Json trace = TraceJson(report);
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X" || event["pid"] != 10) continue;
+    begins.push_back(event["ts"]);
+    rows.push_back(event["tid"]);
+  }
+  EXPECT_EQ(begins, (std::vector<double>{3e6, 13e6}));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_NE(rows[0], rows[1]);
+}
+
 }  // namespace
 }  // namespace ringattn::cli

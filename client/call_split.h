@@ -1,0 +1,55 @@
+// How a call is cut into requests that know nothing of one another: each an ordinary
+// request whose results are rows of the call's. Pure arithmetic, without tensors.
+#ifndef RINGATTN_CLIENT_CALL_SPLIT_H_
+#define RINGATTN_CLIENT_CALL_SPLIT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn {
+
+// begin <= end.
+struct RowSpan {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  uint64_t size() const { return end - begin; }
+  bool operator==(const RowSpan&) const = default;
+};
+
+// The batch rows, queries and keys of a call that one request takes: whole batch rows,
+// whole packed documents, or some queries of the only batch row and all keys that they
+// may see. Of every tensor but lse this is one piece of memory.
+struct CallPart {
+  RowSpan batch, q, kv;
+  v1::AttentionShape shape;      // of the request
+  v1::AttentionOptions options;  // the call's, the window moved to where its corner is now
+};
+
+// At most `streams` parts, in order of rows; together they have each query once. Fewer
+// where there are fewer batch rows (documents if packed, else queries, if there is one
+// batch row); one for what the server will refuse anyway, as it has no rows or documents
+// that make no sense.
+//
+// Several batch rows are dealt out evenly, documents by their bytes. One batch row is cut into blocks of queries whose
+// requests, with the keys they need, have about equal bytes: with a causal mask the
+// first blocks have more queries and fewer keys, so they bring the most results for
+// the least computation and keep the way down busy while the others compute.
+//
+// Errors: INVALID_ARGUMENT naming "streams" where it is not in 1..kMaxStreams (call.h),
+// or more than 1 and the call cannot be cut: backward of one batch row that is not
+// packed, as dk and dv are sums over all queries; options that this library does not
+// know to be independent of where a row lies.
+absl::StatusOr<std::vector<CallPart>> SplitForward(const v1::AttentionShape& shape,
+                                                   const v1::AttentionOptions& options,
+                                                   int streams);
+absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& shape,
+                                                    const v1::AttentionOptions& options,
+                                                    int streams);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_CALL_SPLIT_H_

@@ -1,0 +1,206 @@
+#include "client/merged_report.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+namespace {
+
+struct Interval {
+  double begin = std::numeric_limits<double>::infinity();
+  double end = -std::numeric_limits<double>::infinity();
+
+  void Add(double from, double to) {
+    begin = std::min(begin, from);
+    end = std::max(end, to);
+  }
+  double length() const { return std::max(0.0, end - begin); }
+};
+
+// Seconds from `since` to when the part's attempt began.
+double BeganAfter(std::chrono::steady_clock::time_point since, const CallReport& part) {
+  return std::chrono::duration<double>(part.times.began - since).count();
+}
+
+ClientTimes MergeTimes(const std::vector<CallReport>& parts) {
+  ClientTimes merged = parts[0].times;
+  for (const CallReport& part : parts) merged.began = std::min(merged.began, part.times.began);
+  Interval accepted, uploaded, output, finished;
+  for (const CallReport& part : parts) {
+    const double began = BeganAfter(merged.began, part);
+    const auto add = [&](Interval& interval, double seconds) {
+      interval.Add(began + seconds, began + seconds);
+    };
+    add(accepted, part.times.accepted_seconds);
+    add(uploaded, part.times.uploaded_seconds);
+    if (part.times.first_output_seconds > 0) add(output, part.times.first_output_seconds);
+    add(finished, part.times.finished_seconds);
+  }
+  merged.accepted_seconds = accepted.begin;
+  merged.uploaded_seconds = uploaded.end;
+  merged.first_output_seconds = output.end >= output.begin ? output.begin : 0;
+  merged.finished_seconds = finished.end;
+  return merged;
+}
+
+// What `get` gives for all of them, else `otherwise`.
+template <typename Get, typename Value>
+Value Common(const std::vector<CallReport>& parts, const Get& get, Value otherwise) {
+  const Value first = get(parts[0].accepted.plan());
+  for (const CallReport& part : parts) {
+    if (get(part.accepted.plan()) != first) return otherwise;
+  }
+  return first;
+}
+
+void AddRankPlan(const v1::RankPlan& rank, v1::PlanReport* merged) {
+  auto* ranks = merged->mutable_ranks();
+  auto found = std::find_if(ranks->begin(), ranks->end(),
+                            [&](const v1::RankPlan& r) { return r.rank() == rank.rank(); });
+  if (found == ranks->end()) {
+    *merged->add_ranks() = rank;
+    return;
+  }
+  found->set_tokens_q(found->tokens_q() + rank.tokens_q());
+  found->set_tokens_kv(found->tokens_kv() + rank.tokens_kv());
+  found->set_tiles(found->tiles() + rank.tiles());
+  found->set_sent_bytes(found->sent_bytes() + rank.sent_bytes());
+  found->set_buffer_bytes(found->buffer_bytes() + rank.buffer_bytes());
+}
+
+v1::PlanReport MergePlans(const std::vector<CallReport>& parts) {
+  using Plan = v1::PlanReport;
+  Plan merged;
+  merged.set_schedule(
+      Common(parts, [](const Plan& p) { return p.schedule(); }, v1::SCHEDULE_UNSPECIFIED));
+  merged.set_layout(
+      Common(parts, [](const Plan& p) { return p.layout(); }, v1::LAYOUT_UNSPECIFIED));
+  merged.set_world_size(Common(parts, [](const Plan& p) { return p.world_size(); }, 0u));
+  merged.set_stripe(Common(parts, [](const Plan& p) { return p.stripe(); }, uint64_t{0}));
+  merged.set_reason(absl::StrCat(parts.size(), " requests; the first: ",
+                                 parts[0].accepted.plan().reason()));
+  for (const CallReport& part : parts) {
+    const Plan& plan = part.accepted.plan();
+    for (const std::string& member : plan.members()) {
+      const auto& members = merged.members();
+      if (std::find(members.begin(), members.end(), member) == members.end()) {
+        merged.add_members(member);
+      }
+    }
+    merged.set_predicted_compute_seconds(merged.predicted_compute_seconds() +
+                                         plan.predicted_compute_seconds());
+    merged.set_exchanged_bytes(merged.exchanged_bytes() + plan.exchanged_bytes());
+    for (const v1::RankPlan& rank : plan.ranks()) AddRankPlan(rank, &merged);
+  }
+  return merged;
+}
+
+v1::Accepted MergeAccepted(const std::string& request_id, const std::vector<CallReport>& parts) {
+  v1::Accepted merged;
+  merged.set_request_id(request_id);
+  merged.set_transport(parts[0].accepted.transport());
+  merged.set_max_chunk_bytes_up(parts[0].accepted.max_chunk_bytes_up());
+  merged.set_max_chunk_bytes_down(parts[0].accepted.max_chunk_bytes_down());
+  for (const CallReport& part : parts) {
+    merged.set_generation(std::max(merged.generation(), part.accepted.generation()));
+  }
+  *merged.mutable_plan() = MergePlans(parts);
+  return merged;
+}
+
+// Stages follow one another from the queue's end on, which is Accepted.
+class StageMerger {
+ public:
+  void Add(double accepted, const v1::Summary& summary) {
+    double at = accepted;
+    for (const v1::StageTime& stage : summary.stages()) {
+      if (stage.stage() == "queue") {
+        Of("queue").Add(accepted - stage.seconds(), accepted);
+        continue;
+      }
+      Of(stage.stage()).Add(at, at + stage.seconds());
+      if (stage.stage() == "compute") compute_.Add(at, at + summary.compute_seconds());
+      at += stage.seconds();
+    }
+  }
+
+  void Fill(v1::Summary* merged) const {
+    for (const auto& [name, interval] : stages_) {
+      v1::StageTime* stage = merged->add_stages();
+      stage->set_stage(name);
+      stage->set_seconds(interval.length());
+    }
+    merged->set_compute_seconds(compute_.length());
+  }
+
+ private:
+  Interval& Of(const std::string& name) {
+    for (auto& [known, interval] : stages_) {
+      if (known == name) return interval;
+    }
+    return stages_.emplace_back(name, Interval()).second;
+  }
+
+  std::vector<std::pair<std::string, Interval>> stages_;
+  Interval compute_;
+};
+
+void AddRank(const v1::RankReport& rank, double shift_seconds, v1::Summary* merged) {
+  auto* ranks = merged->mutable_ranks();
+  auto found = std::find_if(ranks->begin(), ranks->end(), [&](const v1::RankReport& r) {
+    return r.worker() == rank.worker();
+  });
+  if (found == ranks->end()) {
+    v1::RankReport* added = merged->add_ranks();
+    added->set_rank(rank.rank());
+    added->set_worker(rank.worker());
+    found = ranks->end() - 1;
+  }
+  found->set_compute_seconds(found->compute_seconds() + rank.compute_seconds());
+  found->set_ring_wait_seconds(found->ring_wait_seconds() + rank.ring_wait_seconds());
+  found->set_sent_bytes(found->sent_bytes() + rank.sent_bytes());
+  found->set_tiles(found->tiles() + rank.tiles());
+  for (const v1::TimelineEvent& event : rank.timeline()) {
+    v1::TimelineEvent* shifted = found->add_timeline();
+    *shifted = event;
+    shifted->set_begin_seconds(event.begin_seconds() + shift_seconds);
+    shifted->set_end_seconds(event.end_seconds() + shift_seconds);
+  }
+}
+
+v1::Summary MergeSummaries(const ClientTimes& times, const std::vector<CallReport>& parts) {
+  v1::Summary merged;
+  StageMerger stages;
+  uint32_t replays = 0;
+  for (const CallReport& part : parts) {
+    const v1::Summary& summary = part.summary;
+    const double accepted = BeganAfter(times.began, part) + part.times.accepted_seconds;
+    stages.Add(accepted, summary);
+    for (const v1::RankReport& rank : summary.ranks()) {
+      AddRank(rank, accepted - times.accepted_seconds, &merged);
+    }
+    merged.set_flops(merged.flops() + summary.flops());
+    merged.set_bytes_up(merged.bytes_up() + summary.bytes_up());
+    merged.set_bytes_down(merged.bytes_down() + summary.bytes_down());
+    replays += summary.attempts() - 1;
+  }
+  merged.set_attempts(1 + replays);
+  stages.Fill(&merged);
+  return merged;
+}
+
+}  // namespace
+
+CallReport MergeReports(const std::string& request_id, std::vector<CallReport> parts) {
+  CallReport merged;
+  merged.times = MergeTimes(parts);
+  merged.accepted = MergeAccepted(request_id, parts);
+  merged.summary = MergeSummaries(merged.times, parts);
+  merged.parts = std::move(parts);
+  return merged;
+}
+
+}  // namespace ringattn

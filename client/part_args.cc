@@ -1,0 +1,150 @@
+#include "client/part_args.h"
+
+#include <cstring>
+#include <memory>
+
+#include "client/tensor_bytes.h"
+
+namespace ringattn {
+namespace {
+
+// Where a part's rows lie in the tensors of a call.
+class Slicer {
+ public:
+  Slicer(const v1::AttentionShape& shape, v1::DataType dtype, const CallPart& part)
+      : shape_(shape), dtype_(dtype), part_(part) {}
+
+  // REQUIRES: the tensor is not lse, or all queries are in the part.
+  template <typename Byte>
+  absl::Span<Byte> Of(v1::TensorId tensor, absl::Span<Byte> bytes) const {
+    const RowSpan& rows = IsOfKeys(tensor) ? part_.kv : part_.q;
+    const uint64_t all_rows = IsOfKeys(tensor) ? shape_.seq_len_kv() : shape_.seq_len_q();
+    const uint64_t row_bytes = RowBytes(tensor);
+    return bytes.subspan((part_.batch.begin * all_rows + rows.begin) * row_bytes,
+                         part_.batch.size() * rows.size() * row_bytes);
+  }
+
+ private:
+  static bool IsOfKeys(v1::TensorId tensor) {
+    return tensor == v1::TENSOR_ID_K || tensor == v1::TENSOR_ID_V ||
+           tensor == v1::TENSOR_ID_DK || tensor == v1::TENSOR_ID_DV;
+  }
+
+  uint64_t RowBytes(v1::TensorId tensor) const {
+    v1::AttentionShape row = shape_;
+    row.set_batch(1);
+    row.set_seq_len_q(1);
+    row.set_seq_len_kv(1);
+    return *TensorBytes(row, dtype_, tensor);  // no larger than the call's, which was computed
+  }
+
+  const v1::AttentionShape& shape_;
+  const v1::DataType dtype_;
+  const CallPart& part_;
+};
+
+bool HasAllQueries(const v1::AttentionShape& shape, const CallPart& part) {
+  return part.q == RowSpan{0, shape.seq_len_q()};
+}
+
+// A part's lse [heads, rows], in the call's [heads, all rows].
+class PartLse {
+ public:
+  PartLse(const v1::AttentionShape& shape, const CallPart& part)
+      : heads_(shape.num_heads()),
+        all_rows_(shape.seq_len_q()),
+        rows_(part.q),
+        values_(new float[heads_ * rows_.size()]) {}  // not zeroed: written before it is read
+
+  const std::shared_ptr<float[]>& values() const { return values_; }
+  MutableBytes bytes() const {
+    return {reinterpret_cast<uint8_t*>(values_.get()), heads_ * RowsBytes()};
+  }
+
+  void Gather(const uint8_t* call_lse) const {
+    for (uint64_t head = 0; head < heads_; ++head) {
+      std::memcpy(Of(head), call_lse + OffsetOf(head), RowsBytes());
+    }
+  }
+  void Scatter(uint8_t* call_lse) const {
+    for (uint64_t head = 0; head < heads_; ++head) {
+      std::memcpy(call_lse + OffsetOf(head), Of(head), RowsBytes());
+    }
+  }
+
+ private:
+  float* Of(uint64_t head) const { return values_.get() + head * rows_.size(); }
+  uint64_t OffsetOf(uint64_t head) const {
+    return (head * all_rows_ + rows_.begin) * sizeof(float);
+  }
+  uint64_t RowsBytes() const { return rows_.size() * sizeof(float); }
+
+  uint64_t heads_;
+  uint64_t all_rows_;
+  RowSpan rows_;
+  std::shared_ptr<float[]> values_;
+};
+
+}  // namespace
+
+ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part) {
+  const Slicer slicer(call.shape, call.dtype, part);
+  return {.shape = part.shape,
+          .dtype = call.dtype,
+          .options = part.options,
+          .plan = call.plan,
+          .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
+          .k = slicer.Of(v1::TENSOR_ID_K, call.k),
+          .v = slicer.Of(v1::TENSOR_ID_V, call.v)};
+}
+
+BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
+  const Slicer slicer(call.shape, call.dtype, part);
+  BackwardPartArgs made;
+  BackwardArgs& args = made.args;
+  args = {.shape = part.shape,
+          .dtype = call.dtype,
+          .options = part.options,
+          .plan = call.plan,
+          .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
+          .k = slicer.Of(v1::TENSOR_ID_K, call.k),
+          .v = slicer.Of(v1::TENSOR_ID_V, call.v),
+          .dout = slicer.Of(v1::TENSOR_ID_DOUT, call.dout),
+          .has_forward_result = call.has_forward_result};
+  if (!call.has_forward_result) return made;
+  args.out = slicer.Of(v1::TENSOR_ID_OUT, call.out);
+  if (HasAllQueries(call.shape, part)) {
+    args.lse = slicer.Of(v1::TENSOR_ID_LSE, call.lse);
+    return made;
+  }
+  const PartLse lse(call.shape, part);
+  lse.Gather(call.lse.data());
+  args.lse = lse.bytes();
+  made.lse = lse.values();
+  return made;
+}
+
+ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
+                          const CallPart& part) {
+  const Slicer slicer(call.shape, call.dtype, part);
+  ForwardPartResults made;
+  made.results.out = slicer.Of(v1::TENSOR_ID_OUT, results.out);
+  if (HasAllQueries(call.shape, part)) {
+    made.results.lse = slicer.Of(v1::TENSOR_ID_LSE, results.lse);
+    return made;
+  }
+  const PartLse lse(call.shape, part);
+  made.results.lse = lse.bytes();
+  made.collect = [lse, call_lse = results.lse.data()] { lse.Scatter(call_lse); };
+  return made;
+}
+
+BackwardResults PartOf(const BackwardArgs& call, const BackwardResults& results,
+                       const CallPart& part) {
+  const Slicer slicer(call.shape, call.dtype, part);
+  return {.dq = slicer.Of(v1::TENSOR_ID_DQ, results.dq),
+          .dk = slicer.Of(v1::TENSOR_ID_DK, results.dk),
+          .dv = slicer.Of(v1::TENSOR_ID_DV, results.dv)};
+}
+
+}  // namespace ringattn

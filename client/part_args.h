@@ -1,0 +1,41 @@
+// The memory of one part of a call: pieces of the call's own buffers, but for lse
+// where a part has not all queries. Its rows are then not one piece (heads come before
+// rows), so it has a buffer of its own: gathered before, or scattered when the part has
+// ended.
+#ifndef RINGATTN_CLIENT_PART_ARGS_H_
+#define RINGATTN_CLIENT_PART_ARGS_H_
+
+#include <functional>
+#include <memory>
+
+#include "client/call.h"
+#include "client/call_split.h"
+
+namespace ringattn {
+
+// REQUIRES, of all below: the call's buffers have the sizes that its shape and dtype
+// give them (call_plan.h), and `part` is of its split.
+
+ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part);
+
+struct BackwardPartArgs {
+  BackwardArgs args;
+  std::shared_ptr<float[]> lse;  // what args.lse points to; null if that is the call's own
+};
+BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part);
+
+struct ForwardPartResults {
+  ForwardResults results;
+  // To be called once, when the part has succeeded; owns the buffer that results.lse
+  // may point to. Empty: nothing is to be done.
+  std::function<void()> collect;
+};
+ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
+                          const CallPart& part);
+
+BackwardResults PartOf(const BackwardArgs& call, const BackwardResults& results,
+                       const CallPart& part);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_PART_ARGS_H_

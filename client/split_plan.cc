@@ -1,0 +1,94 @@
+#include "client/split_plan.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/call_split.h"
+#include "client/merged_progress.h"
+#include "client/part_args.h"
+
+namespace ringattn {
+namespace {
+
+// Both ways, without what travels in the header.
+double BytesOf(const CallPlan& plan) {
+  size_t bytes = 0;
+  for (const InputTensor& input : plan.inputs) bytes += input.bytes.size();
+  for (const OutputTensor& output : plan.outputs) bytes += output.bytes.size();
+  return static_cast<double>(bytes);
+}
+
+// Has all requests report to one `report`.
+void MergeProgress(const std::function<void(const v1::Progress&)>& report,
+                   std::vector<PlannedRequest>* requests) {
+  if (!report) return;
+  std::vector<double> bytes;
+  for (const PlannedRequest& request : *requests) bytes.push_back(BytesOf(request.plan));
+  const auto merged = std::make_shared<MergedProgress>(std::move(bytes), report);
+  for (size_t i = 0; i < requests->size(); ++i) {
+    (*requests)[i].plan.on_progress = [merged, i](const v1::Progress& progress) {
+      merged->Update(i, progress);
+    };
+  }
+}
+
+// `plan_part(part, request)` fills in plan and, if need be, collect.
+template <typename PlanPart>
+absl::StatusOr<std::vector<PlannedRequest>> PlanParts(const std::vector<CallPart>& parts,
+                                                      const CallOptions& options,
+                                                      const PlanPart& plan_part) {
+  std::vector<PlannedRequest> requests(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    requests[i].request_id =
+        parts.size() == 1 ? options.request_id : absl::StrCat(options.request_id, "/", i);
+    absl::Status status = plan_part(parts[i], &requests[i]);
+    if (!status.ok()) return status;
+  }
+  if (requests.size() > 1) MergeProgress(options.on_progress, &requests);
+  return requests;
+}
+
+absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
+  if (!plan.ok()) return plan.status();
+  *target = *std::move(plan);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArgs& args,
+                                                                const ForwardResults& results,
+                                                                const CallOptions& options,
+                                                                const ChunkLimits& limits) {
+  const auto parts = SplitForward(args.shape, args.options, options.streams);
+  if (!parts.ok()) return parts.status();
+  // Before anything points into the buffers.
+  if (absl::Status status = CheckForwardSizes(args, results); !status.ok()) return status;
+  return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
+    ForwardPartResults target = PartOf(args, results, part);
+    request->collect = std::move(target.collect);
+    return Take(
+        PlanForward(PartOf(args, part), target.results, options, request->request_id, limits),
+        &request->plan);
+  });
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardArgs& args,
+                                                                 const BackwardResults& results,
+                                                                 const CallOptions& options,
+                                                                 const ChunkLimits& limits) {
+  const auto parts = SplitBackward(args.shape, args.options, options.streams);
+  if (!parts.ok()) return parts.status();
+  if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
+  return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
+    BackwardPartArgs source = PartOf(args, part);
+    // Until the request has ended, its lse has to stay.
+    if (source.lse != nullptr) request->collect = [lse = std::move(source.lse)] {};
+    return Take(PlanBackward(source.args, PartOf(args, results, part), options,
+                             request->request_id, limits),
+                &request->plan);
+  });
+}
+
+}  // namespace ringattn

@@ -1,0 +1,36 @@
+// From a caller's arguments to the requests that they travel as: one, or with
+// CallOptions::streams the parts that call_split.h makes.
+#ifndef RINGATTN_CLIENT_SPLIT_PLAN_H_
+#define RINGATTN_CLIENT_SPLIT_PLAN_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/attempt.h"
+#include "client/call.h"
+#include "client/call_plan.h"
+
+namespace ringattn {
+
+struct PlannedRequest {
+  std::string request_id;  // <the call's>/<index>; the call's own if there is but one
+  CallPlan plan;
+  std::function<void()> collect;  // as SplitRequest::collect: may own memory of the plan
+};
+
+// At least one request. REQUIRES: options.request_id is set.
+// Errors: those of PlanForward and SplitForward (PlanBackward, SplitBackward).
+absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArgs& args,
+                                                                const ForwardResults& results,
+                                                                const CallOptions& options,
+                                                                const ChunkLimits& limits);
+absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardArgs& args,
+                                                                 const BackwardResults& results,
+                                                                 const CallOptions& options,
+                                                                 const ChunkLimits& limits);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_CLIENT_SPLIT_PLAN_H_
