@@ -152,18 +152,27 @@ Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const Pla
   if (spec.shape.num_documents() <= 1) {
     return describe(Layout::kZigzag, "zigzag, which balances causal work");
   }
-  // Documents may balance causal work by themselves and then need few neighbours,
-  // or be too long for that: the cost model knows.
-  Candidate contiguous = describe(Layout::kContiguous, "");
-  Candidate zigzag = describe(Layout::kZigzag, "");
-  const bool zigzag_wins = zigzag.plan.predicted_compute_seconds <
-                           contiguous.plan.predicted_compute_seconds;
-  Candidate& winner = zigzag_wins ? zigzag : contiguous;
-  winner.why = absl::StrFormat("%s, predicted %.3g s against %.3g s %s for these documents",
-                               zigzag_wins ? "zigzag" : "contiguous",
-                               winner.plan.predicted_compute_seconds,
-                               (zigzag_wins ? contiguous : zigzag).plan.predicted_compute_seconds,
-                               zigzag_wins ? "contiguous" : "zigzag");
+  // Documents may balance causal work by themselves and then need few neighbours; or be
+  // so long and uneven that each has to be dealt out by itself: the cost model knows.
+  std::vector<Candidate> candidates;
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    candidates.push_back(describe(layout, ""));
+  }
+  const auto seconds = [](const Candidate& candidate) {
+    return candidate.plan.predicted_compute_seconds;
+  };
+  // Of equals the earlier one, which is the simpler.
+  Candidate& winner = *std::min_element(
+      candidates.begin(), candidates.end(),
+      [&](const Candidate& a, const Candidate& b) { return seconds(a) < seconds(b); });
+  std::string others;
+  for (const Candidate& candidate : candidates) {
+    if (&candidate == &winner) continue;
+    absl::StrAppendFormat(&others, "%s%.3g s %s", others.empty() ? "" : " and ",
+                          seconds(candidate), LayoutName(candidate.plan.shards.layout));
+  }
+  winner.why = absl::StrFormat("%s, predicted %.3g s against %s for these documents",
+                               LayoutName(winner.plan.shards.layout), seconds(winner), others);
   return std::move(winner);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -184,6 +185,23 @@ TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
             "plan.stripe: stripes of 1 over 64 ranks cut 2048 documents into 131072 pieces, at "
             "most 65536 are planned for so many ranks: choose longer stripes, another layout or "
             "fewer ranks");
+}
+
+TEST(PlannerTest, LongUnevenDocumentsAreDealtOutOneByOne) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q = {0, 1000, 31000, 35000, 47000, 47500, 65536};
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Plan plan = MustPlan(spec, {}, 4, direction);
+    EXPECT_EQ(plan.shards.layout, Layout::kZigzagPerDocument) << plan.reason;
+    const int64_t most = *std::max_element(plan.tiles.begin(), plan.tiles.end());
+    EXPECT_GT(std::accumulate(plan.tiles.begin(), plan.tiles.end(), int64_t{0}), 0.96 * 4 * most);
+    PlanChoice zigzag;
+    zigzag.layout = Layout::kZigzag;
+    const Plan together = MustPlan(spec, zigzag, 4, direction);
+    EXPECT_LT(plan.predicted_compute_seconds, 0.95 * together.predicted_compute_seconds);
+  }
 }
 
 TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {

@@ -67,8 +67,9 @@ Case DrawCase(std::mt19937& random, int64_t longest) {
   spec.options.causal = random() % 2 == 0;
   spec.options.window_left = window();
   spec.options.window_right = window();
-  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
-  ShardPlan plan = MakeShardPlan(spec, kLayouts[random() % 3], 1 + random() % 8,
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument};
+  ShardPlan plan = MakeShardPlan(spec, kLayouts[random() % 4], 1 + random() % 8,
                                  random() % 2 == 0 ? 1 : 1 + random() % 40);
   const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
   const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
@@ -320,7 +321,8 @@ TEST(ScheduleTest, MemoryShrinksWithTheRing) {
 TEST(ScheduleTest, IsFastAtAMillionTokens) {
   AttentionSpec spec = DenseSpec(1 << 20, 1 << 20);
   spec.options.causal = true;
-  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument}) {
     const ShardPlan plan = MakeShardPlan(spec, layout, 8);
     const std::clock_t begin = std::clock();  // processor time: machines are shared
     const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, true);

@@ -47,6 +47,43 @@ Shard StripedShard(int64_t tokens, int world_size, int64_t stripe, int rank) {
   return shard;
 }
 
+// Tokens [begin, end) on both axes that zigzag cuts by themselves.
+struct Unit {
+  int64_t q_begin = 0, q_end = 0;
+  int64_t kv_begin = 0, kv_end = 0;
+};
+
+// Long documents, and runs of short ones, in order.
+std::vector<Unit> Units(const AttentionShape& shape, int world_size) {
+  const int64_t longest_axis = std::max(shape.seq_len_q, shape.seq_len_kv);
+  const int64_t long_from =
+      std::max(2 * world_size * kLongDocumentSlice, longest_axis / kMaxUnits + 1);
+  std::vector<Unit> units;
+  bool run_is_open = false;
+  for (size_t i = 0; i + 1 < shape.cu_seqlens_q.size(); ++i) {
+    const Unit document = {shape.cu_seqlens_q[i], shape.cu_seqlens_q[i + 1],
+                           shape.cu_seqlens_k[i], shape.cu_seqlens_k[i + 1]};
+    const bool is_long = std::max(document.q_end - document.q_begin,
+                                  document.kv_end - document.kv_begin) >= long_from;
+    if (!is_long && run_is_open) {
+      units.back().q_end = document.q_end;
+      units.back().kv_end = document.kv_end;
+    } else {
+      units.push_back(document);
+    }
+    run_is_open = !is_long;
+  }
+  return units;
+}
+
+void AppendZigzag(Shard& shard, int64_t begin, int64_t end, int world_size, int rank) {
+  for (int index : {rank, 2 * world_size - 1 - rank}) {
+    Span slice = Slice(end - begin, 2 * world_size, index);
+    slice.begin += begin;
+    AppendSpan(shard, slice);
+  }
+}
+
 Shard MakeShard(int64_t tokens, Layout layout, int world_size, int64_t stripe, int rank) {
   Shard shard;
   switch (layout) {
@@ -54,8 +91,8 @@ Shard MakeShard(int64_t tokens, Layout layout, int world_size, int64_t stripe, i
       AppendSpan(shard, Slice(tokens, world_size, rank));
       break;
     case Layout::kZigzag:
-      AppendSpan(shard, Slice(tokens, 2 * world_size, rank));
-      AppendSpan(shard, Slice(tokens, 2 * world_size, 2 * world_size - 1 - rank));
+    case Layout::kZigzagPerDocument:  // one unit
+      AppendZigzag(shard, 0, tokens, world_size, rank);
       break;
     case Layout::kStriped:
       return StripedShard(tokens, world_size, stripe, rank);
@@ -90,6 +127,8 @@ const char* LayoutName(Layout layout) {
       return "zigzag";
     case Layout::kStriped:
       return "striped";
+    case Layout::kZigzagPerDocument:
+      return "zigzag_per_document";
   }
   assert(false && "unknown Layout");
   return "";
@@ -108,6 +147,17 @@ ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size
   plan.layout = layout;
   plan.world_size = world_size;
   plan.stripe = stripe;
+  if (layout == Layout::kZigzagPerDocument && spec.shape.num_documents() > 1) {
+    plan.q.resize(world_size);
+    plan.kv.resize(world_size);
+    for (const Unit& unit : Units(spec.shape, world_size)) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        AppendZigzag(plan.q[rank], unit.q_begin, unit.q_end, world_size, rank);
+        AppendZigzag(plan.kv[rank], unit.kv_begin, unit.kv_end, world_size, rank);
+      }
+    }
+    return plan;
+  }
   for (int rank = 0; rank < world_size; ++rank) {
     plan.q.push_back(MakeShard(spec.shape.seq_len_q, layout, world_size, stripe, rank));
     plan.kv.push_back(MakeShard(spec.shape.seq_len_kv, layout, world_size, stripe, rank));

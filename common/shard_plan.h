@@ -3,6 +3,9 @@
 //
 //   contiguous  rank r owns slice r of W
 //   zigzag      2W slices; rank r owns slices r and 2W - 1 - r
+//   zigzag per document
+//               the same for every long packed document by itself, and for every run of
+//               short ones between (kLongDocument); without documents, zigzag
 //   striped     blocks of `stripe` tokens dealt out in turn; stripe 1 gives rank
 //               r the positions r, r + W, r + 2W, ...
 //
@@ -21,7 +24,18 @@
 
 namespace ringattn {
 
-enum class Layout : uint8_t { kContiguous = 0, kZigzag = 1, kStriped = 2 };
+enum class Layout : uint8_t {
+  kContiguous = 0,
+  kZigzag = 1,
+  kStriped = 2,
+  kZigzagPerDocument = 3,
+};
+
+// A document is long from this many tokens per slice on, on either axis: shorter slices would
+// leave tiles half empty. From 1/kMaxUnits of all tokens on, if that is more: a shard
+// has at most 4 kMaxUnits spans.
+inline constexpr int64_t kLongDocumentSlice = 128;
+inline constexpr int64_t kMaxUnits = 2048;
 const char* LayoutName(Layout layout);
 
 // Tokens begin, begin + stride, ..., `length` of them, in global token indices.

@@ -9,7 +9,8 @@
 namespace ringattn {
 namespace {
 
-constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped};
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                               Layout::kZigzagPerDocument};
 
 AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
   AttentionSpec spec;
@@ -70,6 +71,40 @@ TEST(ShardPlanTest, LayoutsAreWhatTheirNamesSay) {
   EXPECT_EQ(MakeShardPlan(spec, Layout::kStriped, 2, 4).q[1], (Shard{{4, 4, 1}, {12, 4, 1}}));
 }
 
+TEST(ShardPlanTest, LongDocumentsAreCutByThemselves) {
+  AttentionSpec spec = DenseSpec(2200, 1700);
+  spec.shape.batch = 1;
+  spec.shape.packed = true;
+  // For 2 ranks a document is long from 512 tokens on: the second is, by its keys, and the last.
+  spec.shape.cu_seqlens_q = {0, 100, 200, 300, 400, 2200};
+  spec.shape.cu_seqlens_k = {0, 50, 650, 660, 700, 1700};
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzagPerDocument, 2);
+  // Units of 100, 100, 200 (two short documents) and 1,800 queries.
+  EXPECT_EQ(plan.q[0], (Shard{{0, 25, 1}, {75, 50, 1}, {175, 75, 1}, {350, 500, 1},
+                              {1750, 450, 1}}));
+  EXPECT_EQ(plan.q[1],
+            (Shard{{25, 50, 1}, {125, 50, 1}, {250, 100, 1}, {850, 900, 1}}));
+  EXPECT_EQ(RowsIn(plan.kv[0]) + RowsIn(plan.kv[1]), 1700);
+  // 150 of the 600 keys of the second document's first slice come behind 12 of the first's.
+  EXPECT_EQ(plan.kv[0][0], (Span{0, 12, 1}));
+  EXPECT_EQ(plan.kv[0][1], (Span{37, 163, 1}));
+  EXPECT_EQ(MakeShardPlan(DenseSpec(900, 800), Layout::kZigzagPerDocument, 3).q,
+            MakeShardPlan(DenseSpec(900, 800), Layout::kZigzag, 3).q);
+}
+
+TEST(ShardPlanTest, ManyDocumentsMakeFewSpans) {
+  AttentionSpec spec = DenseSpec(1 << 24, 1 << 24);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q.clear();
+  for (int64_t begin = 0; begin <= 1 << 24; begin += 1 << 11) {
+    spec.shape.cu_seqlens_q.push_back(begin);
+  }
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzagPerDocument, 2);
+  EXPECT_LE(static_cast<int64_t>(plan.q[0].size()), 4 * kMaxUnits);
+  EXPECT_EQ(RowsIn(plan.q[0]), 1 << 23);
+}
+
 TEST(ShardPlanTest, SlicesDifferByAtMostOneToken) {
   for (int64_t tokens : {0, 3, 17, 100, 1000003}) {
     const ShardPlan plan = MakeShardPlan(DenseSpec(tokens, tokens), Layout::kContiguous, 7);
@@ -108,7 +143,7 @@ TEST(ShardPlanTest, PiecesFollowDocuments) {
     }
     const int64_t total = cu_seqlens.back();
     const int world_size = random() % 8 + 1;
-    const ShardPlan plan = MakeShardPlan(DenseSpec(total, total), kLayouts[random() % 3],
+    const ShardPlan plan = MakeShardPlan(DenseSpec(total, total), kLayouts[random() % 4],
                                          world_size, random() % 6 + 1);
     for (const Shard& shard : plan.q) {
       const std::vector<Piece> pieces = CutIntoPieces(shard, cu_seqlens);
@@ -148,7 +183,7 @@ TEST(ShardMapTest, RunsEqualBruteForce) {
     const int world_size = random() % 8 + 1;
     const AttentionSpec spec = DenseSpec(tokens, tokens);
     const ShardPlan plan =
-        MakeShardPlan(spec, kLayouts[random() % 3], world_size, random() % 6 + 1);
+        MakeShardPlan(spec, kLayouts[random() % 4], world_size, random() % 6 + 1);
     const TensorLayout layout =
         LayoutOf(spec, random() % 2 == 0 ? TensorId::kQ : TensorId::kLse);
     const ShardMap map(layout, plan.q);

@@ -144,10 +144,9 @@ void OptionFlags::AddTo(CLI::App* command) {
       ->group(kOptionGroup);
   command
       ->add_option("--layout", layout_,
-                   "How the sequence is dealt out to the ranks; auto is contiguous or zigzag, "
-                   "never striped")
+                   "How the sequence is dealt out to the ranks; auto is never striped")
       ->group(kPlanGroup)
-      ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped"}))
+      ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped", "zigzag_per_document"}))
       ->capture_default_str();
   command->add_option("--schedule", schedule_, "One device, or a ring of them")
       ->group(kPlanGroup)
@@ -172,6 +171,8 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   problem->plan.set_layout(layout_ == "contiguous" ? v1::LAYOUT_CONTIGUOUS
                            : layout_ == "zigzag"   ? v1::LAYOUT_ZIGZAG
                            : layout_ == "striped"  ? v1::LAYOUT_STRIPED
+                           : layout_ == "zigzag_per_document"
+                               ? v1::LAYOUT_ZIGZAG_PER_DOCUMENT
                                                    : v1::LAYOUT_UNSPECIFIED);
   problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
                              : schedule_ == "ring" ? v1::SCHEDULE_RING

@@ -91,7 +91,7 @@ inline const BadHeader kHeaderRows[] = {
     {"options { deterministic: true }", kLater, "options.deterministic"},
     {"options { deterministic: true softcap: -1 }", kInvalid, "options.softcap"},
     // --- plan
-    {"plan { layout: 4 }", kInvalid, "plan.layout"},
+    {"plan { layout: 5 }", kInvalid, "plan.layout"},
     {"plan { layout: -7 }", kInvalid, "plan.layout"},
     {"plan { layout: 2147483647 }", kInvalid, "plan.layout"},
     {"plan { schedule: 3 }", kInvalid, "plan.schedule"},

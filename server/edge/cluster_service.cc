@@ -77,7 +77,8 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
        {v1::DATA_TYPE_FLOAT32, v1::DATA_TYPE_BFLOAT16, v1::DATA_TYPE_FLOAT16}) {
     info.add_dtypes(dtype);
   }
-  for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_ZIGZAG, v1::LAYOUT_STRIPED}) {
+  for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_ZIGZAG, v1::LAYOUT_STRIPED,
+                            v1::LAYOUT_ZIGZAG_PER_DOCUMENT}) {
     info.add_layouts(layout);
   }
   for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING}) {

@@ -85,7 +85,8 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument}) {
     for (int world_size : {1, 2, 3, 4, 8}) {
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 7001});
       cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});

@@ -20,7 +20,7 @@ const std::vector<FactorTable>& Table() {
   static const auto& table = *new std::vector<FactorTable>{
       {"dtype", {"fp32", "bf16", "fp16"}},
       {"world_size", {"1", "2", "3", "4", "8"}},
-      {"layout", {"contiguous", "zigzag", "striped", "striped blocks"}},
+      {"layout", {"contiguous", "zigzag", "striped", "zigzag per document", "striped blocks"}},
       {"causal", {"no", "yes"}},
       {"window", {"none", "small", "left only", "right only", "one side open", "beyond the end"}},
       {"softcap", {"off", "5", "30"}},
@@ -51,6 +51,8 @@ constexpr int64_t kPrimes[] = {2, 3, 5, 7, 13, 31, 61, 97, 127, 131, 197, 251, 2
 constexpr int64_t kTiles[] = {256, 128, 64, 32, 16};
 constexpr int64_t kStripes[] = {2, 3, 4, 7, 16, 64};
 
+// Levels before it are Layout's values.
+constexpr int kStripedBlocks = 4;
 constexpr int kHeadDimOne = 0, kHeadDimLargest = 7;
 constexpr int kWorldSizeOne = 0, kNotPacked = 0, kBatchOne = 0;
 
@@ -170,8 +172,9 @@ Case MakeCase(int64_t index, const Levels& levels, uint64_t seed, int64_t max_co
   c.levels = levels;
   c.spec.dtype = static_cast<DType>(levels[kDTypeFactor]);
   c.world_size = kWorldSizes[levels[kWorldSizeFactor]];
-  c.layout = static_cast<Layout>(std::min(levels[kLayoutFactor], 2));
-  c.stripe = levels[kLayoutFactor] == 3 ? Pick(random, kStripes) : 1;
+  const bool striped_blocks = levels[kLayoutFactor] == kStripedBlocks;
+  c.layout = striped_blocks ? Layout::kStriped : static_cast<Layout>(levels[kLayoutFactor]);
+  c.stripe = striped_blocks ? Pick(random, kStripes) : 1;
   c.direction = levels[kDirectionFactor] == 0 ? Direction::kForward : Direction::kBackward;
   c.recompute_forward = levels[kDirectionFactor] == 2;
   c.data = static_cast<oracle::DataKind>(levels[kDataFactor]);

@@ -25,6 +25,8 @@ enum LongFactor {
   kRecompute,
 };
 
+// Levels before it are Layout's values.
+constexpr int kStripedBlocks = 4;
 constexpr int kWorldSizeLevels[] = {2, 3, 4, 8};
 constexpr int64_t kHeadLevels[][2] = {{1, 1}, {2, 2}, {2, 1}};
 constexpr int64_t kHeadDimLevels[] = {8, 16, 33, 64};
@@ -53,8 +55,9 @@ LongCase MakeLongCase(int64_t index, const std::vector<int>& levels, uint64_t se
   LongCase c;
   c.index = index;
   c.world_size = kWorldSizeLevels[levels[kWorldSizes]];
-  c.layout = static_cast<Layout>(std::min(levels[kLayouts], 2));
-  c.stripe = levels[kLayouts] == 3 ? random.Between(2, 200) : 1;
+  const bool striped_blocks = levels[kLayouts] == kStripedBlocks;
+  c.layout = striped_blocks ? Layout::kStriped : static_cast<Layout>(levels[kLayouts]);
+  c.stripe = striped_blocks ? random.Between(2, 200) : 1;
   c.recompute_forward = levels[kRecompute] == 1;
   c.data_seed = random.Bits();
   c.spec.dtype = static_cast<DType>(levels[kDTypes]);
@@ -109,7 +112,7 @@ std::string ToString(const LongCase& c) {
 }
 
 std::vector<LongCase> GenerateLongCases(uint64_t seed, int64_t count) {
-  CoveringArray array({3, 4, 4, 2, 4, 2, 3, 4, 2, 2, 3, 2},
+  CoveringArray array({3, 4, 5, 2, 4, 2, 3, 4, 2, 2, 3, 2},
                       [](int a, int level_a, int b, int level_b) {
                         // Packed problems have no batch.
                         return !(a == kBatches && level_a > 0 && b == kPacked && level_b > 0) &&

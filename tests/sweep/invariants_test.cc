@@ -111,7 +111,8 @@ TEST(Invariants, AnyPlacementEqualsOneRank) {
   for (const AttentionSpec& spec : Specs()) {
     const TensorMap inputs = NormalInputs(spec, 1);
     const Solution alone = Solve(spec, inputs);
-    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument}) {
       for (const int world_size : {2, 3, 4, 8}) {
         SCOPED_TRACE(std::string(LayoutName(layout)) + " over " + std::to_string(world_size));
         ExpectNear(Solve(spec, inputs, {layout, world_size, 1}), alone);
