@@ -1,15 +1,20 @@
 // What becomes of a ring in shared memory when its members misbehave: on the fake CUDA,
 // with memory mapped as between processes.
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <numeric>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/fake/fake_cuda.h"
 #include "worker/comm/peer/peer_ring_transport.h"
+#include "worker/comm/peer/peer_segment.h"
 
 namespace ringattn {
 namespace {
@@ -196,6 +201,15 @@ TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
   ring_[1]->Abort("rank 0 left");
   EXPECT_EQ(theirs->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(memory_[1][0], -1);
+}
+
+// A rank that has given the ring up may have something else open by the same number.
+TEST_F(PeerFaults, ASegmentWhosePlaceASocketTookIsUnavailable) {
+  const int other = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_GE(other, 0);
+  const std::string path = absl::StrCat("/proc/", getpid(), "/fd/", other);
+  EXPECT_EQ(PeerSegment::Open(path, 1, 1, 2).status().code(), absl::StatusCode::kUnavailable);
+  close(other);
 }
 
 TEST_F(PeerFaults, ASegmentThatIsGoneIsUnavailable) {
