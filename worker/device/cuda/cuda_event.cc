@@ -177,8 +177,21 @@ void CudaEvent::Fail(absl::Status status) {
   if (end_ == nullptr) Finish();
 }
 
+void CudaEvent::FailAndHold(absl::Status status) {
+  absl::MutexLock lock(&mutex_);
+  if (done_) return;
+  if (status_.ok()) status_ = std::move(status);
+  held_ = end_ != nullptr;
+  if (!held_) Finish();
+}
+
+void CudaEvent::LetGo() {
+  absl::MutexLock lock(&mutex_);
+  held_ = false;
+}
+
 bool CudaEvent::Poll() const {
-  if (done_ || end_ == nullptr) return done_;
+  if (done_ || end_ == nullptr || held_) return done_;
   absl::Status status = pool_->UseDevice();
   if (status.ok()) {
     const cudaError_t state = cudaEventQuery(end_);
