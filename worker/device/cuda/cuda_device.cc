@@ -111,7 +111,7 @@ absl::Status CudaDevice::Init() {
   if (!status.ok()) return status;
   *one_ = 1;
   absl::StatusOr<std::unique_ptr<CudaMemory>> memory =
-      CudaMemory::Create(events_, options_.in_regions);
+      CudaMemory::Create(events_, options_.in_regions, options_.memory_limit_bytes);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::StatusOr<std::unique_ptr<CudaStaging>> staging =

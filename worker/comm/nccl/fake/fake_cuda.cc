@@ -223,6 +223,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (Faults().hold_mallocs) ++Faults().held_mallocs;
+  while (Faults().hold_mallocs) std::this_thread::sleep_for(std::chrono::microseconds(100));
   *data = std::malloc(bytes);
   return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
