@@ -307,16 +307,19 @@ TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);
     std::vector<EventRef> events[2];
+    std::atomic<int> started{0};
     std::vector<std::thread> threads;
     for (int rank : {0, 1}) {
       threads.emplace_back([&, rank] {
         for (int i = 0; i < 20; ++i) {
           events[rank].push_back(
               Start(rank, (i + rank) % 2 == 0 ? Kind::kSend : Kind::kReceive, i));
+          ++started;
         }
       });
     }
-    for (int i = 0; i < round * 20; ++i) std::this_thread::yield();
+    // Not after some time: a yield takes milliseconds where all cores are busy.
+    while (started < round * 40 / 50) std::this_thread::yield();
     for (int rank : {0, 1}) ring_[rank]->Abort("race");
     for (std::thread& thread : threads) thread.join();
     for (int rank : {0, 1}) {

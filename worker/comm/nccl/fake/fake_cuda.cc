@@ -235,7 +235,7 @@ cudaError_t cudaFree(void* data) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 
@@ -244,7 +244,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   FakeCudaEnqueue(stream, [to, from, bytes] {
     if (Faults().hold_copies) ++Faults().held_copies;
     while (Faults().hold_copies) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    std::memcpy(to, from, bytes);
+    if (bytes > 0) std::memcpy(to, from, bytes);
   });
   return cudaSuccess;
 }
