@@ -277,9 +277,14 @@ bool CudaEvent::stop_requested() const {
 }
 
 absl::Status CudaEvent::MakeStreamWait(cudaStream_t stream) const {
-  absl::MutexLock lock(&mutex_);
-  if (end_ == nullptr || done_) return absl::OkStatus();
-  return CudaStatus(cudaStreamWaitEvent(stream, end_, 0), "cudaStreamWaitEvent");
+  cudaEvent_t end = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!done_) end = end_;
+  }
+  // Not under the lock, which Done() takes: a stream that is full has this call wait.
+  if (end == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream, end, 0), "cudaStreamWaitEvent");
 }
 
 absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& after) {
