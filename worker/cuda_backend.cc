@@ -101,6 +101,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
       {.device = cuda_index,
        .pinned_pool_bytes = options.pinned_pool_bytes,
        .in_regions = SharesMemory(options),
+       .memory_limit_bytes = backend.memory_limit_bytes,
        .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
   absl::StatusOr<double> flops =

@@ -152,14 +152,15 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
   absl::Duration best = absl::InfiniteDuration();
   const absl::Time end = absl::Now() + budget;
   do {
-    const EventRef first = (*call)->Start();
-    EventRef last = first;
-    for (int i = 0; i < kCallsInARow; ++i) last = (*call)->Start();
-    // In order: what came before has ended as well, and says so when it is asked.
-    for (const EventRef& done : {last, first}) {
-      if (absl::Status status = done->Wait(Patience()); !status.ok()) return status;
-    }
-    best = std::min(best, (last->end_time() - first->end_time()) / kCallsInARow);
+    std::vector<EventRef> calls;
+    for (int i = 0; i <= kCallsInARow; ++i) calls.push_back((*call)->Start());
+    // All of them: an event may touch its control until somebody has seen it done. The last
+    // one first: waking up between them would disturb what is measured.
+    absl::Status failure;
+    for (size_t i = calls.size(); i-- > 0;) failure.Update(calls[i]->Wait(Patience()));
+    if (!failure.ok()) return failure;
+    best = std::min(best,
+                    (calls.back()->end_time() - calls.front()->end_time()) / kCallsInARow);
   } while (absl::Now() < end);
   return absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }

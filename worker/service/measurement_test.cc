@@ -1,5 +1,10 @@
 #include "worker/service/measurement.h"
 
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cpu/cpu_device.h"
@@ -53,6 +58,51 @@ TEST(Measurement, ACallHasItsPrice) {
   ASSERT_TRUE(dear.ok()) << dear.status();
   EXPECT_GE(*dear, 0.9e-3);
   EXPECT_LT(*quick, *dear);
+}
+
+// Says when somebody has seen it end: until then it may touch its control.
+class Asked : public Event {
+ public:
+  Asked(EventRef inner, std::atomic<int>* unasked) : inner_(std::move(inner)), unasked_(unasked) {
+    ++*unasked_;
+  }
+  bool Done() const override { return Note(inner_->Done()); }
+  absl::Status Wait(absl::Time deadline) const override {
+    const absl::Status status = inner_->Wait(deadline);
+    Note(inner_->Done());
+    return status;
+  }
+  absl::Time begin_time() const override { return inner_->begin_time(); }
+  absl::Time end_time() const override { return inner_->end_time(); }
+
+ private:
+  bool Note(bool done) const {
+    if (done && !noted_.exchange(true)) --*unasked_;
+    return done;
+  }
+
+  const EventRef inner_;
+  std::atomic<int>* const unasked_;
+  mutable std::atomic<bool> noted_{false};
+};
+
+class AskedDevice : public CpuDevice {
+ public:
+  AskedDevice() : CpuDevice(1, int64_t{1} << 30) {}
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
+    return std::make_shared<Asked>(CpuDevice::Start(call, std::move(after), control), &unasked);
+  }
+  std::atomic<int> unasked{0};
+};
+
+TEST(Measurement, LeavesNoCallBehindThatMayTouchItsControl) {
+  AskedDevice device;
+  ASSERT_TRUE(MeasureCallSeconds(device, absl::ZeroDuration()).ok());
+  EXPECT_EQ(device.unasked, 0);
+  ASSERT_TRUE(
+      MeasureFlopsPerSecond(device, {.rows = 16, .heads = 1}, absl::ZeroDuration()).ok());
+  EXPECT_EQ(device.unasked, 0);
 }
 
 }  // namespace

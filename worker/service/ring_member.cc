@@ -37,6 +37,10 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       transport_->Connect(generation, blobs, deadline);
+  if (absl::IsFailedPrecondition(communicator.status())) {
+    // The transport's is no news that crossed: this ring cannot be formed, and all wait.
+    return absl::UnavailableError(communicator.status().message());
+  }
   if (!communicator.ok()) return communicator.status();
   absl::Status status = SetForming(generation, communicator->get());
   if (!status.ok()) return status;

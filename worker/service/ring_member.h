@@ -44,8 +44,9 @@ class RingMember {
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size);
 
   // Phase two: connects to all peers and measures the ring with them. FAILED_PRECONDITION
-  // if another generation is prepared, UNAVAILABLE if a peer cannot be reached or does not
-  // take part in time, CANCELLED by CancelForming.
+  // if another generation is prepared, UNAVAILABLE if a peer cannot be reached, the ranks
+  // have no transport in common, or one does not take part in time, CANCELLED by
+  // CancelForming.
   absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs);
 
   // Ends a Commit of this or an older generation, in progress or to come. Never blocks for

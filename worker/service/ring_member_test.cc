@@ -43,12 +43,14 @@ class HalfTransport : public RingTransport {
   absl::StatusOr<std::string> Prepare(uint64_t, int, int) override { return std::string("me"); }
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t, const std::vector<std::string>&,
                                                         absl::Time) override {
+    if (!refusal.ok()) return refusal;
     auto ring = MakeInProcessRing(2);
     peer = std::move(ring[1]);
     return std::make_unique<NoticedRing>(std::move(ring[0]), &measuring);
   }
   void Cancel() override {}
 
+  absl::Status refusal;
   std::unique_ptr<Communicator> peer;
   absl::Notification measuring;
 };
@@ -103,6 +105,16 @@ TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
   EXPECT_EQ(member->Commit(1, {"me", "peer"}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   EXPECT_FALSE(member->formed());
+}
+
+// FAILED_PRECONDITION would say that the commit came too late, and nobody would be told.
+TEST_F(RingMemberTest, ATransportThatCannotConnectTheseRanksFailsTheCommit) {
+  auto member = Make(absl::Seconds(30));
+  transport_.refusal = absl::FailedPreconditionError("memory of rank 1: not mapped");
+  ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
+  const absl::Status status = member->Commit(1, {"me", "peer"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.message(), "memory of rank 1: not mapped");
 }
 
 TEST_F(RingMemberTest, CancelEndsACommitThatMeasures) {

@@ -17,6 +17,7 @@ using Kind = PeerTransfer::Kind;
 // Between two looks at the pending groups: short beside any step timeout, long beside
 // what a look costs (microseconds).
 constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
+constexpr absl::Duration kInterruptPause = absl::Microseconds(200);
 
 bool Between(const PeerTransfer& transfer, Kind kind, int peer) {
   return transfer.kind == kind && transfer.peer == peer && transfer.bytes > 0;
@@ -92,7 +93,8 @@ EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<
   if (half_enqueued) {
     half_enqueued_ = event;  // EndWork says when it is over
   } else if (aborted_) {
-    event->Fail(AbortedStatus());
+    event->FailAndHold(AbortedStatus());
+    pending_.push_back(event);
   } else {
     steps_.Add(std::move(after), event, DescribeGroup(group));
     pending_.push_back(event);
@@ -152,7 +154,7 @@ void StreamCommunicator::Abort(const std::string& reason) {
   aborted_ = true;
   reason_ = reason;
   // Before anything is ended: work that ends because of the abort has failed.
-  for (const auto& event : pending_) event->Fail(AbortedStatus());
+  for (const auto& event : pending_) event->FailAndHold(AbortedStatus());
   if (engine_ != nullptr) engine_->Interrupt();
 }
 
@@ -183,13 +185,23 @@ void StreamCommunicator::Watch() {
 }
 
 void StreamCommunicator::EndWork() {
-  // Whoever is putting a group on the stream comes to an end first: Interrupt().
-  absl::MutexLock issuing(&issuing_);
+  // Whoever is putting a group on the stream comes to an end first. Once may not be enough:
+  // copies that peers have begun write words that the stream waits for.
+  while (!issuing_.TryLock()) {
+    if (engine_ != nullptr) engine_->Interrupt();
+    absl::SleepFor(kInterruptPause);
+  }
   if (engine_ != nullptr) engine_->Abort();
+  EndGroups();
+  issuing_.Unlock();
+}
+
+void StreamCommunicator::EndGroups() {
   std::shared_ptr<CudaEvent> half_enqueued;
   absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
+    for (const auto& event : std::exchange(pending_, {})) event->LetGo();
     half_enqueued = std::move(half_enqueued_);
     status = AbortedStatus();
   }

@@ -60,6 +60,8 @@ class StreamCommunicator : public Communicator {
 
   void Watch();
   void EndWork();
+  // What is left of the groups of an aborted ring, whose transfers have come to an end.
+  void EndGroups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
   absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<TransferEngine> engine_;

@@ -26,7 +26,9 @@ class TransferEngine {
   // What has gone wrong since, as far as it shows by itself. Cheap.
   virtual absl::Status AsyncError() = 0;
 
-  // Makes an Enqueue() in progress and later ones fail at once. Never blocks.
+  // Makes an Enqueue() in progress and later ones fail at once. Never blocks. From here on
+  // the stream may go on before a group's transfers have come to an end: until Abort() has
+  // returned. An Enqueue() that does not end may need it again.
   virtual void Interrupt() = 0;
 
   // Interrupt(), and ends what is enqueued, within a bound or with the process's end.

@@ -25,6 +25,11 @@ void Store(uint64_t& word, uint64_t value) {
   __atomic_store_n(&word, value, __ATOMIC_RELEASE);
 }
 
+// Puts nothing on the stream, which may be full. A stream that has failed is not busy.
+bool IsBusy(cudaStream_t stream) {
+  return stream != nullptr && cudaStreamQuery(stream) == cudaErrorNotReady;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerCopyEngine>> PeerCopyEngine::Create(
@@ -325,11 +330,10 @@ void PeerCopyEngine::Abort() {
   Interrupt();
   absl::MutexLock ending(&ending_);
   if (std::exchange(ended_, true) || !thread_.joinable()) return;
-  std::vector<std::shared_ptr<CudaEvent>> ends;
-  bool recorded = false, told = false;
-  absl::Status status = events_->UseDevice();
+  bool told = false;
+  (void)events_->UseDevice();
   const absl::Time deadline = absl::Now() + options_.abort_timeout;
-  while (status.ok() && (!recorded || !ends.empty())) {
+  while (true) {
     // Again and again: copies of peers that are still under way write smaller numbers.
     Release();
     std::vector<cudaStream_t> streams = streams_;
@@ -339,15 +343,7 @@ void PeerCopyEngine::Abort() {
       streams.push_back(group_stream_);
       nothing_more_comes = thread_is_done_;
     }
-    if (nothing_more_comes && !std::exchange(recorded, true)) {
-      for (cudaStream_t stream : streams) {
-        if (stream == nullptr || !status.ok()) continue;
-        ends.push_back(std::make_shared<CudaEvent>(events_, nullptr, 0));
-        status = ends.back()->RecordEnd(stream);
-      }
-      continue;
-    }
-    while (!ends.empty() && ends.back()->Done()) ends.pop_back();
+    if (nothing_more_comes && std::none_of(streams.begin(), streams.end(), IsBusy)) break;
     if (absl::Now() >= deadline && !std::exchange(told, true) && options_.on_stuck) {
       options_.on_stuck(absl::StrCat("copies of rank ", options_.rank, " took longer than ",
                                      absl::FormatDuration(options_.abort_timeout), " to end"));

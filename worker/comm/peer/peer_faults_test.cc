@@ -1,15 +1,22 @@
 // What becomes of a ring in shared memory when its members misbehave: on the fake CUDA,
 // with memory mapped as between processes.
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <numeric>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/fake/fake_cuda.h"
 #include "worker/comm/peer/peer_ring_transport.h"
+#include "worker/comm/peer/peer_segment.h"
+#include "worker/device/cuda/cuda_event.h"
 
 namespace ringattn {
 namespace {
@@ -59,6 +66,8 @@ class PeerFaults : public ::testing::Test {
     EXPECT_EQ(stuck_.load(), 0);
     Faults().refuse_ipc = false;
     Faults().refuse_mapping = false;
+    Faults().held_copies = 0;
+    Faults().full_streams = 0;
   }
 
   std::vector<std::string> Prepare(uint64_t generation) {
@@ -198,6 +207,70 @@ TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
   EXPECT_EQ(memory_[1][0], -1);
 }
 
+// Whoever waited for the group gives its memory away.
+TEST_F(PeerFaults, AnAbortedGroupHasNotEndedWhileACopyIsUnderWay) {
+  Form(1);
+  Faults().hold_copies = true;
+  memory_[0][5] = 42;
+  EventRef sent = Start(0, Kind::kSend, 5), received = Start(1, Kind::kReceive, 6);
+  while (Faults().held_copies == 0) std::this_thread::yield();
+  ring_[1]->Abort("teardown");
+  const absl::Status early = received->Wait(absl::Now() + absl::Milliseconds(50));
+  EXPECT_EQ(memory_[1][6], -1);
+  Faults().hold_copies = false;
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded) << early;
+  EXPECT_EQ(received->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(memory_[1][6], 42);
+  EXPECT_TRUE(sent->Wait(Soon()).ok());
+}
+
+// Rank 0 puts a group on a full stream when the ring is aborted; then a copy of rank 1's,
+// begun before, writes a word that the stream waits for.
+TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
+  Form(1);
+  Faults().hold_copies = true;
+  EventRef sent = Start(0, Kind::kSend, 5), received = Start(1, Kind::kReceive, 6);
+  while (Faults().held_copies == 0) std::this_thread::yield();
+  absl::StatusOr<CudaEventPool*> events = CudaEventPool::ForDevice(0);
+  ASSERT_TRUE(events.ok());
+  cudaStream_t compute = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking), cudaSuccess);
+  absl::Notification computed, started;
+  FakeCudaEnqueue(compute, [&] { computed.WaitForNotification(); });
+  auto call = std::make_shared<CudaEvent>(*events, nullptr, 0);
+  ASSERT_TRUE(call->RecordEnd(compute).ok());
+
+  Faults().stream_depth = 4;  // up to the new group's words
+  EventRef next;
+  std::thread starter([&] {
+    next = ring_[0]->Start({{Kind::kSend, 1, &memory_[0][7], 4},
+                            {Kind::kReceive, 1, &memory_[0][8], 4}},
+                           {call}, &control_);
+    started.Notify();
+  });
+  while (Faults().full_streams == 0) std::this_thread::yield();
+  Faults().stream_depth = 1;  // from there on
+  ring_[0]->Abort("teardown");
+  Faults().hold_copies = false;
+  EXPECT_TRUE(received->Wait(Soon()).ok());
+  computed.Notify();
+  EXPECT_TRUE(started.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  Faults().stream_depth = 0;
+  starter.join();
+  EXPECT_EQ(next->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(sent->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  (void)cudaStreamDestroy(compute);
+}
+
+// A rank that has given the ring up may have something else open by the same number.
+TEST_F(PeerFaults, ASegmentWhosePlaceASocketTookIsUnavailable) {
+  const int other = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_GE(other, 0);
+  const std::string path = absl::StrCat("/proc/", getpid(), "/fd/", other);
+  EXPECT_EQ(PeerSegment::Open(path, 1, 1, 2).status().code(), absl::StatusCode::kUnavailable);
+  close(other);
+}
+
 TEST_F(PeerFaults, ASegmentThatIsGoneIsUnavailable) {
   const std::vector<std::string> blobs = Prepare(1);
   transports_[1] = nullptr;
@@ -234,16 +307,19 @@ TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);
     std::vector<EventRef> events[2];
+    std::atomic<int> started{0};
     std::vector<std::thread> threads;
     for (int rank : {0, 1}) {
       threads.emplace_back([&, rank] {
         for (int i = 0; i < 20; ++i) {
           events[rank].push_back(
               Start(rank, (i + rank) % 2 == 0 ? Kind::kSend : Kind::kReceive, i));
+          ++started;
         }
       });
     }
-    for (int i = 0; i < round * 20; ++i) std::this_thread::yield();
+    // Not after some time: a yield takes milliseconds where all cores are busy.
+    while (started < round * 40 / 50) std::this_thread::yield();
     for (int rank : {0, 1}) ring_[rank]->Abort("race");
     for (std::thread& thread : threads) thread.join();
     for (int rank : {0, 1}) {

@@ -74,8 +74,10 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
         absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", why));
   };
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) return gone(LastError());
-  if (descriptor < 0) {
+  // A socket that has taken the number since cannot be opened either.
+  const bool refused = descriptor < 0 && (errno == EACCES || errno == EPERM);
+  if (descriptor < 0 && !refused) return gone(LastError());
+  if (refused) {
     return absl::FailedPreconditionError(
         absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", LastError()));
   }

@@ -32,8 +32,9 @@ absl::StatusOr<int> CudaDeviceCount() {
   // onto every device whose memory is mapped, in 2.7 s each.
   setenv("CUDA_MODULE_LOADING", "LAZY", /*overwrite=*/1);
   // Streams that share one of the default eight queues wait for one another, and some
-  // streams here wait for peers.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  // streams here wait for peers: a ring would stand still with the one that training
+  // frameworks' environments ask for.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
@@ -111,7 +112,7 @@ absl::Status CudaDevice::Init() {
   if (!status.ok()) return status;
   *one_ = 1;
   absl::StatusOr<std::unique_ptr<CudaMemory>> memory =
-      CudaMemory::Create(events_, options_.in_regions);
+      CudaMemory::Create(events_, options_.in_regions, options_.memory_limit_bytes);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::StatusOr<std::unique_ptr<CudaStaging>> staging =

@@ -94,6 +94,12 @@ TEST(CudaDeviceTest, DescribesItself) {
   std::printf("%s; %.1f GB/s from the host\n", device->description().c_str(), *link / 1e9);
 }
 
+TEST(CudaDeviceTest, StreamsHaveQueuesOfTheirOwnWhateverTheEnvironmentSays) {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", /*overwrite=*/1);
+  ASSERT_TRUE(CudaDeviceCount().ok());
+  EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+}
+
 TEST(CudaDeviceTest, NoSuchDeviceIsSaidByName) {
   const auto device = CudaDevice::Create({.device = 99});
   EXPECT_EQ(device.status().code(), absl::StatusCode::kInvalidArgument);

@@ -177,8 +177,21 @@ void CudaEvent::Fail(absl::Status status) {
   if (end_ == nullptr) Finish();
 }
 
+void CudaEvent::FailAndHold(absl::Status status) {
+  absl::MutexLock lock(&mutex_);
+  if (done_) return;
+  if (status_.ok()) status_ = std::move(status);
+  held_ = end_ != nullptr;
+  if (!held_) Finish();
+}
+
+void CudaEvent::LetGo() {
+  absl::MutexLock lock(&mutex_);
+  held_ = false;
+}
+
 bool CudaEvent::Poll() const {
-  if (done_ || end_ == nullptr) return done_;
+  if (done_ || end_ == nullptr || held_) return done_;
   absl::Status status = pool_->UseDevice();
   if (status.ok()) {
     const cudaError_t state = cudaEventQuery(end_);
@@ -264,9 +277,14 @@ bool CudaEvent::stop_requested() const {
 }
 
 absl::Status CudaEvent::MakeStreamWait(cudaStream_t stream) const {
-  absl::MutexLock lock(&mutex_);
-  if (end_ == nullptr || done_) return absl::OkStatus();
-  return CudaStatus(cudaStreamWaitEvent(stream, end_, 0), "cudaStreamWaitEvent");
+  cudaEvent_t end = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!done_) end = end_;
+  }
+  // Not under the lock, which Done() takes: a stream that is full has this call wait.
+  if (end == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream, end, 0), "cudaStreamWaitEvent");
 }
 
 absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& after) {

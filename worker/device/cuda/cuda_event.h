@@ -99,6 +99,10 @@ class CudaEvent : public Event {
   // The host's verdict, the first counts: the event fails with `status`, at once if the
   // end was not recorded, else when the stream gets there. Without effect once done.
   void Fail(absl::Status status);
+  // The same, but where the end was recorded the event is not done before LetGo() either:
+  // for a stream that may get there before all that it stands for has ended.
+  void FailAndHold(absl::Status status);
+  void LetGo();
 
   bool Done() const override;
   // INTERNAL, naming the call, if CUDA reports an asynchronous error: then the pool's
@@ -129,6 +133,7 @@ class CudaEvent : public Event {
   cudaEvent_t begin_ ABSL_GUARDED_BY(mutex_) = nullptr;
   cudaEvent_t end_ ABSL_GUARDED_BY(mutex_) = nullptr;
   mutable RunControl* control_ ABSL_GUARDED_BY(mutex_);  // null once done
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;
   mutable bool done_ ABSL_GUARDED_BY(mutex_) = false;
   mutable absl::Status status_ ABSL_GUARDED_BY(mutex_);
   mutable absl::Time begin_time_ ABSL_GUARDED_BY(mutex_);

@@ -14,8 +14,9 @@ namespace {
 constexpr absl::Duration kBound = absl::Minutes(1);
 // What CUDA's own allocations are aligned to.
 constexpr int64_t kAlignment = 256;
-// Regions grow by half of what there is, and by this at least, in whole ones of these: few
-// to map, and of pages as large as CUDA has them, since mapping costs by the page.
+// Regions grow by half of what there is, up to ahead_bytes, and by this at least, in whole
+// ones of these: few to map, and of pages as large as CUDA has them, since mapping costs by
+// the page.
 constexpr int64_t kRegionUnit = int64_t{1} << 30;
 // The unit when memory is short.
 constexpr int64_t kPage = int64_t{2} << 20;
@@ -44,15 +45,16 @@ class CudaMemory::Buffer : public DeviceBuffer {
 };
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events,
-                                                               bool in_regions) {
-  std::unique_ptr<CudaMemory> memory(new CudaMemory(events, in_regions));
+                                                               bool in_regions,
+                                                               int64_t ahead_bytes) {
+  std::unique_ptr<CudaMemory> memory(new CudaMemory(events, in_regions, ahead_bytes));
   absl::Status status = events->UseDevice();
   if (!status.ok()) return status;
   status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
   if (in_regions) {
-    absl::MutexLock lock(&memory->mutex_);
+    absl::MutexLock growing(&memory->growing_);
     status = memory->AddRegion(kRegionUnit);
   } else {
     status = memory->UsePool();
@@ -66,6 +68,8 @@ absl::Status CudaMemory::AddRegion(int64_t bytes) {
   const cudaError_t error = cudaMalloc(&base, bytes);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
+    const int64_t on_device = device_free_bytes();
+    absl::MutexLock lock(&mutex_);
     int64_t total = 0, free = 0, largest = 0;
     for (const Region& region : regions_) {
       total += region.memory.bytes;
@@ -74,10 +78,11 @@ absl::Status CudaMemory::AddRegion(int64_t bytes) {
     }
     return absl::ResourceExhaustedError(absl::StrCat(
         "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
-        device_free_bytes(), " are free; of ", total, " for requests ", free, " are, ", largest,
+        on_device, " are free; of ", total, " for requests ", free, " are, ", largest,
         " of them in one piece"));
   }
   if (absl::Status status = CudaStatus(error, "cudaMalloc"); !status.ok()) return status;
+  absl::MutexLock lock(&mutex_);
   regions_.push_back({{static_cast<char*>(base), bytes}, ExtentAllocator(bytes, kAlignment)});
   return absl::OkStatus();
 }
@@ -122,18 +127,27 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaMemory::Allocate(int64_t bytes
 }
 
 absl::StatusOr<void*> CudaMemory::FromRegions(int64_t bytes) {
-  absl::MutexLock lock(&mutex_);
   if (const std::optional<void*> data = FromOneOf(bytes); data.has_value()) return *data;
+  absl::MutexLock growing(&growing_);
+  while (true) {
+    // Others may have grown it meanwhile, or taken of what has just been added.
+    if (const std::optional<void*> data = FromOneOf(bytes); data.has_value()) return *data;
+    if (absl::Status status = Grow(bytes); !status.ok()) return status;
+  }
+}
+
+absl::Status CudaMemory::Grow(int64_t bytes) {
   int64_t total = 0;
-  for (const Region& region : regions_) total += region.memory.bytes;
-  absl::Status status =
-      AddRegion(RoundUp(std::max({bytes, total / 2, kRegionUnit}), kRegionUnit));
+  for (const DeviceRegion& region : regions()) total += region.bytes;
+  const int64_t ahead =
+      std::min(RoundUp(total / 2, kRegionUnit), (ahead_bytes_ - total) / kRegionUnit * kRegionUnit);
+  absl::Status status = AddRegion(RoundUp(std::max({bytes, ahead, kRegionUnit}), kRegionUnit));
   if (absl::IsResourceExhausted(status)) status = AddRegion(RoundUp(bytes, kPage));
-  if (!status.ok()) return status;
-  return *FromOneOf(bytes);
+  return status;
 }
 
 std::optional<void*> CudaMemory::FromOneOf(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
   for (Region& region : regions_) {
     const std::optional<int64_t> offset = region.extents.Take(bytes);
     if (offset.has_value()) return region.memory.base + *offset;

@@ -27,9 +27,11 @@ namespace ringattn {
 // Thread safe. Outlives its buffers.
 class CudaMemory {
  public:
-  // `in_regions`: everything comes from regions. There is one from the start.
+  // `in_regions`: everything comes from regions. There is one from the start. They grow by
+  // more than what is asked for while all together have no more than `ahead_bytes`.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(CudaEventPool* events,
-                                                            bool in_regions);
+                                                            bool in_regions,
+                                                            int64_t ahead_bytes);
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
@@ -48,7 +50,7 @@ class CudaMemory {
   int64_t device_used_bytes() const { return device_used_bytes_.load(); }
   // What the driver says now.
   int64_t device_free_bytes() const;
-  // Those of DeviceRegions; none unless in_regions.
+  // Those of DeviceRegions; none unless in_regions. Waits for no call of CUDA either.
   std::vector<DeviceRegion> regions() const;
 
  private:
@@ -59,12 +61,14 @@ class CudaMemory {
     ExtentAllocator extents;
   };
 
-  CudaMemory(CudaEventPool* events, bool in_regions)
-      : events_(events), in_regions_(in_regions) {}
+  CudaMemory(CudaEventPool* events, bool in_regions, int64_t ahead_bytes)
+      : events_(events), in_regions_(in_regions), ahead_bytes_(ahead_bytes) {}
   absl::Status UsePool();
   absl::StatusOr<void*> FromRegions(int64_t bytes);
-  std::optional<void*> FromOneOf(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status AddRegion(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<void*> FromOneOf(int64_t bytes);
+  // Adds a region with room for `bytes`.
+  absl::Status Grow(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
+  absl::Status AddRegion(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   absl::StatusOr<void*> FromPool(int64_t bytes);
   void Free(void* data);
   absl::Status Copy(void* target, const void* source, int64_t bytes, cudaMemcpyKind kind);
@@ -73,7 +77,10 @@ class CudaMemory {
 
   CudaEventPool* const events_;
   const bool in_regions_;
+  const int64_t ahead_bytes_;
   cudaMemPool_t pool_ = nullptr;
+  absl::Mutex growing_;  // before mutex_
+  // No call of CUDA is made under it: a ring in progress asks for the regions.
   mutable absl::Mutex mutex_;
   std::vector<Region> regions_ ABSL_GUARDED_BY(mutex_);
   cudaStream_t stream_ = nullptr;  // orders allocations; carries the small copies

@@ -52,6 +52,7 @@ struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
+  bool busy = false;  // with work that is not in the queue any more
   bool closing = false;
 
   void Loop() {
@@ -61,9 +62,12 @@ struct Stream {
       if (work.empty()) return;
       const std::function<void()> now = std::move(work.front());
       work.pop_front();
+      busy = true;
+      changed.notify_all();
       lock.unlock();
       now();
       lock.lock();
+      busy = false;
     }
   }
 };
@@ -89,8 +93,15 @@ FakeNcclFaults& Faults() {
 }
 
 void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work) {
-  const StreamHandle& target = Of(stream);
-  const std::lock_guard<std::mutex> lock(target->mutex);
+  const StreamHandle target = Of(stream);
+  const auto is_full = [&] {
+    const size_t depth = Faults().stream_depth;
+    return depth != 0 && target->work.size() >= depth;
+  };
+  std::unique_lock<std::mutex> lock(target->mutex);
+  if (is_full()) ++Faults().full_streams;
+  // The depth may change meanwhile.
+  while (is_full()) target->changed.wait_for(lock, std::chrono::milliseconds(1));
   target->work.push_back(std::move(work));
   target->changed.notify_all();
 }
@@ -156,6 +167,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const StreamHandle& target = Of(stream);
+  const std::lock_guard<std::mutex> lock(target->mutex);
+  return target->work.empty() && !target->busy ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = reinterpret_cast<cudaEvent_t>(new EventHandle(std::make_shared<Event>()));
   return cudaSuccess;
@@ -206,6 +223,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (Faults().hold_mallocs) ++Faults().held_mallocs;
+  while (Faults().hold_mallocs) std::this_thread::sleep_for(std::chrono::microseconds(100));
   *data = std::malloc(bytes);
   return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
@@ -216,13 +235,17 @@ cudaError_t cudaFree(void* data) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  std::memcpy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-  FakeCudaEnqueue(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  FakeCudaEnqueue(stream, [to, from, bytes] {
+    if (Faults().hold_copies) ++Faults().held_copies;
+    while (Faults().hold_copies) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
   return cudaSuccess;
 }
 

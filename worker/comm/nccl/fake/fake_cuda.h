@@ -7,7 +7,8 @@
 #include <atomic>
 #include <functional>
 
-// Runs `work` on the stream's thread, behind what was put there before.
+// Runs `work` on the stream's thread, behind what was put there before. Waits for room if
+// stream_depth says so.
 void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work);
 
 // Faults of the fake NCCL and CUDA; all off at first. Shared by all communicators.
@@ -18,7 +19,15 @@ struct FakeNcclFaults {
   std::atomic<bool> refuse_sends{false}; // ncclSend returns ncclInvalidArgument
   std::atomic<bool> refuse_ipc{false};      // cudaIpcGetMemHandle fails
   std::atomic<bool> refuse_mapping{false};  // cudaIpcOpenMemHandle fails
-  std::atomic<int> mapped{0};               // not a fault: handles that are open
+  std::atomic<bool> hold_mallocs{false};    // cudaMalloc does not return meanwhile
+  std::atomic<bool> hold_copies{false};     // cudaMemcpyAsync's copies stand still meanwhile
+  std::atomic<size_t> stream_depth{0};      // what a stream holds beside its current work; 0: all
+  // No faults: handles that are open, copies and calls that are held, calls that found a
+  // stream full.
+  std::atomic<int> mapped{0};
+  std::atomic<int> held_mallocs{0};
+  std::atomic<int> held_copies{0};
+  std::atomic<int> full_streams{0};
 };
 FakeNcclFaults& Faults();
 
