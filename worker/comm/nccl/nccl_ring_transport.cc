@@ -33,8 +33,6 @@ absl::StatusOr<std::string> DeviceUuid(int device) {
       absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
 }
 
-absl::Status Cancelled() { return absl::CancelledError("forming the ring was cancelled"); }
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclRingTransport>> NcclRingTransport::Create(
@@ -60,9 +58,7 @@ NcclRingTransport::~NcclRingTransport() { Cancel(); }
 
 absl::StatusOr<std::string> NcclRingTransport::Prepare(uint64_t generation, int rank,
                                                        int world_size) {
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", world_size));
-  }
+  if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   Cancel();
   NcclBlob blob = {HostName(), device_uuid_, ""};
   if (rank == 0 && world_size == 1) {
@@ -75,44 +71,27 @@ absl::StatusOr<std::string> NcclRingTransport::Prepare(uint64_t generation, int 
     if (!status.ok()) return status;
     blob.unique_id.assign(id.internal, sizeof(id.internal));
   }
-  auto attempt = std::make_shared<Attempt>();
+  auto attempt = std::make_shared<RingAttempt>();
   attempt->generation = generation;
   attempt->rank = rank;
   attempt->world_size = world_size;
-  absl::MutexLock lock(&mutex_);
-  prepared_ = std::move(attempt);
+  attempts_.Prepare(std::move(attempt));
   return EncodeNcclBlob(blob);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Connect(
     uint64_t generation, const std::vector<std::string>& blobs, absl::Time deadline) {
-  std::shared_ptr<Attempt> attempt;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (prepared_ == nullptr || prepared_->generation != generation) {
-      return absl::CancelledError(absl::StrCat("generation ", generation, " is not prepared"));
-    }
-    attempt = prepared_;
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> communicator =
-      absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size, " was prepared, ",
-                                              blobs.size(), " blobs came"));
-  if (static_cast<int>(blobs.size()) == attempt->world_size) {
-    absl::StatusOr<std::string> unique_id = UniqueIdOf(blobs);
-    communicator = unique_id.ok()
-                       ? Join(*attempt, *unique_id,
-                              std::min(deadline, absl::Now() + options_.connect_timeout))
-                       : absl::StatusOr<std::unique_ptr<Communicator>>(unique_id.status());
-  }
-  absl::MutexLock lock(&mutex_);
-  // Cancel must find the attempt until here.
-  if (prepared_ == attempt) prepared_ = nullptr;
-  if (communicator.ok() && attempt->cancelled.load()) return Cancelled();
-  return communicator;
+  return attempts_.Connect(
+      generation, blobs.size(), [&](const RingAttempt& attempt) -> RingAttempts::Joined {
+        absl::StatusOr<std::string> unique_id = UniqueIdOf(blobs);
+        if (!unique_id.ok()) return unique_id.status();
+        return Join(attempt, *unique_id,
+                    std::min(deadline, absl::Now() + options_.connect_timeout));
+      });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
-    const Attempt& attempt, const std::string& unique_id, absl::Time deadline) const {
+    const RingAttempt& attempt, const std::string& unique_id, absl::Time deadline) const {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
   std::unique_ptr<TransferEngine> engine;
   if (attempt.world_size > 1) {
@@ -134,12 +113,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
   (void)cudaFree(memory);
   if (!status.ok()) return status;
   return *std::move(communicator);
-}
-
-void NcclRingTransport::Cancel() {
-  absl::MutexLock lock(&mutex_);
-  if (prepared_ != nullptr) prepared_->cancelled = true;
-  prepared_ = nullptr;
 }
 
 }  // namespace ringattn

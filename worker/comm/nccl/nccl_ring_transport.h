@@ -5,17 +5,15 @@
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/cuda/ring_attempts.h"
 #include "worker/comm/nccl/nccl_library.h"
 #include "worker/device/cuda/cuda_event.h"
 
@@ -58,23 +56,15 @@ class NcclRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
-  void Cancel() override;
+  void Cancel() override { attempts_.Cancel(); }
 
   const std::string& nccl_version() const { return library_->version(); }
 
  private:
-  // One ring being formed.
-  struct Attempt {
-    uint64_t generation = 0;
-    int rank = 0;
-    int world_size = 0;
-    std::atomic<bool> cancelled{false};
-  };
-
   NcclRingTransport(NcclTransportOptions options, const NcclLibrary* library,
                     CudaEventPool* events, std::string device_uuid);
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Join(const Attempt& attempt,
+  absl::StatusOr<std::unique_ptr<Communicator>> Join(const RingAttempt& attempt,
                                                      const std::string& unique_id,
                                                      absl::Time deadline) const;
 
@@ -83,8 +73,7 @@ class NcclRingTransport : public RingTransport {
   CudaEventPool* const events_;
   const std::string device_uuid_;
 
-  absl::Mutex mutex_;
-  std::shared_ptr<Attempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
+  RingAttempts attempts_;
 };
 
 }  // namespace ringattn

@@ -55,6 +55,10 @@ struct PeerCopyOptions {
   std::function<void(const std::string&)> on_stuck;  // may be null
 };
 
+// A rank that aborts lets its own streams pass whatever they wait for: what it still announces
+// then may be garbage, and a peer's transfer may end well with it. The operation has failed
+// on the aborting rank, and with it as a whole.
+//
 // Thread safe, as TransferEngine says. Sends must lie in the regions; ranks that disagree
 // on a transfer's size are found out.
 class PeerCopyEngine : public TransferEngine {

@@ -87,9 +87,7 @@ absl::Status PeerRingTransport::Init() {
 
 absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int rank,
                                                        int world_size) {
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", world_size));
-  }
+  if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   if (world_size > kMaxPeerRing) {
     return absl::FailedPreconditionError(absl::StrCat("a ring of ", world_size,
                                                       " is more than the ", kMaxPeerRing,
@@ -109,33 +107,16 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
   attempt->rank = rank;
   attempt->world_size = world_size;
   attempt->segment = *std::move(segment);
-  absl::MutexLock lock(&mutex_);
-  prepared_ = std::move(attempt);
+  attempts_.Prepare(std::move(attempt));
   return EncodePeerBlob(blob);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Connect(
     uint64_t generation, const std::vector<std::string>& blobs, absl::Time deadline) {
-  std::shared_ptr<Attempt> attempt;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (prepared_ == nullptr || prepared_->generation != generation) {
-      return absl::CancelledError(absl::StrCat("generation ", generation, " is not prepared"));
-    }
-    attempt = prepared_;
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> communicator =
-      absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size, " was prepared, ",
-                                              blobs.size(), " blobs came"));
-  if (static_cast<int>(blobs.size()) == attempt->world_size) {
-    communicator =
-        Join(*attempt, blobs, std::min(deadline, absl::Now() + options_.connect_timeout));
-  }
-  absl::MutexLock lock(&mutex_);
-  // Cancel must find the attempt until here.
-  if (prepared_ == attempt) prepared_ = nullptr;
-  if (communicator.ok() && attempt->cancelled.load()) return Cancelled();
-  return communicator;
+  return attempts_.Connect(generation, blobs.size(), [&](RingAttempt& attempt) {
+    return Join(static_cast<Attempt&>(attempt), blobs,
+                std::min(deadline, absl::Now() + options_.connect_timeout));
+  });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
@@ -230,12 +211,6 @@ absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob&
   };
   mapper.unmap = [](char* base) { (void)cudaIpcCloseMemHandle(base); };
   return mapper;
-}
-
-void PeerRingTransport::Cancel() {
-  absl::MutexLock lock(&mutex_);
-  if (prepared_ != nullptr) prepared_->cancelled = true;
-  prepared_ = nullptr;
 }
 
 }  // namespace ringattn

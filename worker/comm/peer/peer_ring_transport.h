@@ -3,17 +3,15 @@
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/cuda/ring_attempts.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_copy_engine.h"
 #include "worker/comm/peer/peer_segment.h"
@@ -55,16 +53,11 @@ class PeerRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
-  void Cancel() override;
+  void Cancel() override { attempts_.Cancel(); }
 
  private:
-  // One ring being formed.
-  struct Attempt {
-    uint64_t generation = 0;
-    int rank = 0;
-    int world_size = 0;
+  struct Attempt : RingAttempt {
     std::unique_ptr<PeerSegment> segment;
-    std::atomic<bool> cancelled{false};
   };
 
   PeerRingTransport(PeerTransportOptions options, CudaEventPool* events,
@@ -83,8 +76,7 @@ class PeerRingTransport : public RingTransport {
   const StreamFlags* const flags_;
   PeerBlob about_us_;  // but for the segment
 
-  absl::Mutex mutex_;
-  std::shared_ptr<Attempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
+  RingAttempts attempts_;
 };
 
 }  // namespace ringattn
