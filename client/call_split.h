@@ -34,10 +34,11 @@ struct CallPart {
 // batch row); one for what the server will refuse anyway, as it has no rows or documents
 // that make no sense.
 //
-// Several batch rows are dealt out evenly, documents by their bytes. One batch row is cut into blocks of queries whose
-// requests, with the keys they need, have about equal bytes: with a causal mask the
-// first blocks have more queries and fewer keys, so they bring the most results for
-// the least computation and keep the way down busy while the others compute.
+// Several batch rows are dealt out evenly, documents by their bytes. One batch row is cut
+// into blocks of queries whose requests, with the keys they need, have about equal bytes:
+// with a causal mask the first blocks have more queries and fewer keys, so they bring the
+// most results for the least computation and keep the way down busy while the others
+// compute.
 //
 // Errors: INVALID_ARGUMENT naming "streams" where it is not in 1..kMaxStreams (call.h),
 // or more than 1 and the call cannot be cut: backward of one batch row that is not

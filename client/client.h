@@ -62,8 +62,8 @@ class Client {
   // contents are worthless.
   // Errors: those of proto/ringattn/v1/attention.proto, with details (error.h);
   // INVALID_ARGUMENT, before anything is sent, where a buffer has not the size that
-  // shape and dtype give it, or `streams` cannot be had (call_split.h); INTERNAL if the server breaks the protocol; DATA_LOSS if
-  // a result arrives damaged.
+  // shape and dtype give it, or `streams` cannot be had (call_split.h); INTERNAL if the
+  // server breaks the protocol; DATA_LOSS if a result arrives damaged.
   CallResult Forward(const ForwardArgs& args, const ForwardResults& results,
                      const CallOptions& options = {});
   CallResult Backward(const BackwardArgs& args, const BackwardResults& results,

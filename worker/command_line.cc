@@ -92,8 +92,9 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
                   "GPU: what moves K/V and gradients between GPUs. peer: copy engines, within a "
-                  "machine; nccl: NCCL, between machines too; auto: peer where all GPUs of a ring are on this machine and "
-                  "reach one another, nccl for other rings and with one local worker")
+                  "machine; nccl: NCCL, between machines too; auto: peer where all GPUs of a ring "
+                  "are on this machine and reach one another, nccl for other rings and with one "
+                  "local worker")
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")
       ->capture_default_str();

@@ -266,7 +266,8 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
                           : "kernel time of the busiest rank + payload at the loopback rate");
   PrintFigure("compute", figures.flops_per_second, 1e9, "GFLOP/s",
               "the busiest rank's kernels without any wait");
-  PrintFigure("upload", figures.upload, 1e9, "GB/s", "plain TCP over loopback, a connection for each stream");
+  PrintFigure("upload", figures.upload, 1e9, "GB/s",
+              "plain TCP over loopback, a connection for each stream");
   PrintFigure("payload", figures.payload, 1e9, "GB/s",
               streams > 1 ? "the same (both ways, over all time)"
                           : "the same (both ways, over all time but queue and compute)");

@@ -97,8 +97,8 @@ Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t 
           ? ""
           : absl::StrCat(" (buffers of ", buffers, " and a kernel workspace of ", workspace, ")");
   return Make(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
-              absl::StrCat("rank ", rank, " (", worker, ") would need ", buffers + workspace, " bytes", parts,
-                           " and has ", available, " in all"));
+              absl::StrCat("rank ", rank, " (", worker, ") would need ", buffers + workspace,
+                           " bytes", parts, " and has ", available, " in all"));
 }
 
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
