@@ -17,9 +17,6 @@ using Kind = PeerTransfer::Kind;
 constexpr int kSmallGroups = 4;
 constexpr int kProbes = 2;
 constexpr int kMaxBlocks = 5;
-// After which there is no more than one block. Idle machines need 10 ms; where more
-// processes than cores wait for one another a group alone may take as long.
-constexpr absl::Duration kBudget = absl::Milliseconds(15);
 // More than a cache line, less than any packet.
 constexpr int64_t kSmallBytes = 256;
 // Some 100 us over TCP, where wake-ups and slices of busy cores disturb longer ones.
@@ -31,8 +28,8 @@ constexpr absl::Duration kBlockTime = absl::Microseconds(1500);
 // One member's part. Used by one thread.
 class RingMeasurement {
  public:
-  RingMeasurement(Communicator& ring, Device& device, absl::Time deadline)
-      : ring_(ring), device_(device), deadline_(deadline) {}
+  RingMeasurement(Communicator& ring, Device& device, absl::Time deadline, absl::Duration budget)
+      : ring_(ring), device_(device), deadline_(deadline), budget_(budget) {}
 
   absl::StatusOr<RingRates> Run(int64_t max_block_bytes) {
     absl::Status status = Allocate((ring_.world_size() + 1) * sizeof(Agreed), &numbers_);
@@ -96,8 +93,9 @@ class RingMeasurement {
 
   // As many more as fit, at what they took so far on this member, waiting included.
   int64_t GroupsWithinBudget() const {
+    if (budget_ == absl::InfiniteDuration()) return kMaxBlocks;
     const absl::Duration elapsed = absl::Now() - begin_;
-    return static_cast<int64_t>(absl::FDivDuration(kBudget - elapsed, elapsed / groups_));
+    return static_cast<int64_t>(absl::FDivDuration(budget_ - elapsed, elapsed / groups_));
   }
 
   // Tells every member `mine` and learns the smallest of each number: a barrier as well.
@@ -166,6 +164,7 @@ class RingMeasurement {
   Communicator& ring_;
   Device& device_;
   const absl::Time deadline_;
+  const absl::Duration budget_;
   absl::Time begin_;
   int groups_ = 0;
   RunControl control_;
@@ -176,9 +175,9 @@ class RingMeasurement {
 }  // namespace
 
 absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_t max_block_bytes,
-                                      absl::Time deadline) {
+                                      absl::Time deadline, absl::Duration budget) {
   if (ring.world_size() == 1) return RingRates{};
-  return RingMeasurement(ring, device, deadline)
+  return RingMeasurement(ring, device, deadline, budget)
       .Run(std::clamp<int64_t>(max_block_bytes, 0, kMaxMeasuredBytes));
 }
 

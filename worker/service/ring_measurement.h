@@ -21,6 +21,9 @@ struct RingRates {
 
 // Blocks are at most this long, two of them on every member.
 inline constexpr int64_t kMaxMeasuredBytes = int64_t{32} << 20;
+// Idle machines need 10 ms; where more processes than cores wait for one another a group
+// alone may take as long.
+inline constexpr absl::Duration kMeasurementBudget = absl::Milliseconds(15);
 
 // All members call it at the same point of the ring's life, with nothing else started:
 // the same groups on every member, whose sizes and number they agree on. About 15 groups
@@ -30,10 +33,13 @@ inline constexpr int64_t kMaxMeasuredBytes = int64_t{32} << 20;
 //                    stays unmeasured.
 // A ring of one has nothing to measure and starts no group. Memory comes from `device`
 // and is given back; a device without room for blocks measures shorter ones, or none.
+//   budget  after which there is one more block and an end, whatever the figures are worth by
+//           then; the smallest member's counts
 // UNAVAILABLE if a transfer fails or `deadline` passes; then the ring is aborted, as it
 // can be from any other thread meanwhile. RESOURCE_EXHAUSTED without some KiB of memory.
 absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_t max_block_bytes,
-                                      absl::Time deadline);
+                                      absl::Time deadline,
+                                      absl::Duration budget = kMeasurementBudget);
 
 // `time` is what a group with `bytes` to each side took, `overhead` one with next to none.
 double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead);
