@@ -107,7 +107,9 @@ def test_a_worker_is_lost(make_ring, phase, how):
         ring.stop_worker(1)
     if call is not None:
         error = call.error()
-        assert time.monotonic() - begin < (6 if how == "kill" else 14)
+        # Tenths of a second and three seconds where nothing else runs; beside busy loops gRPC's
+        # Python has been seen to deliver a status 25 s after the server sent it.
+        assert time.monotonic() - begin < (15 if how == "kill" else 45)
         assert error.code() in LOST, error
         assert "RetryInfo" in details(error)
         assert "worker-1" in error.details()
