@@ -61,26 +61,38 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
        .on_stuck = options.on_broken});
 }
 
+// The same kind whatever the flags and the machine, so that every worker understands every
+// other's blobs: rings may span machines with one worker and with several.
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOptions& options,
                                                              int cuda_index, CudaDevice* device) {
-  if (options.ring_transport == "peer") return MakePeerTransport(options, cuda_index, device);
-  absl::StatusOr<std::unique_ptr<RingTransport>> nccl = MakeNcclTransport(options, cuda_index);
-  if (!nccl.ok() || !SharesMemory(options)) return nccl;
-  absl::StatusOr<std::unique_ptr<RingTransport>> peer =
-      MakePeerTransport(options, cuda_index, device);
-  if (!peer.ok()) {
-    LogWarning("no copies between this machine's GPUs", {{"reason", peer.status().message()}});
-    return nccl;
+  const bool only_peer = options.ring_transport == "peer";
+  std::unique_ptr<RingTransport> peer;  // null: this worker maps no memory
+  if (SharesMemory(options)) {
+    absl::StatusOr<std::unique_ptr<RingTransport>> made =
+        MakePeerTransport(options, cuda_index, device);
+    if (!made.ok() && only_peer) return made.status();
+    if (made.ok()) {
+      peer = *std::move(made);
+    } else {
+      LogWarning("no copies between this machine's GPUs", {{"reason", made.status().message()}});
+    }
   }
+  absl::StatusOr<std::unique_ptr<RingTransport>> other =
+      only_peer ? std::make_unique<LoneRingTransport>(
+                      absl::FailedPreconditionError("--ring_transport=peer"))
+                : MakeNcclTransport(options, cuda_index);
+  if (!other.ok()) return other.status();
   PreferringRingTransport::Hooks hooks;
   hooks.first_suits = [](const std::vector<std::string>& blobs) {
     return DecodePeerBlobs(blobs).status();
   };
-  hooks.on_choice = [](bool first, const absl::Status& why) {
+  hooks.on_choice = [can_copy = peer != nullptr](bool first, const absl::Status& why) {
     if (first) return LogInfo("the ring's GPUs copy from one another");
-    LogWarning("the ring uses NCCL", {{"reason", why.message()}});
+    // What this worker could do and the ring cannot is worth a warning.
+    if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", why.message()}});
+    LogInfo("the ring uses NCCL");
   };
-  return std::make_unique<PreferringRingTransport>(*std::move(peer), *std::move(nccl),
+  return std::make_unique<PreferringRingTransport>(std::move(peer), *std::move(other),
                                                    std::move(hooks));
 }
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "worker/comm/cuda/device_uuid.h"
 #include "worker/comm/cuda/greeting.h"
 #include "worker/comm/cuda/stream_communicator.h"
 #include "worker/comm/nccl/nccl_blob.h"
@@ -22,15 +22,6 @@ namespace {
 std::string HostName() {
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
-}
-
-absl::StatusOr<std::string> DeviceUuid(int device) {
-  cudaDeviceProp properties;
-  absl::Status status =
-      CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  if (!status.ok()) return status;
-  return absl::BytesToHexString(
-      absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
 }
 
 }  // namespace

@@ -7,24 +7,15 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "worker/comm/cuda/device_uuid.h"
 #include "worker/comm/cuda/greeting.h"
 #include "worker/comm/cuda/stream_communicator.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn {
 namespace {
-
-absl::StatusOr<std::string> DeviceUuid(int device) {
-  cudaDeviceProp properties;
-  absl::Status status =
-      CudaStatus(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  if (!status.ok()) return status;
-  return absl::BytesToHexString(
-      absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
-}
 
 void Unmap(const PeerMapping& peer) {
   for (const DeviceRegion& region : peer.regions) {

@@ -39,13 +39,13 @@ PreferringRingTransport::PreferringRingTransport(std::unique_ptr<RingTransport> 
 
 absl::StatusOr<std::string> PreferringRingTransport::Prepare(uint64_t generation, int rank,
                                                              int world_size) {
-  bool given_up = false;
-  {
+  bool given_up = first_ == nullptr;
+  if (!given_up) {
     absl::MutexLock lock(&mutex_);
     given_up = failures_ >= kGiveUpAfter;
   }
   absl::StatusOr<std::string> first =
-      given_up ? absl::FailedPreconditionError("given up")
+      given_up ? absl::FailedPreconditionError("not to be had")
                : first_->Prepare(generation, rank, world_size);
   absl::StatusOr<std::string> second = second_->Prepare(generation, rank, world_size);
   if (!first.ok() && !second.ok()) return second.status();
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PreferringRingTransport::Connect(
   const absl::Status suits = hooks_.first_suits(first);
   if (hooks_.on_choice) hooks_.on_choice(suits.ok(), suits);
   if (!suits.ok()) {
-    first_->Cancel();
+    if (first_ != nullptr) first_->Cancel();
     for (size_t rank = 0; rank < second.size(); ++rank) {
       if (!second[rank].empty()) continue;
       return absl::FailedPreconditionError(
@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PreferringRingTransport::Connect(
     }
     return second_->Connect(generation, second, deadline);
   }
+  if (first_ == nullptr) return absl::InvalidArgumentError("a blob that this rank did not give");
   second_->Cancel();
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       first_->Connect(generation, first, deadline);
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PreferringRingTransport::Connect(
 }
 
 void PreferringRingTransport::Cancel() {
-  first_->Cancel();
+  if (first_ != nullptr) first_->Cancel();
   second_->Cancel();
 }
 

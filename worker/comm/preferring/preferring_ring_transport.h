@@ -27,6 +27,7 @@ class PreferringRingTransport : public RingTransport {
     std::function<void(bool first, const absl::Status& why)> on_choice;
   };
 
+  // `first` may be null: this rank cannot, and its rings take the second one.
   PreferringRingTransport(std::unique_ptr<RingTransport> first,
                           std::unique_ptr<RingTransport> second, Hooks hooks);
 

@@ -91,6 +91,26 @@ TEST_F(PreferringRingTransportTest, TakesTheSecondWhereOneCannot) {
   EXPECT_EQ(choices_, "2");
 }
 
+// Machines with one worker and with several, in one ring.
+TEST_F(PreferringRingTransportTest, ARankWithoutAFirstMeetsThoseThatHaveOne) {
+  auto with = Make();
+  PreferringRingTransport::Hooks hooks;
+  hooks.first_suits = [](const std::vector<std::string>& blobs) {
+    return blobs[1].empty() ? absl::FailedPreconditionError("rank 1 cannot") : absl::OkStatus();
+  };
+  PreferringRingTransport without(nullptr, std::make_unique<FakeTransport>("b:,", &second_),
+                                  std::move(hooks));
+  const std::string blob0 = *with->Prepare(1, 0, 2), blob1 = *without.Prepare(1, 1, 2);
+  EXPECT_TRUE(with->Connect(1, {blob0, blob1}, absl::InfiniteFuture()).ok());
+  EXPECT_TRUE(without.Connect(1, {blob0, blob1}, absl::InfiniteFuture()).ok());
+  EXPECT_THAT(second_.blobs, ElementsAre("b:,0", "b:,1"));
+  EXPECT_EQ(second_.connects, 2);
+  without.Cancel();
+  // Somebody's words in its name.
+  EXPECT_EQ(without.Connect(1, {blob0, blob0}, absl::InfiniteFuture()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(PreferringRingTransportTest, SaysSoIfThereIsNoWay) {
   auto transport = Make();
   const std::string blob0 = *transport->Prepare(1, 0, 2);

@@ -1,0 +1,16 @@
+// What tells GPUs apart between processes.
+#ifndef RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_
+#define RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ringattn {
+
+// 32 hexadecimal digits. INTERNAL if CUDA does not know the device.
+absl::StatusOr<std::string> DeviceUuid(int device);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_
