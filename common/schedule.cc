@@ -91,7 +91,8 @@ class RingPass {
   // To the owner, who adds them to what others have contributed to the same rows.
   void SendToLanding(int source, int step, const RowRange& rows, int64_t at);
   void OwnBlockBackward(int rank);
-  // The rows that come home in the own block's step, as one range.
+  // The rows that come home last, as one range; none if the rank computes on others'
+  // blocks meanwhile.
   RowRange LandsLast(int rank) const;
   // REQUIRES: one range of all rows, or a batch of one.
   void AddOwnCall(int rank, const std::vector<RowRange>& ranges);
@@ -107,6 +108,7 @@ class RingPass {
   ScheduleBuilder& builder_;
   int64_t own_step_ = 0;  // backward: when ranks compute on their own blocks
   std::vector<std::vector<Landing>> landed_;  // by source: rows that are sent home
+  std::vector<int64_t> others_until_;  // by rank: its last step with a call on another's block
   // The step whose block lies in a slot, on every rank: a backward pass may find
   // there what the forward pass before it left.
   int slot_step_[3] = {0, -1, -1};
@@ -243,6 +245,7 @@ int64_t RingPass::Backward(int64_t first_step) {
   };
   own_step_ = step_of(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0);
   landed_.assign(route_.world_size, {});
+  others_until_.assign(route_.world_size, -1);
   // travels[source][part]: somebody has contributed to the accumulator.
   std::vector<std::vector<char>> travels(route_.world_size, std::vector<char>(route_.parts, 0));
   for (int step = 1; step < route_.steps(); ++step) {
@@ -318,9 +321,11 @@ void RingPass::OwnBlockBackward(int rank) {
 }
 
 RowRange RingPass::LandsLast(int rank) const {
+  int64_t last = -1;
+  for (const Landing& landing : landed_[rank]) last = std::max(last, landing.at);
   RowRange late;
   for (const Landing& landing : landed_[rank]) {
-    if (landing.at != own_step_) continue;
+    if (landing.at != last || last <= others_until_[rank]) continue;
     late = late.empty() ? landing.rows
                         : RowRange{std::min(late.begin, landing.rows.begin),
                                    std::max(late.end, landing.rows.end)};
@@ -373,6 +378,7 @@ void RingPass::BackwardPart(int source, int step, int part, int64_t at, bool* tr
     AddZero(at, rank, operand.dv);
     *travels = true;
   }
+  others_until_[rank] = std::max(others_until_[rank], at);
   builder_.AddCall(at, rank, std::move(call));
 }
 
