@@ -35,6 +35,9 @@ class Communicator {
   virtual int world_size() const = 0;
   // What carries the bytes, a metrics label: "tcp", "nccl", "peer".
   virtual std::string transport() const = 0;
+  // Transfers need units that compute on the device, so a group has to be enqueued before
+  // calls that would take all of them. False: copy engines move the bytes.
+  virtual bool takes_compute_units() const = 0;
 
   // Enqueues the group behind earlier groups and behind `after`; its transfers run
   // together, and the event is done when all of them are. Never blocks. A failed

@@ -99,21 +99,31 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
     hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
   }
   for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {
-    // The exchange is enqueued before the step's calls, so that it runs beside
-    // them, and whether or not this rank has work: the others count on it.
+    const std::vector<ReadyCall>& calls = operation.ReadyCalls(step);
+    size_t next_call = 0;
+    const auto start_call = [&] {
+      const ReadyCall& ready = calls[next_call++];
+      EventRef done = device.Start(*ready.call, hazards.Dependencies(ready.accesses), &control);
+      hazards.Record(ready.accesses, done);
+      started.push_back({step, false, ready.name, std::move(done)});
+    };
+    // The exchange is enqueued before the step's calls, so that it runs beside them, and
+    // whether or not this rank has work: the others count on it. Where it takes nothing from
+    // the calls, the first one goes ahead of it, if their order makes no difference: the
+    // device need not stand idle while the exchange is being enqueued.
     if (const Step& now = program.steps[step]; !now.transfers.empty()) {
       std::vector<Access> accesses;
       std::vector<PeerTransfer> group = BindTransfers(operation, now, &accesses);
+      if (!communicator->takes_compute_units() && !calls.empty() &&
+          !Conflict(accesses, calls.front().accesses)) {
+        start_call();
+      }
       EventRef done =
           communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
       hazards.Record(accesses, done);
       started.push_back({step, true, "exchange", std::move(done)});
     }
-    for (const ReadyCall& ready : operation.ReadyCalls(step)) {
-      EventRef done = device.Start(*ready.call, hazards.Dependencies(ready.accesses), &control);
-      hazards.Record(ready.accesses, done);
-      started.push_back({step, false, ready.name, std::move(done)});
-    }
+    while (next_call < calls.size()) start_call();
     // Nobody waits for the step itself, only for one `steps_ahead` before it, so
     // that what is enqueued stays bounded.
     end_of_step.push_back(started.size());

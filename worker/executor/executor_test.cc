@@ -38,6 +38,7 @@ class SleepingDevice : public Device {
   }
   EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
                  RunControl* control) override {
+    if (log != nullptr) log->push_back("call");
     return queue_.Start(
         [&call, control]() -> absl::Status {
           if (control->stop) return absl::OkStatus();
@@ -61,6 +62,7 @@ class SleepingDevice : public Device {
   std::string description() const override { return "sleeping"; }
 
   int64_t allocatable = 1 << 20;
+  std::vector<std::string>* log = nullptr;  // of what is started
 
  private:
   HostQueue queue_{"sleeping"};
@@ -73,8 +75,10 @@ class SlowCommunicator : public Communicator {
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   std::string transport() const override { return inner_->transport(); }
+  bool takes_compute_units() const override { return takes_units; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
+    if (log != nullptr) log->push_back("exchange");
     EventRef delay = queue_.Start(
         [this] {
           if (!aborted_) absl::SleepFor(kTransfer);
@@ -87,6 +91,9 @@ class SlowCommunicator : public Communicator {
     aborted_ = true;
     inner_->Abort(reason);
   }
+
+  bool takes_units = true;
+  std::vector<std::string>* log = nullptr;  // of what is started
 
  private:
   std::unique_ptr<Communicator> inner_;
@@ -168,6 +175,40 @@ TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
     EXPECT_EQ(calls, kSteps);
     EXPECT_EQ(exchanges, kSteps);
   }
+}
+
+// What rank 0 starts in a step of two calls, whose first works on `target`.
+std::vector<std::string> StartedInAStep(bool takes_units, BufferId target) {
+  SleepingDevice devices[2];
+  auto plain = MakeInProcessRing(2);
+  std::vector<std::string> log;
+  std::vector<std::thread> ranks;
+  for (int rank : {0, 1}) {
+    ranks.emplace_back([&, rank] {
+      SlowCommunicator ring(std::move(plain[rank]));
+      Program program = SwapProgram(rank, 1);
+      program.steps[0].calls.push_back(program.steps[0].calls[0]);
+      program.steps[0].calls[0].target.buffer = target;
+      ring.takes_units = takes_units;
+      if (rank == 0) devices[rank].log = ring.log = &log;
+      auto operation =
+          *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
+                             std::move(program), {0, 1}, &devices[rank]);
+      EXPECT_TRUE(Execute(*operation, devices[rank], &ring, {}, nullptr).ok());
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return log;
+}
+
+TEST(Executor, ACallGoesAheadOfAnExchangeThatTakesNothingFromIt) {
+  constexpr BufferId kSent = 0, kReceived = 1, kWork = 2;
+  using ::testing::ElementsAre;
+  EXPECT_THAT(StartedInAStep(false, kWork), ElementsAre("call", "exchange", "call"));
+  EXPECT_THAT(StartedInAStep(true, kWork), ElementsAre("exchange", "call", "call"));
+  // Their order is the program's where it matters.
+  EXPECT_THAT(StartedInAStep(false, kSent), ElementsAre("exchange", "call", "call"));
+  EXPECT_THAT(StartedInAStep(false, kReceived), ElementsAre("exchange", "call", "call"));
 }
 
 TEST(Executor, StopEndsTheCallsButNotTheExchanges) {

@@ -6,7 +6,7 @@ namespace ringattn {
 namespace {
 
 bool Overlap(const ByteRange& a, const ByteRange& b) {
-  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
 bool Covers(const ByteRange& outer, const ByteRange& inner) {
@@ -15,6 +15,15 @@ bool Covers(const ByteRange& outer, const ByteRange& inner) {
 }
 
 }  // namespace
+
+bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b) {
+  for (const Access& x : a) {
+    for (const Access& y : b) {
+      if ((x.write || y.write) && Overlap(x.range, y.range)) return true;
+    }
+  }
+  return false;
+}
 
 std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& accesses) const {
   std::vector<EventRef> events;

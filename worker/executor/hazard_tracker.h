@@ -19,6 +19,9 @@ struct Access {
   bool write = false;
 };
 
+// The order of two operations matters: one writes what the other touches.
+bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b);
+
 // Not thread safe.
 class HazardTracker {
  public:

@@ -67,6 +67,14 @@ TEST(HazardTracker, APartialWriteKeepsTheRest) {
   EXPECT_THAT(tracker.Dependencies({Read(0, 0, 10)}), UnorderedElementsAre(first, second));
 }
 
+TEST(HazardTracker, AWriteConflictsWithWhatItTouches) {
+  EXPECT_FALSE(Conflict({Read(0, 0, 10)}, {Read(0, 0, 10)}));
+  EXPECT_TRUE(Conflict({Read(1, 0, 1), Write(0, 0, 10)}, {Read(0, 9, 1)}));
+  EXPECT_TRUE(Conflict({Read(0, 0, 10)}, {Read(1, 0, 1), Write(0, 9, 1)}));
+  EXPECT_FALSE(Conflict({Write(0, 0, 10)}, {Write(0, 10, 10)}));
+  EXPECT_FALSE(Conflict({Write(0, 0, 10)}, {Write(1, 0, 10)}));
+}
+
 TEST(HazardTracker, OneOperationMayTouchABufferTwice) {
   HazardTracker tracker;
   const EventRef event = NewEvent();

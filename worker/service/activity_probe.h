@@ -85,6 +85,7 @@ class ObservedCommunicator : public Communicator {
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   std::string transport() const override { return inner_->transport(); }
+  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override { inner_->Abort(reason); }

@@ -39,6 +39,9 @@ class StreamCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   std::string transport() const override { return transport_; }
+  bool takes_compute_units() const override {
+    return engine_ != nullptr && engine_->takes_compute_units();
+  }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override;

@@ -17,6 +17,9 @@ class TransferEngine {
  public:
   virtual ~TransferEngine() = default;
 
+  // As Communicator's. Constant.
+  virtual bool takes_compute_units() const = 0;
+
   // Puts a group's transfers, all with bytes and with other ranks, on `stream`: they run
   // when the stream gets there, and it goes on when all of them have taken place. Always
   // the same stream. Waits for no peer. If it fails, part of the group may be enqueued, or

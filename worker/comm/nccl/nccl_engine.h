@@ -17,6 +17,7 @@ class NcclEngine : public TransferEngine {
   // `comm` has joined its ring and is used by nobody else.
   explicit NcclEngine(std::unique_ptr<NcclComm> comm) : comm_(std::move(comm)) {}
 
+  bool takes_compute_units() const override { return true; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   absl::Status AsyncError() override { return comm_->AsyncError(); }
   void Interrupt() override { comm_->Interrupt(); }

@@ -75,6 +75,7 @@ class PeerCopyEngine : public TransferEngine {
   // Maps what the peer has entered and is not mapped yet.
   static absl::Status MapRegions(PeerMapping& peer);
 
+  bool takes_compute_units() const override { return false; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   absl::Status AsyncError() override;
   void Interrupt() override;
