@@ -19,6 +19,8 @@ sys.path.append(str(ROOT / "tests/gpu/service"))
 
 import correctness  # noqa: E402
 import inputs  # noqa: E402
+import main  # noqa: E402
+import rings  # noqa: E402
 import tables  # noqa: E402
 import timeline  # noqa: E402
 from harness import Failure  # noqa: E402
@@ -46,6 +48,20 @@ def test_the_share_of_exchange_that_compute_hides(tmp_path):
     assert result["slowest_span_seconds"] == pytest.approx(400e-6)
     assert result["begin_skew_seconds"] == pytest.approx(10e-6)
     assert result["end_skew_seconds"] == pytest.approx(290e-6)
+
+
+def test_what_a_ring_is_compared_with():
+    cases = rings.cases(main.GPU)
+    assert {name: shape.seq_len for name, shape in rings.alone(cases["256k"], 4).items()} == {
+        "single": 65536, "single_equal_work": 131072}
+    assert rings.alone(cases["128k"], 2)["single_equal_work"].seq_len == 92672  # 131072 / sqrt(2)
+    # Shorter ones are held to less, longer ones are long by themselves.
+    for name in ("128k", "512k", "1m", "full", "packed"):
+        assert list(rings.alone(cases[name], 4)) == ["single"]
+    figures = {"of_single": 0.96, "of_single_equal_work": 0.99, "timeline": {"hidden_share": 0.8}}
+    assert [(goal["what"], goal["met"]) for goal in rings.goals(cases["256k"], 4, "forward", figures)] == [
+        ("forward: of one GPU", False), ("forward: of one GPU with equal work", True),
+        ("forward: exchange hidden", False)]
 
 
 def test_one_file_of_random_numbers_serves_many_shapes(tmp_path):
@@ -121,7 +137,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
                           ("packed", "forward"), ("packed", "backward")):
         figures = parts[name][command]
         assert 0 < figures["timeline"]["hidden_share"] <= 1
-        assert figures["of_single_gpu"] > 0
+        assert figures["of_single"] > 0
         assert 0 < figures["balance"] <= 1
         # The ranks' own spans lie within what the coordinator saw.
         assert figures["timeline"]["slowest_span_seconds"] <= figures["ring_seconds"] * 1.01 + 1e-3

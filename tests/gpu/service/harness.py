@@ -90,10 +90,11 @@ class Harness:
         temporary.write_text(json.dumps(self.summary, indent=1) + "\n")
         os.replace(temporary, self.out / "summary.json")
 
-    def run(self, command, seconds=None, log_to=None, environment=None):
-        """Output and exit code; past its time the command is killed and the part fails."""
+    def run(self, command, seconds=None, log_to=None, environment=None, cleans_up=False):
+        """Output and exit code; past its time the command is killed and the part fails. What cleans up
+        has its `seconds` even if the part has used up its own."""
         command = [str(word) for word in command]
-        limit = min(seconds or 1e9, self.remaining())
+        limit = seconds if cleans_up else min(seconds or 1e9, self.remaining())
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, text=True, errors="replace",

@@ -93,7 +93,8 @@ def order_inputs(session):
     for name, case in rings.cases(profile).items():
         if any(part.split(":")[0] == name for part in parts):
             session.inputs.want(case.shape, True)
-            session.inputs.want(case.shape.share(session.workers), True)
+            for shape in rings.alone(case, session.workers).values():
+                session.inputs.want(shape, True)
     if any(part.split("-")[0] in ("kill", "stop", "in") for part in parts):
         fault = Shape(**profile["fault"])
         session.inputs.want(fault, False)

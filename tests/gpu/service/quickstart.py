@@ -43,7 +43,8 @@ def part(session):
                 session.harness.run([script, f"--prebuilt={session.bundle}"],
                                     environment=environment)  # once more: it is running already
         finally:
-            stop, _ = session.harness.run([script, "--stop"], seconds=20, environment=environment)
+            stop, _ = session.harness.run([script, "--stop"], seconds=20, environment=environment,
+                                          cleans_up=True)
         called = told.read_text().splitlines() if told.exists() else []
         check(not called, f"called {called}")
         check(code == 0, f"exits {code}: {text[-800:]}")

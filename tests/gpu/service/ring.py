@@ -45,7 +45,8 @@ class Ring:
 
     def down(self):
         if self.state_dir.exists():
-            self.harness.run([self.cli, "down", f"--state_dir={self.state_dir}"], seconds=15)
+            self.harness.run([self.cli, "down", f"--state_dir={self.state_dir}"], seconds=15,
+                             cleans_up=True)
         for pid in self.pids().values():  # what outlived its launcher
             os.kill(pid, signal.SIGKILL)
         if self.state_dir.exists():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 
 import gpus
 from calls import call, plan_flags, timed, verify
@@ -54,7 +55,9 @@ def goals(case, workers, command, figures):
         return wanted
     if case.kind == "causal":
         if tokens >= 16384:
-            wanted.append(("of one GPU", 0.98 if tokens >= 65536 else 0.95, figures["of_single_gpu"]))
+            wanted.append(("of one GPU", 0.98 if tokens >= 65536 else 0.95, figures["of_single"]))
+        if "of_single_equal_work" in figures:
+            wanted.append(("of one GPU with equal work", 0.98, figures["of_single_equal_work"]))
         if tokens >= 8192:
             wanted.append(("exchange hidden", 0.9, figures["timeline"]["hidden_share"]))
     if case.kind == "packed":
@@ -90,9 +93,22 @@ def one_pass(session, case, command, shape, world_size, name, runs):
     return figures
 
 
+def alone(case, workers):
+    """What one GPU is asked for beside the ring: {name: shape}. "single" has a GPU's share of the tokens.
+    Under a causal mask that is a W-th of a GPU's work in the ring, over before the card has warmed up and
+    before its power limit lowers clocks; where shares are long enough to be held to nearly all of one GPU's
+    rate, "single_equal_work" has as much work as a GPU in the ring."""
+    shapes = {"single": case.shape.share(workers)}
+    tokens = case.shape.seq_len // workers
+    if case.kind == "causal" and 65536 <= tokens < 131072:
+        equal = round(case.shape.seq_len / math.sqrt(workers) / 256) * 256
+        shapes["single_equal_work"] = dataclasses.replace(case.shape, seq_len=equal)
+    return shapes
+
+
 def ring_part(session, name, case, commands):
-    """Each of `commands` on the whole ring, beside one GPU with a GPU's share of the tokens: the ring's
-    rate per GPU as a part of that GPU's kernels' is what the ring costs."""
+    """Each of `commands` on the whole ring, beside the same on one GPU (alone()): the ring's rate per GPU
+    as a part of that GPU's kernels' is what the ring costs."""
     def run(result):
         session.ring.ensure()
         result["case"] = {"tokens": case.shape.seq_len, "heads": case.shape.heads,
@@ -100,26 +116,27 @@ def ring_part(session, name, case, commands):
                           "kind": case.kind, "workers": session.workers,
                           "transport": session.ring.transport}
         result["goals"] = []
-        share = case.shape.share(session.workers)
         for command in ("forward", "backward"):
             wanted = command in commands
             if not wanted and "backward" not in commands:
                 continue
-            figures = one_pass(session, case, command, case.shape, session.workers, "ring",
-                               case.runs if wanted else 0)
+            runs = case.runs if wanted else 0
+            figures = one_pass(session, case, command, case.shape, session.workers, "ring", runs)
             if wanted:
                 session.keep_trace(f"{session.part}-{command}", figures.pop("trace_file"))
                 result[command] = figures
             if session.workers == 1:
                 continue
-            single = one_pass(session, case, command, share, 1, "single",
-                              case.runs if wanted else 0)
-            if wanted:
-                figures["single"] = {key: single[key] for key in (
+            for baseline, shape in alone(case, session.workers).items():
+                single = one_pass(session, case, command, shape, 1, baseline, runs)
+                if not wanted:
+                    continue
+                figures[baseline] = {key: single[key] for key in (
                     "ring_seconds", "kernel_seconds", "kernel_tflops_per_gpu",
                     "ring_tflops_per_gpu", "clocks") if key in single}
-                figures["of_single_gpu"] = round(
+                figures[f"of_{baseline}"] = round(
                     figures["ring_tflops_per_gpu"] / max(single["kernel_tflops_per_gpu"], 1e-9), 4)
+            if wanted:
                 result["goals"] += goals(case, session.workers, command, figures)
         check(any(command in result for command in commands), f"{name}: no pass was asked for")
     return run

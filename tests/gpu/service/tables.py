@@ -81,12 +81,15 @@ def ring_table(parts):
     return table(
         "Rings, TFLOP/s per GPU; times in ms",
         ("case", "tokens", "heads", "pass", "ring", "its kernels", "one GPU", "ring / one GPU",
+         "one GPU, equal work", "ring / that",
          "exchange hidden", "balance", "service's time", "slowest rank's kernels",
          "slowest rank's span", "around the ranks", "begin skew", "end skew"),
         [(name, case["tokens"], f"{case['heads']}/{case['kv_heads']}", command,
           number(f["ring_tflops_per_gpu"]), number(f["kernel_tflops_per_gpu"]),
           number(f.get("single", {}).get("kernel_tflops_per_gpu")),
-          number(f.get("of_single_gpu")), number(f["timeline"]["hidden_share"]),
+          number(f.get("of_single")),
+          number(f.get("single_equal_work", {}).get("kernel_tflops_per_gpu")),
+          number(f.get("of_single_equal_work")), number(f["timeline"]["hidden_share"]),
           number(f["balance"]), ms(f["ring_seconds"]), ms(max(f["kernel_seconds"])),
           ms(f["timeline"]["slowest_span_seconds"]),
           ms(f["ring_seconds"] - (f["timeline"]["slowest_span_seconds"] or 0.0)),
@@ -97,7 +100,8 @@ def ring_table(parts):
 def clocks_table(parts):
     rows = []
     for name, _, command, f in ring_passes(parts):
-        for where, clocks in (("ring", f.get("clocks")), ("one GPU", f.get("single", {}).get("clocks"))):
+        for where, clocks in (("ring", f.get("clocks")), ("one GPU", f.get("single", {}).get("clocks")),
+                              ("one GPU, equal work", f.get("single_equal_work", {}).get("clocks"))):
             if clocks:
                 rows.append((name, command, where, ", ".join(
                     f"{clock:.0f} ({power:.0f})" for clock, power in clocks.values())))
