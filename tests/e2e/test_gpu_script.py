@@ -120,7 +120,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert made.returncode == 0, made.stdout + made.stderr
     out = tmp_path / "out"
     names = ("smoke,sweep,agree,64k,128k-mha:backward,packed,kill,kill-backward,in-flight,"
-             "end-to-end,memory,peer,tests").split(",")
+             "end-to-end,streams,memory,peer,tests").split(",")
     done = subprocess.run([ROOT / "tests/gpu/service.sh", "--cpu", f"--bundle={tmp_path}/bundle",
                            f"--only={','.join(names)}", "--seconds=400", "--sweep_seconds=3"],
                           env={**os.environ, "OUT": str(out)}, capture_output=True, text=True,
@@ -144,9 +144,11 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
         assert len(figures["timeline"]["ranks"]) == 3
     assert "forward" not in parts["128k-mha:backward"]
     assert [line["clients"] for line in parts["in-flight"]["much to move"]["clients"]] == [1, 2, 4]
+    assert [line["streams"] for line in parts["streams"]["forward"]] == [1, 4]
     text = (out / "summary.md").read_text()
     for title in ("Parts", "Checks", "Goals", "Rings", "Ranks", "End to end", "Requests in flight",
-                  "A call beside", "A worker lost"):
+                  "A call beside", "A call as several",
+                  "A worker lost"):
         assert f"### {title}" in text
     for line in re.findall(r"^\|---.*$", text, re.M):  # every row has as many cells as its title
         table = text[text.index(line):].split("\n\n")[0].splitlines()

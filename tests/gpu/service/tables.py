@@ -138,7 +138,7 @@ def wire_table(parts):
     rows = []
     for name, part in parts.items():
         for command in PASSES:
-            if "loopback_bytes_per_second" in (f := part.get(command, {})):
+            if isinstance(f := part.get(command), dict) and "loopback_bytes_per_second" in f:
                 loopback = f["loopback_bytes_per_second"]
                 rows.append((
                     name, f["tokens"], command, number(f["call_seconds"]), number(f["ring_seconds"]),
@@ -149,6 +149,18 @@ def wire_table(parts):
     return table("A call beside the ring and the wire (`ringattn bench`: from memory, medians)",
                  ("part", "tokens", "pass", "call, s", "ring, s", "GB up", "upload GB/s", "GB down",
                   "both ways GB/s", "plain TCP GB/s", "ring + bytes at TCP's rate, s"), rows)
+
+
+def streams_table(parts):
+    rows = [(name, command, f["tokens"], f["batch"], f["streams"], number(f["call_seconds"]),
+             *(number(f["stage_seconds"][stage]) for stage in ("upload", "compute", "download")),
+             gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3))
+            for name, part in parts.items() for command in PASSES
+            for f in (part.get(command) if isinstance(part.get(command), list) else ())]
+    return table("A call as several requests side by side, seconds (stages: from the first part's begin to "
+                 "the last one's end)",
+                 ("part", "pass", "tokens", "batch", "streams", "call", "upload", "compute", "download",
+                  "GB up", "GB down"), rows)
 
 
 def in_flight_table(parts):
@@ -227,7 +239,7 @@ def markdown(summary, brief=False):
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
-    for make in (*details, wire_table, in_flight_table, memory_table, faults_table, peer_table,
-                 ring_table, checks_table, goals_table, parts_table):
+    for make in (*details, wire_table, streams_table, in_flight_table, memory_table, faults_table,
+                 peer_table, ring_table, checks_table, goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"

@@ -15,30 +15,51 @@ from session import CAUSAL
 STAGES = ("upload", "compute", "download")
 
 
+def bench(session, shape, command, *options):
+    """`ringattn bench` of a causal request, by the ring: verified, then the median call. Makes its inputs
+    in memory; its backward pass gets out and lse from the client."""
+    text = session.harness.run_ok([
+        session.ring.cli, "bench", f"--server={session.ring.address}", "--json", *CAUSAL,
+        f"--seq_len={shape.seq_len}", f"--heads={shape.heads}", f"--kv_heads={shape.kv_heads}",
+        f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8", "--deadline=60s",
+        *plan_flags(session.workers, "zigzag"), *(["--backward"] if command == "backward" else []),
+        *options])
+    report = json.loads(text)
+    check(report["verified"]["passed"], f"{command}: {report['verified']}")
+    last = report["last_run"]
+    return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
+            "ring_seconds": last["compute_seconds"], "stage_seconds": last["stage_seconds"],
+            "bytes_up": last["bytes"]["coordinator_stream"]["up"],
+            "bytes_down": last["bytes"]["coordinator_stream"]["down"],
+            "upload_bytes_per_second": report["upload_bytes_per_second"]["value"],
+            "payload_bytes_per_second": report["payload_bytes_per_second"]["value"],
+            "loopback_bytes_per_second": report["loopback_bytes_per_second"]}
+
+
 def end_to_end(session):
-    """`ringattn bench`: verified, then medians, each beside plain TCP over loopback in the same run.
-    Makes its inputs in memory; its backward pass gets out and lse from the client."""
+    """Each pass beside plain TCP over loopback in the same run."""
     def run(result):
         session.ring.ensure()
         shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["64k"])
         for command in ("forward", "backward"):
-            text = session.harness.run_ok([
-                session.ring.cli, "bench", f"--server={session.ring.address}", "--json", *CAUSAL,
-                f"--seq_len={shape.seq_len}", f"--heads={shape.heads}",
-                f"--kv_heads={shape.kv_heads}", f"--head_dim={shape.head_dim}",
-                f"--dtype={shape.dtype}", "--runs=3", "--rows=8", "--deadline=60s",
-                *plan_flags(session.workers, "zigzag"),
-                *(["--backward"] if command == "backward" else [])])
-            report = json.loads(text)
-            check(report["verified"]["passed"], f"{command}: {report['verified']}")
-            last = figures(report["last_run"])
-            result[command] = {
-                "tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
-                "ring_seconds": last["ring_seconds"], "stage_seconds": last["stage_seconds"],
-                "bytes_up": last["bytes_up"], "bytes_down": last["bytes_down"],
-                "upload_bytes_per_second": report["upload_bytes_per_second"]["value"],
-                "payload_bytes_per_second": report["payload_bytes_per_second"]["value"],
-                "loopback_bytes_per_second": report["loopback_bytes_per_second"]}
+            result[command] = bench(session, shape, command, "--runs=3")
+    return run
+
+
+def streams(session):
+    """A long call as several requests side by side: a sequence by blocks of queries, whose uploads,
+    passes and downloads overlap, and batch rows, backward."""
+    def run(result):
+        session.ring.ensure()
+        shape, lengths = session.profile["shape"], session.profile["lengths"]
+        for command, tokens, rows in (("forward", lengths["256k"], 1), ("backward", lengths["64k"], 4)):
+            result[command] = []
+            for count in (1, 4):
+                line = bench(session, Shape(**shape, seq_len=tokens), command, "--runs=2",
+                             f"--batch={rows}", f"--streams={count}")
+                result[command].append({"streams": count, "batch": rows, **line})
+            bits = [line["bytes_down"] for line in result[command]]
+            check(bits[0] == bits[1], f"{command}: {bits} bytes came back")
     return run
 
 
