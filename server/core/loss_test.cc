@@ -5,8 +5,6 @@
 namespace ringattn {
 namespace {
 
-#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
-
 TEST(LossTest, AClosedStreamEndsTheGeneration) {
   EXPECT_SCENARIO(R"(
 ring a b c

@@ -5,8 +5,6 @@
 namespace ringattn {
 namespace {
 
-#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
-
 // Per step one call of 1 s; what a member measured of this ring counts, not what it
 // guessed when it started; the slowest counts.
 TEST(MeasuredRatesTest, PlansAreMadeOfWhatTheRingMeasured) {

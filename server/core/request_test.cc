@@ -5,8 +5,6 @@
 namespace ringattn {
 namespace {
 
-#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
-
 TEST(RequestTest, FromJoinToFinish) {
   EXPECT_SCENARIO(R"(
 join b

@@ -1,6 +1,6 @@
 // Scenario tests as text: commands, and below each, after "> ", what the
 // coordinator did. RunScenario executes the commands and returns the text with the
-// answers that really came, so that a test is EXPECT_EQ(RunScenario(text), text).
+// answers that really came, so that a test is EXPECT_SCENARIO(text).
 //
 //   ring a b                 # join and form; not shown
 //   request s1 tokens=100 world=2
@@ -38,6 +38,9 @@ CoordinatorConfig ScenarioConfig();
 
 std::string RunScenario(const std::string& script,
                         const CoordinatorConfig& config = ScenarioConfig());
+
+// A macro, so that a failure is at the test's line and shows both texts. Needs gtest.
+#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
 
 }  // namespace ringattn
 

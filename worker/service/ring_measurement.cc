@@ -85,9 +85,10 @@ class RingMeasurement {
   int64_t AllocateBlocks(int64_t bytes) {
     for (; bytes >= kSmallBytes; bytes /= 2) {
       if (Allocate(bytes, &sent_).ok() && Allocate(bytes, &received_).ok()) return bytes;
+      // A longer block that there was room for would stand in the way of two shorter ones.
+      sent_ = nullptr;
+      received_ = nullptr;
     }
-    sent_ = nullptr;
-    received_ = nullptr;
     return 0;
   }
 

@@ -82,6 +82,36 @@ class SmallDevice : public ScalarDevice {
   const int64_t most_;
 };
 
+// Memory for so many bytes in all.
+class NarrowDevice : public ScalarDevice {
+ public:
+  explicit NarrowDevice(int64_t room) : room_(room) {}
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    if (bytes > room_) return absl::ResourceExhaustedError("narrow");
+    auto buffer = ScalarDevice::Allocate(bytes);
+    if (!buffer.ok()) return buffer.status();
+    return std::make_unique<Counted>(*std::move(buffer), &room_);
+  }
+
+ private:
+  class Counted : public DeviceBuffer {
+   public:
+    Counted(std::unique_ptr<DeviceBuffer> inner, int64_t* room)
+        : inner_(std::move(inner)), room_(room) {
+      *room_ -= inner_->bytes();
+    }
+    ~Counted() override { *room_ += inner_->bytes(); }
+    void* data() override { return inner_->data(); }
+    int64_t bytes() const override { return inner_->bytes(); }
+
+   private:
+    const std::unique_ptr<DeviceBuffer> inner_;
+    int64_t* const room_;
+  };
+
+  int64_t room_;
+};
+
 using Results = std::vector<absl::StatusOr<RingRates>>;
 
 // Rank by rank; a rank with a null device does not take part. Without a budget, as most cases
@@ -183,6 +213,17 @@ TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
       ASSERT_TRUE(rates.ok()) << rates.status();
       EXPECT_EQ(rates->link_bytes_per_second > 0, most >= 100 * 1024) << most;
     }
+  }
+}
+
+// Room for one block as long as asked for, or for two of half that length, which are enough.
+TEST(RingMeasurement, ABlockThatFitsAloneLeavesRoomForTwoShorterOnes) {
+  NarrowDevice narrow(150 << 10);
+  ScalarDevice rich;
+  auto ring = MakeInProcessRing(2);
+  for (const auto& rates : MeasureAll(Borrow(ring), {&narrow, &rich}, 128 << 10, Soon())) {
+    ASSERT_TRUE(rates.ok()) << rates.status();
+    EXPECT_GT(rates->link_bytes_per_second, 0);
   }
 }
 

@@ -100,30 +100,36 @@ void CudaEventPool::Rebase() {
   const std::shared_ptr<const Reference> old = reference();
   if (old != nullptr && absl::Now() - old->time < kReferenceAge) return;
   if (!UseDevice().ok()) return;
-  absl::StatusOr<cudaEvent_t> event = Take();
-  if (!event.ok()) return;
   // Events that were made with the old reference may still ask for it.
-  std::shared_ptr<Reference> fresh(new Reference{*event, {}}, [this](const Reference* reference) {
+  const auto give_back = [this](const Reference* reference) {
     Give(reference->event);
     delete reference;
-  });
+  };
   // The first one has to come about; the device may have to wake up for it.
   const absl::Time deadline =
       absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
-  for (int attempt = 1; attempt <= kAttempts; ++attempt) {
+  std::shared_ptr<const Reference> best;
+  absl::Duration best_window = absl::InfiniteDuration();
+  // The shortest look counts. One is longer if this thread lost its processor meanwhile, and the
+  // tie then that far off.
+  for (int attempt = 1; attempt <= kAttempts && best_window >= kGoodWindow; ++attempt) {
+    absl::StatusOr<cudaEvent_t> event = Take();
+    if (!event.ok()) break;
+    std::shared_ptr<Reference> fresh(new Reference{*event, {}}, give_back);
     const absl::Time begin = absl::Now();
-    if (cudaEventRecord(*event, clock_stream_) != cudaSuccess) return;
+    if (cudaEventRecord(*event, clock_stream_) != cudaSuccess) break;
     cudaError_t state = cudaErrorNotReady;
     while (state == cudaErrorNotReady && absl::Now() < deadline) state = cudaEventQuery(*event);
-    if (state != cudaSuccess) return;
+    if (state != cudaSuccess) break;
     const absl::Duration window = absl::Now() - begin;
+    if (window >= best_window) continue;
     fresh->time = begin + window / 2;
-    // Longer if this thread lost its processor meanwhile: then the tie is that far off.
-    if (window < kGoodWindow) break;
+    best = std::move(fresh);
+    best_window = window;
   }
-  std::shared_ptr<const Reference> given = std::move(fresh);
+  if (best == nullptr) return;
   absl::MutexLock lock(&mutex_);
-  reference_.swap(given);  // the old one goes after the lock: its deleter takes it
+  reference_.swap(best);  // the old one goes after the lock: its deleter takes it
 }
 
 void CudaEventPool::SetOnBroken(std::function<void(const std::string&)> on_broken) {

@@ -44,5 +44,24 @@ TEST(CudaEventTest, CanBeAskedWhileAFullStreamIsToWaitForIt) {
   }
 }
 
+// Never a good look at the clocks, and no time for many: the best of them has to do.
+TEST(CudaEventTest, ASlowDevicesClockIsTiedToo) {
+  Faults().record_ms = 150;
+  const absl::StatusOr<CudaEventPool*> pool = CudaEventPool::ForDevice(1);
+  Faults().record_ms = 0;
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  ASSERT_TRUE((*pool)->UseDevice().ok());
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  CudaEvent event(*pool, nullptr, 0);
+  const absl::Time begin = absl::Now();
+  ASSERT_TRUE(event.RecordEnd(stream).ok());
+  ASSERT_TRUE(event.Wait(absl::Now() + absl::Seconds(20)).ok());
+  // Off by half of what the look took.
+  EXPECT_GT(event.end_time(), begin - absl::Seconds(1));
+  EXPECT_LT(event.end_time(), absl::Now() + absl::Seconds(1));
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 }  // namespace
 }  // namespace ringattn

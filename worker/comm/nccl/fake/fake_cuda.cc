@@ -190,7 +190,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const std::lock_guard<std::mutex> lock(owned->mutex);
     ticket = ++owned->recorded;
   }
-  FakeCudaEnqueue(stream, [owned, ticket] { owned->Finish(ticket); });
+  FakeCudaEnqueue(stream, [owned, ticket, pause = Faults().record_ms.load()] {
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    owned->Finish(ticket);
+  });
   return cudaSuccess;
 }
 

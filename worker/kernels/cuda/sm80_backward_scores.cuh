@@ -1,0 +1,149 @@
+// What happens to a tile of scores between the products, in registers: S becomes P in the
+// values group, dP becomes dS in the gradients group, both are masked, rounded and stored.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
+
+#include "worker/kernels/cuda/device_primitives.cuh"
+
+namespace ringattn::cuda {
+
+template <typename Shape>
+struct Sm80BackwardScores {
+  using T = typename Shape::T;
+  using ScoreTile = typename Shape::ScoreTile;
+  using ScoreAccumulator = typename Shape::ScoreAccumulator;
+
+  // Scores become P. `lse` is that of the lane's first row; -inf, where p must be 0, yields
+  // an offset of -inf. With a softcap, P times the cap's derivative goes to the score
+  // tile at `derivatives`, for the gradients group.
+  static __device__ __forceinline__ void Exponentials(ScoreAccumulator& scores, const float* lse,
+                                                      uint32_t derivatives,
+                                                      const CommonParams& common) {
+    KeepHere(derivatives);
+    const float cap = common.softcap;
+    const float inner = cap > 0.0f ? common.softmax_scale / cap : 0.0f;
+#pragma unroll
+    for (int m = 0; m < Shape::kScoreM; ++m) {
+      float offset[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float x = Statistic(lse, m, half);
+        offset[half] = x == NegativeInfinity() ? x : fmaf(x, -kLog2E, Shape::kShift);
+      }
+      if (cap > 0.0f) {
+#pragma unroll
+        for (int n = 0; n < Shape::kScoreN; ++n) {
+          uint32_t packed[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float scaled[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = scores[m][2 * n + i / 2][i % 2 * 2 + j];
+              const float t = Tanh(x * inner);
+              x = Exp2(fmaf(t, cap * kLog2E, offset[i % 2]));
+              scaled[j] = x * (1.0f - t * t);
+            }
+            packed[i] = Pack<T>(scaled[0], scaled[1]);
+          }
+          StoreMatrices(ScoreAddress(derivatives, m, n), packed);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 2 * Shape::kScoreN; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            scores[m][n][i] = Exp2(fmaf(scores[m][n][i], common.scale_log2, offset[i / 2]));
+          }
+        }
+      }
+    }
+  }
+
+  // Gradients (dP) become dS, with P from the score tile at `probabilities`. `delta` is that
+  // of the lane's first row.
+  static __device__ __forceinline__ void Differentiate(ScoreAccumulator& gradients,
+                                                       const float* delta,
+                                                       uint32_t probabilities) {
+    KeepHere(probabilities);
+#pragma unroll
+    for (int m = 0; m < Shape::kScoreM; ++m) {
+      float offset[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        offset[half] = -Shape::kUnshift * Statistic(delta, m, half);
+      }
+#pragma unroll
+      for (int n = 0; n < Shape::kScoreN; ++n) {
+        uint32_t p[4];
+        LoadMatrices(p, ScoreAddress(probabilities, m, n));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = Unpack<T>(p[i]);
+          float(&x)[4] = gradients[m][2 * n + i / 2];
+          x[i % 2 * 2] = pair.x * fmaf(x[i % 2 * 2], Shape::kUnshift, offset[i % 2]);
+          x[i % 2 * 2 + 1] = pair.y * fmaf(x[i % 2 * 2 + 1], Shape::kUnshift, offset[i % 2]);
+        }
+      }
+    }
+  }
+
+  // `first_row` counts from the range's first row; `first_column` is the lane's.
+  static __device__ __forceinline__ void Mask(ScoreAccumulator& values, const QRange& range,
+                                              int first_row, int first_column, int key_count) {
+#pragma unroll
+    for (int m = 0; m < Shape::kScoreM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int lower, upper;
+        RowLimits(range.limits, first_row + m * Shape::kScoreWarps * 16 + half * 8, &lower, &upper);
+        upper = min(upper, key_count - 1);
+#pragma unroll
+        for (int n = 0; n < 2 * Shape::kScoreN; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int column =
+                first_column + (n / 2) * Shape::kScoreColumnWarps * 16 + (n % 2) * 8 + i;
+            if (column < lower || column > upper) values[m][n][half * 2 + i] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void StoreScores(const ScoreAccumulator& values,
+                                                     uint32_t base) {
+    KeepHere(base);
+#pragma unroll
+    for (int m = 0; m < Shape::kScoreM; ++m) {
+#pragma unroll
+      for (int n = 0; n < Shape::kScoreN; ++n) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&x)[4] = values[m][2 * n + i / 2];
+          packed[i] = Pack<T>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+        }
+        StoreMatrices(ScoreAddress(base, m, n), packed);
+      }
+    }
+  }
+
+ private:
+  // A statistic of the lane's row in half `half` of the 16-row group `m`; that of its first
+  // row is at `first`.
+  static __device__ __forceinline__ float Statistic(const float* first, int m, int half) {
+    return first[m * Shape::kScoreWarps * 16 + half * 8];
+  }
+
+  // Where the warp's 16 x 16 group (m, n) of a score tile is, for the position
+  // whose group (0, 0) is at `base`.
+  static __device__ __forceinline__ uint32_t ScoreAddress(uint32_t base, int m, int n) {
+    return ScoreTile::Step(base, n * Shape::kScoreColumnWarps) +
+           m * Shape::kScoreWarps * 16 * ScoreTile::kRowBytes;
+  }
+};
+
+}  // namespace ringattn::cuda
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
