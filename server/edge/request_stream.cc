@@ -18,7 +18,7 @@
 namespace ringattn {
 namespace {
 
-// A call whose status does not get through to the client is cut off after this.
+// A failed call whose status does not get through to the client is cut off after this.
 constexpr absl::Duration kFinishTimeout = absl::Seconds(10);
 
 std::string MakeRequestId() {
@@ -219,7 +219,7 @@ void RequestStream::OnTick(absl::Time now, const Coordinator& core) {
                      context_->limits));
   }
   if (!over() && !writing_) ReportDownload(now);
-  if (ended_ && !done_ && now - ended_at_ > kFinishTimeout) CutOff();
+  if (ended_ && !done_) CutOffIfStuck(now);
   if (!over() && now >= next_progress_) SendProgress(now, core);
 }
 
@@ -256,12 +256,25 @@ void RequestStream::End(const grpc::Status& status) {
   if (!writing_ && outgoing_.empty()) FinishCall();
 }
 
-// The status waits behind a message that the client does not take. Cancelling lets go
-// of that message and sends the status ahead, code and words without the details; what
-// TryCancel sends would be CANCELLED.
-void RequestStream::CutOff() {
-  if (std::exchange(cut_off_, true)) return;
-  if (status_.ok()) return call_->TryCancel();
+// The status waits behind a message that the client does not take. Of a result that is
+// the summary, and the client may rest as long as before any other part of it.
+// Cancelling lets go of that message and sends the status ahead, code and words without
+// the details; what TryCancel sends would be CANCELLED.
+void RequestStream::CutOffIfStuck(absl::Time now) {
+  const absl::Duration limit =
+      status_.ok() ? context_->limits.download_idle_timeout : kFinishTimeout;
+  if (cut_off_ || now - ended_at_ <= limit) return;
+  cut_off_ = true;
+  LogWarning("the client did not take the call's end",
+             {{"request_id", request_.has_value() ? request_->request_id : std::string()},
+              {"code", CodeName(status_.error_code())},
+              {"seconds", absl::ToDoubleSeconds(now - ended_at_)}});
+  if (status_.ok()) {
+    context_->metrics->IdleEnded("download");
+    status_ = {grpc::StatusCode::DEADLINE_EXCEEDED,
+               absl::StrCat("the client took no bytes of the result for ",
+                            absl::FormatDuration(limit))};
+  }
   grpc_call_cancel_with_status(call_->c_call(),
                                static_cast<grpc_status_code>(status_.error_code()),
                                status_.error_message().c_str(), nullptr);

@@ -106,7 +106,7 @@ class RequestStream final : public ByteStreamReactor,
   void GiveUp(Failure why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CutOff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutOffIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopShards() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enqueue(grpc::ByteBuffer message, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

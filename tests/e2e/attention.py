@@ -87,6 +87,9 @@ class Result:
         elif which == "summary":
             self.summary = response.summary
 
+    def received_bytes(self):
+        return sum(end - begin for _, _, ranges in self.tensors.values() for begin, end in ranges)
+
     def finish(self):
         """Every byte came exactly once, and the summary last."""
         assert self.summary is not None

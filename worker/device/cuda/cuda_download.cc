@@ -32,7 +32,8 @@ bool CudaDownloadState::CopyNext() {
   if (closed_ || !failure_.ok() || range_ == ranges_.size() || ahead_.size() >= kBlocksAhead) {
     return false;
   }
-  std::optional<PinnedPool::Block> block = staging_->pool()->TryTakeForDownload();
+  std::optional<PinnedPool::Block> block =
+      staging_->pool()->TryTakeForDownload(/*ahead=*/!ahead_.empty());
   if (!block.has_value()) return false;
   const DeviceRange& range = ranges_[range_];
   const int64_t bytes = std::min(block->bytes(), range.bytes - offset_);

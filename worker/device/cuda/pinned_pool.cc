@@ -83,10 +83,11 @@ absl::StatusOr<PinnedPool::Block> PinnedPool::TakeForUpload(absl::Time deadline)
   return Block(shared_from_this(), index, false);
 }
 
-std::optional<PinnedPool::Block> PinnedPool::TryTakeForDownload() {
+std::optional<PinnedPool::Block> PinnedPool::TryTakeForDownload(bool ahead) {
+  const int most = block_count_ / (ahead ? 4 : 2);
   absl::MutexLock lock(&mutex_);
   CollectCopied();
-  if (free_.empty() || download_blocks_ >= block_count_ / 2) return std::nullopt;
+  if (free_.empty() || download_blocks_ >= most) return std::nullopt;
   const int index = free_.back();
   free_.pop_back();
   ++download_blocks_;

@@ -5,7 +5,9 @@
 // Who gets a block: uploads wait in line, one block per turn, so that a stream with many
 // bytes cannot starve the others. Uploads hold three quarters of the blocks at most and
 // downloads one half, so that a reader that does not read never stops uploads, and a
-// flood of uploads never stops downloads.
+// flood of uploads never stops downloads. The second half of the downloads' share is for
+// those that have nothing to send: blocks copied ahead for readers that do not read would
+// stop the downloads of others until they idle out.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_PINNED_POOL_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_PINNED_POOL_H_
 
@@ -75,8 +77,9 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   // `deadline`.
   absl::StatusOr<Block> TakeForUpload(absl::Time deadline);
 
-  // A block for a download if one is free now.
-  std::optional<Block> TryTakeForDownload();
+  // A block for a download if one is free now. `ahead`: its reader has not read the last
+  // one to the end yet.
+  std::optional<Block> TryTakeForDownload(bool ahead);
 
   // The block goes back once `copied` is done.
   void ReturnAfter(Block block, EventRef copied);

@@ -79,13 +79,35 @@ TEST(PinnedPool, UploadsAndDownloadsLeaveEachOtherRoom) {
   for (int i = 0; i < 6; ++i) uploads.push_back(*pool->TakeForUpload(Soon()));
   EXPECT_EQ(pool->TakeForUpload(absl::Now()).status().code(), absl::StatusCode::kUnavailable);
   for (int i = 0; i < 2; ++i) {
-    downloads.push_back(*pool->TryTakeForDownload());
+    downloads.push_back(*pool->TryTakeForDownload(/*ahead=*/false));
   }
-  EXPECT_FALSE(pool->TryTakeForDownload().has_value()) << "none left";
+  EXPECT_FALSE(pool->TryTakeForDownload(/*ahead=*/false).has_value()) << "none left";
   uploads.clear();
-  for (int i = 0; i < 2; ++i) downloads.push_back(*pool->TryTakeForDownload());
-  EXPECT_FALSE(pool->TryTakeForDownload().has_value()) << "half of the blocks are not theirs";
+  for (int i = 0; i < 2; ++i) downloads.push_back(*pool->TryTakeForDownload(/*ahead=*/false));
+  EXPECT_FALSE(pool->TryTakeForDownload(/*ahead=*/false).has_value()) << "half of the blocks are not theirs";
   EXPECT_TRUE(pool->TakeForUpload(absl::Now() + absl::Seconds(1)).ok());
+}
+
+// As the default pool of 64 blocks stands to 8 operations a worker: seven readers that
+// stopped hold what they can, one block each in gRPC's hands too, and the eighth goes on.
+TEST(PinnedPool, ReadersThatDoNotReadLeaveRoomForOneThatDoes) {
+  Counted counted;
+  auto pool = *PinnedPool::Create(64 * kBlock, kBlock, counted.Source());
+  std::vector<PinnedPool::Block> stuck;
+  for (int reader = 0; reader < 7; ++reader) {
+    stuck.push_back(*pool->TryTakeForDownload(/*ahead=*/false));  // gRPC's
+    stuck.push_back(*pool->TryTakeForDownload(/*ahead=*/false));
+    for (int i = 0; i < 3; ++i) {
+      auto block = pool->TryTakeForDownload(/*ahead=*/true);
+      if (block.has_value()) stuck.push_back(*std::move(block));
+    }
+  }
+  EXPECT_LE(stuck.size(), 32u - 2);
+  for (int i = 0; i < 100; ++i) {
+    auto sending = pool->TryTakeForDownload(/*ahead=*/false);
+    ASSERT_TRUE(sending.has_value());
+    ASSERT_TRUE(pool->TryTakeForDownload(/*ahead=*/false).has_value());
+  }
 }
 
 TEST(PinnedPool, ABlockComesBackWhenItsCopyIsDone) {
