@@ -1,5 +1,5 @@
 // Communicator: ordered groups of point-to-point transfers between the members of
-// one generation. In-process, TCP and NCCL implement it.
+// one generation. In-process queues, TCP, NCCL and copy engines implement it.
 #ifndef RINGATTN_WORKER_COMM_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_COMMUNICATOR_H_
 
