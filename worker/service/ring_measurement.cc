@@ -95,7 +95,8 @@ class RingMeasurement {
   // As many more as fit, at what they took so far on this member, waiting included.
   int64_t GroupsWithinBudget() const {
     if (budget_ == absl::InfiniteDuration()) return kMaxBlocks;
-    const absl::Duration elapsed = absl::Now() - begin_;
+    // The wall clock may be set back meanwhile.
+    const absl::Duration elapsed = std::max(absl::Now() - begin_, absl::Microseconds(1));
     return static_cast<int64_t>(absl::FDivDuration(budget_ - elapsed, elapsed / groups_));
   }
 

@@ -17,7 +17,7 @@ constexpr int64_t GreetingBytes(int world_size) { return 2 * world_size * sizeof
 // stand, also those that a transport makes at the first transfer between two ranks.
 // `memory`: GreetingBytes of the communicator's device, current on this thread; not in
 // use any more on return. UNAVAILABLE if a peer did not take part by `deadline` or said
-// something else, CANCELLED; then the communicator is aborted.
+// something else, CANCELLED, INTERNAL; the communicator is of no use then, aborted or not.
 absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation,
                    absl::Time deadline, const std::atomic<bool>& cancelled);
 

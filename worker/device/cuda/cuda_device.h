@@ -42,7 +42,8 @@ struct CudaDeviceOptions {
   int64_t pinned_pool_bytes = int64_t{256} << 20;
   // Buffers lie in regions that the other processes of a ring can map (CudaMemory).
   bool in_regions = false;
-  // What requests may take: regions do not grow beyond it ahead of need.
+  // What requests may take: regions do not grow beyond it ahead of need, but for the rest of
+  // a whole GiB.
   int64_t memory_limit_bytes = 0;
   // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;

@@ -28,7 +28,8 @@ namespace ringattn {
 class CudaMemory {
  public:
   // `in_regions`: everything comes from regions. There is one from the start. They grow by
-  // more than what is asked for while all together have no more than `ahead_bytes`.
+  // more than what is asked for while all together have no more than `ahead_bytes`, beyond it
+  // by the least that they grow by (1 GiB, 2 MiB when memory is short).
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(CudaEventPool* events,
                                                             bool in_regions,
                                                             int64_t ahead_bytes);
