@@ -206,8 +206,8 @@ struct Sm80ForwardWide {
   }
 
   // Moves the offsets of rows whose maximum grew, and rescales what they have.
-  static __device__ __forceinline__ void MoveOffsets(float max, float multiplier, float headroom,
-                                                     int lane, Rows& rows, Output& output) {
+  static __device__ __forceinline__ void MoveOffsets(float max, float multiplier, int lane,
+                                                     Rows& rows, Output& output) {
     const float old_offset = lane & 2 ? (lane & 1 ? rows.offset[1][1] : rows.offset[1][0])
                                       : (lane & 1 ? rows.offset[0][1] : rows.offset[0][0]);
     float own_offset = old_offset;
@@ -215,7 +215,7 @@ struct Sm80ForwardWide {
     if (max > rows.limit) {
       own_offset = max * multiplier;
       own_factor = rows.limit == NegativeInfinity() ? 0.0f : Exp2(old_offset - own_offset);
-      rows.limit = max + headroom;
+      rows.limit = max + kOffsetHeadroom / multiplier;
     }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -238,7 +238,8 @@ struct Sm80ForwardWide {
     const CommonParams& common = params.common;
     // One answer for all: the warps of a pair would wait for each other for ever.
     if (__syncthreads_or(Stopped(common.stop_word))) return;
-    const ForwardTile tile = params.tiles[blockIdx.x];
+    // Read again wherever it is needed, rather than kept.
+    const ForwardTile& tile = params.tiles[blockIdx.x];
     const int pack = params.head_pack;
     const int first_head = blockIdx.y * pack;
     const int kv_head = first_head / common.group_size;
@@ -263,8 +264,6 @@ struct Sm80ForwardWide {
     const uint32_t other_v = side ? -16 * Tile::kRowBytes : 16 * Tile::kRowBytes;
     const uint32_t p_base = Opaque(
         p_tile + ProbabilityTile::Offset(warp_row + (lane & 15), side * 2 + (lane >> 4)));
-    const uint32_t p_other = Opaque(
-        p_tile + ProbabilityTile::Offset(warp_row + (lane & 15), (side ^ 1) * 2 + (lane >> 4)));
     // One float of each lane: [warp][lane].
     float* const exchange = reinterpret_cast<float*>(shared + kQBytes + 4 * kKvBytes + kPBytes);
 
@@ -319,7 +318,6 @@ struct Sm80ForwardWide {
     rows.limit = NegativeInfinity();
     const bool transform = common.softcap > 0.0f || common.scale_log2 <= 0.0f;
     const float multiplier = transform ? 1.0f : common.scale_log2;
-    const float headroom = kOffsetHeadroom / multiplier;
 
     // The two halves of O += P V, against the values in `buffer`.
     const auto nothing = [](int) {};
@@ -327,9 +325,11 @@ struct Sm80ForwardWide {
       ValueProduct(
           output, v_base + other_v + buffer * kKvBytes,
           [&](int step, uint32_t(&a)[kRowTiles][4]) {
+            uint32_t base = p_base;
+            KeepHere(base);
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m) {
-              LoadMatrices(a[m], ProbabilityTile::Step(p_other, 2 * step) +
+              LoadMatrices(a[m], ProbabilityTile::Step(base ^ 32, 2 * step) +
                                      m * 16 * ProbabilityTile::kRowBytes);
             }
           },
@@ -394,7 +394,9 @@ struct Sm80ForwardWide {
           Exponentials<T>(scores[m][2 * step + n], n, multiplier, rows.offset[m], rows.sum[m],
                           next[step][m]);
           if (n == 1) {
-            StoreMatrices(ProbabilityTile::Step(p_base, 2 * step) +
+            uint32_t base = p_base;
+            KeepHere(base);
+            StoreMatrices(ProbabilityTile::Step(base, 2 * step) +
                               m * 16 * ProbabilityTile::kRowBytes,
                           next[step][m]);
           }
@@ -402,7 +404,7 @@ struct Sm80ForwardWide {
         constexpr int kExponentials = kRowTiles * kKeyTiles;
         if (first || grew) {
           if (!first) add_own(buffer ^ 1, nothing);
-          MoveOffsets(max, multiplier, headroom, lane, rows, output);
+          MoveOffsets(max, multiplier, lane, rows, output);
 #pragma unroll
           for (int i = 0; i < kExponentials; ++i) exponentials(i);
         } else {
@@ -434,6 +436,9 @@ struct Sm80ForwardWide {
       add_own(buffer ^ 1, nothing);
     }
 
+    // Computed again rather than kept.
+    uint32_t z = blockIdx.z;
+    KeepHere(z);
     float sums[kRowTiles * 2];
 #pragma unroll
     for (int group = 0; group < kRowTiles * 2; ++group) {
@@ -448,7 +453,7 @@ struct Sm80ForwardWide {
         const int group = m * 2 + half;
         const float sum = sums[group] + exchange[((thread & ~3u) ^ 32) + group];
         const int packed_row = warp_row + m * 16 + half * 8 + (lane >> 2);
-        ForwardRow target(params, tile, first_head, batch, packed_row,
+        ForwardRow target(params, tile, first_head, int64_t{common.batch_begin} + z, packed_row,
                           RowLse(rows.offset[m][half], sum), sum == 0.0f ? 0.0f : 1.0f / sum);
         __syncwarp();
         SyncPair(row_group);  // both warps have read the previous lse
