@@ -482,15 +482,16 @@ Case RandomCase(std::mt19937& random, bool small) {
 }
 
 // The stop word ends kernels; a workspace that is too small is refused.
-bool CheckControls(const DeviceInfo& device) {
+bool CheckControls(const DeviceInfo& device, int64_t head_dim) {
   AttentionProblem problem;
   problem.dtype = DType::kBFloat16;
-  problem.head_dim = problem.head_dim_v = 64;
+  problem.head_dim = problem.head_dim_v = head_dim;
   problem.softmax_scale = 0.125f;
   problem.bands = {Band{}};
   const int64_t n = 128;
-  Buffer q(n * 128), k(n * 128), v(n * 128), out(n * 128), lse(n * 4), stop(4);
-  for (Buffer* buffer : {&q, &k, &v}) Check(StartZero({buffer->get(), n * 128}, nullptr));
+  const int64_t bytes = n * head_dim * 2;
+  Buffer q(bytes), k(bytes), v(bytes), out(bytes), lse(n * 4), stop(4);
+  for (Buffer* buffer : {&q, &k, &v}) Check(StartZero({buffer->get(), bytes}, nullptr));
   ForwardCall call;
   call.problem = &problem;
   call.q_rows = n;
@@ -549,7 +550,8 @@ int Main(int argc, char** argv) {
   const auto device = QueryDevice(0);
   Check(device.status());
   std::printf("seed %u, %d cases\n", seed, cases);
-  int failed = CheckControls(*device) ? 0 : 1;
+  int failed = 0;
+  for (int64_t head_dim : {64, 256}) failed += !CheckControls(*device, head_dim);
   std::mt19937 random(seed);
   Verdict worst[3][5];
   SplitCounts splits;

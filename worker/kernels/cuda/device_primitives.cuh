@@ -325,7 +325,24 @@ struct TileCopy {
     }
   }
 
-  // Either of the two; `source` is the origin.
+  // Tiles one after another by either of the two, where the threads are the whole
+  // block: the running source of the first tile; the next one's copy, which moves it.
+  static __device__ __forceinline__ const T* First(const T* origin, unsigned thread,
+                                                   int64_t row_stride, bool vector) {
+    return vector ? origin + ThreadOffset(thread, row_stride) : origin;
+  }
+  static __device__ __forceinline__ void Next(uint32_t tile, unsigned thread, const T*& source,
+                                              int64_t row_stride, int valid_rows, int columns,
+                                              bool vector) {
+    if (vector) {
+      Start(tile, thread, source, row_stride, valid_rows, columns);
+    } else {
+      CopyUnaligned(tile, threadIdx.x, source, row_stride, valid_rows, columns);
+    }
+    source += kRows * row_stride;
+  }
+
+  // One tile by either of the two; `source` is the origin.
   static __device__ __forceinline__ void Load(uint32_t tile, unsigned thread, const T* source,
                                               int64_t row_stride, int valid_rows, int columns,
                                               bool vector) {

@@ -11,11 +11,12 @@
 // previous tile's probabilities.
 //
 // Why this shape: shared-memory reads bound an mma.sync kernel first (a warp
-// rereads all of k and v), so a warp takes 32 rows wherever the output
-// accumulator leaves room (head_dim <= 128) and 16 rows above. The products of
-// 16 keys with V are issued between the exponentials of the next 16. (Deferring
-// the whole product by a tile, to overlap it with the next softmax, was slower:
-// the second set of probabilities left no registers to prefetch fragments.)
+// rereads all of k and v), so a warp takes 32 rows, for which the output
+// accumulator leaves room up to head_dim 128 (above, see
+// sm80_attention_forward_wide.cuh). The products of 16 keys with V are issued
+// between the exponentials of the next 16. (Deferring the whole product by a
+// tile, to overlap it with the next softmax, was slower: the second set of
+// probabilities left no registers to prefetch fragments.)
 //
 // Softmax: raw scores are compared, the scale is folded into one multiply-add
 // before exp2. The reference maximum of a row moves only when the new one is
@@ -26,11 +27,14 @@
 
 #include "worker/kernels/cuda/device_primitives.cuh"
 #include "worker/kernels/cuda/forward_epilogue.cuh"
+#include "worker/kernels/cuda/forward_softmax.cuh"
 
 namespace ringattn::cuda {
 
 template <typename T, int kDim, int kRows, int kKeys, int kWarps>
 struct Sm80Forward {
+  static constexpr int kTileRows = kRows;
+  static constexpr int kTileKeys = kKeys;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kRowTiles = kRows / (16 * kWarps);  // m16 tiles per warp
   static constexpr int kDimSteps = kDim / 16;
@@ -43,7 +47,6 @@ struct Sm80Forward {
   static constexpr int kQBytes = kRows * kDim * 2;
   static constexpr int kKvBytes = kKeys * kDim * 2;
   static constexpr int kSharedBytes = kQBytes + 4 * kKvBytes;
-  static constexpr float kHeadroom = 8.0f;  // log2: how far a score may exceed its offset
 
   using Tile = SharedTile<kDim>;
   using Scores = float[kRowTiles][kKeyTiles][4];
@@ -115,50 +118,6 @@ struct Sm80Forward {
     }
   }
 
-  // Scores that are no longer raw: with a softcap, or with a scale that is not
-  // positive (the maximum must be taken after it). In log2 units afterwards.
-  static __device__ __forceinline__ void Transform(Scores& scores, const CommonParams& common) {
-    const float cap = common.softcap;
-    const float inner = cap > 0.0f ? common.softmax_scale / cap : 0.0f;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          scores[m][n][i] = cap > 0.0f ? cap * kLog2E * Tanh(scores[m][n][i] * inner)
-                                       : scores[m][n][i] * common.scale_log2;
-        }
-      }
-    }
-  }
-
-  // `row` is the lane's first row inside the warp's rows; columns count from the
-  // range's first key.
-  static __device__ __forceinline__ void Mask(Scores& scores, const KvRange& range, int first_key,
-                                              int row, int head_pack) {
-    const int lane_column = first_key + 2 * (threadIdx.x & 3);
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int packed_row = row + m * 16 + half * 8;
-        int lower, upper;
-        RowLimits(range.limits, head_pack == 1 ? packed_row : packed_row / head_pack, &lower,
-                  &upper);
-        upper = min(upper, range.row_count - 1);
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int column = lane_column + n * 8 + i;
-            if (column < lower || column > upper) scores[m][n][half * 2 + i] = NegativeInfinity();
-          }
-        }
-      }
-    }
-  }
-
   // Moves the offsets of rows whose maximum grew, and rescales what they have.
   static __device__ __forceinline__ void UpdateOffsets(const Scores& scores, float multiplier,
                                                        float headroom, Rows& rows,
@@ -204,26 +163,6 @@ struct Sm80Forward {
     }
   }
 
-  // Turns 16 columns of scores into probabilities, rounded for the tensor cores.
-  static __device__ __forceinline__ void Exponentials(const Scores& scores, int key_step,
-                                                      float multiplier, Rows& rows,
-                                                      Probabilities& p) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const float(&s)[4] = scores[m][2 * key_step + n];
-        float e[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) e[i] = Exp2(fmaf(s[i], multiplier, -rows.offset[m][i / 2]));
-        rows.sum[m][0] += e[0] + e[1];
-        rows.sum[m][1] += e[2] + e[3];
-        p[m][2 * n] = Pack<T>(e[0], e[1]);
-        p[m][2 * n + 1] = Pack<T>(e[2], e[3]);
-      }
-    }
-  }
-
   static __device__ __forceinline__ void Run(const ForwardParams& params, char* shared) {
     const CommonParams& common = params.common;
     if (Stopped(common.stop_word)) return;
@@ -257,33 +196,23 @@ struct Sm80Forward {
     const auto open_range = [&] {
       const KvRange& range = params.ranges[load_index];
       const int64_t token = batch * range.block_rows + range.row_begin;
-      k_source = static_cast<const T*>(range.k) + token * k_stride + kv_head * common.head_dim;
-      v_source = static_cast<const T*>(range.v) + token * v_stride + kv_head * common.head_dim_v;
-      if (common.vector_qk) k_source += Copy::ThreadOffset(thread, k_stride);
-      if (common.vector_v) v_source += Copy::ThreadOffset(thread, v_stride);
+      k_source = Copy::First(static_cast<const T*>(range.k) + token * k_stride +
+                                 kv_head * common.head_dim,
+                             thread, k_stride, common.vector_qk);
+      v_source = Copy::First(static_cast<const T*>(range.v) + token * v_stride +
+                                 kv_head * common.head_dim_v,
+                             thread, v_stride, common.vector_v);
       load_row = 0;
       load_count = range.row_count;
     };
     const auto load_keys = [&](int buffer) {
-      const uint32_t k_tile = k_tiles + buffer * kKvBytes;
-      if (common.vector_qk) {
-        Copy::Start(k_tile, thread, k_source, k_stride, load_count - load_row, common.head_dim);
-      } else {
-        Copy::CopyUnaligned(k_tile, threadIdx.x, k_source, k_stride, load_count - load_row,
-                            common.head_dim);
-      }
-      k_source += kKeys * k_stride;
+      Copy::Next(k_tiles + buffer * kKvBytes, thread, k_source, k_stride, load_count - load_row,
+                 common.head_dim, common.vector_qk);
     };
     // The values of the same tile; then the next tile's turn.
     const auto load_values = [&](int buffer) {
-      const uint32_t v_tile = v_tiles + buffer * kKvBytes;
-      if (common.vector_v) {
-        Copy::Start(v_tile, thread, v_source, v_stride, load_count - load_row, common.head_dim_v);
-      } else {
-        Copy::CopyUnaligned(v_tile, threadIdx.x, v_source, v_stride, load_count - load_row,
-                            common.head_dim_v);
-      }
-      v_source += kKeys * v_stride;
+      Copy::Next(v_tiles + buffer * kKvBytes, thread, v_source, v_stride, load_count - load_row,
+                 common.head_dim_v, common.vector_v);
       load_row += kKeys;
       if (load_row >= load_count && ++load_index < tile.range_end) open_range();
     };
@@ -315,7 +244,7 @@ struct Sm80Forward {
     }
     const bool transform = common.softcap > 0.0f || common.scale_log2 <= 0.0f;
     const float multiplier = transform ? 1.0f : common.scale_log2;
-    const float headroom = kHeadroom / multiplier;
+    const float headroom = kOffsetHeadroom / multiplier;
 
     int buffer = 0;
     for (int index = tile.range_begin; index < tile.range_end; ++index) {
@@ -334,15 +263,23 @@ struct Sm80Forward {
         ScoreStep<0>(scores, q_fragments, q_base, k_tiles + buffer * kKvBytes + k_lane);
         if (kSpreadCopies && more) load_values(buffer ^ 1);
         if (more) CommitCopies();
-        if (transform) Transform(scores, common);
+        if (transform) TransformScores(scores, common);
         if (row < full_begin || row + kKeys > full_end) {
-          Mask(scores, range, row, warp_row + (lane >> 2), pack);
+          MaskScores<16>(scores, range, warp_row + (lane >> 2), row + 2 * (threadIdx.x & 3),
+                         pack);
         }
         UpdateOffsets(scores, multiplier, headroom, rows, output);
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
           Probabilities p;
-          Exponentials(scores, step, multiplier, rows, p);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              Exponentials<T>(scores[m][2 * step + n], n, multiplier, rows.offset[m], rows.sum[m],
+                              p[m]);
+            }
+          }
           ValueStep<0>(output, p, step, v_tiles + buffer * kKvBytes + v_lane);
         }
         buffer ^= 1;
@@ -355,10 +292,8 @@ struct Sm80Forward {
       for (int half = 0; half < 2; ++half) {
         const float sum = QuadSum(rows.sum[m][half]);
         const int packed_row = warp_row + m * 16 + half * 8 + (lane >> 2);
-        const float lse =
-            sum == 0.0f ? NegativeInfinity() : (rows.offset[m][half] + log2f(sum)) * kLn2;
-        ForwardRow target(params, tile, first_head, batch, packed_row, lse,
-                          sum == 0.0f ? 0.0f : 1.0f / sum);
+        ForwardRow target(params, tile, first_head, batch, packed_row,
+                          RowLse(rows.offset[m][half], sum), sum == 0.0f ? 0.0f : 1.0f / sum);
         __syncwarp();  // all lanes of a row have read the previous lse
         if (!target.exists) continue;
 #pragma unroll
@@ -371,24 +306,6 @@ struct Sm80Forward {
     }
   }
 };
-
-// Defines the two kernels of one head-dim class and the function that names them.
-#define RINGATTN_SM80_FORWARD(name, dim, rows, keys, warps, blocks_per_sm)                       \
-  __global__ void __launch_bounds__(warps * 32, blocks_per_sm)                                   \
-      sm80_bf16_attention_forward_##name(const __grid_constant__ ForwardParams params) {         \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    Sm80Forward<__nv_bfloat16, dim, rows, keys, warps>::Run(params, shared);                     \
-  }                                                                                              \
-  __global__ void __launch_bounds__(warps * 32, blocks_per_sm)                                   \
-      sm80_fp16_attention_forward_##name(const __grid_constant__ ForwardParams params) {         \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    Sm80Forward<__half, dim, rows, keys, warps>::Run(params, shared);                            \
-  }                                                                                              \
-  TileKernel Sm80ForwardKernel_##name() {                                                        \
-    return {reinterpret_cast<const void*>(&sm80_bf16_attention_forward_##name),                  \
-            reinterpret_cast<const void*>(&sm80_fp16_attention_forward_##name), nullptr, rows,   \
-            keys, warps * 32, Sm80Forward<__half, dim, rows, keys, warps>::kSharedBytes};        \
-  }
 
 }  // namespace ringattn::cuda
 

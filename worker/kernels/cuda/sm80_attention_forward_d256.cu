@@ -1,8 +1,7 @@
-// head_dim up to 256: 128 x 64 tiles, 8 warps of 16 rows (the output
-// accumulator of 32 rows would not fit), one block per SM.
-#include "worker/kernels/cuda/sm80_attention_forward.cuh"
-#include "worker/kernels/cuda/sm80_kernels.h"
+// head_dim up to 256: 128 x 64 tiles, 8 warps in pairs of 32 rows, one block per SM.
+#include "worker/kernels/cuda/sm80_attention_forward_wide.cuh"
+#include "worker/kernels/cuda/sm80_forward_kernels.cuh"
 
 namespace ringattn::cuda {
-RINGATTN_SM80_FORWARD(d256, 256, 128, 64, 8, 1)
+RINGATTN_SM80_FORWARD(d256, 256, 1, Sm80ForwardWide, 256, 128, 64, 0)
 }  // namespace ringattn::cuda
