@@ -54,7 +54,8 @@ struct Sm80Backward {
 
   static __device__ __forceinline__ void Run(const BackwardParams& params, char* shared) {
     const CommonParams& common = params.common;
-    if (Stopped(common.stop_word)) return;
+    // One answer for all: the groups of warps would wait for each other for ever.
+    if (__syncthreads_or(Stopped(common.stop_word))) return;
     // Read again wherever it is needed, rather than kept.
     const BackwardTile& tile = params.tiles[blockIdx.x];
     const int kv_head = blockIdx.y * params.heads_per_block / common.group_size;
