@@ -321,7 +321,7 @@ struct Sm80ForwardWide {
 
     // The two halves of O += P V, against the values in `buffer`.
     const auto nothing = [](int) {};
-    const auto add_other = [&](int buffer, const auto& between) {
+    const auto add_other = [&](int buffer) {
       ValueProduct(
           output, v_base + other_v + buffer * kKvBytes,
           [&](int step, uint32_t(&a)[kRowTiles][4]) {
@@ -333,7 +333,7 @@ struct Sm80ForwardWide {
                                      m * 16 * ProbabilityTile::kRowBytes);
             }
           },
-          between);
+          nothing);
     };
     const auto add_own = [&](int buffer, const auto& between) {
       ValueProduct(
@@ -348,14 +348,15 @@ struct Sm80ForwardWide {
           between);
     };
 
-    int number = 0;  // of tiles before
+    int buffer = 0;
+    bool first = true;
     for (int index = tile.range_begin; index < tile.range_end; ++index) {
       const KvRange& range = params.ranges[index];
       const int row_count = range.row_count;
+      const int full_begin = range.full_begin;
+      const int full_end = range.full_end;
       open_values(range);
       for (int row = 0; row < row_count; row += kKeys) {
-        const int buffer = number & 1;
-        const bool first = number == 0;
         WaitCopies<0>();
         __syncthreads();  // k, the last v and P are there; everyone has left the others
         if (row + kKeys < row_count) {
@@ -366,7 +367,6 @@ struct Sm80ForwardWide {
           Copy::Next(k_tiles + (buffer ^ 1) * kKvBytes, thread, k_source, k_stride,
                      params.ranges[index + 1].row_count, common.head_dim, common.vector_qk);
         }
-        const bool masked = row < range.full_begin || row + kKeys > range.full_end;
         if (kQSteps > 0 && first) HoldQ<0>(q_fragments, q_base);
         Scores scores;
         ScoreProduct(scores, q_fragments, q_base, k_base + buffer * kKvBytes);
@@ -374,21 +374,15 @@ struct Sm80ForwardWide {
                    common.head_dim_v, common.vector_v);
         CommitCopies();
         if (transform) TransformScores(scores, common);
-        if (masked) {
+        if (row < full_begin || row + kKeys > full_end) {
           MaskScores<32>(scores, range, warp_row + (lane >> 2), row + side * 16 + 2 * (lane & 3),
                          pack);
         }
-        const auto offer_maxima = [&](int i) {
-          if (i != 0) return;  // the first products run meanwhile
-          exchange[thread] = Maximum(scores, lane);
-        };
-        if (first) {
-          offer_maxima(0);
-        } else {
-          add_other(buffer ^ 1, offer_maxima);
-        }
+        float max = Maximum(scores, lane);
+        exchange[thread] = max;
+        if (!first) add_other(buffer ^ 1);
         SyncPair(row_group);
-        const float max = fmaxf(exchange[thread], exchange[thread ^ 32]);
+        max = fmaxf(max, exchange[thread ^ 32]);
         const bool grew = __any_sync(0xffffffff, max > rows.limit);
 
         // Half an A fragment of P(t).
@@ -431,14 +425,15 @@ struct Sm80ForwardWide {
             for (int i = 0; i < 4; ++i) p[step][m][i] = next[step][m][i];
           }
         }
-        ++number;
+        first = false;
+        buffer ^= 1;
       }
     }
     WaitCopies<0>();
     __syncthreads();
-    if (number > 0) {
-      add_other((number & 1) ^ 1, nothing);
-      add_own((number & 1) ^ 1, nothing);
+    if (!first) {
+      add_other(buffer ^ 1);
+      add_own(buffer ^ 1, nothing);
     }
 
     // Computed again rather than kept.
