@@ -103,7 +103,7 @@ class StreamAttempt final : public Attempt,
   }
 
   void WriteNextChunk() {
-    const std::optional<ChunkSource::Chunk> chunk = source_->Next();
+    std::optional<ChunkSource::Chunk> chunk = source_->Next();
     if (!chunk) {
       times_.uploaded_seconds = SecondsSinceStart();
       StartWritesDone();
@@ -113,16 +113,26 @@ class StreamAttempt final : public Attempt,
     if (plan_->with_crc32c) {
       header.crc32c = wire::Crc32c(chunk->bytes.data(), chunk->bytes.size());
     }
-    borrowed_.fetch_add(1);
-    const grpc::Slice payload = wire::BorrowSlice(
-        chunk->bytes.data(), chunk->bytes.size(),
-        [](void* borrowed) { static_cast<std::atomic<int64_t>*>(borrowed)->fetch_sub(1); },
-        &borrowed_);
+    const grpc::Slice payload = SliceOf(*chunk);
     const wire::StreamMessage type =
         plan_->kind == CallKind::kForward ? wire::kForwardRequest : wire::kBackwardRequest;
     write_buffer_ = wire::MakeChunkBuffer(
         wire::EncodeChunkPrefix(type, header, chunk->bytes.size()), {payload});
     StartWrite(&write_buffer_);
+  }
+
+  grpc::Slice SliceOf(ChunkSource::Chunk& chunk) {
+    if (chunk.gathered != nullptr) {
+      return wire::BorrowSlice(
+          chunk.bytes.data(), chunk.bytes.size(),
+          [](void* gathered) { delete[] static_cast<uint8_t*>(gathered); },
+          chunk.gathered.release());
+    }
+    borrowed_.fetch_add(1);
+    return wire::BorrowSlice(
+        chunk.bytes.data(), chunk.bytes.size(),
+        [](void* borrowed) { static_cast<std::atomic<int64_t>*>(borrowed)->fetch_sub(1); },
+        &borrowed_);
   }
 
   // --- Reading ------------------------------------------------------------------

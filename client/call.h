@@ -1,5 +1,6 @@
 // What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
-// are sent from it and outputs are written to it, without a copy in between.
+// are sent from it and outputs are written to it, without a copy in between (but see
+// CallOptions::streams).
 #ifndef RINGATTN_CLIENT_CALL_H_
 #define RINGATTN_CLIENT_CALL_H_
 
@@ -31,33 +32,42 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
   return {reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)};
 }
 
-struct ForwardArgs {
+// `Bytes`: what shows a tensor's memory.
+template <typename Bytes>
+struct BasicForwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
-  ConstBytes q = {}, k = {}, v = {};
+  Bytes q = {}, k = {}, v = {};
 };
+using ForwardArgs = BasicForwardArgs<ConstBytes>;
 
-struct ForwardResults {
-  MutableBytes out;
-  MutableBytes lse;  // fp32
+template <typename Bytes>
+struct BasicForwardResults {
+  Bytes out;
+  Bytes lse;  // fp32
 };
+using ForwardResults = BasicForwardResults<MutableBytes>;
 
-struct BackwardArgs {
+template <typename Bytes>
+struct BasicBackwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
-  ConstBytes q = {}, k = {}, v = {}, dout = {};
+  Bytes q = {}, k = {}, v = {}, dout = {};
   // True: `out` and `lse` are given too. False: the server computes them again.
   bool has_forward_result = false;
-  ConstBytes out = {}, lse = {};
+  Bytes out = {}, lse = {};
 };
+using BackwardArgs = BasicBackwardArgs<ConstBytes>;
 
-struct BackwardResults {
-  MutableBytes dq, dk, dv;
+template <typename Bytes>
+struct BasicBackwardResults {
+  Bytes dq, dk, dv;
 };
+using BackwardResults = BasicBackwardResults<MutableBytes>;
 
 // Of CallOptions::streams. A coordinator's queue holds 256 requests.
 inline constexpr int kMaxStreams = 64;
@@ -66,11 +76,13 @@ struct CallOptions {
   // The same for every replay of the call. Made up if empty.
   std::string request_id = {};
   // More than 1: the call is sent as up to so many requests side by side (its batch
-  // rows, packed documents or blocks of queries), named <request_id>/0, /1, ... for
-  // GetOperation and CancelOperation. Each takes the client's next channel, so give the
-  // client as many; uploads, computation and downloads of different requests overlap.
+  // rows, packed documents, blocks of queries or, backward, groups of heads), named
+  // <request_id>/0, /1, ... for GetOperation and CancelOperation. Each takes the
+  // client's next channel, so give the client as many; uploads, computation and
+  // downloads of different requests overlap.
   // Results are the same up to rounding. Blocks of queries send the keys again that they
-  // share, and lse of documents and blocks passes through a buffer of its size.
+  // share, and lse of documents and blocks passes through a buffer of its size; chunks of
+  // groups of heads, which lie between the others', through one of theirs.
   // Which calls cannot be split, and how: call_split.h. How many requests it was:
   // CallReport::streams().
   int streams = 1;

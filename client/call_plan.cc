@@ -66,7 +66,9 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
     if (input.bytes.empty()) continue;
     v1::InlineTensor* tensor = header->add_inline_tensors();
     tensor->set_tensor(input.tensor);
-    tensor->set_data(input.bytes.data(), input.bytes.size());
+    std::string& data = *tensor->mutable_data();
+    data.resize(input.bytes.size());
+    CopyOut(input.bytes, 0, data.size(), reinterpret_cast<uint8_t*>(data.data()));
   }
   plan->inputs.clear();
 }
@@ -77,7 +79,9 @@ void SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan*
   plan->on_progress = options.on_progress;
 }
 
-CallPlan ForwardTensors(const ForwardArgs& args, const ForwardResults& results) {
+template <typename Input, typename Output>
+CallPlan ForwardTensors(const BasicForwardArgs<Input>& args,
+                        const BasicForwardResults<Output>& results) {
   CallPlan plan;
   plan.kind = CallKind::kForward;
   plan.inputs = {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}};
@@ -85,7 +89,9 @@ CallPlan ForwardTensors(const ForwardArgs& args, const ForwardResults& results) 
   return plan;
 }
 
-CallPlan BackwardTensors(const BackwardArgs& args, const BackwardResults& results) {
+template <typename Input, typename Output>
+CallPlan BackwardTensors(const BasicBackwardArgs<Input>& args,
+                         const BasicBackwardResults<Output>& results) {
   CallPlan plan;
   plan.kind = CallKind::kBackward;
   plan.inputs = {{v1::TENSOR_ID_Q, args.q},
@@ -112,7 +118,8 @@ absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults&
   return CheckSizes(args.shape, args.dtype, BackwardTensors(args, results));
 }
 
-absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
+absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
+                                     const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,
                                      const ChunkLimits& limits) {
   CallPlan plan = ForwardTensors(args, results);
@@ -125,7 +132,8 @@ absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResul
   return plan;
 }
 
-absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
+absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
+                                      const BasicBackwardResults<MutableRuns>& results,
                                       const CallOptions& options, const std::string& request_id,
                                       const ChunkLimits& limits) {
   CallPlan plan = BackwardTensors(args, results);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/attempt.h"
 #include "client/call.h"
+#include "client/byte_runs.h"
 
 namespace ringattn {
 
@@ -23,10 +24,12 @@ absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults&
 
 // Errors: INVALID_ARGUMENT naming the first buffer whose size is not what shape and
 // dtype make it.
-absl::StatusOr<CallPlan> PlanForward(const ForwardArgs& args, const ForwardResults& results,
+absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
+                                     const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,
                                      const ChunkLimits& limits);
-absl::StatusOr<CallPlan> PlanBackward(const BackwardArgs& args, const BackwardResults& results,
+absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
+                                      const BasicBackwardResults<MutableRuns>& results,
                                       const CallOptions& options, const std::string& request_id,
                                       const ChunkLimits& limits);
 

@@ -23,7 +23,7 @@ absl::Status Refused(absl::string_view reason) {
                    {{"streams", std::string(reason)}});
 }
 
-// The first option that may tell rows apart by where they lie in the request.
+// The first option that may tell rows or heads apart by where they lie in the request.
 std::optional<std::string> UnknownOption(const v1::AttentionOptions& options) {
   std::vector<const google::protobuf::FieldDescriptor*> set;
   options.GetReflection()->ListFields(options, &set);
@@ -56,25 +56,55 @@ absl::Status CheckSplittable(const v1::AttentionShape& shape, const v1::Attentio
   return absl::OkStatus();
 }
 
+uint64_t KvHeads(const v1::AttentionShape& shape) {
+  return shape.num_kv_heads() != 0 ? shape.num_kv_heads() : shape.num_heads();
+}
+
 CallPart Whole(const v1::AttentionShape& shape, const v1::AttentionOptions& options) {
   return {.batch = {0, shape.batch()},
           .q = {0, shape.seq_len_q()},
           .kv = {0, shape.seq_len_kv()},
+          .heads = {0, shape.num_heads()},
+          .kv_heads = {0, KvHeads(shape)},
           .shape = shape,
           .options = options};
 }
 
+// 0 .. items - 1 in at most `count` consecutive spans, none empty, whose lengths differ by
+// one at the most.
+std::vector<RowSpan> EvenSpans(uint64_t items, uint64_t count) {
+  std::vector<RowSpan> spans(std::min(count, items));
+  uint64_t begin = 0;
+  for (uint64_t i = 0; i < spans.size(); ++i) {
+    const uint64_t end = begin + items / spans.size() + (i < items % spans.size() ? 1 : 0);
+    spans[i] = {begin, end};
+    begin = end;
+  }
+  return spans;
+}
+
 std::vector<CallPart> BatchParts(const v1::AttentionShape& shape,
                                  const v1::AttentionOptions& options, uint64_t streams) {
-  const uint64_t rows = shape.batch();
-  const uint64_t count = std::min(streams, rows);
-  std::vector<CallPart> parts(count, Whole(shape, options));
-  uint64_t begin = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t end = begin + rows / count + (i < rows % count ? 1 : 0);
-    parts[i].batch = {begin, end};
-    parts[i].shape.set_batch(end - begin);
-    begin = end;
+  std::vector<CallPart> parts;
+  for (const RowSpan& rows : EvenSpans(shape.batch(), streams)) {
+    CallPart& part = parts.emplace_back(Whole(shape, options));
+    part.batch = rows;
+    part.shape.set_batch(rows.size());
+  }
+  return parts;
+}
+
+// REQUIRES: the query heads are a multiple of the K/V heads.
+std::vector<CallPart> HeadParts(const v1::AttentionShape& shape,
+                                const v1::AttentionOptions& options, uint64_t streams) {
+  const uint64_t group = shape.num_heads() / KvHeads(shape);
+  std::vector<CallPart> parts;
+  for (const RowSpan& kv_heads : EvenSpans(KvHeads(shape), streams)) {
+    CallPart& part = parts.emplace_back(Whole(shape, options));
+    part.kv_heads = kv_heads;
+    part.heads = {kv_heads.begin * group, kv_heads.end * group};
+    part.shape.set_num_heads(part.heads.size());
+    part.shape.set_num_kv_heads(kv_heads.size());
   }
   return parts;
 }
@@ -137,10 +167,9 @@ class EvenCutter {
 // Of one row of q and of k and v together, in elements.
 struct RowSizes {
   explicit RowSizes(const v1::AttentionShape& shape) {
-    const double kv_heads = shape.num_kv_heads() != 0 ? shape.num_kv_heads() : shape.num_heads();
     const double dim_v = shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
     q = static_cast<double>(shape.num_heads()) * shape.head_dim();
-    kv = kv_heads * (shape.head_dim() + dim_v);
+    kv = static_cast<double>(KvHeads(shape)) * (shape.head_dim() + dim_v);
   }
   double Of(const RowSpan& queries, const RowSpan& keys) const {
     return q * static_cast<double>(queries.size()) + kv * static_cast<double>(keys.size());
@@ -295,9 +324,14 @@ absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& sh
   }
   if (shape.has_packed()) return DocumentParts(shape, options, count);
   if (shape.batch() > 1) return BatchParts(shape, options, count);
+  // For the server to refuse.
+  if (KvHeads(shape) == 0 || shape.num_heads() % KvHeads(shape) != 0) {
+    return std::vector<CallPart>{Whole(shape, options)};
+  }
+  if (KvHeads(shape) > 1) return HeadParts(shape, options, count);
   return Refused(
-      "backward of one batch row cannot be split (dk and dv are sums over all queries), "
-      "only 1 is possible");
+      "backward of one batch row with one key/value head cannot be split (dk and dv are sums "
+      "over all queries and heads of a group), only 1 is possible");
 }
 
 }  // namespace ringattn

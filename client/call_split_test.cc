@@ -204,6 +204,35 @@ TEST(CallSplit, DocumentsStayWhole) {
   }
 }
 
+// dk and dv are sums over queries, so one batch row is cut between K/V heads.
+TEST(CallSplit, BackwardOfOneRowIsCutBetweenHeads) {
+  v1::AttentionShape shape = ShapeOf(1, 100, 80);
+  shape.set_num_heads(10);
+  shape.set_num_kv_heads(5);
+  const auto parts = SplitBackward(shape, OptionsOf({.causal = true}), 3);
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  ASSERT_EQ(parts->size(), 3u);
+  const RowSpan kv_heads[] = {{0, 2}, {2, 4}, {4, 5}};
+  for (int i = 0; i < 3; ++i) {
+    const CallPart& part = (*parts)[i];
+    EXPECT_EQ(part.kv_heads, kv_heads[i]);
+    EXPECT_EQ(part.heads, (RowSpan{2 * kv_heads[i].begin, 2 * kv_heads[i].end}));
+    EXPECT_EQ(part.shape.num_heads(), part.heads.size());
+    EXPECT_EQ(part.shape.num_kv_heads(), part.kv_heads.size());
+    EXPECT_EQ(part.q, (RowSpan{0, 100}));
+    EXPECT_EQ(part.kv, (RowSpan{0, 80}));
+    EXPECT_TRUE(part.options.causal());
+  }
+  EXPECT_EQ(SplitBackward(shape, {}, 64)->size(), 5u);
+  // As many K/V heads as query heads, by default.
+  shape.clear_num_kv_heads();
+  EXPECT_EQ(SplitBackward(shape, {}, 64)->size(), 10u);
+  EXPECT_EQ(SplitBackward(shape, {}, 64)->back().shape.num_heads(), 1u);
+  // For the server to refuse.
+  shape.set_num_kv_heads(3);
+  EXPECT_EQ(SplitBackward(shape, {}, 2)->size(), 1u);
+}
+
 TEST(CallSplit, DocumentsThatMakeNoSenseAreTheServersToRefuse) {
   v1::AttentionShape wrong_total = Packed({0, 5, 9}, {0, 5, 9});
   wrong_total.set_seq_len_q(10);
@@ -249,7 +278,9 @@ TEST(CallSplit, WhatCannotBeSplitIsRefusedByName) {
   const v1::AttentionShape shape = ShapeOf(1, 100, 100);
   ExpectRefused(SplitForward(shape, {}, 0).status(), "is 0, must be in 1..64");
   ExpectRefused(SplitBackward(shape, {}, 65).status(), "is 65");
-  ExpectRefused(SplitBackward(shape, {}, 2).status(), "dk and dv");
+  v1::AttentionShape one_kv_head = shape;
+  one_kv_head.set_num_kv_heads(1);
+  ExpectRefused(SplitBackward(one_kv_head, {}, 2).status(), "dk and dv");
   v1::AttentionOptions dropout;
   dropout.mutable_dropout()->set_rate(0.1);
   ExpectRefused(SplitForward(shape, dropout, 2).status(), "options.dropout");

@@ -14,14 +14,30 @@ class Slicer {
   Slicer(const v1::AttentionShape& shape, v1::DataType dtype, const CallPart& part)
       : shape_(shape), dtype_(dtype), part_(part) {}
 
-  // REQUIRES: the tensor is not lse, or all queries are in the part.
+  // REQUIRES: the tensor is not lse.
   template <typename Byte>
-  absl::Span<Byte> Of(v1::TensorId tensor, absl::Span<Byte> bytes) const {
-    const RowSpan& rows = IsOfKeys(tensor) ? part_.kv : part_.q;
-    const uint64_t all_rows = IsOfKeys(tensor) ? shape_.seq_len_kv() : shape_.seq_len_q();
-    const uint64_t row_bytes = RowBytes(tensor);
-    return bytes.subspan((part_.batch.begin * all_rows + rows.begin) * row_bytes,
-                         part_.batch.size() * rows.size() * row_bytes);
+  ByteRuns<Byte> Of(v1::TensorId tensor, absl::Span<Byte> bytes) const {
+    const bool of_keys = IsOfKeys(tensor);
+    const RowSpan& rows = of_keys ? part_.kv : part_.q;
+    const RowSpan& heads = of_keys ? part_.kv_heads : part_.heads;
+    const uint64_t all_rows = of_keys ? shape_.seq_len_kv() : shape_.seq_len_q();
+    const uint64_t head_bytes = HeadBytes(tensor);
+    const uint64_t row_bytes = head_bytes * (of_keys ? KvHeads() : shape_.num_heads());
+    // Nothing may be where nothing is asked for.
+    const uint64_t runs = part_.batch.size() * rows.size();
+    if (runs * heads.size() * head_bytes == 0) return {};
+    return {bytes.data() + (part_.batch.begin * all_rows + rows.begin) * row_bytes +
+                heads.begin * head_bytes,
+            runs, heads.size() * head_bytes, row_bytes};
+  }
+
+  // REQUIRES: all queries are in the part, and all heads or a batch of one.
+  template <typename Byte>
+  ByteRuns<Byte> OfLse(absl::Span<Byte> bytes) const {
+    const uint64_t head_bytes = shape_.seq_len_q() * sizeof(float);
+    return bytes.subspan(
+        (part_.batch.begin * shape_.num_heads() + part_.heads.begin) * head_bytes,
+        part_.batch.size() * part_.heads.size() * head_bytes);
   }
 
  private:
@@ -30,12 +46,19 @@ class Slicer {
            tensor == v1::TENSOR_ID_DK || tensor == v1::TENSOR_ID_DV;
   }
 
-  uint64_t RowBytes(v1::TensorId tensor) const {
-    v1::AttentionShape row = shape_;
-    row.set_batch(1);
-    row.set_seq_len_q(1);
-    row.set_seq_len_kv(1);
-    return *TensorBytes(row, dtype_, tensor);  // no larger than the call's, which was computed
+  uint64_t KvHeads() const {
+    return shape_.num_kv_heads() != 0 ? shape_.num_kv_heads() : shape_.num_heads();
+  }
+
+  // Of one row.
+  uint64_t HeadBytes(v1::TensorId tensor) const {
+    v1::AttentionShape head = shape_;
+    head.set_batch(1);
+    head.set_seq_len_q(1);
+    head.set_seq_len_kv(1);
+    head.set_num_heads(1);
+    head.set_num_kv_heads(1);
+    return *TensorBytes(head, dtype_, tensor);  // no larger than the call's, which was computed
   }
 
   const v1::AttentionShape& shape_;
@@ -87,7 +110,7 @@ class PartLse {
 
 }  // namespace
 
-ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part) {
+BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part) {
   const Slicer slicer(call.shape, call.dtype, part);
   return {.shape = part.shape,
           .dtype = call.dtype,
@@ -101,7 +124,7 @@ ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part) {
 BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
   const Slicer slicer(call.shape, call.dtype, part);
   BackwardPartArgs made;
-  BackwardArgs& args = made.args;
+  BasicBackwardArgs<ConstRuns>& args = made.args;
   args = {.shape = part.shape,
           .dtype = call.dtype,
           .options = part.options,
@@ -114,12 +137,12 @@ BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
   if (!call.has_forward_result) return made;
   args.out = slicer.Of(v1::TENSOR_ID_OUT, call.out);
   if (HasAllQueries(call.shape, part)) {
-    args.lse = slicer.Of(v1::TENSOR_ID_LSE, call.lse);
+    args.lse = slicer.OfLse(call.lse);
     return made;
   }
   const PartLse lse(call.shape, part);
   lse.Gather(call.lse.data());
-  args.lse = lse.bytes();
+  args.lse = ConstBytes(lse.bytes());
   made.lse = lse.values();
   return made;
 }
@@ -130,7 +153,7 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
   ForwardPartResults made;
   made.results.out = slicer.Of(v1::TENSOR_ID_OUT, results.out);
   if (HasAllQueries(call.shape, part)) {
-    made.results.lse = slicer.Of(v1::TENSOR_ID_LSE, results.lse);
+    made.results.lse = slicer.OfLse(results.lse);
     return made;
   }
   const PartLse lse(call.shape, part);
@@ -139,8 +162,8 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
   return made;
 }
 
-BackwardResults PartOf(const BackwardArgs& call, const BackwardResults& results,
-                       const CallPart& part) {
+BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const BackwardResults& results,
+                                         const CallPart& part) {
   const Slicer slicer(call.shape, call.dtype, part);
   return {.dq = slicer.Of(v1::TENSOR_ID_DQ, results.dq),
           .dk = slicer.Of(v1::TENSOR_ID_DK, results.dk),

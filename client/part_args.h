@@ -1,7 +1,7 @@
-// The memory of one part of a call: pieces of the call's own buffers, but for lse
-// where a part has not all queries. Its rows are then not one piece (heads come before
-// rows), so it has a buffer of its own: gathered before, or scattered when the part has
-// ended.
+// The memory of one part of a call: the call's own buffers, in pieces or, where a part
+// has not all heads, as views; but for lse where a part has not all queries. Its rows are
+// then not one piece (heads come before rows), so it has a buffer of its own: gathered
+// before, or scattered when the part has ended.
 #ifndef RINGATTN_CLIENT_PART_ARGS_H_
 #define RINGATTN_CLIENT_PART_ARGS_H_
 
@@ -10,22 +10,23 @@
 
 #include "client/call.h"
 #include "client/call_split.h"
+#include "client/byte_runs.h"
 
 namespace ringattn {
 
 // REQUIRES, of all below: the call's buffers have the sizes that its shape and dtype
 // give them (call_plan.h), and `part` is of its split.
 
-ForwardArgs PartOf(const ForwardArgs& call, const CallPart& part);
+BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part);
 
 struct BackwardPartArgs {
-  BackwardArgs args;
+  BasicBackwardArgs<ConstRuns> args;
   std::shared_ptr<float[]> lse;  // what args.lse points to; null if that is the call's own
 };
 BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part);
 
 struct ForwardPartResults {
-  ForwardResults results;
+  BasicForwardResults<MutableRuns> results;
   // To be called once, when the part has succeeded; owns the buffer that results.lse
   // may point to. Empty: nothing is to be done.
   std::function<void()> collect;
@@ -33,8 +34,8 @@ struct ForwardPartResults {
 ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
                           const CallPart& part);
 
-BackwardResults PartOf(const BackwardArgs& call, const BackwardResults& results,
-                       const CallPart& part);
+BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const BackwardResults& results,
+                                         const CallPart& part);
 
 }  // namespace ringattn
 

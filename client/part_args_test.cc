@@ -40,6 +40,7 @@ template <typename Bytes>
 void ExpectPiece(const Bytes& piece, const std::vector<uint8_t>& whole, size_t begin, size_t end) {
   EXPECT_EQ(piece.data() - whole.data(), static_cast<ptrdiff_t>(begin));
   EXPECT_EQ(piece.size(), end - begin);
+  EXPECT_TRUE(piece.in_one_piece());
 }
 
 TEST(PartArgs, ABlockOfQueriesIsPiecesOfTheBuffers) {
@@ -56,7 +57,7 @@ TEST(PartArgs, ABlockOfQueriesIsPiecesOfTheBuffers) {
   const auto parts = SplitForward(shape, args.options, 4);
   ASSERT_TRUE(parts.ok());
   const CallPart& part = (*parts)[2];
-  const ForwardArgs made = PartOf(args, part);
+  const auto made = PartOf(args, part);
   EXPECT_EQ(made.shape.seq_len_q(), part.q.size());
   EXPECT_EQ(made.plan.world_size(), 3u);
   ExpectPiece(made.q, buffers.q, part.q.begin * 64, part.q.end * 64);
@@ -107,7 +108,7 @@ TEST(PartArgs, BatchRowsAreInPlace) {
   const auto parts = SplitBackward(shape, {}, 2);
   ASSERT_TRUE(parts.ok());
   const CallPart& last = (*parts)[1];  // batch row 2
-  BackwardArgs made = PartOf(args, last).args;
+  auto made = PartOf(args, last).args;
   EXPECT_EQ(made.shape.batch(), 1u);
   ExpectPiece(made.q, in.q, 2 * 640, 3 * 640);
   ExpectPiece(made.k, in.k, 2 * 192, 3 * 192);
@@ -116,11 +117,11 @@ TEST(PartArgs, BatchRowsAreInPlace) {
   ExpectPiece(made.out, results.out, 2 * 1280, 3 * 1280);
   ExpectPiece(made.lse, in.lse, 2 * 160, 3 * 160);
   EXPECT_TRUE(made.has_forward_result);
-  const BackwardResults gradients = PartOf(args,
-                                           {.dq = MutableBytesOf(results.q),
-                                            .dk = MutableBytesOf(results.k),
-                                            .dv = MutableBytesOf(results.v)},
-                                           last);
+  const auto gradients = PartOf(args,
+                                {.dq = MutableBytesOf(results.q),
+                                 .dk = MutableBytesOf(results.k),
+                                 .dv = MutableBytesOf(results.v)},
+                                last);
   ExpectPiece(gradients.dq, results.q, 2 * 640, 3 * 640);
   ExpectPiece(gradients.dk, results.k, 2 * 192, 3 * 192);
   ExpectPiece(gradients.dv, results.v, 2 * 384, 3 * 384);
@@ -137,6 +138,59 @@ TEST(PartArgs, BatchRowsAreInPlace) {
              (*parts)[0]);
   ExpectPiece(forward.results.lse, results.lse, 0, 2 * 160);
   EXPECT_FALSE(forward.collect);
+}
+
+// Every byte of a tensor is in the part whose head it belongs to, in order.
+TEST(PartArgs, GroupsOfHeadsAreViewsOfTheBuffers) {
+  v1::AttentionShape shape = ShapeOf(1, 5, 7);
+  shape.set_num_heads(6);
+  shape.set_num_kv_heads(3);
+  Buffers in(shape), results(shape);
+  const BackwardArgs args{.shape = shape,
+                          .dtype = v1::DATA_TYPE_BFLOAT16,
+                          .q = BytesOf(in.q),
+                          .k = BytesOf(in.k),
+                          .v = BytesOf(in.v),
+                          .dout = BytesOf(in.out),
+                          .has_forward_result = true,
+                          .out = BytesOf(results.out),
+                          .lse = BytesOf(in.lse)};
+  const auto expect_heads = [](const auto& view, const std::vector<uint8_t>& whole, uint64_t rows,
+                               uint64_t row_bytes, uint64_t begin, uint64_t end) {
+    ASSERT_EQ(view.size(), rows * (end - begin));
+    EXPECT_FALSE(view.in_one_piece());
+    uint64_t at = 0;
+    view.ForEachPiece(0, view.size(), [&](const uint8_t* data, uint64_t bytes) {
+      EXPECT_EQ(static_cast<uint64_t>(data - whole.data()),
+                at / (end - begin) * row_bytes + begin + at % (end - begin));
+      at += bytes;
+    });
+    EXPECT_EQ(at, view.size());
+  };
+  const auto parts = SplitBackward(shape, {}, 2);
+  ASSERT_TRUE(parts.ok());
+  ASSERT_EQ(parts->size(), 2u);  // K/V heads 0, 1 and 2
+  for (const CallPart& part : *parts) {
+    const auto made = PartOf(args, part).args;
+    const uint64_t h = part.heads.begin, end = part.heads.end;
+    const uint64_t k = part.kv_heads.begin, k_end = part.kv_heads.end;
+    EXPECT_EQ(made.shape.num_heads(), end - h);
+    EXPECT_EQ(made.shape.num_kv_heads(), k_end - k);
+    expect_heads(made.q, in.q, 5, 6 * 16, h * 16, end * 16);
+    expect_heads(made.dout, in.out, 5, 6 * 32, h * 32, end * 32);
+    expect_heads(made.out, results.out, 5, 6 * 32, h * 32, end * 32);
+    expect_heads(made.k, in.k, 7, 3 * 16, k * 16, k_end * 16);
+    expect_heads(made.v, in.v, 7, 3 * 32, k * 32, k_end * 32);
+    ExpectPiece(made.lse, in.lse, h * 5 * 4, end * 5 * 4);
+    const auto gradients = PartOf(args,
+                                  {.dq = MutableBytesOf(results.q),
+                                   .dk = MutableBytesOf(results.k),
+                                   .dv = MutableBytesOf(results.v)},
+                                  part);
+    expect_heads(gradients.dq, results.q, 5, 6 * 16, h * 16, end * 16);
+    expect_heads(gradients.dk, results.k, 7, 3 * 16, k * 16, k_end * 16);
+    expect_heads(gradients.dv, results.v, 7, 3 * 32, k * 32, k_end * 32);
+  }
 }
 
 TEST(PartArgs, LseOfDocumentsIsGatheredByHead) {

@@ -346,7 +346,8 @@ TEST(SplitCall, WhatCannotBeSplitNeverLeaves) {
   EXPECT_THAT(std::string(status(3).message()), HasSubstr("k has"));
   EXPECT_EQ(done, 7);
 
-  const BackwardArgs backward{.shape = problem.args.shape, .dtype = problem.args.dtype};
+  BackwardArgs backward{.shape = problem.args.shape, .dtype = problem.args.dtype};
+  backward.shape.set_num_kv_heads(1);
   EXPECT_EQ(DetailsOf(client->Backward(backward, {}, {.streams = 2}).status()).violations[0].field,
             "streams");
   EXPECT_EQ(server.calls(), 0);

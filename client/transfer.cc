@@ -14,6 +14,23 @@ absl::Status ServerError(absl::string_view what) {
   return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
 }
 
+// Writes the payload to where bytes from `begin` of `target` lie; its crc if wanted.
+std::optional<uint32_t> CopyPayload(absl::Span<const wire::Fragment> payload, uint64_t begin,
+                                    bool with_crc, const MutableRuns& target) {
+  if (target.in_one_piece()) {
+    if (with_crc) return wire::CopyFragmentsAndCrc32c(payload, target.data() + begin);
+    wire::CopyFragments(payload, target.data() + begin);
+    return std::nullopt;
+  }
+  uint32_t crc = 0;
+  for (const wire::Fragment& fragment : payload) {
+    if (with_crc) crc = wire::ExtendCrc32c(crc, fragment.data, fragment.size);
+    CopyIn(fragment.data, begin, fragment.size, target);
+    begin += fragment.size;
+  }
+  return with_crc ? std::optional(crc) : std::nullopt;
+}
+
 }  // namespace
 
 ChunkSource::ChunkSource(std::vector<InputTensor> inputs, uint64_t max_chunk_bytes)
@@ -30,7 +47,14 @@ std::optional<ChunkSource::Chunk> ChunkSource::Next() {
   if (index_ == inputs_.size()) return std::nullopt;
   const InputTensor& input = inputs_[index_];
   const uint64_t bytes = std::min<uint64_t>(max_chunk_bytes_, input.bytes.size() - offset_);
-  Chunk chunk{input.tensor, offset_, input.bytes.subspan(offset_, bytes)};
+  Chunk chunk{.tensor = input.tensor, .offset = offset_, .bytes = {}};
+  if (input.bytes.in_one_piece()) {
+    chunk.bytes = {input.bytes.data() + offset_, bytes};
+  } else {
+    chunk.gathered.reset(new uint8_t[bytes]);  // not zeroed
+    CopyOut(input.bytes, offset_, bytes, chunk.gathered.get());
+    chunk.bytes = {chunk.gathered.get(), bytes};
+  }
   offset_ += bytes;
   dealt_bytes_ += bytes;
   return chunk;
@@ -95,14 +119,10 @@ absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
     return ServerError(absl::StrCat("chunk of ", name, " at ", begin, " overlaps an earlier one"));
   }
 
-  uint8_t* target = output->tensor.bytes.data() + begin;
-  if (header.crc32c.has_value()) {
-    if (wire::CopyFragmentsAndCrc32c(payload, target) != *header.crc32c) {
-      return absl::DataLossError(
-          absl::StrCat("chunk of ", name, " at ", begin, " arrived with a wrong crc32c"));
-    }
-  } else {
-    wire::CopyFragments(payload, target);
+  const auto crc = CopyPayload(payload, begin, header.crc32c.has_value(), output->tensor.bytes);
+  if (crc != header.crc32c) {
+    return absl::DataLossError(
+        absl::StrCat("chunk of ", name, " at ", begin, " arrived with a wrong crc32c"));
   }
 
   uint64_t merged_begin = begin, merged_end = end;

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/call.h"
+#include "client/byte_runs.h"
 #include "common/wire/chunk_codec.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
@@ -18,12 +20,12 @@ namespace ringattn {
 
 struct InputTensor {
   v1::TensorId tensor;
-  ConstBytes bytes;
+  ConstRuns bytes;
 };
 
 struct OutputTensor {
   v1::TensorId tensor;
-  MutableBytes bytes;
+  MutableRuns bytes;
 };
 
 // Deals the inputs out in chunks, tensor after tensor. Thread compatible.
@@ -33,6 +35,8 @@ class ChunkSource {
     v1::TensorId tensor;
     uint64_t offset;
     ConstBytes bytes;
+    // What `bytes` lie in if they are gathered; null if they are the caller's.
+    std::unique_ptr<uint8_t[]> gathered = nullptr;
   };
 
   // REQUIRES: max_chunk_bytes >= 1.

@@ -24,11 +24,29 @@ TEST(ChunkSource, DealsEveryByteOnceInOrder) {
   EXPECT_EQ(source.dealt_bytes(), 13u);
 }
 
+// Two of every five bytes.
+TEST(ChunkSource, GathersWhatIsNotInOnePiece) {
+  std::vector<uint8_t> memory(25);
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<uint8_t>(i);
+  ChunkSource source({{v1::TENSOR_ID_Q, ConstRuns(memory.data() + 1, 5, 2, 5)}}, 3);
+  EXPECT_EQ(source.total_bytes(), 10u);
+  std::vector<uint8_t> dealt;
+  while (const auto chunk = source.Next()) {
+    EXPECT_EQ(chunk->offset, dealt.size());
+    EXPECT_EQ(chunk->gathered.get(), chunk->bytes.data());
+    dealt.insert(dealt.end(), chunk->bytes.begin(), chunk->bytes.end());
+  }
+  EXPECT_EQ(dealt, (std::vector<uint8_t>{1, 2, 6, 7, 11, 12, 16, 17, 21, 22}));
+}
+
 // Chunks of random sizes in random order: everything arrives, nothing is taken twice.
 TEST(OutputAssembler, TakesAnyOrder) {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
-    std::vector<uint8_t> source(500), target(500);
+    std::vector<uint8_t> source(500), target(round % 2 == 0 ? 500 : 700);
+    // Every second time 5 of every 7 bytes: the others stay as they are.
+    const MutableRuns view = round % 2 == 0 ? MutableRuns(MutableBytesOf(target))
+                                            : MutableRuns(target.data(), 100, 5, 7);
     for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());
     std::vector<std::pair<size_t, size_t>> ranges;
     for (size_t at = 0, size = 0; at < source.size(); at += size) {
@@ -36,7 +54,7 @@ TEST(OutputAssembler, TakesAnyOrder) {
       ranges.emplace_back(at, size);
     }
     std::shuffle(ranges.begin(), ranges.end(), random);
-    OutputAssembler assembler({{v1::TENSOR_ID_OUT, MutableBytesOf(target)}});
+    OutputAssembler assembler({{v1::TENSOR_ID_OUT, view}});
     for (const auto& [offset, size] : ranges) {
       EXPECT_FALSE(assembler.CheckComplete().ok());
       const wire::Fragment half[] = {{source.data() + offset, size / 2},
@@ -44,11 +62,20 @@ TEST(OutputAssembler, TakesAnyOrder) {
       const wire::ChunkHeader header{.tensor = v1::TENSOR_ID_OUT,
                                      .offset = offset,
                                      .crc32c = wire::Crc32c(source.data() + offset, size)};
+      wire::ChunkHeader damaged = header;
+      *damaged.crc32c ^= 1;
+      EXPECT_EQ(OutputAssembler({{v1::TENSOR_ID_OUT, view}}).Add(damaged, half, size).code(),
+                absl::StatusCode::kDataLoss);
       ASSERT_TRUE(assembler.Add(header, half, size).ok());
       EXPECT_EQ(assembler.Add(header, half, size).code(), absl::StatusCode::kInternal);
     }
     EXPECT_TRUE(assembler.CheckComplete().ok());
-    EXPECT_EQ(source, target);
+    std::vector<uint8_t> arrived(500);
+    CopyOut(ConstRuns(view.data(), 100, 5, round % 2 == 0 ? 5 : 7), 0, 500, arrived.data());
+    EXPECT_EQ(source, arrived);
+    for (size_t i = 0; i < target.size() && round % 2 == 1; ++i) {
+      if (i % 7 >= 5) EXPECT_EQ(target[i], 0) << "a byte between the runs";
+    }
   }
 }
 

@@ -78,6 +78,26 @@ def test_batch_rows_forward_and_backward(ring, tmp_path):
     assert call("forward", ring, source, forward, streams=8)["streams"] == 3
 
 
+# Heads lie between one another in memory. 5 K/V heads do not deal out evenly to 3 requests.
+@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+def test_groups_of_heads_backward(ring, tmp_path, dtype):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=900", "--seq_len_kv=1100",
+        "--heads=10", "--kv_heads=5", "--head_dim=40", "--head_dim_v=24", f"--dtype={dtype}",
+        "--seed=7", "--with_dout")
+    for mask in MASKS.values():
+        call("forward", ring, source, forward, *mask, streams=1)
+        report = call("backward", ring, source, backward, *mask, "--schedule=ring",
+                      "--world_size=4")
+        assert report["streams"] == 3
+        cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", *mask)
+    sent = report["bytes"]["coordinator_stream"]
+    once = call("backward", ring, source, backward, *mask, streams=1)
+    assert sent == once["bytes"]["coordinator_stream"]  # nothing twice
+    assert report["flops"] == once["flops"]
+    assert call("backward", ring, source, backward, *mask, streams=8)["streams"] == 5
+
+
 def test_documents_forward_and_backward(ring, tmp_path):
     source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
     cli("generate", f"--output={source}", "--documents=100,0,250,30,220",
@@ -93,10 +113,11 @@ def test_documents_forward_and_backward(ring, tmp_path):
 
 # A measured backward pass takes out and lse along.
 def test_bench_verifies_in_streams(ring):
-    for extra in (["--batch=1", "--seq_len=2000"], ["--batch=3", "--seq_len=700", "--backward"],
-                  ["--documents=500,90,700,400", "--backward"]):
-        done = cli("bench", f"--server={ring.address}", "--heads=4", "--kv_heads=1",
-                   "--head_dim=64", "--causal", "--streams=3", "--runs=2", "--json", *extra)
+    for extra in (["--batch=1", "--seq_len=2000", "--kv_heads=1"],
+                  ["--batch=3", "--seq_len=700", "--kv_heads=1", "--backward"],
+                  ["--documents=500,90,700,400", "--kv_heads=1", "--backward"],
+                  ["--batch=1", "--seq_len=900", "--kv_heads=4", "--backward"]):
+        done = cli("bench", f"--server={ring.address}", "--heads=4", "--head_dim=64", "--causal", "--streams=3", "--runs=2", "--json", *extra)
         result = json.loads(done.stdout)
         assert result["verified"]["passed"] and result["last_run"]["streams"] == 3
 
@@ -104,7 +125,7 @@ def test_bench_verifies_in_streams(ring):
 def test_what_cannot_be_split_is_refused_by_name(ring, tmp_path):
     source, target = tmp_path / "i.safetensors", tmp_path / "o.safetensors"
     cli("generate", f"--output={source}", "--batch=1", "--seq_len=300", "--heads=2",
-        "--head_dim=32", "--seed=7", "--with_dout")
+        "--kv_heads=1", "--head_dim=32", "--seed=7", "--with_dout")
 
     def refused(command, streams=2):
         error = call(command, ring, source, target, streams=streams, code=3)["error"]
