@@ -144,7 +144,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
         assert len(figures["timeline"]["ranks"]) == 3
     assert "forward" not in parts["128k-mha:backward"]
     assert [line["clients"] for line in parts["in-flight"]["much to move"]["clients"]] == [1, 2, 4]
-    assert [line["streams"] for line in parts["streams"]["forward"]] == [1, 4]
+    assert [line["streams"] for line in parts["streams"]["backward"]] == [1, 2]
     text = (out / "summary.md").read_text()
     for title in ("Parts", "Checks", "Goals", "Rings", "Ranks", "End to end", "Requests in flight",
                   "A call beside", "A call as several",

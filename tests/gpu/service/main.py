@@ -43,7 +43,7 @@ def parts_of(session):
              "sweep": (90, correctness.sweep(session), True),
              "agree": (90, correctness.agree(session), True),
              "end-to-end": (80, wire.end_to_end(session), True),
-             "streams": (120, wire.streams(session), True),
+             "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),

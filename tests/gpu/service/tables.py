@@ -152,14 +152,14 @@ def wire_table(parts):
 
 
 def streams_table(parts):
-    rows = [(name, command, f["tokens"], f["batch"], f["streams"], number(f["call_seconds"]),
+    rows = [(name, command, f["tokens"], f["streams"], number(f["call_seconds"]),
              *(number(f["stage_seconds"][stage]) for stage in ("upload", "compute", "download")),
              gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3))
             for name, part in parts.items() for command in PASSES
             for f in (part.get(command) if isinstance(part.get(command), list) else ())]
     return table("A call as several requests side by side, seconds (stages: from the first part's begin to "
                  "the last one's end)",
-                 ("part", "pass", "tokens", "batch", "streams", "call", "upload", "compute", "download",
+                 ("part", "pass", "tokens", "streams", "call", "upload", "compute", "download",
                   "GB up", "GB down"), rows)
 
 

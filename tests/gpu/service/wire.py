@@ -47,17 +47,16 @@ def end_to_end(session):
 
 
 def streams(session):
-    """A long call as several requests side by side: a sequence by blocks of queries, whose uploads,
-    passes and downloads overlap, and batch rows, backward."""
+    """A long call as several requests side by side: one sequence, forward by blocks of queries, backward
+    by groups of heads."""
     def run(result):
         session.ring.ensure()
-        shape, lengths = session.profile["shape"], session.profile["lengths"]
-        for command, tokens, rows in (("forward", lengths["256k"], 1), ("backward", lengths["64k"], 4)):
+        shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["256k"])
+        for command in ("forward", "backward"):
             result[command] = []
-            for count in (1, 4):
-                line = bench(session, Shape(**shape, seq_len=tokens), command, "--runs=2",
-                             f"--batch={rows}", f"--streams={count}")
-                result[command].append({"streams": count, "batch": rows, **line})
+            for count in (1, min(4, shape.kv_heads)):
+                line = bench(session, shape, command, "--runs=2", f"--streams={count}")
+                result[command].append({"streams": count, **line})
             bits = [line["bytes_down"] for line in result[command]]
             check(bits[0] == bits[1], f"{command}: {bits} bytes came back")
     return run
