@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import main  # noqa: E402
 import rings  # noqa: E402
 import tables  # noqa: E402
 import timeline  # noqa: E402
-from harness import Failure  # noqa: E402
+from harness import Failure, Harness  # noqa: E402
 
 
 def test_the_share_of_exchange_that_compute_hides(tmp_path):
@@ -62,6 +63,22 @@ def test_what_a_ring_is_compared_with():
     assert [(goal["what"], goal["met"]) for goal in rings.goals(cases["256k"], 4, "forward", figures)] == [
         ("forward: of one GPU", False), ("forward: of one GPU with equal work", True),
         ("forward: exchange hidden", False)]
+
+
+def test_what_cleans_up_is_not_ended_with_its_part(tmp_path):
+    def run(result):
+        try:
+            raise Failure("too late for cleaning up to end within the part")
+        finally:
+            harness.run(["sh", "-c", f"sleep 2; touch {tmp_path}/clean"], seconds=30, cleans_up=True)
+
+    before = signal.getsignal(signal.SIGALRM)
+    harness = Harness(tmp_path, 100)
+    try:
+        assert not harness.part("late", 1, run)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "clean").exists()
 
 
 def test_one_file_of_random_numbers_serves_many_shapes(tmp_path):
