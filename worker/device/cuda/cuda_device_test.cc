@@ -417,6 +417,23 @@ TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
   EXPECT_EQ(device->usage().staging_used_bytes, 0);
 }
 
+// Half of the pool's eight blocks are for downloads, and one may be four ahead of its reader.
+TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
+  auto device = MakeDevice(32 * kMiB);
+  const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
+  auto memory = *device->Allocate(data.size());
+  ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
+  const std::vector<DeviceRange> ranges = {{memory->data(), memory->bytes()}};
+  auto resting = device->BeginDownload(ranges, [] {});
+  for (int looks = 0; looks < 8;) {  // each copies ahead what it may
+    auto piece = resting->Next(1);
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    piece->has_value() ? void(++looks) : std::this_thread::yield();
+  }
+  EXPECT_EQ(device->usage().staging_used_bytes, 2 * kStagingBlockBytes);
+  EXPECT_TRUE(ReadAll(*device, ranges, kMiB)[0] == data);
+}
+
 TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
   auto device = MakeDevice(16 * kMiB);
   const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
