@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/attempt.h"
-#include "client/call.h"
 #include "client/byte_runs.h"
+#include "client/call.h"
 
 namespace ringattn {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/call.h"
 #include "client/byte_runs.h"
+#include "client/call.h"
 #include "common/wire/chunk_codec.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"

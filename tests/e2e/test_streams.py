@@ -117,7 +117,8 @@ def test_bench_verifies_in_streams(ring):
                   ["--batch=3", "--seq_len=700", "--kv_heads=1", "--backward"],
                   ["--documents=500,90,700,400", "--kv_heads=1", "--backward"],
                   ["--batch=1", "--seq_len=900", "--kv_heads=4", "--backward"]):
-        done = cli("bench", f"--server={ring.address}", "--heads=4", "--head_dim=64", "--causal", "--streams=3", "--runs=2", "--json", *extra)
+        done = cli("bench", f"--server={ring.address}", "--heads=4", "--head_dim=64", "--causal",
+                   "--streams=3", "--runs=2", "--json", *extra)
         result = json.loads(done.stdout)
         assert result["verified"]["passed"] and result["last_run"]["streams"] == 3
 

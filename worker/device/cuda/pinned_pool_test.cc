@@ -84,7 +84,8 @@ TEST(PinnedPool, UploadsAndDownloadsLeaveEachOtherRoom) {
   EXPECT_FALSE(pool->TryTakeForDownload(/*ahead=*/false).has_value()) << "none left";
   uploads.clear();
   for (int i = 0; i < 2; ++i) downloads.push_back(*pool->TryTakeForDownload(/*ahead=*/false));
-  EXPECT_FALSE(pool->TryTakeForDownload(/*ahead=*/false).has_value()) << "half of the blocks are not theirs";
+  EXPECT_FALSE(pool->TryTakeForDownload(/*ahead=*/false).has_value())
+      << "half of the blocks are not theirs";
   EXPECT_TRUE(pool->TakeForUpload(absl::Now() + absl::Seconds(1)).ok());
 }
 

@@ -8,7 +8,7 @@
 // Shared memory: q [kRows][kDim]; k and v [2][kKeys][kDim] each, filled by
 // cp.async one tile ahead, one barrier per key tile. Registers: the fp32 output
 // of the warp's kRows / kWarps rows, the scores of one key tile, and the
-// previous tile's probabilities.
+// probabilities of 16 keys.
 //
 // Why this shape: shared-memory reads bound an mma.sync kernel first (a warp
 // rereads all of k and v), so a warp takes 32 rows, for which the output
