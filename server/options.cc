@@ -61,7 +61,8 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
            "bytes of gRPC's own buffers; calls end when they are full");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
-              "an upload that stands still this long gives its memory back");
+              "an upload of which the client sends nothing for this long, though it could, gives "
+              "its memory back");
   AddDuration(group, "--download_idle_timeout", &limits.download_idle_timeout,
               "a download of which the client takes nothing for this long gives its memory back");
   AddDuration(group, "--default_deadline", &limits.default_deadline,
@@ -79,6 +80,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--progress_timeout", &core.progress_timeout,
               "an operation that stands still this long has a stuck worker (at least; grows "
               "with the predicted step time)");
+  AddDuration(group, "--transfer_timeout", &core.transfer_timeout,
+              "a worker that reports but takes no bytes of an upload for this long is lost; one "
+              "that sends none of a result, three --download_idle_timeout later");
   AddDuration(group, "--control_timeout", &core.control_timeout,
               "a worker must answer a command within this");
   AddDuration(group, "--teardown_timeout", &core.teardown_timeout,

@@ -189,7 +189,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->type_name("LEVEL");
   app.add_option("--fault_injection", raw.fault_injection,
-                 "for tests: stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M or workspace:N")
+                 "for tests: stall_step:N, skip_send:N, fail_send:N, stop_reading:N, "
+                 "stop_sending:N, slow_step_ms:M or workspace:M")
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);

@@ -32,7 +32,8 @@ std::vector<Action> Coordinator::Impl::Handle(const Event& event, absl::Time now
   now_ = std::max(now_, now);
   std::visit([this](const auto& value) { On(value); }, event);
   const bool only_progress = std::holds_alternative<UploadProgressed>(event) ||
-                             std::holds_alternative<DownloadProgressed>(event);
+                             std::holds_alternative<DownloadProgressed>(event) ||
+                             std::holds_alternative<MembersStandStill>(event);
   if (!only_progress) Settle();
   return std::exchange(actions_, {});
 }
@@ -118,6 +119,9 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
     operation.phase_since += pause;
     operation.last_advance += pause;
     operation.pending_failure_due += pause;
+    for (Member& member : operation.members) {
+      if (member.stands_since) *member.stands_since += pause;
+    }
   }
 }
 

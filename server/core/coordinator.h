@@ -30,6 +30,15 @@ struct CoordinatorConfig {
   // with the predicted step time (progress_factor times it).
   absl::Duration progress_timeout = absl::Seconds(20);
   double progress_factor = 10.0;
+  // A member that is heard of but takes none of the bytes that wait for it is lost after this.
+  // Longer than a worker waits for staging memory (30 s) before it ends the transfer itself.
+  // Within it a message must go: of the largest, 16 MiB, that is 0.3 MB/s.
+  absl::Duration transfer_timeout = absl::Seconds(60);
+  // Likewise one that sends none of a result, but results of clients that do not read may
+  // have its staging memory until they idle out: so many download_idle_timeouts later. The
+  // smallest staging pool has blocks for two downloads beside each other; the last of eight
+  // (max_operations_per_worker) waits until three pairs have given theirs back.
+  static constexpr int kStagingRounds = 3;
   // Prepare, Commit, Reserve and Release are answered within this or the worker is dropped.
   absl::Duration control_timeout = absl::Seconds(10);
   // After a report that the ring broke: evidence of who broke it is gathered for
@@ -82,6 +91,9 @@ struct CoordinatorStats {
   int64_t reserved_bytes = 0;
   uint64_t generation = 0;
   int64_t ring_reforms = 0;
+  // Workers lost because they took none of an upload's bytes, or sent none of a result's.
+  int64_t stalled_uploads = 0;
+  int64_t stalled_downloads = 0;
   int ready_workers = 0;
 };
 

@@ -70,13 +70,21 @@ struct RequestEnded {
   StreamId stream = 0;
   Failure why;
 };
-// Bytes arrived from the client (for the idle limit).
+// Bytes arrived from the client, or it is not the client that is waited for (for the idle limit).
 struct UploadProgressed {
   StreamId stream = 0;
 };
 // The client took bytes, or it is not the client that is waited for (for the idle limit).
 struct DownloadProgressed {
   StreamId stream = 0;
+};
+// How the request's members do, as the edge sees it from time to time. Those named have been
+// waited for in vain since it looked before: while uploading they took none of the bytes that
+// wait for them, or have them all and have not said Uploaded; while downloading they sent
+// nothing though there was room for it. Whoever is not named has moved or was not waited for.
+struct MembersStandStill {
+  StreamId stream = 0;
+  std::vector<int> members;  // ranks in the request's ring
 };
 // The whole result has been handed to the client's transport.
 struct DownloadFinished {
@@ -99,8 +107,8 @@ struct ReformRequested {};
 struct Tick {};
 
 using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                           UploadProgressed, DownloadProgressed, DownloadFinished, ShardStreamFailed,
-                           CancelRequested, DrainRequested, ReformRequested, Tick>;
+                           UploadProgressed, DownloadProgressed, MembersStandStill, DownloadFinished,
+                           ShardStreamFailed, CancelRequested, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 

@@ -53,6 +53,7 @@ class Coordinator::Impl {
   void On(const RequestEnded& event);
   void On(const UploadProgressed& event);
   void On(const DownloadProgressed& event);
+  void On(const MembersStandStill& event);
   void On(const DownloadFinished& event);
   void On(const ShardStreamFailed& event);
   void On(const CancelRequested& event);
@@ -137,6 +138,8 @@ class Coordinator::Impl {
   void OnReleased(ConnectionId connection, const v1::Released& released);
   void EraseIfReleased(OperationRecord& operation);
   void CheckOperationTimers();
+  std::optional<std::string> WhyStalled(const OperationRecord& operation,
+                                        const Member& member) const;
   void Enter(OperationRecord& operation, OperationRecord::Phase phase);
   MemberRef FindMember(ConnectionId connection, const std::string& operation_id,
                        uint64_t generation);
@@ -164,6 +167,8 @@ class Coordinator::Impl {
   // Since when (possibly in the future) admission is held back for newcomers.
   std::optional<absl::Time> newcomer_hold_since_;
   int64_t formed_count_ = 0;
+  int64_t stalled_uploads_ = 0;  // members given up because of one
+  int64_t stalled_downloads_ = 0;
   bool reform_asked_ = false;
 
   std::map<std::string, OperationRecord> operations_;  // of this generation, by id

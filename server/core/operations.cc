@@ -199,6 +199,23 @@ void Coordinator::Impl::EraseIfReleased(OperationRecord& operation) {
   operations_.erase(std::string(operation.id));
 }
 
+// A member that lives and whose transfer stands still: nothing else would notice.
+std::optional<std::string> Coordinator::Impl::WhyStalled(const OperationRecord& operation,
+                                                         const Member& member) const {
+  const bool uploading = operation.phase == Phase::kUploading;
+  if (!uploading && operation.phase != Phase::kDownloading) return std::nullopt;
+  if (!member.stands_since || (uploading && member.uploaded)) return std::nullopt;
+  const absl::Duration staging =
+      CoordinatorConfig::kStagingRounds * config_.limits.download_idle_timeout;
+  const absl::Duration limit =
+      config_.transfer_timeout + (uploading ? absl::ZeroDuration() : staging);
+  const absl::Duration stood = now_ - *member.stands_since;
+  if (stood <= limit) return std::nullopt;
+  return absl::StrCat(uploading ? "it took no bytes of its inputs for "
+                                : "it sent no bytes of its outputs for ",
+                      absl::FormatDuration(stood), " in operation ", operation.id);
+}
+
 void Coordinator::Impl::CheckOperationTimers() {
   std::vector<std::pair<StreamId, Failure>> ended;
   std::vector<std::pair<ConnectionId, std::string>> mute;
@@ -213,6 +230,12 @@ void Coordinator::Impl::CheckOperationTimers() {
       }
     }
     if (!operation.stream) continue;
+    for (const Member& member : operation.members) {
+      std::optional<std::string> why = WhyStalled(operation, member);
+      if (!why) continue;
+      ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
+      mute.emplace_back(member.connection, *std::move(why));
+    }
     if (operation.pending_failure_due <= now_) {
       ended.emplace_back(*operation.stream, *operation.pending_failure);
     } else if (operation.phase == Phase::kUploading &&
@@ -231,6 +254,7 @@ void Coordinator::Impl::Enter(OperationRecord& operation, Phase phase) {
   operation.phase = phase;
   operation.phase_since = now_;
   operation.last_advance = now_;
+  for (Member& member : operation.members) member.stands_since.reset();
 }
 
 Coordinator::Impl::MemberRef Coordinator::Impl::FindMember(ConnectionId connection,

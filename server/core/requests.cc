@@ -92,6 +92,17 @@ void Coordinator::Impl::On(const DownloadProgressed& event) {
   operation->last_advance = now_;
 }
 
+void Coordinator::Impl::On(const MembersStandStill& event) {
+  OperationRecord* operation = OperationOf(event.stream);
+  if (operation == nullptr) return;
+  for (size_t rank = 0; rank < operation->members.size(); ++rank) {
+    std::optional<absl::Time>& since = operation->members[rank].stands_since;
+    const bool named = std::find(event.members.begin(), event.members.end(),
+                                 static_cast<int>(rank)) != event.members.end();
+    since = named ? since.value_or(now_) : std::optional<absl::Time>();
+  }
+}
+
 void Coordinator::Impl::On(const DownloadFinished& event) {
   OperationRecord* operation = OperationOf(event.stream);
   if (operation == nullptr || operation->phase != OperationRecord::Phase::kDownloading) return;

@@ -21,7 +21,8 @@
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
-//   upload S    downloaded S    end S    shard S MEMBER REASON    cancel ID
+//   upload S    download S    stands S [MEMBER...]    downloaded S    end S
+//   shard S MEMBER REASON    cancel ID
 //   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats   memory
 //   predicted ID   # seconds that the plan says
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_

@@ -77,6 +77,8 @@ struct OperationRecord {
     uint32_t step = 0;
     uint64_t progress = 0;
     bool waits_for_peer = false;
+    // Since when its transfer of this phase stands still, although it is waited for.
+    std::optional<absl::Time> stands_since;
     v1::RankReport report;
   };
 

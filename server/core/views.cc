@@ -54,6 +54,8 @@ CoordinatorStats Coordinator::Impl::stats() const {
   for (const auto& [connection, bytes] : ReservedByWorker()) stats.reserved_bytes += bytes;
   stats.generation = ring_.generation;
   stats.ring_reforms = std::max<int64_t>(0, formed_count_ - 1);
+  stats.stalled_uploads = stalled_uploads_;
+  stats.stalled_downloads = stalled_downloads_;
   if (ring_.phase == RingPhase::kReady) stats.ready_workers = ring_.members.size();
   return stats;
 }

@@ -26,7 +26,7 @@ class ActionSink {
 
 // Thread safe. The queue is bounded: RequestArrived, which clients cause at will, is
 // refused when it is long; every other event has a source that waits for an earlier
-// one's handling or posts a fixed number per stream.
+// one's handling (this loop's own tick is one) or posts a fixed number per stream.
 class CoreLoop {
  public:
   // `sink` outlives the loop. The thread starts with Start().

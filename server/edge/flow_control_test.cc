@@ -169,6 +169,65 @@ TEST(FlowControlTest, ASlowMemberStallsItsOwnRequestOnly) {
   EXPECT_TRUE(stuck.ReadAll().ok());
 }
 
+// How long a client may rest, and a member.
+std::unique_ptr<TestCluster> ClusterOfTwo(absl::Duration idle,
+                                          absl::Duration transfer_timeout) {
+  return std::make_unique<TestCluster>(2, [=](ServerOptions* options) {
+    options->core.limits.upload_idle_timeout = idle;
+    options->core.limits.download_idle_timeout = idle;
+    options->core.transfer_timeout = transfer_timeout;
+  });
+}
+
+v1::ForwardHeader MakeRingHeader(uint64_t tokens) {
+  v1::ForwardHeader header = MakeHeader(tokens, 1, 2, 128);
+  header.mutable_plan()->set_schedule(v1::SCHEDULE_RING);
+  header.mutable_plan()->set_world_size(2);
+  return header;
+}
+
+void ExpectLost(const grpc::Status& status, const std::string& worker, const std::string& why) {
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED) << status.error_message();
+  EXPECT_NE(status.error_message().find(worker), std::string::npos) << status.error_message();
+  EXPECT_NE(status.error_message().find(why), std::string::npos) << status.error_message();
+  EXPECT_NE(status.error_details().find("WORKER_LOST"), std::string::npos);
+  EXPECT_NE(status.error_details().find("RetryInfo"), std::string::npos);
+}
+
+// What the transport swallows before the member stalls, and what it does not.
+TEST(FlowControlTest, AMemberThatTakesNothingIsLostAndTheClientNotBlamed) {
+  for (uint64_t tokens : {uint64_t{512}, uint64_t{32 * 1024}}) {
+    const auto cluster = ClusterOfTwo(absl::Seconds(1), absl::Seconds(3));
+    cluster->workers[1]->SetUploadGate(false);
+    Call call(cluster.get(), MakeRingHeader(tokens));
+    ASSERT_TRUE(call.ReadAccepted());
+    std::thread uploader([&] { call.Upload(); });
+    ExpectLost(call.ReadAll(), "fake-1", "it took no bytes of its inputs for ");
+    uploader.join();
+  }
+}
+
+TEST(FlowControlTest, AClientThatWaitsForAMemberIsNotIdle) {
+  const auto cluster = ClusterOfTwo(absl::Seconds(1), absl::Seconds(60));
+  cluster->workers[1]->SetUploadGate(false);
+  Call call(cluster.get(), MakeRingHeader(32 * 1024));
+  ASSERT_TRUE(call.ReadAccepted());
+  std::thread uploader([&] { call.Upload(); });
+  absl::SleepFor(absl::Seconds(3));  // longer than a client may rest
+  cluster->workers[1]->SetUploadGate(true);
+  uploader.join();
+  const grpc::Status status = call.ReadAll();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(FlowControlTest, AMemberThatSendsNothingIsLost) {
+  const auto cluster = ClusterOfTwo(absl::Seconds(1), absl::Seconds(1));
+  cluster->workers[0]->SetSendGate(false);
+  Call call(cluster.get(), MakeRingHeader(32 * 1024));
+  call.Upload();
+  ExpectLost(call.ReadAll(), "fake-0", "it sent no bytes of its outputs for ");
+}
+
 TEST(FlowControlTest, AReplyThatTheClientDoesNotReadIsHeldBackAtTheWorkers) {
   for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_STRIPED}) {
     TestCluster cluster(2);

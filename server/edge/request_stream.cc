@@ -218,6 +218,7 @@ void RequestStream::OnTick(absl::Time now, const Coordinator& core) {
                                  "no header came in time", "header"),
                      context_->limits));
   }
+  if (!over()) LookAtMembers(now);
   if (!over() && !writing_) ReportDownload(now);
   if (ended_ && !done_) CutOffIfStuck(now);
   if (!over() && now >= next_progress_) SendProgress(now, core);

@@ -88,6 +88,9 @@ class RequestStream final : public ByteStreamReactor,
     std::string name;
     bool reading = true;  // a message is asked for
     bool done = false;    // it has sent everything
+    int64_t waiting_bytes = 0;  // payload on its way to it
+    // Since the last look it took or sent something, or was not waited for all the time.
+    bool moved = true;
   };
   struct Outgoing {
     grpc::ByteBuffer message;
@@ -120,6 +123,9 @@ class RequestStream final : public ByteStreamReactor,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PumpDownload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the core who has been waited for in vain since the last look.
+  void LookAtMembers(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WaitsFor(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReportDownload(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool TimeToReport(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShardFailed(int rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,6 +165,7 @@ class RequestStream final : public ByteStreamReactor,
   std::optional<UploadRouter> router_ ABSL_GUARDED_BY(mutex_);
   int64_t upload_waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time progress_reported_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::optional<DownloadMerger> merger_ ABSL_GUARDED_BY(mutex_);
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
   bool download_reported_ ABSL_GUARDED_BY(mutex_) = false;

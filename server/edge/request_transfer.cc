@@ -115,6 +115,7 @@ void RequestStream::RouteChunk(const wire::ChunkHeader& chunk, std::vector<grpc:
   context_->metrics->ReceivedFromClient(router_->received_bytes() - received);
   for (RoutedChunk& part : routed) {
     upload_waiting_bytes_ += part.payload_bytes;
+    members_[part.rank].waiting_bytes += part.payload_bytes;
     members_[part.rank].stream->Write(std::move(part.message), part.payload_bytes);
   }
   if (TimeToReport(absl::Now())) context_->core->Post(UploadProgressed{id_});
@@ -128,7 +129,10 @@ bool RequestStream::TimeToReport(absl::Time now) {
 
 void RequestStream::OnShardWritten(int rank, int64_t payload_bytes) {
   absl::MutexLock lock(&mutex_);
+  if (over()) return;
   upload_waiting_bytes_ -= payload_bytes;
+  members_[rank].waiting_bytes -= payload_bytes;
+  members_[rank].moved = true;
   ReadMore();
 }
 
@@ -138,6 +142,7 @@ void RequestStream::Download(const BeginDownload& begin) {
   absl::MutexLock lock(&mutex_);
   if (over()) return;
   download_ = begin;
+  for (Member& member : members_) member.moved = true;
   PumpDownload();
 }
 
@@ -148,6 +153,7 @@ void RequestStream::OnShardMessage(int rank, grpc::ByteBuffer buffer) {
   if (over()) return;
   Member& member = members_[rank];
   member.reading = false;
+  member.moved = true;
   if (!message.ok()) return ShardFailed(rank, "it sent a message that is not valid protobuf");
   if (message->is_chunk()) {
     const absl::Status added = merger_->Add(rank, message->chunk(), PayloadOf(*message));
@@ -211,6 +217,30 @@ void RequestStream::ShardFailed(int rank, const std::string& reason) {
 }
 
 // --------------------------------------------------------------------- progress
+
+// True while a member has something to do, as far as is known here: one that has all of its
+// inputs says so to the core alone.
+bool RequestStream::WaitsFor(const Member& member) const {
+  if (download_.has_value()) return member.reading && !member.done;
+  return member.waiting_bytes > 0 || router_->complete();
+}
+
+void RequestStream::LookAtMembers(absl::Time now) {
+  if (!router_.has_value() || now - looked_at_ < kReportInterval) return;
+  looked_at_ = now;
+  MembersStandStill report;
+  report.stream = id_;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    Member& member = members_[rank];
+    const bool waits = WaitsFor(member);
+    if (waits && !member.moved) report.members.push_back(static_cast<int>(rank));
+    member.moved = !waits;
+  }
+  context_->core->Post(std::move(report));
+  // The client's clock runs while its next bytes could be taken.
+  const bool waits_for_client = reading_ && !router_->complete();
+  if (!download_.has_value() && !waits_for_client) context_->core->Post(UploadProgressed{id_});
+}
 
 void RequestStream::SendProgress(absl::Time now, const Coordinator& core) {
   next_progress_ = now + request_->reply.progress_interval;

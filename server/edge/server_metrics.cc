@@ -12,6 +12,10 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
       idle_transfers_(metrics->Counters(
           "ringattn_idle_transfers_total",
           "Requests ended because the client sent or took no tensor bytes for too long.")),
+      stalled_workers_(metrics->Counters(
+          "ringattn_stalled_workers_total",
+          "Workers lost because they lived and took no bytes of an upload, or sent none of a "
+          "result, for too long.")),
       stages_(StageDurations(*metrics)),
       worker_up_(metrics->Gauges("ringattn_worker_up",
                                  "1 if the rank of the ring is served, 0 if it was once.")) {
@@ -36,6 +40,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
     requests_.Add({{"method", method}, {"code", "OK"}});
   }
   for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
+  stalled_uploads_ = &stalled_workers_.Add({{"stage", "upload"}});
+  stalled_downloads_ = &stalled_workers_.Add({{"stage", "download"}});
   for (const char* stage : {"queue", "upload", "compute", "download"}) {
     stages_.Add({{"stage", stage}}, StageBuckets());
   }
@@ -60,8 +66,10 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   active_requests_->Set(stats.active_requests);
   reserved_bytes_->Set(stats.reserved_bytes);
   generation_->Set(stats.generation);
-  reforms_->Increment(stats.ring_reforms - reforms_seen_);
-  reforms_seen_ = stats.ring_reforms;
+  reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
+  stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
+  stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
+  seen_ = stats;
 }
 
 void ServerMetrics::SetTopology(const v1::Topology& topology) {

@@ -33,6 +33,7 @@ class ServerMetrics {
  private:
   prometheus::Family<prometheus::Counter>& requests_;
   prometheus::Family<prometheus::Counter>& idle_transfers_;
+  prometheus::Family<prometheus::Counter>& stalled_workers_;
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;
@@ -42,7 +43,9 @@ class ServerMetrics {
   prometheus::Gauge* reserved_bytes_;
   prometheus::Gauge* generation_;
   prometheus::Counter* reforms_;
-  int64_t reforms_seen_ = 0;
+  prometheus::Counter* stalled_uploads_;
+  prometheus::Counter* stalled_downloads_;
+  CoordinatorStats seen_;  // what the counters have counted
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;
 };

@@ -92,7 +92,7 @@ FakeWorker::FakeWorker(const std::string& name, const std::string& control_addre
 FakeWorker::~FakeWorker() {
   {
     absl::MutexLock lock(&mutex_);
-    stopping_ = upload_open_ = run_open_ = true;
+    stopping_ = upload_open_ = send_open_ = run_open_ = true;
     for (auto& [id, operation] : operations_) operation->released = true;
   }
   context_.TryCancel();
@@ -104,6 +104,11 @@ FakeWorker::~FakeWorker() {
 void FakeWorker::SetUploadGate(bool open) {
   absl::MutexLock lock(&mutex_);
   upload_open_ = open;
+}
+
+void FakeWorker::SetSendGate(bool open) {
+  absl::MutexLock lock(&mutex_);
+  send_open_ = open;
 }
 
 void FakeWorker::SetRunGate(bool open) {
@@ -291,6 +296,10 @@ grpc::Status FakeWorker::Exchange(
                     data[index] = PatternByte(static_cast<int>(id), global);
                   });
       chunk->set_data(std::move(data));
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(&send_open_));
+      }
       if (!stream->Write(response)) return grpc::Status::CANCELLED;
       sent_bytes_ += chunk->data().size();
     }

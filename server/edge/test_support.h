@@ -44,6 +44,8 @@ class FakeWorker final : public v1::ShardService::Service {
 
   // While closed, uploads are not read beyond what has been read.
   void SetUploadGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
+  // While closed, nothing of an output is sent.
+  void SetSendGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
   // While closed, operations that were told to run do not finish.
   void SetRunGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t received_bytes() const { return received_bytes_; }
@@ -86,6 +88,7 @@ class FakeWorker final : public v1::ShardService::Service {
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Operation>> operations_ ABSL_GUARDED_BY(mutex_);
   bool upload_open_ ABSL_GUARDED_BY(mutex_) = true;
+  bool send_open_ ABSL_GUARDED_BY(mutex_) = true;
   bool run_open_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int prepared_rank_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -157,6 +157,54 @@ def test_a_link_that_breaks_ends_the_generation_and_the_next_one_works(make_ring
     undisturbed(ring, world_size=3)
 
 
+def stalled_ring(make_ring, fault, server_flags):
+    """Three workers, of which worker-1 lives and lets a transfer lie; and their generation."""
+    ring = make_ring(workers=0, server_flags=server_flags)
+    for index in range(3):
+        ring.start_worker(index, [f"--fault_injection={fault}"] if index == 1 else [])
+    return ring, ring.wait_ready(3).generation
+
+
+def assert_stalled(ring, generation, call, stage, why):
+    error = call.error()
+    assert error.code() in LOST, error.details()
+    assert "RetryInfo" in details(error)
+    assert "worker-1" in error.details() and why in error.details()
+    series = f'ringattn_stalled_workers_total{{stage="{stage}"}} 1'
+    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    assert series in text
+    for idle in ("upload", "download"):
+        assert f'ringattn_idle_transfers_total{{stage="{idle}"}} 0' in text
+    # It comes back by itself, and the next ring is whole.
+    ring.wait_ready(3, seconds=20, after_generation=generation)
+    assert same(undisturbed(ring, world_size=3), undisturbed(ring, world_size=3))
+
+
+# Of the large one most is held back at the client; the small one passes the coordinator whole.
+@pytest.mark.parametrize("inputs", [BIG, dict(sq=600)], ids=["large", "small"])
+def test_a_worker_that_does_not_read_is_lost_and_the_client_not_idle(make_ring, inputs):
+    ring, generation = stalled_ring(make_ring, "stop_reading:1",
+                                    ["--upload_idle_timeout=2s", "--transfer_timeout=5s"])
+    call = Call(ring, make_inputs(**inputs))
+    assert_stalled(ring, generation, call, "upload", "it took no bytes of its inputs for ")
+
+
+def test_a_worker_that_does_not_send_is_lost(make_ring):
+    ring, generation = stalled_ring(make_ring, "stop_sending:1",
+                                    ["--download_idle_timeout=2s", "--transfer_timeout=2s"])
+    call = Call(ring, make_inputs(sq=40000, heads=4, dim=64), layout=pb.LAYOUT_CONTIGUOUS,
+                window=(8, 0))
+    assert_stalled(ring, generation, call, "download", "it sent no bytes of its outputs for ")
+
+
+def test_a_client_that_rests_beside_workers_that_read_is_idle(make_ring):
+    ring = make_ring(workers=2, server_flags=["--upload_idle_timeout=8s", "--transfer_timeout=3s"])
+    error = Call(ring, make_inputs(**BIG), upload=0.5).error()
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "no tensor bytes arrived for 8s" in error.details()
+
+
 def test_a_merely_slow_worker_is_left_alone(make_ring):
     # As a step of a minute is to the usual timeouts, which server/core tests with its own
     # clock: each takes three times as long as a rank may stand still, but progress is made.

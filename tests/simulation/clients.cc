@@ -8,6 +8,10 @@ namespace ringattn::simulation {
 namespace {
 
 constexpr int kMaxAttempts = 12;
+// Members may rest, as for staging memory, for less than the limits (simulation.cc): 15 s,
+// and 30 s more while downloading. What else delays their answers takes less than 3 s.
+constexpr absl::Duration kUploadRestMax = absl::Seconds(12);
+constexpr absl::Duration kDownloadRestMax = absl::Seconds(40);
 
 AttentionSpec SpecOf(int64_t tokens) {
   AttentionSpec spec;
@@ -119,6 +123,12 @@ void Clients::OnAction(const Action& action) {
     stream.uploading = false;
     stream.downloading = true;
     const Call& call = calls_.at(stream.call);
+    if (!call.good && world_->random.OneIn(15)) {
+      const int member = world_->random.Below(stream.members.size());
+      stream.resting.insert(member);
+      world_->scheduler.After(world_->random.Between(absl::Seconds(1), kDownloadRestMax),
+                              [this, id = begin->stream, member] { EndRest(id, member); });
+    }
     if (call.takes_nothing) return;
     ReportDownload(begin->stream);
     world_->scheduler.After(call.download_time,
@@ -147,17 +157,59 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     stream.members.emplace_back(worker, worker->process());
   }
   for (size_t i = 0; i < stream.members.size(); ++i) {
+    ++stream.uploads_due;
     if (call.idles && i + 1 == stream.members.size()) continue;
-    const auto [worker, process] = stream.members[i];
-    world_->scheduler.After(
-        world_->random.Between(0.5 * call.upload_time, call.upload_time),
-        [this, id, i, worker, process, operation = accept.operation_id] {
-          if (!InFlight(id)) return;
-          if (!worker->Holds(operation, process)) return FailShard(id, i);
-          worker->FinishUpload(operation, process);
-        });
+    absl::Duration time = world_->random.Between(0.5 * call.upload_time, call.upload_time);
+    world_->scheduler.After(time, [this, id, i] { TakeUpload(id, i); });
   }
   if (!call.idles) ReportUpload(id);
+  ReportMembers(id);
+}
+
+void Clients::TakeUpload(StreamId id, int member) {
+  if (!InFlight(id)) return;
+  Stream& stream = streams_.at(id);
+  const auto [worker, process] = stream.members[member];
+  if (!worker->Holds(stream.operation_id, process)) return FailShard(id, member);
+  --stream.uploads_due;
+  if (!worker->Reads(stream.operation_id)) return;
+  if (!calls_.at(stream.call).good && world_->random.OneIn(15)) {
+    stream.resting.insert(member);
+    world_->scheduler.After(world_->random.Between(absl::Seconds(1), kUploadRestMax),
+                            [this, id, member] { EndRest(id, member); });
+    return;
+  }
+  worker->FinishUpload(stream.operation_id, process);
+}
+
+void Clients::EndRest(StreamId id, int member) {
+  if (!InFlight(id)) return;
+  Stream& stream = streams_.at(id);
+  stream.resting.erase(member);
+  const auto [worker, process] = stream.members[member];
+  if (!worker->Holds(stream.operation_id, process)) return FailShard(id, member);
+  if (stream.uploading) worker->FinishUpload(stream.operation_id, process);
+}
+
+// As the edge sees it: once the client has sent everything, it waits for all members, and
+// does not know who has said Uploaded or computes.
+bool Clients::StandsStill(const Stream& stream, int member) const {
+  const SimWorker* worker = stream.members[member].first;
+  if (worker->stopped() || stream.resting.count(member) > 0) return true;
+  if (stream.downloading) return !worker->Sends(stream.operation_id);
+  return stream.uploads_due == 0 || !worker->Reads(stream.operation_id);
+}
+
+void Clients::ReportMembers(StreamId id) {
+  if (!InFlight(id)) return;
+  const Stream& stream = streams_.at(id);
+  MembersStandStill report;
+  report.stream = id;
+  for (size_t i = 0; i < stream.members.size(); ++i) {
+    if (StandsStill(stream, i)) report.members.push_back(i);
+  }
+  control_->Feed(report);
+  world_->scheduler.After(absl::Milliseconds(500), [this, id] { ReportMembers(id); });
 }
 
 void Clients::ReportUpload(StreamId stream) {
@@ -187,7 +239,7 @@ void Clients::TryFinishDownload(StreamId id) {
   for (size_t i = 0; i < stream.members.size(); ++i) {
     const auto [worker, process] = stream.members[i];
     if (!worker->Holds(stream.operation_id, process)) return FailShard(id, i);
-    if (worker->stopped()) {
+    if (StandsStill(stream, i)) {
       world_->scheduler.After(absl::Milliseconds(500), [this, id] { TryFinishDownload(id); });
       return;
     }
@@ -201,6 +253,8 @@ void Clients::OnFail(StreamId id, const Failure& failure) {
                 " ", failure.message);
   stream.ended = true;
   ++ends_[failure.reason];
+  if (absl::StrContains(failure.message, "no bytes of its inputs")) ++ends_["(took no inputs)"];
+  if (absl::StrContains(failure.message, "no bytes of its outputs")) ++ends_["(sent no outputs)"];
   last_end_ = world_->now();
   const std::string illegal = WhyIllegal(stream, failure);
   if (!illegal.empty()) {
@@ -234,7 +288,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
     }
     case absl::StatusCode::kDeadlineExceeded:
       if (failure.reason == "UPLOAD_IDLE") {
-        return only(call.idles || world_->fault_injected, "it uploaded steadily");
+        return only(call.idles, "it uploaded steadily");
       }
       if (failure.reason == "DOWNLOAD_IDLE") {
         return only(call.takes_nothing, "it downloaded steadily");

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,13 +66,19 @@ class Clients {
     std::vector<std::pair<SimWorker*, uint64_t>> members;  // and their processes
     bool downloading = false;
     bool uploading = false;
+    size_t uploads_due = 0;  // members whose bytes have not all come from the client yet
+    std::set<int> resting;   // members that will move again
     bool shard_failed = false;
   };
 
   void Open(const std::string& call_id, bool other_header);
   void PlanMischief(StreamId stream);
   void Upload(StreamId stream, const AcceptRequest& accept);
+  void TakeUpload(StreamId stream, int member);
+  void EndRest(StreamId stream, int member);
   void ReportUpload(StreamId stream);
+  void ReportMembers(StreamId stream);
+  bool StandsStill(const Stream& stream, int member) const;
   void ReportDownload(StreamId stream);
   void FailShard(StreamId stream, int member);
   void TryFinishDownload(StreamId stream);

@@ -101,6 +101,11 @@ void SimWorker::OnBlock(const std::string& id, int step) {
 void SimWorker::Finish(const std::string& id, bool ok) {
   Operation& operation = operations_.at(id);
   operation.finished = true;
+  if (ok && !operation.cancelled && std::exchange(stop_sending_next_, false)) {
+    world_->Trace(name_, " does not send ", id);
+    operation.sends = false;
+    faulty_processes_.insert(process_);
+  }
   v1::JoinRequest message;
   v1::Finished* finished = message.mutable_finished();
   finished->set_operation_id(id);

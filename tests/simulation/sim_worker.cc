@@ -246,7 +246,21 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   answer->set_bytes(bytes);
   Say(message);
   const bool empty = operation.ring_rank >= static_cast<int64_t>(reserve.shape().seq_len_q());
-  if (empty) FinishUpload(id, process_);
+  if (empty) return FinishUpload(id, process_);
+  if (!std::exchange(stop_reading_next_, false)) return;
+  world_->Trace(name_, " does not read ", id);
+  operation.reads = false;
+  faulty_processes_.insert(process_);
+}
+
+bool SimWorker::Reads(const std::string& operation_id) const {
+  const auto found = operations_.find(operation_id);
+  return found == operations_.end() || found->second.reads;
+}
+
+bool SimWorker::Sends(const std::string& operation_id) const {
+  const auto found = operations_.find(operation_id);
+  return found == operations_.end() || found->second.sends;
 }
 
 bool SimWorker::Holds(const std::string& operation_id, uint64_t process) const {

@@ -45,7 +45,12 @@ class SimWorker {
   void StickNext() { stick_next_ = true; }
   // The next operation ends with an error of its own.
   void FailNext() { fail_next_ = true; }
-  void ForgetPlannedFaults() { stick_next_ = fail_next_ = false; }
+  // The next operation's inputs are not taken, or its outputs not sent, ever.
+  void StopReadingNext() { stop_reading_next_ = true; }
+  void StopSendingNext() { stop_sending_next_ = true; }
+  void ForgetPlannedFaults() {
+    stick_next_ = fail_next_ = stop_reading_next_ = stop_sending_next_ = false;
+  }
 
   // The control plane's.
   void OnMessage(ConnectionId connection, uint64_t process, const v1::JoinResponse& message);
@@ -54,6 +59,9 @@ class SimWorker {
   // The data path's: true if this process still holds the operation.
   bool Holds(const std::string& operation_id, uint64_t process) const;
   void FinishUpload(const std::string& operation_id, uint64_t process);
+  // True unless it holds the operation and lets its bytes lie.
+  bool Reads(const std::string& operation_id) const;
+  bool Sends(const std::string& operation_id) const;
 
   const std::string& name() const { return name_; }
   uint64_t process() const { return process_; }
@@ -80,6 +88,8 @@ class SimWorker {
     int tile = 0;
     uint64_t progress = 0;
     bool waits = false;
+    bool reads = true;
+    bool sends = true;
     std::set<int> received;  // steps whose block has arrived
 
     int world_size() const { return reserve.members_size(); }
@@ -121,6 +131,8 @@ class SimWorker {
   bool stuck_ = false;
   bool stick_next_ = false;
   bool fail_next_ = false;
+  bool stop_reading_next_ = false;
+  bool stop_sending_next_ = false;
   uint64_t process_ = 0;
   std::set<uint64_t> faulty_processes_;
   std::deque<std::function<void()>> backlog_;  // due while stopped

@@ -10,8 +10,8 @@ namespace {
 // Faults and new calls stop after this; what follows must come right.
 constexpr absl::Duration kTroubledTime = absl::Seconds(45);
 // In which at least one request must end, while there are any, and the ring be whole
-// again. The slowest legal way: a stuck rank is found (20 s), a slow client finishes
-// (20 s up, 20 s down), and a slow ring computes (6 steps of 3 tiles of 5 s).
+// again. The slowest legal way: a stuck rank is found (20 s, or 45 s where it sends
+// nothing), a slow client finishes (20 s up, 20 s down, or 40 s where a member rests), and a slow ring computes (6 steps of 3 tiles of 5 s).
 constexpr absl::Duration kRecoveryBound = absl::Seconds(180);
 
 CoordinatorConfig MakeConfig(Random& random) {
@@ -21,6 +21,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.upload_idle_timeout = absl::Seconds(10);
   config.limits.download_idle_timeout = absl::Seconds(10);
   config.limits.finished_operations_kept = 8;
+  config.transfer_timeout = absl::Seconds(15);
   config.limits.single_device_threshold_tokens = 500;
   return config;
 }
@@ -151,7 +152,7 @@ SimWorker* Simulation::RandomWorker() {
 void Simulation::StrikeWorker(SimWorker* worker, bool single) {
   world_.fault_injected = true;
   Random& random = world_.random;
-  switch (random.Below(5)) {
+  switch (random.Below(7)) {
     case 0:
       return worker->Kill(/*silently=*/false);
     case 1:
@@ -169,6 +170,12 @@ void Simulation::StrikeWorker(SimWorker* worker, bool single) {
     case 4:
       if (worker->connection() != 0) control_.Break(worker->connection());
       return;
+    case 5:
+      world_.Trace("fault: ", worker->name(), " will not read");
+      return worker->StopReadingNext();
+    case 6:
+      world_.Trace("fault: ", worker->name(), " will not send");
+      return worker->StopSendingNext();
   }
 }
 

@@ -19,6 +19,30 @@ void WaitForTheRingsEnd(const FaultState& state) {
   while (!state.aborted.load()) absl::SleepFor(kPoll);
 }
 
+// Has nothing (yet) from one chunk on, and never says that it has.
+class FaultyDownload : public Download {
+ public:
+  FaultyDownload(std::unique_ptr<Download> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {}
+
+  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+    if (stopped_) return std::nullopt;
+    absl::StatusOr<std::optional<Piece>> piece = inner_->Next(max_bytes);
+    if (!piece.ok() || !piece->has_value()) return piece;
+    stopped_ = state_->chunks_sent.fetch_add(1) == state_->plan.stop_sending;
+    if (stopped_) return std::nullopt;
+    return piece;
+  }
+  // What was kept back has yet to be sent, even if nothing follows it.
+  bool finished() const override { return !stopped_ && inner_->finished(); }
+  absl::Duration copy_time() const override { return inner_->copy_time(); }
+
+ private:
+  const std::unique_ptr<Download> inner_;
+  const std::shared_ptr<FaultState> state_;
+  bool stopped_ = false;
+};
+
 class FaultyDevice : public Device {
  public:
   FaultyDevice(std::unique_ptr<Device> inner, std::shared_ptr<FaultState> state)
@@ -71,11 +95,15 @@ class FaultyDevice : public Device {
     return inner_->CopyToHost(host, device, bytes);
   }
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+    // The thread that reads the stream stands still, so the next message is not asked for.
+    const int64_t chunk = state_->chunks_read.fetch_add(1);
+    if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
     return inner_->BeginUpload(target, bytes);
   }
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override {
-    return inner_->BeginDownload(std::move(ranges), std::move(on_ready));
+    return std::make_unique<FaultyDownload>(
+        inner_->BeginDownload(std::move(ranges), std::move(on_ready)), state_);
   }
   DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override {
@@ -187,15 +215,19 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
     if (parts.first == "stall_step") plan.stall_step = number;
     if (parts.first == "skip_send") plan.skip_send = number;
     if (parts.first == "fail_send") plan.fail_send = number;
+    if (parts.first == "stop_reading") plan.stop_reading = number;
+    if (parts.first == "stop_sending") plan.stop_sending = number;
     if (parts.first == "workspace") plan.workspace_bytes = number;
     if (parts.first == "slow_step_ms") plan.slow_step = absl::Milliseconds(number);
     if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.fail_send >= 0 ||
-        plan.slow_step > absl::ZeroDuration() || plan.workspace_bytes > 0) {
+        plan.stop_reading >= 0 || plan.stop_sending >= 0 || plan.slow_step > absl::ZeroDuration() || plan.workspace_bytes > 0) {
       return plan;
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "\"", text, "\" is none of stall_step:N, skip_send:N, fail_send:N, slow_step_ms:M and workspace:N with M, N > 0"));
+      "\"", text,
+      "\" is none of stall_step:N, skip_send:N, fail_send:N, stop_reading:N, stop_sending:N, "
+      "slow_step_ms:M and workspace:M with N >= 0, M > 0"));
 }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,

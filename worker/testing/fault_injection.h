@@ -8,10 +8,14 @@
 //   fail_send:N      the N-th transfer group fails: a broken link
 //   slow_step_ms:M   every compute call takes M ms longer, with steady progress: a rank
 //                    that is merely slow
+//   stop_reading:N   the N-th chunk of an input is not taken until the ring is torn down: a
+//                    worker that lives and does not read its shard stream
+//   stop_sending:N   from the N-th chunk on the outputs of one operation are not there: a
+//                    worker that lives and delivers nothing
 //   workspace:N      kernels need N bytes beside a program's buffers, as a GPU's do
 //
 // Groups count from 0, from the first operation that a ring prepares: what a ring exchanges
-// while it is formed is no part of any step.
+// while it is formed is no part of any step. Chunks count from 0 over the life of the process.
 //
 // Where the device's queue waits for events of its own kind only (a GPU's streams), nothing
 // that a host thread ends can stand in the queue: `holds_start`. The thread that starts the
@@ -35,6 +39,8 @@ struct FaultPlan {
   int64_t stall_step = -1;  // -1 = never
   int64_t skip_send = -1;
   int64_t fail_send = -1;
+  int64_t stop_reading = -1;
+  int64_t stop_sending = -1;
   absl::Duration slow_step;
   int64_t workspace_bytes = 0;
 };
@@ -42,7 +48,7 @@ struct FaultPlan {
 // INVALID_ARGUMENT, with the syntax, if `text` is none of the above.
 absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text);
 
-// Counts transfer groups over the life of the process. Shared by both decorators.
+// Counts transfer groups and chunks over the life of the process. Shared by both decorators.
 struct FaultState {
   FaultPlan plan;
   bool holds_start = false;
@@ -50,6 +56,8 @@ struct FaultState {
   std::atomic<int64_t> groups_started{0};
   std::atomic<bool> aborted{false};  // the current ring was torn down
   std::atomic<bool> stalled{false};  // stall_step has happened
+  std::atomic<int64_t> chunks_read{0};
+  std::atomic<int64_t> chunks_sent{0};
 };
 
 // Thread safe, like what they wrap.

@@ -1,5 +1,8 @@
 #include "worker/testing/fault_injection.h"
 
+#include <atomic>
+#include <thread>
+
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,9 +39,11 @@ TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   EXPECT_EQ(ParseFaultPlan("stall_step:0")->stall_step, 0);
   EXPECT_EQ(ParseFaultPlan("skip_send:12")->skip_send, 12);
   EXPECT_EQ(ParseFaultPlan("fail_send:3")->fail_send, 3);
+  EXPECT_EQ(ParseFaultPlan("stop_reading:0")->stop_reading, 0);
+  EXPECT_EQ(ParseFaultPlan("stop_sending:7")->stop_sending, 7);
   EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step, absl::Milliseconds(5));
   for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
-                          "slow_step_ms:0", "workspace:0", "boom:1", ":1", "skip_send:1:2"}) {
+                          "slow_step_ms:0", "workspace:0", "stop_reading", "stop_sending:-1", "boom:1", ":1", "skip_send:1:2"}) {
     EXPECT_EQ(ParseFaultPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
@@ -97,6 +102,43 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   ring->Abort("enough");
   EXPECT_TRUE(stalled->Wait(Soon()).ok());
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
+}
+
+TEST(FaultInjection, AChunkIsNotTakenUntilTheRingEndsAndOnlyThatOne) {
+  auto state = StateOf("stop_reading:1");
+  auto transport = MakeFaultyTransport(
+      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), state);
+  auto ring = RingOfOne(*transport);
+  char target = 0;
+  const auto take = [&] { return device->BeginUpload(&target, 1).status(); };
+  EXPECT_TRUE(take().ok());
+  std::atomic<bool> taken{false};
+  std::thread reader([&] {
+    EXPECT_TRUE(take().ok());
+    taken = true;
+  });
+  while (state->chunks_read < 2) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(take().ok()) << "another stream's";
+  EXPECT_FALSE(taken);
+  ring->Abort("enough");
+  reader.join();
+  ring = RingOfOne(*transport);
+  EXPECT_TRUE(take().ok());
+}
+
+TEST(FaultInjection, OutputsThatAreNotThereAnyMoreHaveNotEnded) {
+  auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("stop_sending:1"));
+  const char outputs[] = "12";
+  for (bool stops : {true, false}) {
+    const std::unique_ptr<Download> download =
+        device->BeginDownload({{const_cast<char*>(outputs), 2}}, [] {});
+    EXPECT_TRUE((*download->Next(1)).has_value());
+    EXPECT_FALSE(download->finished());
+    EXPECT_EQ((*download->Next(1)).has_value(), !stops);
+    EXPECT_EQ(download->finished(), !stops);
+    EXPECT_FALSE((*download->Next(1)).has_value());
+  }
 }
 
 TEST(FaultInjection, AWorkspaceIsAddedToTheDevices) {
