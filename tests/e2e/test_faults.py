@@ -171,8 +171,13 @@ def assert_stalled(ring, generation, call, stage, why):
     assert "RetryInfo" in details(error)
     assert "worker-1" in error.details() and why in error.details()
     series = f'ringattn_stalled_workers_total{{stage="{stage}"}} 1'
-    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=5) as reply:
-        text = reply.read().decode()
+    deadline = time.monotonic() + 20
+    while True:  # counted by the time of the next look at the core, not of the call's end
+        with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=5) as reply:
+            text = reply.read().decode()
+        if series in text or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     assert series in text
     for idle in ("upload", "download"):
         assert f'ringattn_idle_transfers_total{{stage="{idle}"}} 0' in text
