@@ -74,7 +74,8 @@ TEST(OutputAssembler, TakesAnyOrder) {
     CopyOut(ConstRuns(view.data(), 100, 5, round % 2 == 0 ? 5 : 7), 0, 500, arrived.data());
     EXPECT_EQ(source, arrived);
     for (size_t i = 0; i < target.size() && round % 2 == 1; ++i) {
-      if (i % 7 >= 5) EXPECT_EQ(target[i], 0) << "a byte between the runs";
+      if (i % 7 < 5) continue;
+      EXPECT_EQ(target[i], 0) << "a byte between the runs";
     }
   }
 }
