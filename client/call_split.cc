@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/call.h"
 #include "client/error.h"
+#include "client/tensor_bytes.h"
 
 namespace ringattn {
 namespace {
@@ -56,10 +57,6 @@ absl::Status CheckSplittable(const v1::AttentionShape& shape, const v1::Attentio
   return absl::OkStatus();
 }
 
-uint64_t KvHeads(const v1::AttentionShape& shape) {
-  return shape.num_kv_heads() != 0 ? shape.num_kv_heads() : shape.num_heads();
-}
-
 CallPart Whole(const v1::AttentionShape& shape, const v1::AttentionOptions& options) {
   return {.batch = {0, shape.batch()},
           .q = {0, shape.seq_len_q()},
@@ -94,12 +91,22 @@ std::vector<CallPart> BatchParts(const v1::AttentionShape& shape,
   return parts;
 }
 
-// REQUIRES: the query heads are a multiple of the K/V heads.
-std::vector<CallPart> HeadParts(const v1::AttentionShape& shape,
-                                const v1::AttentionOptions& options, uint64_t streams) {
-  const uint64_t group = shape.num_heads() / KvHeads(shape);
+absl::StatusOr<std::vector<CallPart>> HeadParts(const v1::AttentionShape& shape,
+                                                const v1::AttentionOptions& options,
+                                                uint64_t streams) {
+  const uint64_t all = KvHeads(shape);
+  // For the server to refuse.
+  if (all == 0 || shape.num_heads() % all != 0) {
+    return std::vector<CallPart>{Whole(shape, options)};
+  }
+  if (all == 1) {
+    return Refused(
+        "backward of one batch row with one key/value head cannot be split (dk and dv are sums "
+        "over all queries and heads of a group), only 1 is possible");
+  }
+  const uint64_t group = shape.num_heads() / all;
   std::vector<CallPart> parts;
-  for (const RowSpan& kv_heads : EvenSpans(KvHeads(shape), streams)) {
+  for (const RowSpan& kv_heads : EvenSpans(all, streams)) {
     CallPart& part = parts.emplace_back(Whole(shape, options));
     part.kv_heads = kv_heads;
     part.heads = {kv_heads.begin * group, kv_heads.end * group};
@@ -167,9 +174,9 @@ class EvenCutter {
 // Of one row of q and of k and v together, in elements.
 struct RowSizes {
   explicit RowSizes(const v1::AttentionShape& shape) {
-    const double dim_v = shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
     q = static_cast<double>(shape.num_heads()) * shape.head_dim();
-    kv = static_cast<double>(KvHeads(shape)) * (shape.head_dim() + dim_v);
+    kv = static_cast<double>(KvHeads(shape)) * 
+         static_cast<double>(shape.head_dim() + HeadDimV(shape));
   }
   double Of(const RowSpan& queries, const RowSpan& keys) const {
     return q * static_cast<double>(queries.size()) + kv * static_cast<double>(keys.size());
@@ -299,39 +306,36 @@ bool IsWorthSplitting(const v1::AttentionShape& shape) {
   return shape.batch() > 0 && shape.seq_len_q() > 0;
 }
 
+// `one_row(shape, options, streams)` splits what has one batch row and is not packed.
+template <typename OneRow>
+absl::StatusOr<std::vector<CallPart>> Split(const v1::AttentionShape& shape,
+                                            const v1::AttentionOptions& options, int streams,
+                                            const OneRow& one_row) {
+  if (absl::Status status = CheckSplittable(shape, options, streams); !status.ok()) return status;
+  const auto count = static_cast<uint64_t>(streams);
+  if (streams == 1 || !IsWorthSplitting(shape)) {
+    return std::vector<CallPart>{Whole(shape, options)};
+  }
+  if (shape.has_packed()) return DocumentParts(shape, options, count);
+  if (shape.batch() > 1) return BatchParts(shape, options, count);
+  return one_row(shape, options, count);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<CallPart>> SplitForward(const v1::AttentionShape& shape,
                                                    const v1::AttentionOptions& options,
                                                    int streams) {
-  if (absl::Status status = CheckSplittable(shape, options, streams); !status.ok()) return status;
-  const auto count = static_cast<uint64_t>(streams);
-  if (streams == 1 || !IsWorthSplitting(shape)) {
-    return std::vector<CallPart>{Whole(shape, options)};
-  }
-  if (shape.has_packed()) return DocumentParts(shape, options, count);
-  if (shape.batch() > 1) return BatchParts(shape, options, count);
-  return QueryBlocks(shape, options).Split(count);
+  return Split(shape, options, streams,
+               [](const auto& shape, const auto& options, uint64_t count) {
+                 return QueryBlocks(shape, options).Split(count);
+               });
 }
 
 absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& shape,
                                                     const v1::AttentionOptions& options,
                                                     int streams) {
-  if (absl::Status status = CheckSplittable(shape, options, streams); !status.ok()) return status;
-  const auto count = static_cast<uint64_t>(streams);
-  if (streams == 1 || !IsWorthSplitting(shape)) {
-    return std::vector<CallPart>{Whole(shape, options)};
-  }
-  if (shape.has_packed()) return DocumentParts(shape, options, count);
-  if (shape.batch() > 1) return BatchParts(shape, options, count);
-  // For the server to refuse.
-  if (KvHeads(shape) == 0 || shape.num_heads() % KvHeads(shape) != 0) {
-    return std::vector<CallPart>{Whole(shape, options)};
-  }
-  if (KvHeads(shape) > 1) return HeadParts(shape, options, count);
-  return Refused(
-      "backward of one batch row with one key/value head cannot be split (dk and dv are sums "
-      "over all queries and heads of a group), only 1 is possible");
+  return Split(shape, options, streams, HeadParts);
 }
 
 }  // namespace ringattn

@@ -26,10 +26,11 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/retry_policy.h"
-#include "client/split_plan.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn {
+
+struct PlannedRequest;  // split_plan.h
 
 struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams

@@ -22,7 +22,7 @@ class Slicer {
     const RowSpan& heads = of_keys ? part_.kv_heads : part_.heads;
     const uint64_t all_rows = of_keys ? shape_.seq_len_kv() : shape_.seq_len_q();
     const uint64_t head_bytes = HeadBytes(tensor);
-    const uint64_t row_bytes = head_bytes * (of_keys ? KvHeads() : shape_.num_heads());
+    const uint64_t row_bytes = head_bytes * (of_keys ? KvHeads(shape_) : shape_.num_heads());
     // Nothing may be where nothing is asked for.
     const uint64_t runs = part_.batch.size() * rows.size();
     if (runs * heads.size() * head_bytes == 0) return {};
@@ -44,10 +44,6 @@ class Slicer {
   static bool IsOfKeys(v1::TensorId tensor) {
     return tensor == v1::TENSOR_ID_K || tensor == v1::TENSOR_ID_V ||
            tensor == v1::TENSOR_ID_DK || tensor == v1::TENSOR_ID_DV;
-  }
-
-  uint64_t KvHeads() const {
-    return shape_.num_kv_heads() != 0 ? shape_.num_kv_heads() : shape_.num_heads();
   }
 
   // Of one row.

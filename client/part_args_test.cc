@@ -36,6 +36,26 @@ struct Buffers {
   std::vector<uint8_t> q, k, v, out, lse;
 };
 
+// With out from `results` and all else from `in`.
+BackwardArgs BackwardOf(const v1::AttentionShape& shape, const Buffers& in,
+                        const Buffers& results) {
+  return {.shape = shape,
+          .dtype = v1::DATA_TYPE_BFLOAT16,
+          .q = BytesOf(in.q),
+          .k = BytesOf(in.k),
+          .v = BytesOf(in.v),
+          .dout = BytesOf(in.out),
+          .has_forward_result = true,
+          .out = BytesOf(results.out),
+          .lse = BytesOf(in.lse)};
+}
+
+BackwardResults GradientsOf(Buffers& results) {
+  return {.dq = MutableBytesOf(results.q),
+          .dk = MutableBytesOf(results.k),
+          .dv = MutableBytesOf(results.v)};
+}
+
 template <typename Bytes>
 void ExpectPiece(const Bytes& piece, const std::vector<uint8_t>& whole, size_t begin, size_t end) {
   EXPECT_EQ(piece.data() - whole.data(), static_cast<ptrdiff_t>(begin));
@@ -96,15 +116,7 @@ TEST(PartArgs, LseIsScatteredByHead) {
 TEST(PartArgs, BatchRowsAreInPlace) {
   const v1::AttentionShape shape = ShapeOf(3, 10, 6);
   Buffers in(shape), results(shape);
-  BackwardArgs args{.shape = shape,
-                    .dtype = v1::DATA_TYPE_BFLOAT16,
-                    .q = BytesOf(in.q),
-                    .k = BytesOf(in.k),
-                    .v = BytesOf(in.v),
-                    .dout = BytesOf(in.out),
-                    .has_forward_result = true,
-                    .out = BytesOf(results.out),
-                    .lse = BytesOf(in.lse)};
+  BackwardArgs args = BackwardOf(shape, in, results);
   const auto parts = SplitBackward(shape, {}, 2);
   ASSERT_TRUE(parts.ok());
   const CallPart& last = (*parts)[1];  // batch row 2
@@ -117,11 +129,7 @@ TEST(PartArgs, BatchRowsAreInPlace) {
   ExpectPiece(made.out, results.out, 2 * 1280, 3 * 1280);
   ExpectPiece(made.lse, in.lse, 2 * 160, 3 * 160);
   EXPECT_TRUE(made.has_forward_result);
-  const auto gradients = PartOf(args,
-                                {.dq = MutableBytesOf(results.q),
-                                 .dk = MutableBytesOf(results.k),
-                                 .dv = MutableBytesOf(results.v)},
-                                last);
+  const auto gradients = PartOf(args, GradientsOf(results), last);
   ExpectPiece(gradients.dq, results.q, 2 * 640, 3 * 640);
   ExpectPiece(gradients.dk, results.k, 2 * 192, 3 * 192);
   ExpectPiece(gradients.dv, results.v, 2 * 384, 3 * 384);
@@ -146,15 +154,7 @@ TEST(PartArgs, GroupsOfHeadsAreViewsOfTheBuffers) {
   shape.set_num_heads(6);
   shape.set_num_kv_heads(3);
   Buffers in(shape), results(shape);
-  const BackwardArgs args{.shape = shape,
-                          .dtype = v1::DATA_TYPE_BFLOAT16,
-                          .q = BytesOf(in.q),
-                          .k = BytesOf(in.k),
-                          .v = BytesOf(in.v),
-                          .dout = BytesOf(in.out),
-                          .has_forward_result = true,
-                          .out = BytesOf(results.out),
-                          .lse = BytesOf(in.lse)};
+  const BackwardArgs args = BackwardOf(shape, in, results);
   const auto expect_heads = [](const auto& view, const std::vector<uint8_t>& whole, uint64_t rows,
                                uint64_t row_bytes, uint64_t begin, uint64_t end) {
     ASSERT_EQ(view.size(), rows * (end - begin));
@@ -182,11 +182,7 @@ TEST(PartArgs, GroupsOfHeadsAreViewsOfTheBuffers) {
     expect_heads(made.k, in.k, 7, 3 * 16, k * 16, k_end * 16);
     expect_heads(made.v, in.v, 7, 3 * 32, k * 32, k_end * 32);
     ExpectPiece(made.lse, in.lse, h * 5 * 4, end * 5 * 4);
-    const auto gradients = PartOf(args,
-                                  {.dq = MutableBytesOf(results.q),
-                                   .dk = MutableBytesOf(results.k),
-                                   .dv = MutableBytesOf(results.v)},
-                                  part);
+    const auto gradients = PartOf(args, GradientsOf(results), part);
     expect_heads(gradients.dq, results.q, 5, 6 * 16, h * 16, end * 16);
     expect_heads(gradients.dk, results.k, 7, 3 * 16, k * 16, k_end * 16);
     expect_heads(gradients.dv, results.v, 7, 3 * 32, k * 32, k_end * 32);
@@ -200,15 +196,7 @@ TEST(PartArgs, LseOfDocumentsIsGatheredByHead) {
   Buffers in(shape), results(shape);
   auto* lse = reinterpret_cast<float*>(in.lse.data());
   std::iota(lse, lse + 40, 0.0f);
-  const BackwardArgs args{.shape = shape,
-                          .dtype = v1::DATA_TYPE_BFLOAT16,
-                          .q = BytesOf(in.q),
-                          .k = BytesOf(in.k),
-                          .v = BytesOf(in.v),
-                          .dout = BytesOf(in.out),
-                          .has_forward_result = true,
-                          .out = BytesOf(results.out),
-                          .lse = BytesOf(in.lse)};
+  const BackwardArgs args = BackwardOf(shape, in, results);
   const auto parts = SplitBackward(shape, {}, 2);
   ASSERT_TRUE(parts.ok());
   const BackwardPartArgs made = PartOf(args, (*parts)[1]);

@@ -12,9 +12,9 @@ const char* TensorIdName(v1::TensorId tensor) {
 
 std::vector<uint64_t> TensorDimensions(const v1::AttentionShape& shape, v1::TensorId tensor) {
   const uint64_t heads = shape.num_heads();
-  const uint64_t kv_heads = shape.num_kv_heads() != 0 ? shape.num_kv_heads() : heads;
+  const uint64_t kv_heads = KvHeads(shape);
   const uint64_t dim = shape.head_dim();
-  const uint64_t dim_v = shape.head_dim_v() != 0 ? shape.head_dim_v() : dim;
+  const uint64_t dim_v = HeadDimV(shape);
   std::vector<uint64_t> dimensions;
   if (!shape.has_packed()) dimensions.push_back(shape.batch());
   const auto append = [&](uint64_t a, uint64_t b, uint64_t c) {

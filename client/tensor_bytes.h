@@ -11,6 +11,14 @@
 
 namespace ringattn {
 
+// What the shape says, or the default where it says nothing.
+inline uint64_t KvHeads(const v1::AttentionShape& shape) {
+  return shape.num_kv_heads() != 0 ? shape.num_kv_heads() : shape.num_heads();
+}
+inline uint64_t HeadDimV(const v1::AttentionShape& shape) {
+  return shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
+}
+
 // The dimensions of proto/ringattn/v1/tensor.proto, without a batch axis when packed.
 std::vector<uint64_t> TensorDimensions(const v1::AttentionShape& shape, v1::TensorId tensor);
 

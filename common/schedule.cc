@@ -324,8 +324,9 @@ RowRange RingPass::LandsLast(int rank) const {
   int64_t last = -1;
   for (const Landing& landing : landed_[rank]) last = std::max(last, landing.at);
   RowRange late;
+  if (last <= others_until_[rank]) return late;
   for (const Landing& landing : landed_[rank]) {
-    if (landing.at != last || last <= others_until_[rank]) continue;
+    if (landing.at != last) continue;
     late = late.empty() ? landing.rows
                         : RowRange{std::min(late.begin, landing.rows.begin),
                                    std::max(late.end, landing.rows.end)};

@@ -126,3 +126,18 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
         deps = deps + ["@local_cuda//:cudart"],
         **kwargs
     )
+
+def cuda_fake_test(name, srcs, deps, **kwargs):
+    """A test of what calls CUDA, on the fake runtime of worker/comm/nccl/fake: no GPU."""
+    native.cc_test(
+        name = name,
+        srcs = srcs,
+        linkstatic = True,  # the fake runtime must come before the real one
+        tags = ["cuda"],
+        target_compatible_with = TARGET_COMPATIBLE_WITH,
+        deps = deps + [
+            "//deploy/bazel:gtest_main",
+            "//worker/comm/nccl/fake:fake_cuda",
+        ],
+        **kwargs
+    )

@@ -107,8 +107,9 @@ struct ReformRequested {};
 struct Tick {};
 
 using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                           UploadProgressed, DownloadProgressed, MembersStandStill, DownloadFinished,
-                           ShardStreamFailed, CancelRequested, DrainRequested, ReformRequested, Tick>;
+                           UploadProgressed, DownloadProgressed, MembersStandStill,
+                           DownloadFinished, ShardStreamFailed, CancelRequested, DrainRequested,
+                           ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 

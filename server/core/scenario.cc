@@ -87,7 +87,9 @@ class Scenario {
     if (verb == "download") return Feed(DownloadProgressed{Stream(words[1])});
     if (verb == "stands") {
       MembersStandStill event{Stream(words[1]), {}};
-      for (size_t i = 2; i < words.size(); ++i) event.members.push_back(std::atoi(words[i].c_str()));
+      for (size_t i = 2; i < words.size(); ++i) {
+        event.members.push_back(std::atoi(words[i].c_str()));
+      }
       return Feed(event);
     }
     if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});

@@ -11,7 +11,8 @@ namespace {
 constexpr absl::Duration kTroubledTime = absl::Seconds(45);
 // In which at least one request must end, while there are any, and the ring be whole
 // again. The slowest legal way: a stuck rank is found (20 s, or 45 s where it sends
-// nothing), a slow client finishes (20 s up, 20 s down, or 40 s where a member rests), and a slow ring computes (6 steps of 3 tiles of 5 s).
+// nothing), a slow client finishes (20 s up, 20 s down, or 40 s where a member rests), and a
+// slow ring computes (6 steps of 3 tiles of 5 s).
 constexpr absl::Duration kRecoveryBound = absl::Seconds(180);
 
 CoordinatorConfig MakeConfig(Random& random) {

@@ -70,7 +70,7 @@ class FaultyDevice : public Device {
     const bool stalls =
         plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
         !state_->stalled.exchange(true);
-    if (!stalls && plan.slow_step == absl::ZeroDuration()) {
+    if (!stalls && plan.slow_step_ms == 0) {
       return inner_->Start(call, std::move(after), control);
     }
     if (state_->holds_start) {
@@ -118,7 +118,7 @@ class FaultyDevice : public Device {
   }
 
   void Dawdle(RunControl* control) {
-    const absl::Time end = absl::Now() + state_->plan.slow_step;
+    const absl::Time end = absl::Now() + absl::Milliseconds(state_->plan.slow_step_ms);
     while (absl::Now() < end && !state_->aborted.load() && !control->stop.load()) {
       control->progress.fetch_add(1);
       absl::SleepFor(kPoll);
@@ -208,21 +208,25 @@ class FaultyTransport : public RingTransport {
 }  // namespace
 
 absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
+  // A number that the fault happens at, or how much of it there is.
+  static constexpr struct {
+    const char* name;
+    int64_t FaultPlan::* number;
+    int64_t least;
+  } kFaults[] = {
+      {"stall_step", &FaultPlan::stall_step, 0},     {"skip_send", &FaultPlan::skip_send, 0},
+      {"fail_send", &FaultPlan::fail_send, 0},       {"stop_reading", &FaultPlan::stop_reading, 0},
+      {"stop_sending", &FaultPlan::stop_sending, 0}, {"slow_step_ms", &FaultPlan::slow_step_ms, 1},
+      {"workspace", &FaultPlan::workspace_bytes, 1},
+  };
   const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
   FaultPlan plan;
-  int64_t number = 0;
-  if (absl::SimpleAtoi(parts.second, &number) && number >= 0) {
-    if (parts.first == "stall_step") plan.stall_step = number;
-    if (parts.first == "skip_send") plan.skip_send = number;
-    if (parts.first == "fail_send") plan.fail_send = number;
-    if (parts.first == "stop_reading") plan.stop_reading = number;
-    if (parts.first == "stop_sending") plan.stop_sending = number;
-    if (parts.first == "workspace") plan.workspace_bytes = number;
-    if (parts.first == "slow_step_ms") plan.slow_step = absl::Milliseconds(number);
-    if (plan.stall_step >= 0 || plan.skip_send >= 0 || plan.fail_send >= 0 ||
-        plan.stop_reading >= 0 || plan.stop_sending >= 0 || plan.slow_step > absl::ZeroDuration() || plan.workspace_bytes > 0) {
-      return plan;
-    }
+  for (const auto& fault : kFaults) {
+    int64_t number = 0;
+    if (parts.first != fault.name || !absl::SimpleAtoi(parts.second, &number)) continue;
+    if (number < fault.least) continue;
+    plan.*fault.number = number;
+    return plan;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "\"", text,

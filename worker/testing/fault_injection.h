@@ -41,7 +41,7 @@ struct FaultPlan {
   int64_t fail_send = -1;
   int64_t stop_reading = -1;
   int64_t stop_sending = -1;
-  absl::Duration slow_step;
+  int64_t slow_step_ms = 0;
   int64_t workspace_bytes = 0;
 };
 

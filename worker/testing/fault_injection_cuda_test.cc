@@ -170,7 +170,7 @@ TEST_P(CudaFaults, ASlowRankTakesItsTimeAndProgresses) {
   EXPECT_GT(control_.progress.load() - before, 6);
   // A stop ends the delay.
   control_.stop = true;
-  state_->plan.slow_step = absl::Hours(1);
+  state_->plan.slow_step_ms = absl::ToInt64Milliseconds(absl::Hours(1));
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 

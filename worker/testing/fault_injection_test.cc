@@ -41,9 +41,10 @@ TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   EXPECT_EQ(ParseFaultPlan("fail_send:3")->fail_send, 3);
   EXPECT_EQ(ParseFaultPlan("stop_reading:0")->stop_reading, 0);
   EXPECT_EQ(ParseFaultPlan("stop_sending:7")->stop_sending, 7);
-  EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step, absl::Milliseconds(5));
+  EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step_ms, 5);
   for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
-                          "slow_step_ms:0", "workspace:0", "stop_reading", "stop_sending:-1", "boom:1", ":1", "skip_send:1:2"}) {
+                          "slow_step_ms:0", "workspace:0", "stop_reading",
+                          "stop_sending:-1", "boom:1", ":1", "skip_send:1:2"}) {
     EXPECT_EQ(ParseFaultPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
