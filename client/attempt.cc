@@ -16,7 +16,7 @@
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // What a server sends besides chunks; both RPCs have the same four members.
@@ -248,8 +248,8 @@ class StreamAttempt final : public Attempt,
     }
     alarm_.emplace();
     alarm_->Set(std::chrono::system_clock::now() + pause, [this, pause](bool) {
-      FinishWhenMemoryIsFree(std::min<std::chrono::microseconds>(2 * pause,
-                                                                 std::chrono::milliseconds(20)));
+      FinishWhenMemoryIsFree(
+          std::min<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(20)));
     });
   }
 
@@ -299,4 +299,4 @@ std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                          std::move(done));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

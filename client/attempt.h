@@ -15,7 +15,7 @@
 #include "client/call.h"
 #include "client/transfer.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 enum class CallKind { kForward, kBackward };
 
@@ -59,6 +59,6 @@ std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::chrono::system_clock::time_point deadline,
                                      std::function<void(AttemptResult)> done);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_ATTEMPT_H_

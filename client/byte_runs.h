@@ -8,7 +8,7 @@
 
 #include "absl/types/span.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Runs of equal length, each beginning `stride` bytes after the one before; a piece is one
 // run. Offsets count the runs' bytes only, in order. Does not own the memory.
@@ -70,6 +70,6 @@ inline void CopyIn(const uint8_t* source, uint64_t offset, uint64_t bytes,
   });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_BYTE_RUNS_H_

@@ -15,7 +15,7 @@
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Host memory, row-major and little-endian, in the shapes of
 // proto/ringattn/v1/tensor.proto.
@@ -121,6 +121,6 @@ struct CallReport {
   size_t streams() const { return parts.empty() ? 1 : parts.size(); }
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_H_

@@ -4,7 +4,7 @@
 #include "client/tensor_bytes.h"
 #include "common/wire/grpc_slices.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::TensorId tensor,
@@ -12,12 +12,11 @@ absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::
   const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, dtype, tensor);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(TensorIdName(tensor), " has ", given_bytes,
-                                                 " bytes, its shape needs ", *bytes));
+  return absl::InvalidArgumentError(
+      absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
 }
 
-absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype,
-                        const CallPlan& plan) {
+absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
     absl::Status status = CheckSize(shape, dtype, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
@@ -147,4 +146,4 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   return plan;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -11,7 +11,7 @@
 #include "client/byte_runs.h"
 #include "client/call.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct ChunkLimits {
   uint32_t up_bytes = 0;
@@ -33,6 +33,6 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
                                       const CallOptions& options, const std::string& request_id,
                                       const ChunkLimits& limits);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_PLAN_H_

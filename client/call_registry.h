@@ -10,7 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Thread safe.
 class CallRegistry {
@@ -46,6 +46,6 @@ class CallRegistry {
   std::map<const void*, std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_REGISTRY_H_

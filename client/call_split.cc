@@ -11,7 +11,7 @@
 #include "client/error.h"
 #include "client/tensor_bytes.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // More than memory holds; sums of a few such numbers stay far from overflowing.
@@ -175,7 +175,7 @@ class EvenCutter {
 struct RowSizes {
   explicit RowSizes(const v1::AttentionShape& shape) {
     q = static_cast<double>(shape.num_heads()) * shape.head_dim();
-    kv = static_cast<double>(KvHeads(shape)) * 
+    kv = static_cast<double>(KvHeads(shape)) *
          static_cast<double>(shape.head_dim() + HeadDimV(shape));
   }
   double Of(const RowSpan& queries, const RowSpan& keys) const {
@@ -195,8 +195,7 @@ bool IsCumulative(const CuSeqlens& list, uint64_t total) {
 bool DocumentsMakeSense(const v1::AttentionShape& shape) {
   const v1::PackedDocuments& packed = shape.packed();
   return shape.batch() == 1 && packed.cu_seqlens_q_size() == packed.cu_seqlens_k_size() &&
-         packed.cu_seqlens_q_size() > 1 &&
-         IsCumulative(packed.cu_seqlens_q(), shape.seq_len_q()) &&
+         packed.cu_seqlens_q_size() > 1 && IsCumulative(packed.cu_seqlens_q(), shape.seq_len_q()) &&
          IsCumulative(packed.cu_seqlens_k(), shape.seq_len_kv());
 }
 
@@ -285,8 +284,8 @@ class QueryBlocks {
     // The masks' corner is where the last query meets the last key. Keys beyond the last
     // query's place in the diagonal move it to the right, never when causal, and the
     // window's sides are counted from there.
-    const int64_t moved = static_cast<int64_t>(part.kv.end) -
-                          (static_cast<int64_t>(q.end) + offset());
+    const int64_t moved =
+        static_cast<int64_t>(part.kv.end) - (static_cast<int64_t>(q.end) + offset());
     const auto shift = [](int64_t side, int64_t by) {
       return side < 0 || side > kMaxWindow ? side : side + by;
     };
@@ -326,10 +325,9 @@ absl::StatusOr<std::vector<CallPart>> Split(const v1::AttentionShape& shape,
 absl::StatusOr<std::vector<CallPart>> SplitForward(const v1::AttentionShape& shape,
                                                    const v1::AttentionOptions& options,
                                                    int streams) {
-  return Split(shape, options, streams,
-               [](const auto& shape, const auto& options, uint64_t count) {
-                 return QueryBlocks(shape, options).Split(count);
-               });
+  return Split(shape, options, streams, [](const auto& shape, const auto& options, uint64_t count) {
+    return QueryBlocks(shape, options).Split(count);
+  });
 }
 
 absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& shape,
@@ -338,4 +336,4 @@ absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& sh
   return Split(shape, options, streams, HeadParts);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

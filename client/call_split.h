@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "ringattn/v1/attention.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // begin <= end.
 struct RowSpan {
@@ -53,6 +53,6 @@ absl::StatusOr<std::vector<CallPart>> SplitBackward(const v1::AttentionShape& sh
                                                     const v1::AttentionOptions& options,
                                                     int streams);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_SPLIT_H_

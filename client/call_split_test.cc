@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 using ::testing::ElementsAre;
@@ -46,8 +46,8 @@ v1::AttentionOptions OptionsOf(const Case& c) {
 // The definition of docs/semantics.md, pair by pair.
 bool Sees(const v1::AttentionShape& shape, const v1::AttentionOptions& options, int64_t i,
           int64_t j) {
-  const int64_t diagonal = i + static_cast<int64_t>(shape.seq_len_kv()) -
-                           static_cast<int64_t>(shape.seq_len_q());
+  const int64_t diagonal =
+      i + static_cast<int64_t>(shape.seq_len_kv()) - static_cast<int64_t>(shape.seq_len_q());
   if (options.causal() && j > diagonal) return false;
   if (!options.has_window()) return true;
   const int64_t left = options.window().left(), right = options.window().right();
@@ -74,9 +74,9 @@ void ExpectSameMask(const v1::AttentionShape& shape, const v1::AttentionOptions&
         const bool in_call = Sees(shape, options, i, j);
         const bool in_part = j >= part.kv.begin && j < part.kv.end &&
                              Sees(part.shape, part.options, i - part.q.begin, j - part.kv.begin);
-        ASSERT_EQ(in_call, in_part) << "query " << i << " key " << j << " queries "
-                                    << part.q.begin << ".." << part.q.end << " keys "
-                                    << part.kv.begin << ".." << part.kv.end;
+        ASSERT_EQ(in_call, in_part)
+            << "query " << i << " key " << j << " queries " << part.q.begin << ".." << part.q.end
+            << " keys " << part.kv.begin << ".." << part.kv.end;
       }
     }
   }
@@ -291,4 +291,4 @@ TEST(CallSplit, WhatCannotBeSplitIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -17,7 +17,7 @@
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // Of a message beside its chunk's data, and of Accepted and Summary, which grow with
@@ -151,9 +151,11 @@ absl::Status Client::CancelOperation(const std::string& request_id, absl::Durati
   const auto stub = v1::AttentionService::NewStub(NextChannel());
   v1::CancelOperationRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::CancelOperationResponse>(deadline, [&](auto* context, auto* response) {
-           return stub->CancelOperation(context, request, response);
-         })
+  return Unary<v1::CancelOperationResponse>(deadline,
+                                            [&](auto* context, auto* response) {
+                                              return stub->CancelOperation(context, request,
+                                                                           response);
+                                            })
       .status();
 }
 
@@ -192,4 +194,4 @@ absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)
   return FromGrpcStatus(reader->Finish());
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

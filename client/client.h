@@ -1,10 +1,10 @@
-// ringattn::Client: attention as a remote call, over memory that the caller owns.
+// ringattn::client::Client: attention as a remote call, over memory that the caller owns.
 //
-//   auto client = ringattn::Client::Connect("127.0.0.1:7700");
-//   ringattn::ForwardArgs args;  // shape, dtype, options, q, k, v
-//   ringattn::ForwardResults results{.out = ..., .lse = ...};
-//   ringattn::CallResult report = (*client)->Forward(args, results);
-//   if (!report.ok()) std::cerr << ringattn::FormatError(report.status());
+//   auto client = ringattn::client::Client::Connect("127.0.0.1:7700");
+//   ringattn::client::ForwardArgs args;  // shape, dtype, options, q, k, v
+//   ringattn::client::ForwardResults results{.out = ..., .lse = ...};
+//   ringattn::client::CallResult report = (*client)->Forward(args, results);
+//   if (!report.ok()) std::cerr << ringattn::client::FormatError(report.status());
 //
 // A whole program: client/examples/forward_example.cc.
 #ifndef RINGATTN_CLIENT_CLIENT_H_
@@ -28,7 +28,7 @@
 #include "client/retry_policy.h"
 #include "ringattn/v1/cluster.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct PlannedRequest;  // split_plan.h
 
@@ -96,8 +96,8 @@ class Client {
 
   const std::shared_ptr<grpc::Channel>& NextChannel();
   // REQUIRES: options.request_id is set.
-  Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
-                  const CallOptions& options, const Done& done);
+  Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests, const CallOptions& options,
+                  const Done& done);
 
   const ClientOptions options_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
@@ -105,6 +105,6 @@ class Client {
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CLIENT_H_

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 using ::testing::HasSubstr;
@@ -88,14 +88,14 @@ TEST(Client, TensorsArriveWholeBothWays) {
 
 TEST(Client, SmallInputsTravelInTheHeader) {
   int inline_tensors = 0, chunks = 0;
-  FakeAttentionServer server([&](int, const v1::ForwardHeader& header, auto*,
-                                 ForwardStream* stream) {
-    inline_tensors = header.inline_tensors_size();
-    stream->Write(AcceptedFor(header));
-    v1::ForwardRequest request;
-    while (stream->Read(&request)) ++chunks;
-    return FakeError{grpc::StatusCode::INTERNAL, "enough"}.ToStatus();
-  });
+  FakeAttentionServer server(
+      [&](int, const v1::ForwardHeader& header, auto*, ForwardStream* stream) {
+        inline_tensors = header.inline_tensors_size();
+        stream->Write(AcceptedFor(header));
+        v1::ForwardRequest request;
+        while (stream->Read(&request)) ++chunks;
+        return FakeError{grpc::StatusCode::INTERNAL, "enough"}.ToStatus();
+      });
   const auto client = ConnectTo(server);
   Problem small(64);  // 96 KiB would be too much: 64 of q, 16 of k and of v
   EXPECT_EQ(client->Forward(small.args, small.results).status().code(),
@@ -200,8 +200,8 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
   FakeAttentionServer server([&](int call, const auto& header, auto*, ForwardStream* stream) {
     request_ids.insert(header.request_id());
     if (call == 0) {
-      return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .reason = "NO_RING",
-                       .retry_after_ms = 30}
+      return FakeError{
+          .code = grpc::StatusCode::UNAVAILABLE, .reason = "NO_RING", .retry_after_ms = 30}
           .ToStatus();
     }
     if (call == 1) {  // mid-upload
@@ -282,12 +282,12 @@ TEST(Client, AnAbsentServerIsGivenUpAfterItsBound) {
 }
 
 TEST(Client, TheDeadlineEndsAStalledCall) {
-  FakeAttentionServer server([](int, const auto& header, grpc::ServerContext* context,
-                                ForwardStream* stream) {
-    stream->Write(AcceptedFor(header));  // and then reads nothing
-    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return grpc::Status::CANCELLED;
-  });
+  FakeAttentionServer server(
+      [](int, const auto& header, grpc::ServerContext* context, ForwardStream* stream) {
+        stream->Write(AcceptedFor(header));  // and then reads nothing
+        while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return grpc::Status::CANCELLED;
+      });
   Problem problem(200'000);  // 256 MiB: more than any buffer on the way
   const absl::Time start = absl::Now();
   const absl::Status status =
@@ -315,16 +315,16 @@ TEST(Client, TheDeadlineCoversReplays) {
 
 TEST(Client, CancelEndsAStreamAndAPause) {
   absl::Notification streaming;
-  FakeAttentionServer server([&](int call, const auto& header, grpc::ServerContext* context,
-                                 ForwardStream* stream) {
-    if (call > 0) {
-      return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 900}.ToStatus();
-    }
-    stream->Write(AcceptedFor(header));
-    streaming.Notify();
-    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return grpc::Status::CANCELLED;
-  });
+  FakeAttentionServer server(
+      [&](int call, const auto& header, grpc::ServerContext* context, ForwardStream* stream) {
+        if (call > 0) {
+          return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 900}.ToStatus();
+        }
+        stream->Write(AcceptedFor(header));
+        streaming.Notify();
+        while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return grpc::Status::CANCELLED;
+      });
   const auto client = ConnectTo(server);
   Problem problem;
   const Operation stalled = client->StartForward(problem.args, problem.results);
@@ -343,18 +343,18 @@ TEST(Client, CancelEndsAStreamAndAPause) {
 }
 
 TEST(Client, DestructionEndsWhatIsInFlight) {
-  FakeAttentionServer server([&](int, const auto& header, grpc::ServerContext* context,
-                                 ForwardStream* stream) {
-    stream->Write(AcceptedFor(header));
-    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return grpc::Status::CANCELLED;
-  });
+  FakeAttentionServer server(
+      [&](int, const auto& header, grpc::ServerContext* context, ForwardStream* stream) {
+        stream->Write(AcceptedFor(header));
+        while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return grpc::Status::CANCELLED;
+      });
   Problem problem;
   for (int round = 0; round < 20; ++round) {
     auto client = ConnectTo(server);
     std::atomic<bool> done{false};
-    const Operation operation = client->StartForward(
-        problem.args, problem.results, {}, [&](const CallResult&) { done = true; });
+    const Operation operation = client->StartForward(problem.args, problem.results, {},
+                                                     [&](const CallResult&) { done = true; });
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     client.reset();
     EXPECT_TRUE(done);
@@ -479,4 +479,4 @@ TEST(Client, OverlapsAndGapsAreRefused) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

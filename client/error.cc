@@ -5,7 +5,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 constexpr absl::string_view kPayloadUrl = "type.googleapis.com/google.rpc.Status";
@@ -29,9 +29,8 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message,
 
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
   absl::Status changed(status.code(), message);
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    changed.SetPayload(url, payload);
-  });
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { changed.SetPayload(url, payload); });
   return changed;
 }
 
@@ -78,4 +77,4 @@ std::string FormatError(const absl::Status& status) {
   return text;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct FieldViolation {
   std::string field;  // "options.softcap"
@@ -44,6 +44,6 @@ ErrorDetails DetailsOf(const absl::Status& status);
 // For people: "INVALID_ARGUMENT: message", a line per violation, and the reason.
 std::string FormatError(const absl::Status& status);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_ERROR_H_

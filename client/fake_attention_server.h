@@ -21,7 +21,7 @@
 #include "google/rpc/status.pb.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // A status with details, as the real server gives it.
 struct FakeError {
@@ -159,6 +159,6 @@ inline grpc::Status Echo(const v1::ForwardHeader& header, ForwardStream* stream)
   return grpc::Status::OK;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_FAKE_ATTENTION_SERVER_H_

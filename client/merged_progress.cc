@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::client {
 
 MergedProgress::MergedProgress(std::vector<double> bytes,
                                std::function<void(const v1::Progress&)> report)
@@ -32,4 +32,4 @@ v1::Progress MergedProgress::Merged() const {
   return merged;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

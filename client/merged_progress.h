@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "ringattn/v1/attention.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Reports the state of the request that is least far, and of that state's work the
 // fraction done over all requests: those beyond it have done all of theirs. Thread safe.
@@ -31,6 +31,6 @@ class MergedProgress {
   std::vector<v1::Progress> latest_ ABSL_GUARDED_BY(mutex_);  // queued until heard of
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_MERGED_PROGRESS_H_

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 v1::Progress At(v1::OperationState state, double fraction) {
@@ -31,4 +31,4 @@ TEST(MergedProgress, TheLeastStateAndTheMeanByBytes) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 struct Interval {
@@ -74,14 +74,16 @@ void AddRankPlan(const v1::RankPlan& rank, v1::PlanReport* merged) {
 v1::PlanReport MergePlans(const std::vector<CallReport>& parts) {
   using Plan = v1::PlanReport;
   Plan merged;
-  merged.set_schedule(
-      Common(parts, [](const Plan& p) { return p.schedule(); }, v1::SCHEDULE_UNSPECIFIED));
-  merged.set_layout(
-      Common(parts, [](const Plan& p) { return p.layout(); }, v1::LAYOUT_UNSPECIFIED));
-  merged.set_world_size(Common(parts, [](const Plan& p) { return p.world_size(); }, 0u));
-  merged.set_stripe(Common(parts, [](const Plan& p) { return p.stripe(); }, uint64_t{0}));
-  merged.set_reason(absl::StrCat(parts.size(), " requests; the first: ",
-                                 parts[0].accepted.plan().reason()));
+  merged.set_schedule(Common(
+      parts, [](const Plan& p) { return p.schedule(); }, v1::SCHEDULE_UNSPECIFIED));
+  merged.set_layout(Common(
+      parts, [](const Plan& p) { return p.layout(); }, v1::LAYOUT_UNSPECIFIED));
+  merged.set_world_size(Common(
+      parts, [](const Plan& p) { return p.world_size(); }, 0u));
+  merged.set_stripe(Common(
+      parts, [](const Plan& p) { return p.stripe(); }, uint64_t{0}));
+  merged.set_reason(
+      absl::StrCat(parts.size(), " requests; the first: ", parts[0].accepted.plan().reason()));
   for (const CallReport& part : parts) {
     const Plan& plan = part.accepted.plan();
     for (const std::string& member : plan.members()) {
@@ -150,9 +152,8 @@ class StageMerger {
 
 void AddRank(const v1::RankReport& rank, double shift_seconds, v1::Summary* merged) {
   auto* ranks = merged->mutable_ranks();
-  auto found = std::find_if(ranks->begin(), ranks->end(), [&](const v1::RankReport& r) {
-    return r.worker() == rank.worker();
-  });
+  auto found = std::find_if(ranks->begin(), ranks->end(),
+                            [&](const v1::RankReport& r) { return r.worker() == rank.worker(); });
   if (found == ranks->end()) {
     v1::RankReport* added = merged->add_ranks();
     added->set_rank(rank.rank());
@@ -203,4 +204,4 @@ CallReport MergeReports(const std::string& request_id, std::vector<CallReport> p
   return merged;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

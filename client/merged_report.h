@@ -7,7 +7,7 @@
 
 #include "client/call.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // What the call was as a whole; the parts' own reports stay in `parts`. Requests
 // overlap, so:
@@ -25,6 +25,6 @@ namespace ringattn {
 // REQUIRES: at least one part, each of a request that succeeded.
 CallReport MergeReports(const std::string& request_id, std::vector<CallReport> parts);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_MERGED_REPORT_H_

@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 using ::testing::ElementsAre;
@@ -97,4 +97,4 @@ TEST(MergedReport, APlanSaysWhatAllPartsHaveInCommon) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/error.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
@@ -25,9 +25,7 @@ std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
 class Request final : public Operation::State, public std::enable_shared_from_this<Request> {
  public:
   explicit Request(OperationParams params)
-      : params_(std::move(params)),
-        start_(absl::Now()),
-        deadline_(start_ + params_.deadline) {}
+      : params_(std::move(params)), start_(absl::Now()), deadline_(start_ + params_.deadline) {}
 
   const std::string& request_id() const override { return request_id_; }
 
@@ -110,8 +108,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   // The last failure, saying how often it was tried; code and details unchanged.
   absl::Status WithHistory(const absl::Status& status) const {
     if (replays_ == 0) return status;
-    return WithMessage(status,
-                       absl::StrCat(status.message(), " (after ", replays_, " replays)"));
+    return WithMessage(status, absl::StrCat(status.message(), " (after ", replays_, " replays)"));
   }
 
   // After construction changed by End only, which comes last.
@@ -146,10 +143,9 @@ Operation StartOperation(OperationParams params) {
 
 Operation FailedOperation(const std::string& request_id, const absl::Status& error,
                           const std::function<void(const CallResult&)>& done) {
-  auto state = std::make_shared<Request>(
-      OperationParams{.request_id = request_id, .done = done});
+  auto state = std::make_shared<Request>(OperationParams{.request_id = request_id, .done = done});
   state->End(error);
   return Operation(state);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -15,7 +15,7 @@
 #include "client/call_registry.h"
 #include "client/retry_policy.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 using CallResult = absl::StatusOr<CallReport>;
 
@@ -65,6 +65,6 @@ Operation StartOperation(OperationParams params);
 Operation FailedOperation(const std::string& request_id, const absl::Status& error,
                           const std::function<void(const CallResult&)>& done);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_OPERATION_H_

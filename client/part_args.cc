@@ -5,7 +5,7 @@
 
 #include "client/tensor_bytes.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // Where a part's rows lie in the tensors of a call.
@@ -35,15 +35,14 @@ class Slicer {
   template <typename Byte>
   ByteRuns<Byte> OfLse(absl::Span<Byte> bytes) const {
     const uint64_t head_bytes = shape_.seq_len_q() * sizeof(float);
-    return bytes.subspan(
-        (part_.batch.begin * shape_.num_heads() + part_.heads.begin) * head_bytes,
-        part_.batch.size() * part_.heads.size() * head_bytes);
+    return bytes.subspan((part_.batch.begin * shape_.num_heads() + part_.heads.begin) * head_bytes,
+                         part_.batch.size() * part_.heads.size() * head_bytes);
   }
 
  private:
   static bool IsOfKeys(v1::TensorId tensor) {
-    return tensor == v1::TENSOR_ID_K || tensor == v1::TENSOR_ID_V ||
-           tensor == v1::TENSOR_ID_DK || tensor == v1::TENSOR_ID_DV;
+    return tensor == v1::TENSOR_ID_K || tensor == v1::TENSOR_ID_V || tensor == v1::TENSOR_ID_DK ||
+           tensor == v1::TENSOR_ID_DV;
   }
 
   // Of one row.
@@ -166,4 +165,4 @@ BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const Backwar
           .dv = slicer.Of(v1::TENSOR_ID_DV, results.dv)};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

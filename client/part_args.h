@@ -12,7 +12,7 @@
 #include "client/call.h"
 #include "client/call_split.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // REQUIRES, of all below: the call's buffers have the sizes that its shape and dtype
 // give them (call_plan.h), and `part` is of its split.
@@ -37,6 +37,6 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
 BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const BackwardResults& results,
                                          const CallPart& part);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_PART_ARGS_H_

@@ -5,7 +5,7 @@
 #include "client/tensor_bytes.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 v1::AttentionShape ShapeOf(uint64_t batch, uint64_t sq, uint64_t sk) {
@@ -142,8 +142,7 @@ TEST(PartArgs, BatchRowsAreInPlace) {
 
   const ForwardPartResults forward =
       PartOf(ForwardArgs{.shape = shape, .dtype = v1::DATA_TYPE_BFLOAT16},
-             {.out = MutableBytesOf(results.out), .lse = MutableBytesOf(results.lse)},
-             (*parts)[0]);
+             {.out = MutableBytesOf(results.out), .lse = MutableBytesOf(results.lse)}, (*parts)[0]);
   ExpectPiece(forward.results.lse, results.lse, 0, 2 * 160);
   EXPECT_FALSE(forward.collect);
 }
@@ -211,4 +210,4 @@ TEST(PartArgs, LseOfDocumentsIsGatheredByHead) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -5,7 +5,7 @@
 
 #include "client/error.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 bool MayReplay(const absl::Status& status, const ErrorDetails& details) {
@@ -23,8 +23,8 @@ bool MayReplay(const absl::Status& status, const ErrorDetails& details) {
 
 }  // namespace
 
-std::optional<absl::Duration> ReplayDelay(const RetryOptions& options,
-                                          const FailedAttempt& attempt, double jitter) {
+std::optional<absl::Duration> ReplayDelay(const RetryOptions& options, const FailedAttempt& attempt,
+                                          double jitter) {
   const ErrorDetails details = DetailsOf(attempt.status);
   if (!MayReplay(attempt.status, details)) return std::nullopt;
   if (attempt.replays_so_far >= options.max_replays) return std::nullopt;
@@ -39,4 +39,4 @@ std::optional<absl::Duration> ReplayDelay(const RetryOptions& options,
   return delay;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

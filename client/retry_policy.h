@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct RetryOptions {
   // A ring that lost a worker is back within seconds; ten replays with these pauses
@@ -33,9 +33,9 @@ struct FailedAttempt {
 //   RESOURCE_EXHAUSTED   if the server said when to come back
 // after at least what RetryInfo asks for and a backoff that doubles, `jitter` in
 // [0, 1] taking up to half of it off. A wait that would reach the deadline is final.
-std::optional<absl::Duration> ReplayDelay(const RetryOptions& options,
-                                          const FailedAttempt& attempt, double jitter);
+std::optional<absl::Duration> ReplayDelay(const RetryOptions& options, const FailedAttempt& attempt,
+                                          double jitter);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_RETRY_POLICY_H_

@@ -4,7 +4,7 @@
 #include "client/fake_attention_server.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 FailedAttempt Failed(const FakeError& error, int replays = 0) {
@@ -20,8 +20,9 @@ TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
   using Code = grpc::StatusCode;
   EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::UNAVAILABLE}), 0).has_value());
   EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::ABORTED}), 0).has_value());
-  EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::RESOURCE_EXHAUSTED, .retry_after_ms = 0}),
-                          0).has_value());
+  EXPECT_TRUE(
+      ReplayDelay(options, Failed({.code = Code::RESOURCE_EXHAUSTED, .retry_after_ms = 0}), 0)
+          .has_value());
   EXPECT_FALSE(ReplayDelay(options, Failed({.code = Code::RESOURCE_EXHAUSTED}), 0).has_value());
   EXPECT_FALSE(
       ReplayDelay(options, Failed({.code = Code::ABORTED, .reason = "SUPERSEDED"}), 0).has_value());
@@ -61,4 +62,4 @@ TEST(RetryPolicy, AServerThatNeverAnsweredIsGivenUpSooner) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 absl::Status SystemError(int error, absl::string_view what, const std::string& path) {
@@ -106,8 +106,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     uint64_t end;
     bool overflow = false;
     for (const int64_t dimension : tensor.shape) {
-      overflow |= dimension < 0 ||
-                  __builtin_mul_overflow(bytes, static_cast<uint64_t>(dimension), &bytes);
+      overflow |=
+          dimension < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(dimension), &bytes);
     }
     overflow |= __builtin_add_overflow(data_bytes, bytes, &end);
     // What a file offset can hold, with room for the header.
@@ -210,4 +210,4 @@ SafetensorsWriter::~SafetensorsWriter() {
   if (!temporary_path_.empty()) unlink(temporary_path_.c_str());
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -24,7 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // The format's element types.
 enum class FileDType : uint8_t {
@@ -148,6 +148,6 @@ class SafetensorsWriter {
   std::map<std::string, absl::Span<uint8_t>, std::less<>> data_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_SAFETENSORS_H_

@@ -1,6 +1,6 @@
 #include "client/safetensors.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 struct Entry {
@@ -22,9 +22,7 @@ constexpr Entry kEntries[] = {
 
 }  // namespace
 
-absl::string_view FileDTypeName(FileDType dtype) {
-  return kEntries[static_cast<int>(dtype)].name;
-}
+absl::string_view FileDTypeName(FileDType dtype) { return kEntries[static_cast<int>(dtype)].name; }
 
 int64_t FileDTypeBytes(FileDType dtype) { return kEntries[static_cast<int>(dtype)].bytes; }
 
@@ -35,4 +33,4 @@ std::optional<FileDType> FileDTypeFromName(absl::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -6,7 +6,7 @@
 #include "client/safetensors.h"
 #include "nlohmann/json.hpp"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // Far above real files; bounds what a hostile header makes us allocate per byte.
@@ -193,8 +193,7 @@ absl::StatusOr<TensorView> Check(const RawTensor& raw, absl::Span<const uint8_t>
   if (!raw.shape) return Invalid(absl::StrCat(where, "shape is missing"));
   if (!raw.offsets) return Invalid(absl::StrCat(where, "data_offsets are missing"));
   if (raw.offsets->size() != 2) {
-    return Invalid(absl::StrCat(where, "data_offsets need two numbers, not ",
-                                raw.offsets->size()));
+    return Invalid(absl::StrCat(where, "data_offsets need two numbers, not ", raw.offsets->size()));
   }
   const uint64_t begin = (*raw.offsets)[0], end = (*raw.offsets)[1];
   if (begin > end) return Invalid(absl::StrCat(where, "data ends before it begins"));
@@ -223,8 +222,7 @@ absl::StatusOr<TensorView> Check(const RawTensor& raw, absl::Span<const uint8_t>
 }
 
 // The format wants every byte of the data to belong to exactly one tensor.
-absl::Status CheckCoverage(const std::vector<TensorView>& tensors,
-                           absl::Span<const uint8_t> data) {
+absl::Status CheckCoverage(const std::vector<TensorView>& tensors, absl::Span<const uint8_t> data) {
   std::vector<const TensorView*> by_position;
   for (const TensorView& tensor : tensors) by_position.push_back(&tensor);
   std::sort(by_position.begin(), by_position.end(), [](const auto* a, const auto* b) {
@@ -281,4 +279,4 @@ absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> f
   return contents;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

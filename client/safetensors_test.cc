@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 using ::testing::HasSubstr;
@@ -126,9 +126,8 @@ TEST(Safetensors, CommitReplacesAnOldFile) {
 TEST(Safetensors, WriterErrors) {
   EXPECT_EQ(SafetensorsWriter::Create(TempPath("no/such/folder/f"), {}, {}).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(SafetensorsWriter::Create(TempPath("f"),
-                                      {{"x", FileDType::kF32, {1}}, {"x", FileDType::kF32, {1}}},
-                                      {})
+  EXPECT_EQ(SafetensorsWriter::Create(
+                TempPath("f"), {{"x", FileDType::kF32, {1}}, {"x", FileDType::kF32, {1}}}, {})
                 .status()
                 .code(),
             absl::StatusCode::kInvalidArgument);
@@ -141,8 +140,7 @@ TEST(Safetensors, WriterErrors) {
 }
 
 TEST(Safetensors, OpenErrors) {
-  EXPECT_EQ(SafetensorsFile::Open(TempPath("absent")).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(SafetensorsFile::Open(TempPath("absent")).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(SafetensorsFile::Open(testing::TempDir()).status().code(),
             absl::StatusCode::kInvalidArgument);
   const std::string empty = TempPath("empty");
@@ -226,4 +224,4 @@ TEST(Safetensors, DeepNestingAndLongNamesAreBounded) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

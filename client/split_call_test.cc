@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 using ::testing::ElementsAre;
@@ -70,8 +70,7 @@ struct Problem {
     args.options.set_causal(true);
     for (auto* bytes : {&q, &k, &v}) {
       const bool is_q = bytes == &q;
-      bytes->resize(
-          *TensorBytes(args.shape, args.dtype, is_q ? v1::TENSOR_ID_Q : v1::TENSOR_ID_K));
+      bytes->resize(*TensorBytes(args.shape, args.dtype, is_q ? v1::TENSOR_ID_Q : v1::TENSOR_ID_K));
       for (size_t i = 0; i < bytes->size(); ++i) {
         (*bytes)[i] = static_cast<uint8_t>(i * 7 + i / 251);
       }
@@ -210,11 +209,10 @@ TEST(SplitCall, OneFailureEndsAllAndIsTheStatus) {
   });
   Problem problem(1);
   int done = 0;
-  const CallResult result =
-      ConnectTo(server)
-          ->StartForward(problem.args, problem.results, {.streams = 3},
-                         [&](const CallResult&) { ++done; })
-          .Wait();
+  const CallResult result = ConnectTo(server)
+                                ->StartForward(problem.args, problem.results, {.streams = 3},
+                                               [&](const CallResult&) { ++done; })
+                                .Wait();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("stream 2 of 3: too much"));
   EXPECT_EQ(DetailsOf(result.status()).reason, "TOO_LARGE");
@@ -301,9 +299,8 @@ TEST(SplitCall, DestructionEndsWhatIsInFlight) {
     auto client = ConnectTo(server);
     const int before = server.calls();
     std::atomic<int> done{0};
-    const Operation operation =
-        client->StartForward(problem.args, problem.results, {.streams = 3},
-                             [&](const CallResult&) { ++done; });
+    const Operation operation = client->StartForward(problem.args, problem.results, {.streams = 3},
+                                                     [&](const CallResult&) { ++done; });
     // None of them have arrived, or some.
     while (server.calls() < before + round % 4) std::this_thread::yield();
     client.reset();
@@ -354,4 +351,4 @@ TEST(SplitCall, WhatCannotBeSplitNeverLeaves) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -10,7 +10,7 @@
 #include "client/error.h"
 #include "client/merged_report.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // Kept alive by the requests in flight, whose `done` it is.
@@ -31,10 +31,8 @@ class SplitCall final : public Operation::State, public std::enable_shared_from_
         continue;
       }
       OperationParams& params = requests[i].params;
-      params.done = [self = shared_from_this(), i,
-                     collect = std::move(requests[i].collect)](const CallResult& result) {
-        self->OnEnd(i, result, collect);
-      };
+      params.done = [self = shared_from_this(), i, collect = std::move(requests[i].collect)](
+                        const CallResult& result) { self->OnEnd(i, result, collect); };
       const Operation started = StartOperation(std::move(params));
       // Has it ended already, keeping it does no harm: it holds nothing of this call.
       if (!Keep(started)) started.Cancel();
@@ -81,9 +79,9 @@ class SplitCall final : public Operation::State, public std::enable_shared_from_
       if (result.ok()) {
         reports_[index] = *result;
       } else if (failure_.ok()) {
-        failure_ = WithMessage(
-            result.status(), absl::StrCat("stream ", index + 1, " of ", reports_.size(), ": ",
-                                          result.status().message()));
+        failure_ =
+            WithMessage(result.status(), absl::StrCat("stream ", index + 1, " of ", reports_.size(),
+                                                      ": ", result.status().message()));
       }
       is_last = --running_ == 0;
     }
@@ -130,4 +128,4 @@ Operation StartSplitOperation(SplitParams params) {
   return Operation(call);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

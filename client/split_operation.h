@@ -8,7 +8,7 @@
 
 #include "client/operation.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct SplitRequest {
   OperationParams params;  // without `done`
@@ -31,6 +31,6 @@ struct SplitParams {
 // REQUIRES: at least one request.
 Operation StartSplitOperation(SplitParams params);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_SPLIT_OPERATION_H_

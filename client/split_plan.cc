@@ -8,7 +8,7 @@
 #include "client/merged_progress.h"
 #include "client/part_args.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // Both ways, without what travels in the header.
@@ -85,10 +85,10 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
     BackwardPartArgs source = PartOf(args, part);
     // Until the request has ended, its lse has to stay.
     if (source.lse != nullptr) request->collect = [lse = std::move(source.lse)] {};
-    return Take(PlanBackward(source.args, PartOf(args, results, part), options,
-                             request->request_id, limits),
+    return Take(PlanBackward(source.args, PartOf(args, results, part), options, request->request_id,
+                             limits),
                 &request->plan);
   });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

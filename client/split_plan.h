@@ -12,7 +12,7 @@
 #include "client/call.h"
 #include "client/call_plan.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct PlannedRequest {
   std::string request_id;  // <the call's>/<index>; the call's own if there is but one
@@ -31,6 +31,6 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
                                                                  const CallOptions& options,
                                                                  const ChunkLimits& limits);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_SPLIT_PLAN_H_

@@ -2,11 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 const char* TensorIdName(v1::TensorId tensor) {
-  constexpr const char* kNames[] = {"?",   "q",    "k",  "v",  "out",
-                                    "lse", "dout", "dq", "dk", "dv"};
+  constexpr const char* kNames[] = {"?", "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"};
   return tensor >= 0 && tensor < 10 ? kNames[tensor] : "?";
 }
 
@@ -69,4 +68,4 @@ absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataTy
   return bytes;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -9,7 +9,7 @@
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // What the shape says, or the default where it says nothing.
 inline uint64_t KvHeads(const v1::AttentionShape& shape) {
@@ -31,6 +31,6 @@ absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataTy
 // "q", "lse", ...
 const char* TensorIdName(v1::TensorId tensor);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_TENSOR_BYTES_H_

@@ -7,7 +7,7 @@
 #include "client/tensor_bytes.h"
 #include "common/wire/crc32c.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 absl::Status ServerError(absl::string_view what) {
@@ -140,8 +140,8 @@ absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
 
 absl::Status OutputAssembler::CheckComplete() const {
   if (received_bytes_ == total_bytes_) return absl::OkStatus();
-  return ServerError(absl::StrCat("it ended with ", received_bytes_, " of ", total_bytes_,
-                                  " output bytes sent"));
+  return ServerError(
+      absl::StrCat("it ended with ", received_bytes_, " of ", total_bytes_, " output bytes sent"));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -16,7 +16,7 @@
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct InputTensor {
   v1::TensorId tensor;
@@ -89,6 +89,6 @@ class OutputAssembler {
   uint64_t received_bytes_ = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_TRANSFER_H_

@@ -6,7 +6,7 @@
 #include "common/wire/crc32c.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 TEST(ChunkSource, DealsEveryByteOnceInOrder) {
@@ -101,4 +101,4 @@ TEST(OutputAssembler, AnnouncementsMustMatch) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -11,15 +11,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/version.h"
 #include "common/observability/log.h"
 #include "common/process/secret_file.h"
-#include "common/version.h"
 #include "common/wire/allocator.h"
 #include "common/wire/grpc_lifetime.h"
 #include "server/edge/server.h"
 #include "server/options.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 int Die(const absl::Status& status) {
@@ -29,9 +29,8 @@ int Die(const absl::Status& status) {
 
 // Whoever sees the file sees all of it.
 absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
-  const nlohmann::ordered_json json = {{"listen", addresses.listen},
-                                       {"control", addresses.control},
-                                       {"metrics", addresses.metrics}};
+  const nlohmann::ordered_json json = {
+      {"listen", addresses.listen}, {"control", addresses.control}, {"metrics", addresses.metrics}};
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
   file << json.dump() << "\n";
@@ -92,9 +91,9 @@ int Run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
-  return ringattn::Run(argc, argv);
+  return ringattn::server::Run(argc, argv);
 }

@@ -5,17 +5,16 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/version.h"
 #include "common/process/duration_flag.h"
-#include "common/version.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
 // overflows for those that it has.
 template <typename T>
-void AddCount(CLI::App* app, const std::string& name, T* target, T most,
-              const std::string& help) {
+void AddCount(CLI::App* app, const std::string& name, T* target, T most, const std::string& help) {
   app->add_option(name, *target, absl::StrCat(help, " [", *target, "]"))
       ->check(CLI::Range(T{1}, most))
       ->type_name("N");
@@ -25,8 +24,10 @@ void AddListeners(CLI::App* app, CommandLine* line) {
   const char* group = "Listeners (port 0 picks a free one)";
   ServerOptions& server = line->server;
   const auto listener = [&](const char* name, std::string* target, const char* help) {
-    app->add_option(name, *target, help)->type_name("HOST:PORT")->capture_default_str()->group(
-        group);
+    app->add_option(name, *target, help)
+        ->type_name("HOST:PORT")
+        ->capture_default_str()
+        ->group(group);
   };
   listener("--listen", &server.listen, "public gRPC: AttentionService, ClusterService");
   listener("--control_listen", &server.control_listen,
@@ -73,8 +74,7 @@ void AddLimits(CLI::App* app, CommandLine* line) {
 void AddTimeouts(CLI::App* app, CommandLine* line) {
   auto* group = app->add_option_group("Workers", "Workers and the ring");
   CoordinatorConfig& core = line->server.core;
-  AddDuration(group, "--heartbeat_interval", &core.heartbeat_interval,
-              "how often workers report");
+  AddDuration(group, "--heartbeat_interval", &core.heartbeat_interval, "how often workers report");
   AddDuration(group, "--heartbeat_timeout", &core.heartbeat_timeout,
               "a worker silent for this long is lost");
   AddDuration(group, "--progress_timeout", &core.progress_timeout,
@@ -132,4 +132,4 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   return line;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -9,7 +9,7 @@
 #include "common/observability/log.h"
 #include "server/edge/server.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 struct CommandLine {
   ServerOptions server;  // without the secret
@@ -22,6 +22,6 @@ struct CommandLine {
 // Exits the process, as command lines do, after --help, --version and mistakes.
 CommandLine ParseCommandLine(int argc, char** argv);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_OPTIONS_H_

@@ -16,7 +16,7 @@
 #include "worker/cuda_backend.h"
 #endif
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
@@ -54,8 +54,7 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
   if (!flops.ok()) return flops.status();
   absl::StatusOr<double> call = MeasureCallSeconds(*backend.device, kCallMeasurement);
   if (!call.ok()) return call.status();
-  absl::StatusOr<double> link =
-      MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
+  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
   if (!link.ok()) return link.status();
   backend.flops_per_second = *flops;
   backend.link_bytes_per_second = *link;
@@ -73,7 +72,8 @@ absl::StatusOr<Backend> MakeBackend(const BackendOptions& options) {
     const absl::StatusOr<int> count = CountCudaDevices();
     *name = ChooseDevice(count.value_or(0), options.local_workers, options.local_rank);
     LogInfo("device chosen",
-            {{"cuda_devices", count.ok() ? absl::StrCat(*count) : std::string(count.status().message())},
+            {{"cuda_devices",
+              count.ok() ? absl::StrCat(*count) : std::string(count.status().message())},
              {"local_workers", options.local_workers},
              {"device", name->kind == DeviceKind::kCpu ? std::string("cpu")
                                                        : absl::StrCat("cuda:", name->cuda_index)}});
@@ -85,4 +85,4 @@ absl::StatusOr<Backend> MakeBackend(const BackendOptions& options) {
       absl::StrCat("--device=cuda:", name->cuda_index, ": ", backend.status().message()));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

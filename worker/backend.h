@@ -14,7 +14,7 @@
 #include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct BackendOptions {
   // CUDA, what moves K/V and gradients between GPUs:
@@ -26,7 +26,7 @@ struct BackendOptions {
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;
-  int local_rank = 0;  // of local_workers; what auto takes
+  int local_rank = 0;              // of local_workers; what auto takes
   int64_t memory_limit_bytes = 0;  // what requests may take; 0: the backend's default
   TcpTransportOptions transport;
   int64_t pinned_pool_bytes = 0;  // CUDA
@@ -50,6 +50,6 @@ struct Backend {
 // built without or this machine does not have; what the device says if it cannot be used.
 absl::StatusOr<Backend> MakeBackend(const BackendOptions& options);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_BACKEND_H_

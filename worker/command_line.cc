@@ -13,12 +13,12 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/version.h"
 #include "common/process/duration_flag.h"
 #include "common/process/secret_file.h"
-#include "common/version.h"
 #include "worker/device_name.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // What is resolved only after parsing.
@@ -35,16 +35,14 @@ int Cores() {
 }
 
 void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
-  app->add_option("--coordinator", line->worker.coordinator,
-                  "the coordinator's control listener")
+  app->add_option("--coordinator", line->worker.coordinator, "the coordinator's control listener")
       ->type_name("HOST:PORT")
       ->capture_default_str();
   app->add_option("--secret_file", raw->secret_file,
                   "file with the cluster's shared secret (16 to 1024 characters)")
       ->required()
       ->type_name("FILE");
-  app->add_option("--name", line->worker.name,
-                  "unique in the cluster, stable over restarts")
+  app->add_option("--name", line->worker.name, "unique in the cluster, stable over restarts")
       ->check([](const std::string& name) {
         return name.empty() ? std::string("must not be empty") : std::string();
       })
@@ -202,4 +200,4 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   return line;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

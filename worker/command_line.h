@@ -11,7 +11,7 @@
 #include "worker/service/worker.h"
 #include "worker/testing/fault_injection.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct CommandLine {
   WorkerOptions worker;  // complete but for what is measured or the device decides
@@ -25,6 +25,6 @@ struct CommandLine {
 // Exits the process, as command lines do, after --help, --version and mistakes.
 CommandLine ParseCommandLine(int argc, char** argv);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMMAND_LINE_H_

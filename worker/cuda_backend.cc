@@ -11,7 +11,7 @@
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/service/measurement.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // 5e11 operations: a few milliseconds, and every SM has work.
@@ -109,12 +109,12 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
     if (!free.ok()) return free.status();
     backend.memory_limit_bytes = DefaultMemoryLimit(*free);
   }
-  absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(
-      {.device = cuda_index,
-       .pinned_pool_bytes = options.pinned_pool_bytes,
-       .in_regions = SharesMemory(options),
-       .memory_limit_bytes = backend.memory_limit_bytes,
-       .on_broken = options.on_broken});
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device =
+      CudaDevice::Create({.device = cuda_index,
+                          .pinned_pool_bytes = options.pinned_pool_bytes,
+                          .in_regions = SharesMemory(options),
+                          .memory_limit_bytes = backend.memory_limit_bytes,
+                          .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
   absl::StatusOr<double> flops =
       MeasureFlopsPerSecond(**device, kMeasuredCall, kComputeMeasurement);
@@ -136,4 +136,4 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   return backend;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

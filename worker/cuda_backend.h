@@ -5,13 +5,13 @@
 #include "absl/status/statusor.h"
 #include "worker/backend.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // How many GPUs this process can use, or why none.
 absl::StatusOr<int> CountCudaDevices();
 
 absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_index);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_CUDA_BACKEND_H_

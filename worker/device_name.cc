@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::StatusOr<DeviceName> ParseDeviceName(const std::string& text) {
   constexpr char kCuda[] = "cuda:";
@@ -32,4 +32,4 @@ DeviceName ChooseDevice(int cuda_devices, int local_workers, int local_rank) {
   return {.kind = DeviceKind::kCuda, .cuda_index = local_rank};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

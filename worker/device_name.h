@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 enum class DeviceKind { kCpu, kCuda };
 
@@ -25,6 +25,6 @@ absl::StatusOr<DeviceName> ParseDeviceName(const std::string& text);
 // since one ring is all of one kind.
 DeviceName ChooseDevice(int cuda_devices, int local_workers, int local_rank);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_NAME_H_

@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(DeviceName, ParsesTheThreeKinds) {
@@ -34,4 +34,4 @@ TEST(DeviceName, AutoGivesEveryWorkerAGpuOrNone) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

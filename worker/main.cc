@@ -12,13 +12,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/version.h"
 #include "common/observability/log.h"
-#include "common/version.h"
 #include "common/wire/allocator.h"
 #include "worker/backend.h"
 #include "worker/command_line.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int kExitBroken = 70;  // EX_SOFTWARE
@@ -101,15 +101,15 @@ absl::Status Run(const CommandLine& line) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
-  const ringattn::CommandLine line = ringattn::ParseCommandLine(argc, argv);
-  const sigset_t signals = ringattn::EndSignals();
+  const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
+  const sigset_t signals = ringattn::worker::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);
-  const absl::Status status = ringattn::Run(line);
+  const absl::Status status = ringattn::worker::Run(line);
   ringattn::LogError(status.message());
   ringattn::ShutdownLogging();
   return 1;

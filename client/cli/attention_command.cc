@@ -10,7 +10,7 @@
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 std::string StateName(v1::OperationState state) {
@@ -121,4 +121,4 @@ int RunAttention(const char* name, const AttentionFlags& flags,
   return kSuccess;
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

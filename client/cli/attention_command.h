@@ -12,7 +12,7 @@
 #include "client/client.h"
 #include "client/safetensors.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 struct AttentionFlags {
   std::string server;
@@ -37,13 +37,13 @@ struct OpenedFiles {
 };
 
 // Makes the call with arguments from the files.
-using Attend = std::function<CallResult(Client& client, OpenedFiles& files,
-                                        const CallOptions& options)>;
+using Attend =
+    std::function<CallResult(Client& client, OpenedFiles& files, const CallOptions& options)>;
 
 // The whole command; `outputs` are the tensors of the output file.
 int RunAttention(const char* name, const AttentionFlags& flags,
                  const std::vector<v1::TensorId>& outputs, const Attend& attend);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_ATTENTION_COMMAND_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "client/tensor_bytes.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 absl::Status Wrong(const std::string& path, absl::string_view tensor, absl::string_view what) {
@@ -141,15 +141,18 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
   }
   const FileDType dtype = FileDTypeOf(problem.dtype, tensor);
   if (view->dtype != dtype) {
-    return Wrong(path, view->name, absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ",
-                                                FileDTypeName(dtype)));
+    return Wrong(
+        path, view->name,
+        absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ", FileDTypeName(dtype)));
   }
   const std::vector<uint64_t> expected = TensorDimensions(problem.shape, tensor);
   if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end(),
                   [](int64_t a, uint64_t b) { return static_cast<uint64_t>(a) == b; })) {
     return Wrong(path, view->name,
-                 absl::StrCat("has shape ", Dimensions(view->shape), "; beside the others it must "
-                              "be [", absl::StrJoin(expected, ", "), "]"));
+                 absl::StrCat("has shape ", Dimensions(view->shape),
+                              "; beside the others it must "
+                              "be [",
+                              absl::StrJoin(expected, ", "), "]"));
   }
   return ConstBytes(view->data, view->bytes);
 }
@@ -194,4 +197,4 @@ std::string Describe(const Problem& problem, v1::TensorId tensor) {
                       absl::StrJoin(TensorDimensions(problem.shape, tensor), ", "), "]");
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -13,7 +13,7 @@
 #include "client/safetensors.h"
 #include "ringattn/v1/tensor.pb.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Reads shape and dtype of q, k, v and, for three dimensions, cu_seqlens into
 // `problem`. Errors: INVALID_ARGUMENT naming the file and the tensor that is missing,
@@ -33,6 +33,6 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
 // "out bf16 [1, 8192, 8, 64]"
 std::string Describe(const Problem& problem, v1::TensorId tensor);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_

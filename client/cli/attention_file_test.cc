@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -101,4 +101,4 @@ TEST(AttentionFile, WhatDoesNotFitIsNamed) {
 }
 
 }  // namespace
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -4,7 +4,7 @@
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& files,
@@ -23,9 +23,9 @@ CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& fi
   }
   args.has_forward_result = has_out;
   const std::pair<v1::TensorId, ConstBytes*> inputs[] = {
-      {v1::TENSOR_ID_Q, &args.q},       {v1::TENSOR_ID_K, &args.k},
-      {v1::TENSOR_ID_V, &args.v},       {v1::TENSOR_ID_DOUT, &args.dout},
-      {v1::TENSOR_ID_OUT, &args.out},   {v1::TENSOR_ID_LSE, &args.lse}};
+      {v1::TENSOR_ID_Q, &args.q},     {v1::TENSOR_ID_K, &args.k},
+      {v1::TENSOR_ID_V, &args.v},     {v1::TENSOR_ID_DOUT, &args.dout},
+      {v1::TENSOR_ID_OUT, &args.out}, {v1::TENSOR_ID_LSE, &args.lse}};
   for (const auto& [tensor, target] : inputs) {
     const bool from_forward = tensor == v1::TENSOR_ID_OUT || tensor == v1::TENSOR_ID_LSE;
     if (from_forward && !args.has_forward_result) continue;
@@ -61,4 +61,4 @@ void AddBackward(CLI::App& app, Run& run) {
   });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -17,7 +17,7 @@
 #include "common/oracle/generator.h"
 #include "common/oracle/verify.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -102,10 +102,9 @@ CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
                          .q = BytesOf(tensors.inputs.q),
                          .k = BytesOf(tensors.inputs.k),
                          .v = BytesOf(tensors.inputs.v)};
-  return client.Forward(args,
-                        {.out = tensors.Output(v1::TENSOR_ID_OUT),
-                         .lse = tensors.Output(v1::TENSOR_ID_LSE)},
-                        options);
+  return client.Forward(
+      args, {.out = tensors.Output(v1::TENSOR_ID_OUT), .lse = tensors.Output(v1::TENSOR_ID_LSE)},
+      options);
 }
 
 CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors,
@@ -237,16 +236,14 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   const double bound_seconds = reports.back().streams() > 1
                                    ? std::max({kernel_seconds, up_seconds, down_seconds})
                                    : kernel_seconds + up_seconds + down_seconds;
-  figures.tokens_per_second = {ratio(tokens, figures.seconds_median),
-                               ratio(tokens, bound_seconds)};
+  figures.tokens_per_second = {ratio(tokens, figures.seconds_median), ratio(tokens, bound_seconds)};
   return figures;
 }
 
 void PrintFigure(const char* name, const Figure& figure, double unit, const char* unit_name,
                  const char* bound) {
   std::printf("%-10s %12.4g %-8s %12.4g  %5.1f%%  %s\n", name, figure.value / unit, unit_name,
-              figure.bound / unit, figure.bound > 0 ? 100 * figure.value / figure.bound : 0,
-              bound);
+              figure.bound / unit, figure.bound > 0 ? 100 * figure.value / figure.bound : 0, bound);
 }
 
 void PrintText(const Flags& flags, const Measured& measured, const Figures& figures) {
@@ -322,8 +319,9 @@ int RunBench(const Flags& flags) {
 void AddBench(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
-      "bench", "Measure a service: verifies a first run, then medians, each beside its bound "
-               "measured in the same run; exits 1 if the result is wrong");
+      "bench",
+      "Measure a service: verifies a first run, then medians, each beside its bound "
+      "measured in the same run; exits 1 if the result is wrong");
   AddServerFlag(command, &flags->server);
   flags->shape.AddTo(command);
   flags->options.AddTo(command);
@@ -347,4 +345,4 @@ void AddBench(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunBench(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

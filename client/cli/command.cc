@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 int Fail(const absl::Status& status, bool json) {
   std::fprintf(stderr, "error: %s\n", FormatError(status).c_str());
@@ -39,4 +39,4 @@ absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text) {
   return duration;
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Exit codes, documented in docs/cli-json.md.
 inline constexpr int kSuccess = 0;
@@ -47,6 +47,6 @@ void Print(const Json& object);
 // "30s", "1.5m"; "" is infinite. Errors: INVALID_ARGUMENT.
 absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_COMMAND_H_

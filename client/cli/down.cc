@@ -4,7 +4,7 @@
 #include "client/cli/command.h"
 #include "client/launcher/state_dir.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -35,4 +35,4 @@ void AddDown(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunDown(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

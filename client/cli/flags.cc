@@ -13,7 +13,7 @@
 #include "common/wire/proto_values.h"
 #include "common/wire/raw_request.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 constexpr char kShapeGroup[] = "Shape";
@@ -95,8 +95,7 @@ absl::Status ShapeFlags::Apply(Problem* problem) const {
   v1::AttentionShape& shape = problem->shape;
   std::optional<uint64_t> seq_len = seq_len_, seq_len_kv = seq_len_kv_;
   if (!documents_.empty()) {
-    const std::vector<uint64_t>& documents_kv =
-        documents_kv_.empty() ? documents_ : documents_kv_;
+    const std::vector<uint64_t>& documents_kv = documents_kv_.empty() ? documents_ : documents_kv_;
     const auto total_q = TotalOf(documents_, "--documents");
     if (!total_q.ok()) return total_q.status();
     const auto total_kv = TotalOf(documents_kv, "--documents_kv");
@@ -168,12 +167,11 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   }
   if (softmax_scale_) problem->options.set_softmax_scale(*softmax_scale_);
   if (softcap_) problem->options.set_softcap(*softcap_);
-  problem->plan.set_layout(layout_ == "contiguous" ? v1::LAYOUT_CONTIGUOUS
-                           : layout_ == "zigzag"   ? v1::LAYOUT_ZIGZAG
-                           : layout_ == "striped"  ? v1::LAYOUT_STRIPED
-                           : layout_ == "zigzag_per_document"
-                               ? v1::LAYOUT_ZIGZAG_PER_DOCUMENT
-                                                   : v1::LAYOUT_UNSPECIFIED);
+  problem->plan.set_layout(layout_ == "contiguous"            ? v1::LAYOUT_CONTIGUOUS
+                           : layout_ == "zigzag"              ? v1::LAYOUT_ZIGZAG
+                           : layout_ == "striped"             ? v1::LAYOUT_STRIPED
+                           : layout_ == "zigzag_per_document" ? v1::LAYOUT_ZIGZAG_PER_DOCUMENT
+                                                              : v1::LAYOUT_UNSPECIFIED);
   problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
                              : schedule_ == "ring" ? v1::SCHEDULE_RING
                                                    : v1::SCHEDULE_UNSPECIFIED);
@@ -250,4 +248,4 @@ std::string ShortName(v1::DataType dtype) {
   }
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

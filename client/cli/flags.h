@@ -9,10 +9,10 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
-#include "common/validation.h"
+#include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // A request without its tensors.
 struct Problem {
@@ -79,6 +79,6 @@ std::string ShortName(v1::Schedule schedule);
 std::string ShortName(v1::Transport transport);
 std::string ShortName(v1::DataType dtype);  // "fp32", "bf16", "fp16"
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_FLAGS_H_

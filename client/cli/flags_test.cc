@@ -5,7 +5,7 @@
 #include "client/error.h"
 #include "gtest/gtest.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 // Parses a command line with shape and options; the problem or the error.
@@ -70,7 +70,7 @@ TEST(Flags, DocumentsBecomeCumulativeLengths) {
   EXPECT_EQ(problem->shape.seq_len_kv(), 6u);
   EXPECT_EQ(std::vector<uint64_t>(problem->shape.packed().cu_seqlens_q().begin(),
                                   problem->shape.packed().cu_seqlens_q().end()),
-              (std::vector<uint64_t>{0, 3, 3, 8}));
+            (std::vector<uint64_t>{0, 3, 3, 8}));
   EXPECT_EQ(problem->shape.packed().cu_seqlens_k(3), 6u);
 }
 
@@ -102,4 +102,4 @@ TEST(Flags, LocalValidationGivesTheServersViolations) {
 }
 
 }  // namespace
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -3,7 +3,7 @@
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& options) {
@@ -28,10 +28,9 @@ void AddForward(CLI::App& app, Run& run) {
                "safetensors to write: out in the input's dtype, lse in fp32");
   command->callback([flags, &run] {
     run = [flags] {
-      return RunAttention("forward", *flags, {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE},
-                          CallForward);
+      return RunAttention("forward", *flags, {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}, CallForward);
     };
   });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -8,10 +8,10 @@
 #include "client/cli/flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/tensor_bytes.h"
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/generator.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -67,8 +67,7 @@ int RunGenerate(const Flags& flags) {
     Json object = {{"command", "generate"}, {"output", flags.output}, {"tensors", Json::object()}};
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
-          {"dtype", ShortName(problem.dtype)},
-          {"shape", TensorDimensions(problem.shape, tensor)}};
+          {"dtype", ShortName(problem.dtype)}, {"shape", TensorDimensions(problem.shape, tensor)}};
     }
     Print(object);
     return kSuccess;
@@ -99,4 +98,4 @@ void AddGenerate(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -9,7 +9,7 @@
 #include "client/cli/report.h"
 #include "client/client.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -66,4 +66,4 @@ void AddInfo(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunInfo(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

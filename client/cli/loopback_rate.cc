@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 constexpr size_t kWriteBytes = 4 << 20;  // as large as the client's chunks
@@ -41,8 +41,7 @@ class Socket {
 void SendAll(int fd, int64_t bytes) {
   const std::vector<char> data(kWriteBytes, 1);
   while (bytes > 0) {
-    const ssize_t sent =
-        send(fd, data.data(), std::min<int64_t>(bytes, data.size()), MSG_NOSIGNAL);
+    const ssize_t sent = send(fd, data.data(), std::min<int64_t>(bytes, data.size()), MSG_NOSIGNAL);
     if (sent <= 0) return;  // the receiver sees the end and reports it
     bytes -= sent;
   }
@@ -114,4 +113,4 @@ absl::StatusOr<double> LoopbackBytesPerSecond(int64_t bytes, int connections) {
   return static_cast<double>(each * connections) / seconds;
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

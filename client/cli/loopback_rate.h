@@ -7,13 +7,13 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Bytes per second of so many connections at a time over loopback, together: `bytes` in
 // all, sent in large writes from memory and received into one buffer each. Errors: the
 // system's. REQUIRES: connections >= 1.
 absl::StatusOr<double> LoopbackBytesPerSecond(int64_t bytes, int connections);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_LOOPBACK_RATE_H_

@@ -9,7 +9,7 @@
 #include "common/wire/allocator.h"
 
 int main(int argc, char** argv) {
-  using namespace ringattn::cli;
+  using namespace ringattn::client::cli;
   ringattn::wire::KeepFreedMemory();
   // A closed pipe is an error of the write, not the end of the process.
   std::signal(SIGPIPE, SIG_IGN);

@@ -6,10 +6,10 @@
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 #include "client/cli/report.h"
-#include "common/planner.h"
-#include "common/schedule.h"
+#include "common/plan/planner.h"
+#include "common/plan/schedule.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -43,8 +43,7 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
       .link_bytes_per_s = flags.link_bytes_per_s};
   auto plan = PlanRequest(valid->spec, direction, valid->choice, inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule =
-      MakeSchedule(valid->spec, plan->shards, direction, valid->recompute_forward);
+  Schedule schedule = MakeSchedule(valid->spec, plan->shards, direction, valid->recompute_forward);
   return Planned{std::move(valid->spec), *std::move(plan), std::move(schedule)};
 }
 
@@ -120,8 +119,9 @@ int RunPlan(const Flags& flags) {
 void AddPlan(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
-      "plan", "Shards and schedule of a request, computed here without a server: spans, transfers "
-              "with their bytes, tiles per rank and step");
+      "plan",
+      "Shards and schedule of a request, computed here without a server: spans, transfers "
+      "with their bytes, tiles per rank and step");
   flags->shape.AddTo(command);
   flags->options.AddTo(command);
   command->add_flag("--backward", flags->backward, "Plan the backward pass");
@@ -140,4 +140,4 @@ void AddPlan(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunPlan(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

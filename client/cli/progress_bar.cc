@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 ProgressBar::ProgressBar() : visible_(isatty(STDERR_FILENO) == 1) {}
 
@@ -35,4 +35,4 @@ void ProgressBar::Clear() {
   what_.clear();
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -10,7 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Thread safe.
 class ProgressBar {
@@ -32,6 +32,6 @@ class ProgressBar {
   std::string what_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_PROGRESS_BAR_H_

@@ -4,7 +4,7 @@
 
 #include "google/protobuf/util/json_util.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 Json ProtoJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -17,4 +17,4 @@ Json ProtoJson(const google::protobuf::Message& message) {
   return Json::parse(text, nullptr, false);
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -5,12 +5,12 @@
 #include "client/cli/command.h"
 #include "google/protobuf/message.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Field names as in the .proto, fields with default values included; 64-bit integers
 // are strings, as protobuf's JSON has them.
 Json ProtoJson(const google::protobuf::Message& message);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_PROTO_JSON_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 std::string Scaled(double value, const char* unit) {
@@ -47,16 +47,16 @@ std::string HumanBytes(double bytes) { return Scaled(bytes, "B"); }
 std::string HumanRate(double per_second) { return Scaled(per_second, ""); }
 
 Json PlanJson(const v1::PlanReport& plan) {
-  Json json = {{"schedule", ShortName(plan.schedule())},
-               {"layout", ShortName(plan.layout())},
-               {"world_size", plan.world_size()},
-               {"stripe", plan.stripe()},
-               {"members", Json(std::vector<std::string>(plan.members().begin(),
-                                                         plan.members().end()))},
-               {"reason", plan.reason()},
-               {"predicted_compute_seconds", plan.predicted_compute_seconds()},
-               {"exchanged_bytes", plan.exchanged_bytes()},
-               {"ranks", Json::array()}};
+  Json json = {
+      {"schedule", ShortName(plan.schedule())},
+      {"layout", ShortName(plan.layout())},
+      {"world_size", plan.world_size()},
+      {"stripe", plan.stripe()},
+      {"members", Json(std::vector<std::string>(plan.members().begin(), plan.members().end()))},
+      {"reason", plan.reason()},
+      {"predicted_compute_seconds", plan.predicted_compute_seconds()},
+      {"exchanged_bytes", plan.exchanged_bytes()},
+      {"ranks", Json::array()}};
   for (const v1::RankPlan& rank : plan.ranks()) {
     json["ranks"].push_back({{"rank", rank.rank()},
                              {"tokens_q", rank.tokens_q()},
@@ -155,4 +155,4 @@ std::string CallText(const CallReport& report) {
   return text;
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -8,7 +8,7 @@
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // {"schedule": "ring", "layout": ..., "ranks": [...]}
 Json PlanJson(const v1::PlanReport& plan);
@@ -24,6 +24,6 @@ std::string HumanBytes(double bytes);
 // 1.5e9 -> "1.50 G"
 std::string HumanRate(double per_second);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_REPORT_H_

@@ -11,7 +11,7 @@
 #include "client/cli/report.h"
 #include "client/client.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -86,4 +86,4 @@ void AddTopology(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunTopology(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

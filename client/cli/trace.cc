@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 constexpr int kClientProcess = 1;
@@ -175,4 +175,4 @@ absl::Status WriteTrace(const std::string& path, const CallReport& report) {
   return absl::OkStatus();
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -9,7 +9,7 @@
 #include "client/call.h"
 #include "client/cli/command.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // Times are microseconds since the successful attempt began. Ranks report theirs
 // since the server accepted; they are shifted by when the client saw that. A call in
@@ -19,6 +19,6 @@ Json TraceJson(const CallReport& report);
 // Errors: the system's, naming the file.
 absl::Status WriteTrace(const std::string& path, const CallReport& report);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_TRACE_H_

@@ -2,12 +2,14 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
   CallReport report;
-  report.times = {.accepted_seconds = 1, .uploaded_seconds = 2, .first_output_seconds = 4,
+  report.times = {.accepted_seconds = 1,
+                  .uploaded_seconds = 2,
+                  .first_output_seconds = 4,
                   .finished_seconds = 5};
   v1::RankReport* rank = report.summary.add_ranks();
   rank->set_rank(3);
@@ -68,4 +70,4 @@ TEST(Trace, PartsOfACallAreSideBySide) {
 }
 
 }  // namespace
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -11,7 +11,7 @@
 #include "client/cli/command.h"
 #include "client/launcher/launcher.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -130,8 +130,9 @@ void AddUp(CLI::App& app, Run& run) {
   LauncherOptions& options = flags->launcher;
   options.state_dir = DefaultStateDir();
   CLI::App* command = app.add_subcommand(
-      "up", "Run a coordinator and workers on this machine; restarts what dies, replaces what "
-            "stands stopped, ends all of them on SIGTERM or Ctrl-C");
+      "up",
+      "Run a coordinator and workers on this machine; restarts what dies, replaces what "
+      "stands stopped, ends all of them on SIGTERM or Ctrl-C");
   const CLI::Range port(0, 65535);
   command->add_option("--workers", options.workers, "Worker processes")
       ->check(CLI::Range(1, 64))
@@ -142,16 +143,19 @@ void AddUp(CLI::App& app, Run& run) {
   command->add_option("--port", options.port, "gRPC port on 127.0.0.1; 0 = any free one")
       ->check(port)
       ->capture_default_str();
-  command->add_option("--control_port", options.control_port,
-                      "The workers' and operators' port; 0 = any free one")
+  command
+      ->add_option("--control_port", options.control_port,
+                   "The workers' and operators' port; 0 = any free one")
       ->check(port)
       ->capture_default_str();
-  command->add_option("--metrics_port", options.metrics_port,
-                      "Prometheus port of the coordinator; 0 = any free one")
+  command
+      ->add_option("--metrics_port", options.metrics_port,
+                   "Prometheus port of the coordinator; 0 = any free one")
       ->check(port)
       ->capture_default_str();
-  command->add_option("--threads", options.threads,
-                      "Compute threads per CPU worker; 0 = the cores divided by the workers")
+  command
+      ->add_option("--threads", options.threads,
+                   "Compute threads per CPU worker; 0 = the cores divided by the workers")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   command->add_flag("--detach", flags->detach, "Return once the service is ready");
@@ -171,4 +175,4 @@ void AddUp(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunUp(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -13,7 +13,7 @@
 #include "client/tensor_bytes.h"
 #include "common/oracle/verify.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
@@ -180,4 +180,4 @@ void AddVerify(CLI::App& app, Run& run) {
   command->callback([flags, &run] { run = [flags] { return RunVerify(*flags); }; });
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -1,6 +1,6 @@
 #include "client/cli/verify_json.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 namespace {
 
 Json JudgedJson(const oracle::Judged& judged) {
@@ -26,4 +26,4 @@ Json ReportJson(const oracle::Report& report) {
   return {{"passed", report.passed()}, {"tensors", tensors}, {"unjudged", unjudged}};
 }
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli

@@ -5,11 +5,11 @@
 #include "client/cli/command.h"
 #include "common/oracle/comparator.h"
 
-namespace ringattn::cli {
+namespace ringattn::client::cli {
 
 // {"passed": ..., "tensors": {"out": {...}, ...}, "unjudged": {"dk": "why", ...}}
 Json ReportJson(const oracle::Report& report);
 
-}  // namespace ringattn::cli
+}  // namespace ringattn::client::cli
 
 #endif  // RINGATTN_CLIENT_CLI_VERIFY_JSON_H_

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 // In the child, between fork and exec: only what is safe after forking a process
@@ -87,4 +87,4 @@ std::string DescribeExit(int wait_status) {
   return absl::StrCat("killed by signal ", WTERMSIG(wait_status));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Starts `command` (its first word is a path) with its output appended to `log_path`,
 // no input, default signals, and the kernel's promise to kill it when this process
@@ -25,6 +25,6 @@ char ProcessState(pid_t pid);
 // "exited with 3", "killed by signal 9"; from waitpid's status.
 std::string DescribeExit(int wait_status);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_LAUNCHER_CHILD_PROCESS_H_

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/error.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadline) {
   grpc::ChannelArguments arguments;
@@ -41,4 +41,4 @@ absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadli
   return bytes == std::string("\x08\x01", 2);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -7,11 +7,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // Whether the server as a whole says SERVING. Errors: the call's.
 absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadline);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_LAUNCHER_HEALTH_H_

@@ -21,7 +21,7 @@
 #include "client/launcher/worker_device.h"
 #include "nlohmann/json.hpp"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 constexpr char kServerName[] = "ringattn-server";
@@ -110,10 +110,7 @@ absl::StatusOr<Binaries> FindBinaries(const std::string& bin_dir) {
 }
 
 Launcher::Launcher(const LauncherOptions& options, const Binaries& binaries, StateDir state)
-    : options_(options),
-      binaries_(binaries),
-      state_(std::move(state)),
-      supervisor_({}, LogLine) {}
+    : options_(options), binaries_(binaries), state_(std::move(state)), supervisor_({}, LogLine) {}
 
 absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(const LauncherOptions& options) {
   const sigset_t signals = WatchedSignals();
@@ -149,16 +146,17 @@ std::vector<std::string> Launcher::ServerCommand() const {
 std::vector<std::string> Launcher::WorkerCommand(int index) const {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int threads = options_.threads > 0 ? options_.threads : cores / options_.workers;
-  std::vector<std::string> command = {binaries_.worker,
-                                      absl::StrCat("--coordinator=", control_address_),
-                                      absl::StrCat("--secret_file=", secret_file_),
-                                      absl::StrCat("--name=", WorkerChild(index)),
-                                      absl::StrCat("--device=", WorkerDevice(options_.device, index)),
-                                      absl::StrCat("--local_workers=", options_.workers),
-                                      absl::StrCat("--local_rank=", index),
-                                      "--data_listen=127.0.0.1:0",
-                                      "--metrics_listen=127.0.0.1:0",
-                                      "--ring_address=127.0.0.1"};
+  std::vector<std::string> command = {
+      binaries_.worker,
+      absl::StrCat("--coordinator=", control_address_),
+      absl::StrCat("--secret_file=", secret_file_),
+      absl::StrCat("--name=", WorkerChild(index)),
+      absl::StrCat("--device=", WorkerDevice(options_.device, index)),
+      absl::StrCat("--local_workers=", options_.workers),
+      absl::StrCat("--local_rank=", index),
+      "--data_listen=127.0.0.1:0",
+      "--metrics_listen=127.0.0.1:0",
+      "--ring_address=127.0.0.1"};
   // GPU workers have none, and say so.
   if (options_.device != "cuda") {
     command.push_back(absl::StrCat("--threads=", std::max(1, threads)));
@@ -190,11 +188,10 @@ absl::Status Launcher::StartServer() {
 
 absl::Status Launcher::StartWorkers() {
   for (int index = 0; index < options_.workers; ++index) {
-    absl::Status status = supervisor_.Add({.name = WorkerChild(index),
-                                           .command = [this, index] {
-                                             return WorkerCommand(index);
-                                           },
-                                           .log_path = state_.File(WorkerChild(index) + ".log")});
+    absl::Status status =
+        supervisor_.Add({.name = WorkerChild(index),
+                         .command = [this, index] { return WorkerCommand(index); },
+                         .log_path = state_.File(WorkerChild(index) + ".log")});
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -244,4 +241,4 @@ void Launcher::Run() {
   supervisor_.EndAll(options_.stop_timeout / 2);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

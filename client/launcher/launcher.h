@@ -13,7 +13,7 @@
 #include "client/launcher/state_dir.h"
 #include "client/launcher/supervisor.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct LauncherOptions {
   int workers = 4;
@@ -23,7 +23,7 @@ struct LauncherOptions {
   int metrics_port = 0;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
-  std::string bin_dir;  // empty: see FindBinaries
+  std::string bin_dir;                    // empty: see FindBinaries
   std::vector<std::string> server_flags;  // passed on as they are
   std::vector<std::string> worker_flags;
   absl::Duration ready_timeout = absl::Seconds(60);
@@ -80,6 +80,6 @@ class Launcher {
   std::string metrics_address_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_LAUNCHER_LAUNCHER_H_

@@ -17,15 +17,13 @@
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 constexpr char kPidFile[] = "launcher.pid";
 constexpr char kSecretFile[] = "secret";
 
-absl::Status SystemError(const std::string& what) {
-  return absl::ErrnoToStatus(errno, what);
-}
+absl::Status SystemError(const std::string& what) { return absl::ErrnoToStatus(errno, what); }
 
 absl::Status MakeFolder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return SystemError(path);
@@ -67,10 +65,9 @@ absl::StatusOr<StateDir> StateDir::Acquire(const std::string& path) {
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     close(std::exchange(state.lock_, -1));
     const auto running = RunningLauncher(path);
-    return absl::FailedPreconditionError(
-        absl::StrCat("a launcher already runs in ", path, running ? " with process id " : "",
-                     running ? absl::StrCat(*running) : "",
-                     "; end it with: ringattn down --state_dir=", path));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a launcher already runs in ", path, running ? " with process id " : "",
+        running ? absl::StrCat(*running) : "", "; end it with: ringattn down --state_dir=", path));
   }
   if (ftruncate(fd, 0) != 0) return SystemError(pid_file);
   if (absl::Status status = WriteWhole(fd, absl::StrCat(getpid(), "\n"), pid_file); !status.ok()) {
@@ -142,4 +139,4 @@ absl::StatusOr<bool> StopLauncher(const std::string& path, absl::Duration timeou
   return absl::DeadlineExceededError(absl::StrCat("launcher ", *pid, " does not end"));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

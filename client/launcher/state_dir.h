@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 // $XDG_RUNTIME_DIR/ringattn, or /tmp/ringattn-<uid>.
 std::string DefaultStateDir();
@@ -50,6 +50,6 @@ std::optional<pid_t> RunningLauncher(const std::string& path);
 // Errors: the system's; DEADLINE_EXCEEDED if it does not even go then.
 absl::StatusOr<bool> StopLauncher(const std::string& path, absl::Duration timeout);
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 TEST(StateDir, OneLauncherAtATime) {
@@ -85,4 +85,4 @@ TEST(StopLauncher, EndsWhatRunsThere) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

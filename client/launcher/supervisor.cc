@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 Supervisor::~Supervisor() { EndAll(absl::ZeroDuration()); }
 
@@ -122,4 +122,4 @@ void Supervisor::EndAll(absl::Duration timeout) {
   End(names, timeout);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 struct ChildSpec {
   std::string name;
@@ -79,6 +79,6 @@ class Supervisor {
   std::vector<Child> children_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_LAUNCHER_SUPERVISOR_H_

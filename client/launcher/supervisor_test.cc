@@ -10,7 +10,7 @@
 #include "client/launcher/child_process.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 class SupervisorTest : public testing::Test {
@@ -23,9 +23,10 @@ class SupervisorTest : public testing::Test {
 
   absl::Status Add(const std::string& name, const std::string& script) {
     return supervisor_.Add({.name = name,
-                            .command = [script] {
-                              return std::vector<std::string>{"/bin/sh", "-c", script};
-                            },
+                            .command =
+                                [script] {
+                                  return std::vector<std::string>{"/bin/sh", "-c", script};
+                                },
                             .log_path = testing::TempDir() + "/" + name + ".log"});
   }
 
@@ -46,9 +47,8 @@ TEST_F(SupervisorTest, RestartsWhatIsKilled) {
   ASSERT_TRUE(Add("a", "exec sleep 100").ok());
   const pid_t first = supervisor_.pid("a");
   kill(first, SIGKILL);
-  ASSERT_TRUE(PollUntil([&] {
-    return supervisor_.exit_count("a") == 1 && supervisor_.pid("a") != 0;
-  }));
+  ASSERT_TRUE(
+      PollUntil([&] { return supervisor_.exit_count("a") == 1 && supervisor_.pid("a") != 0; }));
   EXPECT_NE(supervisor_.pid("a"), first);
   EXPECT_TRUE(absl::StrContains(log_, "killed by signal 9"));
 }
@@ -57,9 +57,8 @@ TEST_F(SupervisorTest, KillsAndReplacesWhatStandsStopped) {
   ASSERT_TRUE(Add("a", "exec sleep 100").ok());
   const pid_t first = supervisor_.pid("a");
   kill(first, SIGSTOP);
-  ASSERT_TRUE(PollUntil([&] {
-    return supervisor_.pid("a") != first && supervisor_.pid("a") != 0;
-  }));
+  ASSERT_TRUE(
+      PollUntil([&] { return supervisor_.pid("a") != first && supervisor_.pid("a") != 0; }));
   EXPECT_TRUE(absl::StrContains(log_, "stands stopped"));
 }
 
@@ -116,4 +115,4 @@ TEST_F(SupervisorTest, OutputGoesToTheLog) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

@@ -2,10 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::client {
 
 std::string WorkerDevice(const std::string& device, int index) {
   return device == "cuda" ? absl::StrCat("cuda:", index) : device;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::client

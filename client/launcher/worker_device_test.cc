@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::client {
 namespace {
 
 TEST(WorkerDevice, CudaIsOneGpuForEachWorker) {
@@ -17,4 +17,4 @@ TEST(WorkerDevice, TheRestIsPassedOn) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::client

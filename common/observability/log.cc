@@ -63,8 +63,7 @@ std::shared_ptr<spdlog::logger> Logger() {
 }  // namespace
 
 std::optional<LogLevel> LogLevelFromName(absl::string_view name) {
-  for (LogLevel level :
-       {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
+  for (LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
     if (name == LevelName(level)) return level;
   }
   return std::nullopt;

@@ -8,10 +8,12 @@ namespace ringattn {
 namespace {
 
 TEST(LogTest, ALineIsOneJsonObject) {
-  const std::string line =
-      FormatLogLine("p", LogLevel::kWarning, "odd \"name\"\n",
-                    {{"request_id", std::string("r\x01\xff")}, {"generation", uint64_t{7}},
-                     {"rank", -1}, {"seconds", 0.5}, {"ok", true}});
+  const std::string line = FormatLogLine("p", LogLevel::kWarning, "odd \"name\"\n",
+                                         {{"request_id", std::string("r\x01\xff")},
+                                          {"generation", uint64_t{7}},
+                                          {"rank", -1},
+                                          {"seconds", 0.5},
+                                          {"ok", true}});
   EXPECT_EQ(line.find('\n'), std::string::npos);
   const auto json = nlohmann::json::parse(line);
   EXPECT_EQ(json["level"], "warning");

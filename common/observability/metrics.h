@@ -35,8 +35,7 @@ class Metrics {
   // REQUIRES: a legal Prometheus name, each used for one kind of metric only.
   prometheus::Family<prometheus::Counter>& Counters(const std::string& name,
                                                     const std::string& help);
-  prometheus::Family<prometheus::Gauge>& Gauges(const std::string& name,
-                                                const std::string& help);
+  prometheus::Family<prometheus::Gauge>& Gauges(const std::string& name, const std::string& help);
   prometheus::Family<prometheus::Histogram>& Histograms(const std::string& name,
                                                         const std::string& help);
 

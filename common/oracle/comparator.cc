@@ -32,12 +32,11 @@ struct Norms {
   Judged Judge(DType dtype) const {
     // As many rows of equal weight would vary as much as these do.
     // (Fourth powers of tiny values underflow; then a row's weight is beyond saying.)
-    const double rows = squared_row_magnitudes > 0x1p-1000
-                            ? magnitude / squared_row_magnitudes * magnitude
-                            : 1.0;
+    const double rows =
+        squared_row_magnitudes > 0x1p-1000 ? magnitude / squared_row_magnitudes * magnitude : 1.0;
     const double small_sample = 4.0 * ToleranceUnit(dtype) * std::sqrt(magnitude) / rows;
-    return {std::sqrt(error), 2.0 * std::sqrt(twin) + 1e-5 * std::sqrt(exact) + std::sqrt(floor) +
-                                  small_sample};
+    return {std::sqrt(error),
+            2.0 * std::sqrt(twin) + 1e-5 * std::sqrt(exact) + std::sqrt(floor) + small_sample};
   }
 };
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/oracle.h"
 
 namespace ringattn::oracle {
@@ -74,7 +74,7 @@ struct Report {
 std::string ToString(const TensorReport& report);
 
 // Judges `actual`, a whole tensor in host memory in the layout of
-// common/attention_spec.h, on the rows that `expected` holds.
+// common/attention/attention_spec.h, on the rows that `expected` holds.
 TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const RowSet& expected,
                            const void* actual);
 

@@ -19,9 +19,15 @@ struct Fixture {
 
   explicit Fixture(DType dtype) {
     spec.dtype = dtype;
-    spec.shape = {.batch = 1, .seq_len_q = 40, .seq_len_kv = 33, .num_heads = 4,
-                  .num_kv_heads = 2, .head_dim = 16, .head_dim_v = 8,
-                  .cu_seqlens_q = {0, 40}, .cu_seqlens_k = {0, 33}};
+    spec.shape = {.batch = 1,
+                  .seq_len_q = 40,
+                  .seq_len_kv = 33,
+                  .num_heads = 4,
+                  .num_kv_heads = 2,
+                  .head_dim = 16,
+                  .head_dim_v = 8,
+                  .cu_seqlens_q = {0, 40},
+                  .cu_seqlens_k = {0, 33}};
     spec.options = {.softmax_scale = 0.25, .causal = true};  // seven rows see nothing
     inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
     result = EvaluateAll(spec, inputs.view());
@@ -49,8 +55,7 @@ struct Fixture {
   }
 
   void Add(std::vector<uint8_t>& tensor, int64_t element, double amount) {
-    Store(spec.dtype, tensor.data(), element,
-          Load(spec.dtype, tensor.data(), element) + amount);
+    Store(spec.dtype, tensor.data(), element, Load(spec.dtype, tensor.data(), element) + amount);
   }
 };
 

@@ -48,15 +48,15 @@ void FillNormal(DType dtype, uint64_t seed, uint64_t stream, int64_t first, int6
   }
 }
 
-const char* DataKindName(DataKind kind) {
-  return kind == DataKind::kNormal ? "normal" : "huge";
-}
+const char* DataKindName(DataKind kind) { return kind == DataKind::kNormal ? "normal" : "huge"; }
 
 Inputs InputTensors::view() const {
   // With no query there is no byte of dout, yet gradients may be asked for.
   static constexpr uint8_t kNoBytes = 0;
   return {q.data(), k.data(), v.data(),
-          !has_dout ? nullptr : dout.empty() ? &kNoBytes : dout.data()};
+          !has_dout      ? nullptr
+          : dout.empty() ? &kNoBytes
+                         : dout.data()};
 }
 
 double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/oracle.h"
 
 namespace ringattn::oracle {
@@ -28,7 +28,7 @@ enum class DataKind : uint8_t {
 const char* DataKindName(DataKind kind);
 
 // Owned host memory for the inputs of a problem, in the layouts of
-// common/attention_spec.h.
+// common/attention/attention_spec.h.
 struct InputTensors {
   std::vector<uint8_t> q;
   std::vector<uint8_t> k;

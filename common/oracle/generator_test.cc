@@ -70,8 +70,12 @@ TEST(SplitDocuments, AddsUpAndHonoursEmpty) {
 
 TEST(GenerateInputs, HugeScoresReachTenThousand) {
   AttentionSpec spec;
-  spec.shape = {.seq_len_q = 64, .seq_len_kv = 64, .head_dim = 64, .head_dim_v = 64,
-                .cu_seqlens_q = {0, 64}, .cu_seqlens_k = {0, 64}};
+  spec.shape = {.seq_len_q = 64,
+                .seq_len_kv = 64,
+                .head_dim = 64,
+                .head_dim_v = 64,
+                .cu_seqlens_q = {0, 64},
+                .cu_seqlens_k = {0, 64}};
   spec.options.softmax_scale = 0.125;
   const InputTensors inputs = GenerateInputs(spec, DataKind::kHugeScores, 1, true);
   const Result result = EvaluateAll(spec, inputs.view());

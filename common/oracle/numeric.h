@@ -1,11 +1,11 @@
-// Scalar number formats for the oracle: written apart from common/dtype.h, so
+// Scalar number formats for the oracle: written apart from common/attention/dtype.h, so
 // that an error there cannot hide behind the judge. Simple rather than fast.
 #ifndef RINGATTN_COMMON_ORACLE_NUMERIC_H_
 #define RINGATTN_COMMON_ORACLE_NUMERIC_H_
 
 #include <cstdint>
 
-#include "common/dtype.h"
+#include "common/attention/dtype.h"
 
 namespace ringattn::oracle {
 

@@ -59,9 +59,9 @@ class QueryRow {
     const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
-      Accumulate(ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum,
-                                 row_.score_magnitude),
-                 v.Row(key.position), result.out, at);
+      Accumulate(
+          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.score_magnitude),
+          v.Row(key.position), result.out, at);
     }
     FinishRow(spec_.dtype, result.out, at);
     result.lse.exact[at] = row_.lse();
@@ -80,8 +80,7 @@ class QueryRow {
     for (const VisibleKey& key : row_.keys) {
       const double p = std::exp(key.score - row_.max) / row_.sum;
       const Dot dp = DotOf(dout, v.Row(key.position), dim_v);
-      const Coefficients ds =
-          GradientTerm(spec_, p, dp, delta, key.slope, row_.score_magnitude);
+      const Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.score_magnitude);
       Accumulate(ds, k.Row(key.position), result.dq, at);
       if (kv_row == nullptr) continue;
       Accumulate(ds, q, result.dk, (*kv_row)(key.position));
@@ -206,8 +205,8 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
         HeadRows k = rows_of(inputs.k, true, shape.head_dim);
         HeadRows v = rows_of(inputs.v, true, shape.head_dim_v);
         // Decoded row by row: without gradients there is nothing behind it.
-        HeadRows dout(spec.dtype, inputs.dout, sq, heads, shape.head_dim_v, b, h,
-                      document.q_begin, document.q_length, /*decode_all=*/false);
+        HeadRows dout(spec.dtype, inputs.dout, sq, heads, shape.head_dim_v, b, h, document.q_begin,
+                      document.q_length, /*decode_all=*/false);
         const auto kv_row = [&](int64_t j) {
           return (b * sk + document.k_begin + j) * kv_heads + hk;
         };
@@ -241,8 +240,8 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
     const int64_t hk = id.head / shape.group_size();
     const auto one = [&](const void* data, bool kv, int64_t dim) {
       return HeadRows(spec.dtype, data, kv ? shape.seq_len_kv : shape.seq_len_q,
-                      kv ? shape.num_kv_heads : shape.num_heads, dim, id.batch,
-                      kv ? hk : id.head, kv ? document.k_begin : document.q_begin,
+                      kv ? shape.num_kv_heads : shape.num_heads, dim, id.batch, kv ? hk : id.head,
+                      kv ? document.k_begin : document.q_begin,
                       kv ? document.k_length : document.q_length, /*decode_all=*/false);
     };
     HeadRows q = one(inputs.q, false, shape.head_dim);

@@ -33,11 +33,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 
 namespace ringattn::oracle {
 
-// Whole (global) tensors in the layouts of common/attention_spec.h, the spec's
+// Whole (global) tensors in the layouts of common/attention/attention_spec.h, the spec's
 // dtype; the caller owns them. `dout` is null when no gradients are wanted.
 struct Inputs {
   const void* q = nullptr;

@@ -44,9 +44,15 @@ TEST(Sees, Windows) {
 AttentionSpec DenseSpec(int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t kv_heads,
                         int64_t dim, int64_t dim_v) {
   AttentionSpec spec;
-  spec.shape = {.batch = batch, .seq_len_q = sq, .seq_len_kv = sk, .num_heads = heads,
-                .num_kv_heads = kv_heads, .head_dim = dim, .head_dim_v = dim_v,
-                .cu_seqlens_q = {0, sq}, .cu_seqlens_k = {0, sk}};
+  spec.shape = {.batch = batch,
+                .seq_len_q = sq,
+                .seq_len_kv = sk,
+                .num_heads = heads,
+                .num_kv_heads = kv_heads,
+                .head_dim = dim,
+                .head_dim_v = dim_v,
+                .cu_seqlens_q = {0, sq},
+                .cu_seqlens_k = {0, sk}};
   spec.options.softmax_scale = 1.0 / std::sqrt(static_cast<double>(dim));
   return spec;
 }
@@ -105,8 +111,8 @@ Matrix Transposed(const Matrix& a, int64_t columns) {
 }
 
 // Rows of one head as a matrix over the whole token axis.
-Matrix HeadOf(const AttentionSpec& spec, const void* data, int64_t b, int64_t tokens,
-              int64_t heads, int64_t head, int64_t dim) {
+Matrix HeadOf(const AttentionSpec& spec, const void* data, int64_t b, int64_t tokens, int64_t heads,
+              int64_t head, int64_t dim) {
   Matrix m = Zeros(tokens, dim);
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t d = 0; d < dim; ++d) {
@@ -233,8 +239,8 @@ double Loss(const AttentionSpec& spec, const InputTensors& inputs) {
   return loss;
 }
 
-void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs,
-                      std::vector<uint8_t>& tensor, const RowSet& gradient, const char* name) {
+void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, std::vector<uint8_t>& tensor,
+                      const RowSet& gradient, const char* name) {
   for (size_t e = 0; e < gradient.exact.size(); ++e) {
     float* element = reinterpret_cast<float*>(tensor.data()) + e;
     const float kept = *element;
@@ -345,8 +351,7 @@ TEST(Oracle, SampledRowsEqualTheWhole) {
                   whole.out.exact[at * shape.head_dim_v + d]);
       }
       for (int64_t d = 0; d < shape.head_dim; ++d) {
-        EXPECT_EQ(sampled.dq.twin[r * shape.head_dim + d],
-                  whole.dq.twin[at * shape.head_dim + d]);
+        EXPECT_EQ(sampled.dq.twin[r * shape.head_dim + d], whole.dq.twin[at * shape.head_dim + d]);
       }
     }
     // For keys with the exact lse (to fp32) and delta.

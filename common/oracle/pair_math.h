@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/numeric.h"
 #include "common/oracle/oracle.h"
 
@@ -22,8 +22,8 @@ inline constexpr double kFloat32Slack = 0x1p-21;
 class HeadRows {
  public:
   // The tensor is [batch][tokens][heads][dim]; positions count from `begin`.
-  HeadRows(DType dtype, const void* data, int64_t tokens, int64_t heads, int64_t dim,
-           int64_t batch, int64_t head, int64_t begin, int64_t length, bool decode_all)
+  HeadRows(DType dtype, const void* data, int64_t tokens, int64_t heads, int64_t dim, int64_t batch,
+           int64_t head, int64_t begin, int64_t length, bool decode_all)
       : dtype_(dtype),
         data_(data),
         first_(((batch * tokens + begin) * heads + head) * dim),
@@ -155,10 +155,10 @@ inline double RoundingScale(double sum, size_t keys) {
 inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
                                     double score_magnitude) {
   const double p = stored / divisor;
-  return {p, RoundTo(dtype, stored) / divisor,
-          p + std::min(SubnormalLoss(dtype, stored), stored) / divisor /
-                  (8.0 * ToleranceUnit(dtype)),
-          kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
+  return {
+      p, RoundTo(dtype, stored) / divisor,
+      p + std::min(SubnormalLoss(dtype, stored), stored) / divisor / (8.0 * ToleranceUnit(dtype)),
+      kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
 }
 
 // delta of one query row: exact, from the rounded out, with absolute values, and

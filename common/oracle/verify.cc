@@ -98,12 +98,11 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     expected = EvaluateAll(spec, needed);
   } else {
     if (judged.dq == nullptr) needed.dout = nullptr;
-    expected =
-        EvaluateQueryRows(spec, needed, SampleQueryRows(spec, options.rows, options.seed));
+    expected = EvaluateQueryRows(spec, needed, SampleQueryRows(spec, options.rows, options.seed));
     if (wants_key_rows) {
-      const Statistics statistics =
-          has_forward ? GivenStatistics(spec, inputs, {judged.out, judged.lse})
-                      : ComputedStatistics(spec, inputs);
+      const Statistics statistics = has_forward
+                                        ? GivenStatistics(spec, inputs, {judged.out, judged.lse})
+                                        : ComputedStatistics(spec, inputs);
       Result keys =
           EvaluateKeyRows(spec, inputs, SampleKeyRows(spec, options.rows, options.seed + 1),
                           statistics.lse, statistics.delta);

@@ -21,9 +21,15 @@ struct Solved {
 
   Solved() {
     spec.dtype = DType::kBFloat16;
-    spec.shape = {.batch = 2, .seq_len_q = 90, .seq_len_kv = 110, .num_heads = 4,
-                  .num_kv_heads = 2, .head_dim = 16, .head_dim_v = 24,
-                  .cu_seqlens_q = {0, 90}, .cu_seqlens_k = {0, 110}};
+    spec.shape = {.batch = 2,
+                  .seq_len_q = 90,
+                  .seq_len_kv = 110,
+                  .num_heads = 4,
+                  .num_kv_heads = 2,
+                  .head_dim = 16,
+                  .head_dim_v = 24,
+                  .cu_seqlens_q = {0, 90},
+                  .cu_seqlens_k = {0, 110}};
     spec.options = {.softmax_scale = 0.25, .causal = true, .window_left = 40};
     inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
     const Result result = EvaluateAll(spec, inputs.view());
@@ -34,8 +40,7 @@ struct Solved {
     lse.resize(result.lse.rows.size());
     for (size_t at = 0; at < lse.size(); ++at) {
       const RowId& row = result.lse.rows[at];
-      lse[(row.batch * 4 + row.head) * 90 + row.token] =
-          static_cast<float>(result.lse.exact[at]);
+      lse[(row.batch * 4 + row.head) * 90 + row.token] = static_cast<float>(result.lse.exact[at]);
     }
   }
 
@@ -107,8 +112,7 @@ TEST(Verify, TensorsWithoutRowsAreJudgedToo) {
   std::fill(solved.dk.begin(), solved.dk.end(), 0);
   std::fill(solved.dv.begin(), solved.dv.end(), 0);
   for (const VerifyOptions& options : {VerifyOptions(), VerifyOptions{.whole_cost = -1}}) {
-    const Report report =
-        Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
+    const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
     EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));
     EXPECT_TRUE(report.passed()) << report.ToString();
   }
@@ -119,8 +123,7 @@ TEST(Verify, GivenForwardTensorsAreJudgedToo) {
   VerifyOptions poor = kSampled;
   poor.statistics_cost = 0;
   const ForwardTensors given = {solved.out.data(), solved.lse.data()};
-  EXPECT_TRUE(
-      Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor).passed());
+  EXPECT_TRUE(Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor).passed());
   for (float& value : solved.lse) value += 0.01f;
   const Report report = Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor);
   EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));

@@ -27,9 +27,9 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   const bool printable =
       std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
   if (text.size() < kMinBytes || text.size() > kMaxBytes || !printable) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the secret file ", path, " must hold ", kMinBytes, " to ", kMaxBytes,
-                     " printable characters without spaces"));
+    return absl::InvalidArgumentError(absl::StrCat("the secret file ", path, " must hold ",
+                                                   kMinBytes, " to ", kMaxBytes,
+                                                   " printable characters without spaces"));
   }
   return text;
 }

@@ -27,9 +27,7 @@ constexpr uint32_t kDataField = 15;
 // As deep as protobuf itself follows groups.
 constexpr int kMaxGroupDepth = 100;
 
-absl::Status Malformed(absl::string_view what) {
-  return absl::InvalidArgumentError(what);
-}
+absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
 
 // --- Writing ----------------------------------------------------------------
 

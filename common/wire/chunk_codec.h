@@ -61,9 +61,7 @@ struct ChunkPrefix {
   std::array<uint8_t, kMaxBytes> bytes;
   size_t size = 0;
 
-  absl::string_view view() const {
-    return {reinterpret_cast<const char*>(bytes.data()), size};
-  }
+  absl::string_view view() const { return {reinterpret_cast<const char*>(bytes.data()), size}; }
 };
 
 // REQUIRES: payload_bytes < 2^31 - 64, protobuf's own bound on a message.

@@ -19,8 +19,8 @@ Fragment Whole(const std::string& bytes) {
 std::vector<Fragment> Cut(const std::string& bytes, size_t piece) {
   std::vector<Fragment> fragments = {{nullptr, 0}};
   for (size_t at = 0; at < bytes.size(); at += piece) {
-    fragments.push_back({reinterpret_cast<const uint8_t*>(bytes.data()) + at,
-                         std::min(piece, bytes.size() - at)});
+    fragments.push_back(
+        {reinterpret_cast<const uint8_t*>(bytes.data()) + at, std::min(piece, bytes.size() - at)});
     fragments.push_back({nullptr, 0});
   }
   return fragments;
@@ -77,8 +77,8 @@ TEST(ChunkCodec, LongestPrefixFits) {
 }
 
 TEST(ChunkCodec, ReadsBackAcrossAnyFragmentation) {
-  const std::string payload = "the payload of a chunk, long enough for two-byte lengths: " +
-                              std::string(200, 'p');
+  const std::string payload =
+      "the payload of a chunk, long enough for two-byte lengths: " + std::string(200, 'p');
   const ChunkHeader header{.tensor = 3, .offset = 1u << 30, .crc32c = 7};
   const std::string message =
       std::string(EncodeChunkPrefix(kExchangeResponse, header, payload.size()).view()) + payload;
@@ -115,8 +115,8 @@ TEST(ChunkCodec, AcceptsFieldsInAnyOrderRepeatedAndUnknown) {
                             Varint(2 << 3 | 3) + Varint(2 << 3 | 4) + Varint(9 << 3 | 4);
   const std::string inner = Field(15, "old") + group + Varint(2 << 3) + Varint(1u << 31) +
                             Varint(1 << 3) + Varint(2) + Field(200, "unknown") +
-                            Varint(7 << 3 | 1) + std::string(8, 'z') +
-                            Varint(8 << 3 | 5) + std::string(4, 'z') + Field(15, "newest");
+                            Varint(7 << 3 | 1) + std::string(8, 'z') + Varint(8 << 3 | 5) +
+                            std::string(4, 'z') + Field(15, "newest");
   const std::string message = Varint(50 << 3) + Varint(1) + Field(2, inner) + Field(99, "u");
   for (size_t piece = 1; piece < 10; ++piece) {
     const auto parsed = ParseMessage(kForwardRequest, Cut(message, piece));
@@ -157,16 +157,16 @@ TEST(ChunkCodec, RejectsWhatIsNotProtobuf) {
     return bytes;
   }();
   const std::string cases[] = {
-      std::string(1, '\0'),                        // field number 0
-      Varint(9 << 3 | 4),                          // a group ends that never began
-      Varint(9 << 3 | 3) + Varint(8 << 3 | 4),     // ends as another
-      Varint(9 << 3 | 3),                          // never ends
-      Varint(9 << 3 | 6),                          // wire type 6
-      Varint(9 << 3 | 7),                          // wire type 7
+      std::string(1, '\0'),                               // field number 0
+      Varint(9 << 3 | 4),                                 // a group ends that never began
+      Varint(9 << 3 | 3) + Varint(8 << 3 | 4),            // ends as another
+      Varint(9 << 3 | 3),                                 // never ends
+      Varint(9 << 3 | 6),                                 // wire type 6
+      Varint(9 << 3 | 7),                                 // wire type 7
       Varint(9 << 3) + std::string(10, '\xff') + "\x01",  // varint of 11 bytes
-      std::string(5, '\xff') + "\x01",             // tag of 6 bytes
-      Varint(2 << 3 | 2) + Varint(~uint64_t{0}),   // length beyond everything
-      Varint(2 << 3 | 2) + Varint(0x7fffffff),     // length beyond the message
+      std::string(5, '\xff') + "\x01",                    // tag of 6 bytes
+      Varint(2 << 3 | 2) + Varint(~uint64_t{0}),          // length beyond everything
+      Varint(2 << 3 | 2) + Varint(0x7fffffff),            // length beyond the message
       Field(2, Varint(15 << 3 | 2) + Varint(9) + "short") + std::string(20, 'x'),
       Field(2, Varint(3 << 3 | 5) + "abc"),
       deep,

@@ -15,9 +15,9 @@ TEST(GrpcSlices, AChunkIsSentFromBorrowedMemoryAndReadBack) {
     const ChunkHeader header{.tensor = v1::TENSOR_ID_K, .offset = 4096};
     const ChunkPrefix prefix = EncodeChunkPrefix(kForwardRequest, header, payload.size());
     auto count = [](void* arg) { ++*static_cast<int*>(arg); };
-    grpc::ByteBuffer buffer = MakeChunkBuffer(
-        prefix, {BorrowSlice(payload.data(), 60'000, count, &done),
-                 BorrowSlice(payload.data() + 60'000, 40'000, count, &done)});
+    grpc::ByteBuffer buffer =
+        MakeChunkBuffer(prefix, {BorrowSlice(payload.data(), 60'000, count, &done),
+                                 BorrowSlice(payload.data() + 60'000, 40'000, count, &done)});
     EXPECT_EQ(buffer.Length(), prefix.size + payload.size());
 
     auto received = ReceivedMessage::Parse(kForwardRequest, buffer);

@@ -18,11 +18,11 @@ struct Pair {
 constexpr Pair<DType, v1::DataType> kDTypes[] = {{DType::kFloat32, v1::DATA_TYPE_FLOAT32},
                                                  {DType::kBFloat16, v1::DATA_TYPE_BFLOAT16},
                                                  {DType::kFloat16, v1::DATA_TYPE_FLOAT16}};
-constexpr Pair<Layout, v1::Layout> kLayouts[] = {{Layout::kContiguous, v1::LAYOUT_CONTIGUOUS},
-                                                 {Layout::kZigzag, v1::LAYOUT_ZIGZAG},
-                                                 {Layout::kStriped, v1::LAYOUT_STRIPED},
-                                                 {Layout::kZigzagPerDocument,
-                                                  v1::LAYOUT_ZIGZAG_PER_DOCUMENT}};
+constexpr Pair<Layout, v1::Layout> kLayouts[] = {
+    {Layout::kContiguous, v1::LAYOUT_CONTIGUOUS},
+    {Layout::kZigzag, v1::LAYOUT_ZIGZAG},
+    {Layout::kStriped, v1::LAYOUT_STRIPED},
+    {Layout::kZigzagPerDocument, v1::LAYOUT_ZIGZAG_PER_DOCUMENT}};
 constexpr Pair<ScheduleKind, v1::Schedule> kSchedules[] = {
     {ScheduleKind::kSingle, v1::SCHEDULE_SINGLE}, {ScheduleKind::kRing, v1::SCHEDULE_RING}};
 

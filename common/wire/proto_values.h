@@ -7,9 +7,9 @@
 
 #include <optional>
 
-#include "common/attention_spec.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 

@@ -37,8 +37,15 @@ TEST(ProtoValues, TensorIdsAreNumberedAlike) {
 }
 
 AttentionShape SomeShape() {
-  return {.packed = false, .batch = 2, .seq_len_q = 30, .seq_len_kv = 40, .num_heads = 6,
-          .num_kv_heads = 3, .head_dim = 16, .head_dim_v = 24, .cu_seqlens_q = {0, 30},
+  return {.packed = false,
+          .batch = 2,
+          .seq_len_q = 30,
+          .seq_len_kv = 40,
+          .num_heads = 6,
+          .num_kv_heads = 3,
+          .head_dim = 16,
+          .head_dim_v = 24,
+          .cu_seqlens_q = {0, 30},
           .cu_seqlens_k = {0, 40}};
 }
 

@@ -2,7 +2,7 @@
 #ifndef RINGATTN_COMMON_WIRE_RAW_REQUEST_H_
 #define RINGATTN_COMMON_WIRE_RAW_REQUEST_H_
 
-#include "common/validation.h"
+#include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 
 namespace ringattn {

@@ -7,7 +7,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 void Coordinator::Impl::AdmitQueued() {
   while (ring_.phase == RingPhase::kReady && !ring_.suspicion && !HoldsForNewcomers() &&
@@ -34,9 +34,8 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
       PlanRequest(request.arrived.spec, request.arrived.direction, choice, CurrentPlannerInputs());
   if (!plan.ok()) {
     const bool due = ReplacementIsDue(request.arrived.choice.world_size.value_or(0));
-    EndRequest(request.arrived.stream,
-               due ? WorkersMissing(plan.status(), config_.retry_after)
-                   : NotPlannable(plan.status()));
+    EndRequest(request.arrived.stream, due ? WorkersMissing(plan.status(), config_.retry_after)
+                                           : NotPlannable(plan.status()));
     return false;
   }
   request.plan = *std::move(plan);
@@ -77,8 +76,8 @@ PlannerInputs Coordinator::Impl::CurrentPlannerInputs() const {
 // have it: a replay of what a loss aborted is not to be told that it asks for too much.
 bool Coordinator::Impl::ReplacementIsDue(int world_size) const {
   if (world_size <= static_cast<int>(ring_.members.size())) return false;
-  const bool was_larger = world_size <= ring_size_before_loss_ &&
-                          now_ - ring_lost_at_ < config_.replacement_time_max;
+  const bool was_larger =
+      world_size <= ring_size_before_loss_ && now_ - ring_lost_at_ < config_.replacement_time_max;
   return was_larger || now_ - started_at_ < config_.assembly_time_max;
 }
 
@@ -161,4 +160,4 @@ absl::Duration Coordinator::Impl::ProgressTimeout(const Plan& plan) const {
                   config_.progress_factor * absl::Seconds(plan.predicted_step_seconds));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(AdmissionTest, NoWorkerNoRing) {
@@ -387,4 +387,4 @@ end s4
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-namespace ringattn {
+namespace ringattn::server {
 
 std::optional<int> RankToBlame(const std::vector<Standing>& standings) {
   const Standing* blamed = nullptr;
@@ -21,4 +21,4 @@ std::optional<int> RankToBlame(const std::vector<Standing>& standings) {
   return blamed->rank;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 struct Standing {
   int rank = 0;
@@ -26,6 +26,6 @@ struct Standing {
 // A rank that waits or that reported is a victim, however little it has done.
 std::optional<int> RankToBlame(const std::vector<Standing>& standings);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_BLAME_H_

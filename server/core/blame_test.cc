@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 Standing At(int rank, uint32_t step, uint64_t progress, bool owes = true) {
@@ -41,4 +41,4 @@ TEST(BlameTest, SilenceOutweighsStanding) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -5,7 +5,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 Coordinator::Coordinator(CoordinatorConfig config)
     : impl_(std::make_unique<Impl>(std::move(config))) {}
@@ -130,4 +130,4 @@ v1::JoinResponse* Coordinator::Impl::Send(ConnectionId connection) {
   return &std::get<SendToWorker>(actions_.back()).message;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 struct CoordinatorConfig {
   Limits limits;
@@ -115,6 +115,6 @@ class Coordinator {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_COORDINATOR_H_

@@ -15,13 +15,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/attention_spec.h"
-#include "common/planner.h"
-#include "common/schedule.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/planner.h"
+#include "common/plan/schedule.h"
 #include "ringattn/v1/cluster.pb.h"
 #include "ringattn/v1/worker_control.pb.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // One open Join stream. Never reused.
 using ConnectionId = uint64_t;
@@ -34,7 +34,7 @@ struct Failure {
   std::string message;
   std::string reason;  // ErrorInfo.reason, UPPER_SNAKE_CASE, e.g. "WORKER_LOST"
   std::optional<absl::Duration> retry_after;  // RetryInfo
-  std::string field;  // BadRequest.field_violations.field; usually empty
+  std::string field;                          // BadRequest.field_violations.field; usually empty
 };
 
 // ---------------------------------------------------------------- events
@@ -54,7 +54,7 @@ struct WorkerGone {  // the stream ended, for whatever reason
 // A validated request. Its stream stays open until FinishRequest or FailRequest.
 struct RequestArrived {
   StreamId stream = 0;
-  std::string request_id;  // never empty: the edge makes one up
+  std::string request_id;    // never empty: the edge makes one up
   uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
   AttentionSpec spec;
   Direction direction = Direction::kForward;
@@ -106,10 +106,10 @@ struct ReformRequested {};
 // Time has passed. Sent at least every CoordinatorConfig::tick_interval.
 struct Tick {};
 
-using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                           UploadProgressed, DownloadProgressed, MembersStandStill,
-                           DownloadFinished, ShardStreamFailed, CancelRequested, DrainRequested,
-                           ReformRequested, Tick>;
+using Event =
+    std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
+                 UploadProgressed, DownloadProgressed, MembersStandStill, DownloadFinished,
+                 ShardStreamFailed, CancelRequested, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -157,10 +157,10 @@ struct StateChanged {  // GetOperation, Progress and metrics read it
   StreamId stream = 0;
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
 };
-struct TopologyChanged {  // Coordinator::topology() has news
+struct TopologyChanged {     // Coordinator::topology() has news
   bool only_memory = false;  // of reserved_bytes alone: as often as requests come and go
 };
-struct ServingChanged {     // what grpc.health.v1 should say
+struct ServingChanged {  // what grpc.health.v1 should say
   bool serving = false;
 };
 struct DrainCompleted {};
@@ -169,10 +169,10 @@ struct RingReformed {  // answers ReformRequested
   uint64_t generation = 0;
 };
 
-using Action = std::variant<SendToWorker, DropWorker, AcceptRequest, BeginDownload, FinishRequest,
-                            FailRequest, StateChanged, TopologyChanged, ServingChanged,
-                            DrainCompleted, RingReformed>;
+using Action =
+    std::variant<SendToWorker, DropWorker, AcceptRequest, BeginDownload, FinishRequest, FailRequest,
+                 StateChanged, TopologyChanged, ServingChanged, DrainCompleted, RingReformed>;
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_EVENTS_H_

@@ -6,7 +6,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
   return WorkerLost(RankOf(connection).value_or(-1), NameOf(connection), reason,
@@ -72,8 +72,7 @@ void Coordinator::Impl::CheckSilence() {
   }
   std::sort(silent.begin(), silent.end());  // the longest silent takes the blame
   for (const auto& [last_heard, connection] : silent) {
-    LoseWorker(connection,
-               absl::StrCat("silent for ", absl::FormatDuration(now_ - last_heard)),
+    LoseWorker(connection, absl::StrCat("silent for ", absl::FormatDuration(now_ - last_heard)),
                /*drop=*/true);
   }
 }
@@ -97,8 +96,8 @@ void Coordinator::Impl::CheckSuspicion() {
     for (const OperationRecord* operation : roots) {
       for (const Member& member : operation->members) {
         if (member.connection != connection || member.finished) continue;
-        standing.owes_progress = suspicion.reporters.count(connection) == 0 &&
-                                 !member.waits_for_peer;
+        standing.owes_progress =
+            suspicion.reporters.count(connection) == 0 && !member.waits_for_peer;
         standing.step = member.step;
         standing.progress = member.progress;
       }
@@ -141,8 +140,8 @@ void Coordinator::Impl::CheckProgress() {
     if (rank) {
       LoseWorker(ring_.members[*rank], what, /*drop=*/true);
     } else {
-      EndGeneration(RingEnded(absl::StrCat(what, ": every rank waits for another"),
-                              config_.retry_after));
+      EndGeneration(
+          RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));
     }
     return;  // either way the generation has ended, and operations_ with it
   }
@@ -194,4 +193,4 @@ std::vector<const OperationRecord*> Coordinator::Impl::RootsOf(
   return roots;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -3,7 +3,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 Failure Make(absl::StatusCode code, const char* reason, std::string message) {
@@ -35,17 +35,16 @@ Failure NoRing(absl::Duration retry_after) {
 
 Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
                   absl::Duration retry_after) {
-  return MakeRetryable(
-      absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-      absl::StrCat("the queue is full: ", requests, " of ", max_requests, " requests, ", bytes,
-                   " of ", max_bytes, " bytes wait"),
-      retry_after);
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                       absl::StrCat("the queue is full: ", requests, " of ", max_requests,
+                                    " requests, ", bytes, " of ", max_bytes, " bytes wait"),
+                       retry_after);
 }
 
 Failure RequestIdReused(const std::string& request_id) {
-  Failure failure = Make(
-      absl::StatusCode::kInvalidArgument, "REQUEST_ID_REUSED",
-      absl::StrCat("request_id ", request_id, " is in flight with a different header"));
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "REQUEST_ID_REUSED",
+           absl::StrCat("request_id ", request_id, " is in flight with a different header"));
   failure.field = "request_id";
   return failure;
 }
@@ -70,9 +69,9 @@ Failure UploadIdle(absl::Duration limit) {
 }
 
 Failure DownloadIdle(absl::Duration limit) {
-  return Make(absl::StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
-              absl::StrCat("the client took no bytes of the result for ",
-                           absl::FormatDuration(limit)));
+  return Make(
+      absl::StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
+      absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit)));
 }
 
 // The planner's message starts with the field that it is about.
@@ -86,8 +85,7 @@ Failure NotPlannable(const absl::Status& status) {
 
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after) {
   return MakeRetryable(absl::StatusCode::kUnavailable, "WORKERS_MISSING",
-                       absl::StrCat(status.message(), "; more are expected"),
-                       retry_after);
+                       absl::StrCat(status.message(), "; more are expected"), retry_after);
 }
 
 Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
@@ -134,4 +132,4 @@ Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
                        absl::StrCat("the ring ended: ", reason), retry_after);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 Failure Draining(absl::Duration retry_after);
 Failure NoRing(absl::Duration retry_after);
@@ -42,6 +42,6 @@ Failure WorkerLost(int rank, const std::string& worker, const std::string& reaso
 // The generation ended and no worker is to blame.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_FAILURES_H_

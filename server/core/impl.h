@@ -26,7 +26,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/state.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 class Coordinator::Impl {
  public:
@@ -189,6 +189,6 @@ class Coordinator::Impl {
   std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_IMPL_H_

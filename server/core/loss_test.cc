@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(LossTest, AClosedStreamEndsTheGeneration) {
@@ -168,4 +168,4 @@ request s4 id=s3 tokens=10 world=3
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // Per step one call of 1 s; what a member measured of this ring counts, not what it
@@ -79,4 +79,4 @@ predicted s1
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -5,7 +5,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 void Coordinator::Impl::On(const WorkerJoined& event) {
   if (Connected(event.connection)) return;
@@ -83,4 +83,4 @@ const std::string& Coordinator::Impl::NameOf(ConnectionId connection) const {
   return workers_.at(connection).registration.name();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

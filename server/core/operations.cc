@@ -6,7 +6,7 @@
 #include "server/core/impl.h"
 #include "server/core/reserve_message.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 using Phase = OperationRecord::Phase;
 
@@ -122,8 +122,7 @@ void Coordinator::Impl::Accept(OperationRecord& operation) {
   accept.plan = *request.plan;
   for (const Member& member : operation.members) {
     const v1::Register& registration = workers_.at(member.connection).registration;
-    accept.members.push_back(
-        {member.connection, registration.name(), registration.data_address()});
+    accept.members.push_back({member.connection, registration.name(), registration.data_address()});
     request.member_names.push_back(registration.name());
   }
   Emit(std::move(accept));
@@ -211,9 +210,9 @@ std::optional<std::string> Coordinator::Impl::WhyStalled(const OperationRecord& 
       config_.transfer_timeout + (uploading ? absl::ZeroDuration() : staging);
   const absl::Duration stood = now_ - *member.stands_since;
   if (stood <= limit) return std::nullopt;
-  return absl::StrCat(uploading ? "it took no bytes of its inputs for "
-                                : "it sent no bytes of its outputs for ",
-                      absl::FormatDuration(stood), " in operation ", operation.id);
+  return absl::StrCat(
+      uploading ? "it took no bytes of its inputs for " : "it sent no bytes of its outputs for ",
+      absl::FormatDuration(stood), " in operation ", operation.id);
 }
 
 void Coordinator::Impl::CheckOperationTimers() {
@@ -225,8 +224,8 @@ void Coordinator::Impl::CheckOperationTimers() {
         now_ - operation.phase_since > config_.control_timeout) {
       for (const Member& member : operation.members) {
         if (reserving ? member.reserved : member.released) continue;
-        mute.emplace_back(member.connection, absl::StrCat("it did not answer ",
-                                                          reserving ? "Reserve" : "Release"));
+        mute.emplace_back(member.connection,
+                          absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release"));
       }
     }
     if (!operation.stream) continue;
@@ -272,4 +271,4 @@ Coordinator::Impl::MemberRef Coordinator::Impl::FindMember(ConnectionId connecti
   return {};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(ProgressTest, TheReporterIsNotToBlameButTheOneWhoseStreamCloses) {
@@ -243,4 +243,4 @@ wait 1.5s
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

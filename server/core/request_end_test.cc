@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(RequestEndTest, CancelWhileQueued) {
@@ -230,4 +230,4 @@ request s3 id=x header=8
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(RequestTest, FromJoinToFinish) {
@@ -188,4 +188,4 @@ undrain
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -4,7 +4,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 int64_t InputBytes(const RequestArrived& request) {
@@ -56,9 +56,8 @@ void Coordinator::Impl::On(const RequestArrived& event) {
   const int64_t waiting = queue_.size();
   if (waiting >= limits.max_queued_requests ||
       (waiting > 0 && queued_bytes_ > limits.max_queued_bytes - bytes)) {
-    return FailStream(event.stream,
-                      QueueFull(waiting, queued_bytes_, limits.max_queued_requests,
-                                limits.max_queued_bytes, config_.retry_after));
+    return FailStream(event.stream, QueueFull(waiting, queued_bytes_, limits.max_queued_requests,
+                                              limits.max_queued_bytes, config_.retry_after));
   }
 
   RequestRecord& request = requests_[event.stream];
@@ -121,8 +120,8 @@ void Coordinator::Impl::On(const ShardStreamFailed& event) {
     return;
   }
   const ConnectionId connection = operation->members[event.member].connection;
-  operation->pending_failure = ShardStreamBroken(*RankOf(connection), NameOf(connection),
-                                                 event.reason, config_.retry_after);
+  operation->pending_failure =
+      ShardStreamBroken(*RankOf(connection), NameOf(connection), event.reason, config_.retry_after);
   operation->pending_failure_due = now_ + config_.blame_window;
 }
 
@@ -188,8 +187,7 @@ void Coordinator::Impl::CheckRequestTimers() {
     const absl::Time ringless_since = std::max(request.arrived_at, ringless_since_);
     if (request.arrived.deadline <= now_) {
       ended.emplace_back(stream, DeadlineExceeded(StateWord(request.state)));
-    } else if (request.state == v1::OPERATION_STATE_QUEUED &&
-               ring_.phase != RingPhase::kReady &&
+    } else if (request.state == v1::OPERATION_STATE_QUEUED && ring_.phase != RingPhase::kReady &&
                now_ - ringless_since > config_.ring_wait_max) {
       ended.emplace_back(stream, NoRing(config_.retry_after));
     }
@@ -197,4 +195,4 @@ void Coordinator::Impl::CheckRequestTimers() {
   for (const auto& [stream, failure] : ended) EndRequest(stream, failure);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 
 #include "common/wire/proto_values.h"
 
-namespace ringattn {
+namespace ringattn::server {
 v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members) {
@@ -22,4 +22,4 @@ v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
   return reserve;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

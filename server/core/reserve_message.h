@@ -8,13 +8,13 @@
 
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 //   members: generation ranks by ring rank; as many as the plan's world size.
 v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_RESERVE_MESSAGE_H_

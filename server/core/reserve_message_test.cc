@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
@@ -55,4 +55,4 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

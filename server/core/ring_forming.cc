@@ -4,7 +4,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // A forming that failed is tried again after 2, 4, 8, at most 16 forming delays.
@@ -31,8 +31,7 @@ void Coordinator::Impl::AdvanceRing() {
       }
       if (now_ < ring_.deadline) return;
       const bool still_joining = now_ - newest_join_ < config_.forming_delay;
-      if (still_joining &&
-          now_ < ring_.deadline + kMaxGatherExtensions * config_.forming_delay) {
+      if (still_joining && now_ < ring_.deadline + kMaxGatherExtensions * config_.forming_delay) {
         return;
       }
       return StartPreparing();
@@ -195,4 +194,4 @@ void Coordinator::Impl::AnswerReforms(const absl::Status& status) {
   if (std::exchange(reform_asked_, false)) Emit(RingReformed{status, ring_.generation});
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(RingFormingTest, TwoPhasesInOrderOfNames) {
@@ -281,4 +281,4 @@ request s1
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -4,7 +4,7 @@
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 using Phase = OperationRecord::Phase;
@@ -33,9 +33,8 @@ void Coordinator::Impl::StartDueRuns() {
   for (auto& [id, operation] : operations_) {
     if (operation.phase == Phase::kUploaded) waiting.push_back(&operation);
   }
-  std::sort(waiting.begin(), waiting.end(), [](const auto* a, const auto* b) {
-    return a->run_sequence < b->run_sequence;
-  });
+  std::sort(waiting.begin(), waiting.end(),
+            [](const auto* a, const auto* b) { return a->run_sequence < b->run_sequence; });
   for (OperationRecord* operation : waiting) {
     if (MayRun(*operation)) StartRun(*operation);
   }
@@ -118,4 +117,4 @@ void Coordinator::Impl::FailPending(OperationRecord& operation) {
   EndRequest(*operation.stream, failure);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

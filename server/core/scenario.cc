@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -245,8 +245,7 @@ class Scenario {
     const std::pair<std::string, std::string> reserve = Hide("reserve ");
     if (reserve.first.empty()) return;
     const Words members = absl::StrSplit(reserve.first, ' ');
-    const std::string operation =
-        std::vector<std::string>(absl::StrSplit(reserve.second, ' '))[1];
+    const std::string operation = std::vector<std::string>(absl::StrSplit(reserve.second, ' '))[1];
     for (const std::string& member : members) WorkerSays(member, {member, "reserved", operation});
     if (!run || Hide("accepted ").first.empty()) return;
     for (const std::string& member : members) WorkerSays(member, {member, "uploaded", operation});
@@ -295,7 +294,8 @@ class Scenario {
     if (view) {
       state = v1::OperationState_Name(view->state);
       state = std::string(absl::StripPrefix(state, "OPERATION_STATE_"));
-      if (!view->members.empty()) absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
+      if (!view->members.empty())
+        absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
       if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
     }
     lines_.push_back({request_id, state});
@@ -310,9 +310,10 @@ class Scenario {
 
   void ShowStats() {
     const CoordinatorStats stats = core_.stats();
-    lines_.push_back({"", absl::StrCat("queued ", stats.queued_requests, " active ",
-                                       stats.active_requests, stats.reserved_bytes > 0 ? " memory held" : " memory free",
-                                       " ready ", stats.ready_workers)});
+    lines_.push_back(
+        {"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
+                          stats.reserved_bytes > 0 ? " memory held" : " memory free", " ready ",
+                          stats.ready_workers)});
   }
 
   // As the topology says it that was published last, which must be the newest.
@@ -323,8 +324,8 @@ class Scenario {
       workers.push_back(absl::StrCat(worker.name(), " ", worker.reserved_bytes()));
     }
     const bool published = published_.SerializeAsString() == topology.SerializeAsString();
-    lines_.push_back({"", absl::StrCat(published ? "" : "unpublished: ",
-                                       absl::StrJoin(workers, ", "))});
+    lines_.push_back(
+        {"", absl::StrCat(published ? "" : "unpublished: ", absl::StrJoin(workers, ", "))});
   }
 
   // Feeds one event and then what the workers answer by themselves.
@@ -414,8 +415,9 @@ class Scenario {
   void Note(const AcceptRequest& accept, std::deque<Event>*) {
     Words members;
     for (const RingMember& member : accept.members) members.push_back(member.name);
-    lines_.push_back({StreamName(accept.stream), absl::StrCat("accepted ", accept.operation_id,
-                                                              " on ", absl::StrJoin(members, " "))});
+    lines_.push_back(
+        {StreamName(accept.stream),
+         absl::StrCat("accepted ", accept.operation_id, " on ", absl::StrJoin(members, " "))});
   }
 
   void Note(const BeginDownload& begin, std::deque<Event>*) {
@@ -428,8 +430,8 @@ class Scenario {
 
   void Note(const FailRequest& fail, std::deque<Event>*) {
     const Failure& failure = fail.failure;
-    std::string text = absl::StrCat("failed ", absl::StatusCodeToString(failure.code), " ",
-                                    failure.reason);
+    std::string text =
+        absl::StrCat("failed ", absl::StatusCodeToString(failure.code), " ", failure.reason);
     if (failure.retry_after) absl::StrAppend(&text, " retry");
     if (!failure.field.empty()) absl::StrAppend(&text, " field ", failure.field);
     if (!failure.message.empty()) absl::StrAppend(&text, ": ", failure.message);
@@ -484,4 +486,4 @@ std::string RunScenario(const std::string& script, const CoordinatorConfig& conf
   return Scenario(config).Run(script);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -32,7 +32,7 @@
 
 #include "server/core/coordinator.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Short timeouts for tests: heartbeats each second, silence 5 s.
 CoordinatorConfig ScenarioConfig();
@@ -43,6 +43,6 @@ std::string RunScenario(const std::string& script,
 // A macro, so that a failure is at the test's line and shows both texts. Needs gtest.
 #define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_SCENARIO_H_

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // A connected worker.
 struct WorkerRecord {
@@ -39,16 +39,16 @@ struct Suspicion {
   absl::Time closes;
   std::string reason;  // the first report's
   std::set<ConnectionId> reporters;
-  std::set<std::string> operations;  // that the reports name
+  std::set<std::string> operations;                  // that the reports name
   std::map<ConnectionId, v1::Heartbeat> heartbeats;  // as the window opened
 };
 
 struct RingRecord {
   RingPhase phase = RingPhase::kEmpty;
   uint64_t generation = 0;
-  std::vector<ConnectionId> members;  // by rank; the lost ones too
-  std::vector<std::string> blobs;     // by rank
-  std::set<ConnectionId> awaited;     // that have not answered in this phase
+  std::vector<ConnectionId> members;             // by rank; the lost ones too
+  std::vector<std::string> blobs;                // by rank
+  std::set<ConnectionId> awaited;                // that have not answered in this phase
   absl::Time deadline = absl::InfiniteFuture();  // of this phase
   int failed_formings = 0;                       // since the last ready ring
   std::optional<Suspicion> suspicion;            // kReady only
@@ -67,7 +67,7 @@ struct OperationRecord {
   };
   struct Member {
     ConnectionId connection = 0;
-    int64_t bytes = 0;  // predicted, then as reserved
+    int64_t bytes = 0;            // predicted, then as reserved
     int64_t workspace_bytes = 0;  // of it, once reserved
     bool reserved = false;
     bool uploaded = false;
@@ -124,6 +124,6 @@ struct RequestRecord {
   uint64_t generation = 0;                // likewise
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_STATE_H_

@@ -2,7 +2,7 @@
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(TransferTest, OneThatTakesNothingIsLostAndTheClientNotBlamed) {
@@ -169,4 +169,4 @@ wait 1s
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

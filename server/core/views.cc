@@ -3,7 +3,7 @@
 
 #include "server/core/impl.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 v1::Topology Coordinator::Impl::topology() const {
   v1::Topology topology;
@@ -60,8 +60,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   return stats;
 }
 
-std::optional<OperationView> Coordinator::Impl::FindOperation(
-    const std::string& request_id) const {
+std::optional<OperationView> Coordinator::Impl::FindOperation(const std::string& request_id) const {
   const auto found = stream_by_request_id_.find(request_id);
   if (found != stream_by_request_id_.end()) return ViewOf(requests_.at(found->second));
   const auto ended =
@@ -91,4 +90,4 @@ OperationView Coordinator::Impl::ViewOf(const RequestRecord& request) const {
   return view;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -6,7 +6,7 @@
 #include "common/observability/log.h"
 #include "server/edge/secret.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // A unary call that waits for the core or for its own cancellation, whichever comes
 // first. Thread safe. Shared by gRPC (until OnDone) and the list it waits in.
@@ -52,9 +52,9 @@ namespace {
 
 // Those whose caller went away are forgotten when the next one comes.
 void Add(std::shared_ptr<AdminWaiter> waiter, std::vector<std::shared_ptr<AdminWaiter>>* to) {
-  to->erase(std::remove_if(to->begin(), to->end(),
-                           [](const auto& other) { return other->answered(); }),
-            to->end());
+  to->erase(
+      std::remove_if(to->begin(), to->end(), [](const auto& other) { return other->answered(); }),
+      to->end());
   to->push_back(std::move(waiter));
 }
 
@@ -150,4 +150,4 @@ void AdminServiceImpl::Close() {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -11,7 +11,7 @@
 #include "ringattn/v1/admin.grpc.pb.h"
 #include "server/edge/core_loop.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 class AdminWaiter;
 
@@ -48,6 +48,6 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
   int64_t drained_count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_ADMIN_SERVICE_H_

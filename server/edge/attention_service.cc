@@ -5,7 +5,7 @@
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 Failure NotKnown() {
@@ -52,9 +52,9 @@ ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* c
 
 // Both calls look the operation up on the core's thread and answer from there: gRPC
 // keeps request and response until Finish.
-grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(
-    grpc::CallbackServerContext* call, const v1::GetOperationRequest* request,
-    v1::GetOperationResponse* response) {
+grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServerContext* call,
+                                                             const v1::GetOperationRequest* request,
+                                                             v1::GetOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const bool asked = context_->core->Ask(
       [context = context_, reactor, request, response](const Coordinator& core) {
@@ -71,8 +71,8 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
     grpc::CallbackServerContext* call, const v1::CancelOperationRequest* request,
     v1::CancelOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->core->Ask(
-      [context = context_, reactor, request](const Coordinator& core) {
+  const bool asked =
+      context_->core->Ask([context = context_, reactor, request](const Coordinator& core) {
         const std::optional<OperationView> view = core.FindOperation(request->request_id());
         if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
         if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
@@ -83,4 +83,4 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
   return reactor;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

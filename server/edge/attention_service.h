@@ -6,7 +6,7 @@
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "server/edge/request_stream.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward<
     v1::AttentionService::WithRawCallbackMethod_Backward<
@@ -32,6 +32,6 @@ class AttentionServiceImpl final : public AttentionServiceBase {
   const RequestContext* const context_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_ATTENTION_SERVICE_H_

@@ -4,7 +4,7 @@
 
 #include <grpcpp/support/status.h>
 
-namespace ringattn {
+namespace ringattn::server {
 
 inline constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 inline constexpr grpc::StatusCode kOver = grpc::StatusCode::RESOURCE_EXHAUSTED;
@@ -52,7 +52,8 @@ inline const BadHeader kHeaderRows[] = {
     {"shape { head_dim_v: 257 }", kInvalid, "shape.head_dim_v"},
     {"shape { head_dim_v: 4294967295 }", kInvalid, "shape.head_dim_v"},
     {"shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024 "
-     "num_kv_heads: 1024 head_dim: 256 }", kOver, "shape"},
+     "num_kv_heads: 1024 head_dim: 256 }",
+     kOver, "shape"},
     {"shape { seq_len_q: 134217728 num_heads: 1024 num_kv_heads: 1 head_dim: 256 }", kOver,
      "shape"},
     {"shape { seq_len_kv: 134217728 num_heads: 1024 num_kv_heads: 1024 head_dim: 256 }", kOver,
@@ -144,22 +145,16 @@ inline const BadHeader kPackedRows[] = {
     {CU("", ""), kInvalid, "shape.packed.cu_seqlens_q"},
     {CU("cu_seqlens_q: [0, 8]", ""), kInvalid, "shape.packed.cu_seqlens_k"},
     {CU("", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_q"},
-    {CU("cu_seqlens_q: [1, 8]", "cu_seqlens_k: [0, 9]"), kInvalid,
-     "shape.packed.cu_seqlens_q[0]"},
-    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [2, 9]"), kInvalid,
-     "shape.packed.cu_seqlens_k[0]"},
-    {CU("cu_seqlens_q: [0, 7]", "cu_seqlens_k: [0, 9]"), kInvalid,
-     "shape.packed.cu_seqlens_q[1]"},
-    {CU("cu_seqlens_q: [0, 9]", "cu_seqlens_k: [0, 9]"), kInvalid,
-     "shape.packed.cu_seqlens_q[1]"},
-    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 8]"), kInvalid,
-     "shape.packed.cu_seqlens_k[1]"},
+    {CU("cu_seqlens_q: [1, 8]", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_q[0]"},
+    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [2, 9]"), kInvalid, "shape.packed.cu_seqlens_k[0]"},
+    {CU("cu_seqlens_q: [0, 7]", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_q[1]"},
+    {CU("cu_seqlens_q: [0, 9]", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_q[1]"},
+    {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 8]"), kInvalid, "shape.packed.cu_seqlens_k[1]"},
     {CU("cu_seqlens_q: [0, 5, 3, 8]", "cu_seqlens_k: [0, 3, 6, 9]"), kInvalid,
      "shape.packed.cu_seqlens_q[2]"},
     {CU("cu_seqlens_q: [0, 3, 5, 8]", "cu_seqlens_k: [0, 7, 6, 9]"), kInvalid,
      "shape.packed.cu_seqlens_k[2]"},
-    {CU("cu_seqlens_q: [0, 4, 8]", "cu_seqlens_k: [0, 9]"), kInvalid,
-     "shape.packed.cu_seqlens_k"},
+    {CU("cu_seqlens_q: [0, 4, 8]", "cu_seqlens_k: [0, 9]"), kInvalid, "shape.packed.cu_seqlens_k"},
     {CU("cu_seqlens_q: [0, 18446744073709551615, 8]", "cu_seqlens_k: [0, 4, 9]"), kInvalid,
      "shape.packed.cu_seqlens_q[2]"},
     {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 18446744073709551615]"), kInvalid,
@@ -170,6 +165,6 @@ inline const BadHeader kPackedRows[] = {
 };
 #undef CU
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_BAD_HEADER_ROWS_H_

@@ -12,15 +12,15 @@
 #include "absl/strings/str_cat.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
+#include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/edge/bad_header_rows.h"
 #include "server/edge/error_details.h"
 #include "server/edge/test_support.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 using grpc::StatusCode;
@@ -147,7 +147,8 @@ Header Parse(const std::string& base, const std::string& text) {
 template <typename Header>
 std::string First(const Header& header) {
   std::conditional_t<std::is_same_v<Header, v1::ForwardHeader>, v1::ForwardRequest,
-                     v1::BackwardRequest> request;
+                     v1::BackwardRequest>
+      request;
   *request.mutable_header() = header;
   return request.SerializeAsString();
 }
@@ -277,7 +278,10 @@ TEST_F(BadRequestsTest, FirstMessages) {
     Expect(Call(backward, {Chunk(kQ, 0, 8)}), kInvalid, "header");
     Expect(Call(backward, {Chunk(kQ, 0, 3 << 20)}), kInvalid, "header");
     Expect(Call(backward, {"\xff\xff\xff\xff\xff\xff"}), kInvalid, "header");
-    Expect(Call(backward, {std::string("\x0a\x05" "abc", 5)}), kInvalid, "header");  // cut off
+    Expect(Call(backward, {std::string("\x0a\x05"
+                                       "abc",
+                                       5)}),
+           kInvalid, "header");                                                    // cut off
     Expect(Call(backward, {std::string("\x0b\x0b\x0b", 3)}), kInvalid, "header");  // open groups
     Expect(Call(backward, {std::string("\x98\x06\x01", 3)}), kInvalid, "99");  // an unknown field
     // A header whose request_id is no UTF-8.
@@ -322,7 +326,8 @@ TEST_F(BadRequestsTest, Chunks) {
       {"lies inside", {Chunk(kQ, 0, 64), Chunk(kQ, 10, 4)}, "chunk.offset"},
       {"encloses", {Chunk(kQ, 10, 4), Chunk(kQ, 0, 64)}, "chunk.offset"},
       {"bridges a gap too long",
-       {Chunk(kK, 0, 10), Chunk(kK, 20, 10), Chunk(kK, 9, 11)}, "chunk.offset"},
+       {Chunk(kK, 0, 10), Chunk(kK, 20, 10), Chunk(kK, 9, 11)},
+       "chunk.offset"},
       {"the whole again", {Chunk(kQ, 0, 4096), Chunk(kQ, 0, 4096)}, "chunk.offset"},
       {"one byte again", {Chunk(kQ, 0, 4096), Chunk(kQ, 4095, 1)}, "chunk.offset"},
       {"crc 0", {Chunk(kQ, 0, 64, 0)}, "chunk.crc32c"},
@@ -334,10 +339,12 @@ TEST_F(BadRequestsTest, Chunks) {
       {"a chunk cut off", {Chunk(kQ, 0, 64).substr(0, 40)}, "chunk"},
       {"nothing follows", {}, "chunk.data"},
       {"q lacks its last byte", {Chunk(kQ, 0, 4095)}, "chunk.data"},
-      {"k lacks its first byte", {Chunk(kQ, 0, 4096), Chunk(kK, 1, 2047), Chunk(kV, 0, 2048)},
+      {"k lacks its first byte",
+       {Chunk(kQ, 0, 4096), Chunk(kK, 1, 2047), Chunk(kV, 0, 2048)},
        "chunk.data"},
       {"v is missing", {Chunk(kQ, 0, 4096), Chunk(kK, 0, 2048)}, "chunk.data"},
-      {"a hole", {Chunk(kQ, 0, 100), Chunk(kQ, 101, 3995), Chunk(kK, 0, 2048), Chunk(kV, 0, 2048)},
+      {"a hole",
+       {Chunk(kQ, 0, 100), Chunk(kQ, 101, 3995), Chunk(kK, 0, 2048), Chunk(kV, 0, 2048)},
        "chunk.data"},
   };
   for (bool backward : {false, true}) {
@@ -359,8 +366,8 @@ TEST_F(BadRequestsTest, Chunks) {
 }
 
 TEST_F(BadRequestsTest, MissingBytesAreNamed) {
-  const Outcome outcome = Call(false, {First(false, kBase, ""), Chunk(kQ, 0, 4096),
-                                       Chunk(kK, 0, 1000), Chunk(kV, 0, 2048)});
+  const Outcome outcome = Call(
+      false, {First(false, kBase, ""), Chunk(kQ, 0, 4096), Chunk(kK, 0, 1000), Chunk(kV, 0, 2048)});
   Expect(outcome, kInvalid, "chunk.data");
   EXPECT_THAT(outcome.status.error_message(), ::testing::HasSubstr("of k was sent"));
   EXPECT_THAT(outcome.status.error_message(), ::testing::HasSubstr("the byte at 1000"));
@@ -372,8 +379,7 @@ TEST_F(BadRequestsTest, ChunksOverTheLimit) {
          "chunk.data");
   // More than a message may have, and still refused by us and not by gRPC.
   const std::string larger = "shape { seq_len_q: 80000 }";
-  const Outcome outcome =
-      Call(false, {First(false, kBase, larger), Chunk(kQ, 0, (32 << 20) + 1)});
+  const Outcome outcome = Call(false, {First(false, kBase, larger), Chunk(kQ, 0, (32 << 20) + 1)});
   Expect(outcome, kInvalid, "chunk.data");
   EXPECT_THAT(outcome.status.error_message(), ::testing::HasSubstr("larger than the limit"));
 }
@@ -400,4 +406,4 @@ TEST_F(BadRequestsTest, WereAtLeastTwoHundred) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

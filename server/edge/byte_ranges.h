@@ -6,7 +6,7 @@
 #include <iterator>
 #include <map>
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Memory: one node per gap, of which there are at most max_ranges. Not thread safe.
 class ByteRanges {
@@ -60,6 +60,6 @@ class ByteRanges {
   std::map<int64_t, int64_t> ranges_;  // begin -> end, disjoint, never adjacent
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_BYTE_RANGES_H_

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 using Added = ByteRanges::Added;
@@ -51,4 +51,4 @@ TEST(ByteRangesTest, NothingIsMissingFromNothing) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

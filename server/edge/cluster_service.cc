@@ -5,13 +5,12 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 void SetDuration(absl::Duration duration, google::protobuf::Duration* proto) {
   proto->set_seconds(absl::ToInt64Seconds(duration));
-  proto->set_nanos(
-      static_cast<int32_t>(absl::ToInt64Nanoseconds(duration % absl::Seconds(1))));
+  proto->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration % absl::Seconds(1))));
 }
 
 // Writes the newest topology whenever the last write is done. Deletes itself.
@@ -141,4 +140,4 @@ grpc::ServerWriteReactor<v1::WatchTopologyResponse>* ClusterServiceImpl::WatchTo
   return new WatchStream(board_);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

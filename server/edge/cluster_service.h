@@ -4,12 +4,12 @@
 
 #include <string>
 
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/topology_board.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limits& limits);
 
@@ -35,6 +35,6 @@ class ClusterServiceImpl final : public v1::ClusterService::CallbackService {
   TopologyBoard* const board_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_CLUSTER_SERVICE_H_

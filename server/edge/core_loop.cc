@@ -4,7 +4,7 @@
 
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 CoreLoop::CoreLoop(CoordinatorConfig config, ActionSink* sink)
     : tick_interval_(config.tick_interval), sink_(sink), core_(std::move(config)) {}
@@ -79,4 +79,4 @@ void CoreLoop::Handle(const Event& event) {
   for (const Action& action : core_.Handle(event, absl::Now())) sink_->CarryOut(action, core_);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

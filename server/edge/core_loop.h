@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "server/core/coordinator.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Carries actions out. Called on the core's thread; must not block.
 class ActionSink {
@@ -68,6 +68,6 @@ class CoreLoop {
   std::thread thread_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_CORE_LOOP_H_

@@ -7,7 +7,7 @@
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 uint32_t Crc32cOf(const std::vector<grpc::Slice>& slices) {
@@ -117,4 +117,4 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
   return chunk;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

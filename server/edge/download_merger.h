@@ -16,13 +16,13 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
-#include "common/shard_plan.h"
-#include "common/validation.h"
+#include "common/plan/shard_plan.h"
+#include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/edge/payload.h"
 #include "server/edge/shard_runs.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Not thread safe.
 class DownloadMerger {
@@ -88,6 +88,6 @@ class DownloadMerger {
   std::optional<PayloadBuilder> payload_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_

@@ -8,7 +8,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 constexpr char kDomain[] = "ringattn";
@@ -79,8 +79,8 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {
   google::rpc::BadRequest bad_request;
   // The type's name and the framing of two nested messages take less than 100 bytes;
   // the message travels twice, inside the details and beside them.
-  const size_t budget = static_cast<size_t>(limits.max_error_detail_bytes) -
-                        status.ByteSizeLong() - status.message().size() - 100;
+  const size_t budget = static_cast<size_t>(limits.max_error_detail_bytes) - status.ByteSizeLong() -
+                        status.message().size() - 100;
   for (const Violation& violation : rejection.violations) {
     AddViolation(violation, &bad_request);
     if (bad_request.ByteSizeLong() > budget && bad_request.field_violations_size() > 1) {
@@ -93,13 +93,24 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {
 }
 
 const char* CodeName(int code) {
-  static constexpr const char* kNames[] = {
-      "OK",        "CANCELLED",         "UNKNOWN",           "INVALID_ARGUMENT",
-      "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",    "PERMISSION_DENIED",
-      "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-      "UNIMPLEMENTED", "INTERNAL",      "UNAVAILABLE",       "DATA_LOSS",
-      "UNAUTHENTICATED"};
+  static constexpr const char* kNames[] = {"OK",
+                                           "CANCELLED",
+                                           "UNKNOWN",
+                                           "INVALID_ARGUMENT",
+                                           "DEADLINE_EXCEEDED",
+                                           "NOT_FOUND",
+                                           "ALREADY_EXISTS",
+                                           "PERMISSION_DENIED",
+                                           "RESOURCE_EXHAUSTED",
+                                           "FAILED_PRECONDITION",
+                                           "ABORTED",
+                                           "OUT_OF_RANGE",
+                                           "UNIMPLEMENTED",
+                                           "INTERNAL",
+                                           "UNAVAILABLE",
+                                           "DATA_LOSS",
+                                           "UNAUTHENTICATED"};
   return code >= 0 && code < static_cast<int>(std::size(kNames)) ? kNames[code] : "UNKNOWN";
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -5,11 +5,11 @@
 
 #include <grpcpp/support/status.h>
 
-#include "common/limits.h"
-#include "common/validation.h"
+#include "common/base/limits.h"
+#include "common/request/validation.h"
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Everything sent is printable and, details and message together, within
 // Limits::max_error_detail_bytes: a longer trailer would hide the code itself.
@@ -23,6 +23,6 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);
 // number; one that is no code is "UNKNOWN".
 const char* CodeName(int code);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_

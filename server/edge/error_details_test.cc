@@ -6,7 +6,7 @@
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 google::rpc::Status Details(const grpc::Status& status) {
@@ -93,4 +93,4 @@ TEST(ErrorDetailsTest, CodesHaveTheirNames) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "server/edge/test_support.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 constexpr int kQ = 1, kK = 2, kV = 3;
@@ -170,8 +170,7 @@ TEST(FlowControlTest, ASlowMemberStallsItsOwnRequestOnly) {
 }
 
 // How long a client may rest, and a member.
-std::unique_ptr<TestCluster> ClusterOfTwo(absl::Duration idle,
-                                          absl::Duration transfer_timeout) {
+std::unique_ptr<TestCluster> ClusterOfTwo(absl::Duration idle, absl::Duration transfer_timeout) {
   return std::make_unique<TestCluster>(2, [=](ServerOptions* options) {
     options->core.limits.upload_idle_timeout = idle;
     options->core.limits.download_idle_timeout = idle;
@@ -260,9 +259,8 @@ std::unique_ptr<Call> StartCallWithALongSummary(TestCluster* cluster) {
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  cluster->attention = v1::AttentionService::NewStub(
-      grpc::CreateCustomChannel(cluster->server->addresses().listen,
-                                grpc::InsecureChannelCredentials(), arguments));
+  cluster->attention = v1::AttentionService::NewStub(grpc::CreateCustomChannel(
+      cluster->server->addresses().listen, grpc::InsecureChannelCredentials(), arguments));
   v1::ForwardHeader header = MakeHeader(64, 64, 1, 8);
   header.set_request_id("long");
   header.mutable_reply()->set_with_timeline(true);
@@ -367,4 +365,4 @@ TEST(FlowControlTest, AClientThatGoesAwayFreesEverything) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -13,7 +13,7 @@
 #include "common/wire/proto_values.h"
 #include "common/wire/raw_request.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -54,8 +54,7 @@ void FindUnknownFields(const Message& message, const std::string& prefix,
 
 // Those of `names` that are set.
 void FindReservedFields(const Message& message, const std::string& prefix,
-                        std::initializer_list<const char*> names,
-                        std::vector<Violation>* found) {
+                        std::initializer_list<const char*> names, std::vector<Violation>* found) {
   const Reflection& reflection = *message.GetReflection();
   for (const char* name : names) {
     const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
@@ -91,8 +90,8 @@ void ReadBackwardFields(const v1::BackwardHeader& header, RawRequest* raw) {
 template <typename Header>
 RawRequest ToRaw(const Header& header) {
   RawRequest raw;
-  raw.direction = std::is_same_v<Header, v1::BackwardHeader> ? Direction::kBackward
-                                                             : Direction::kForward;
+  raw.direction =
+      std::is_same_v<Header, v1::BackwardHeader> ? Direction::kBackward : Direction::kForward;
   FindUnknownFields(header, "", &raw.found_in_decoding);
   raw.request_id = header.request_id();
   raw.dtype = FromProto(header.dtype());
@@ -159,14 +158,12 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
 
 }  // namespace
 
-std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first,
-                                                  const Limits& limits) {
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits) {
   return Read(std::move(first), limits);
 }
 
-std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first,
-                                                  const Limits& limits) {
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first, const Limits& limits) {
   return Read(std::move(first), limits);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

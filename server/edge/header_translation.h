@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "common/limits.h"
-#include "common/validation.h"
+#include "common/base/limits.h"
+#include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 struct InlineData {
   TensorId tensor = TensorId::kQ;
@@ -39,11 +39,9 @@ struct HeaderRequest {
 
 // The first message of a stream, its header taken out. All functions are pure and
 // safe for any message.
-std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first,
-                                                  const Limits& limits);
-std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first,
-                                                  const Limits& limits);
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits);
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first, const Limits& limits);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_HEADER_TRANSLATION_H_

@@ -5,7 +5,7 @@
 #include "common/observability/log.h"
 #include "server/edge/secret.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // The core sends a handful of messages per operation and worker; one that has not
@@ -176,4 +176,4 @@ void JoinService::Remove(ConnectionId connection) {
   streams_.erase(found);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

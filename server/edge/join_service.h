@@ -13,7 +13,7 @@
 #include "ringattn/v1/worker_control.grpc.pb.h"
 #include "server/edge/core_loop.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 class JoinStream;
 
@@ -45,6 +45,6 @@ class JoinService final : public v1::WorkerControlService::CallbackService {
   std::map<ConnectionId, std::shared_ptr<JoinStream>> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_JOIN_SERVICE_H_

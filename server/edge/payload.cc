@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 constexpr int64_t kBlockBytes = 64 * 1024;
@@ -78,4 +78,4 @@ void PayloadReader::MoveTo(int64_t bytes, PayloadBuilder* target) {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

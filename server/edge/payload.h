@@ -8,7 +8,7 @@
 
 #include <grpcpp/support/slice.h>
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Below this many bytes a piece is copied: a slice takes a counted reference, 32
 // bytes of bookkeeping and an entry of writev, about the cost of copying 2 KiB.
@@ -57,6 +57,6 @@ class PayloadReader {
   int64_t left_ = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_PAYLOAD_H_

@@ -6,7 +6,7 @@
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* descriptor) {
@@ -64,9 +64,8 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   accepted.set_transport(v1::TRANSPORT_COORDINATOR_STREAM);
   const AttentionSpec& spec = request.valid.spec;
   for (TensorId id : request.valid.inputs) {
-    const bool is_inline = std::any_of(
-        request.inline_tensors.begin(), request.inline_tensors.end(),
-        [id](const InlineData& data) { return data.tensor == id; });
+    const bool is_inline = std::any_of(request.inline_tensors.begin(), request.inline_tensors.end(),
+                                       [id](const InlineData& data) { return data.tensor == id; });
     if (!is_inline) Describe(spec, id, accepted.add_inputs());
   }
   for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
@@ -75,8 +74,8 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   return accepted;
 }
 
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time,
-                        const Plan& plan, const TransferTotals& totals) {
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, const Plan& plan,
+                        const TransferTotals& totals) {
   v1::Summary summary;
   const std::pair<const char*, absl::Duration> stages[] = {{"queue", begin.queue_time},
                                                            {"upload", begin.upload_time},
@@ -107,4 +106,4 @@ grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary) {
   return WrapIn(direction, [&](auto* r) { *r->mutable_summary() = std::move(summary); });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

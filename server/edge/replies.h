@@ -10,13 +10,13 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/time/time.h"
-#include "common/limits.h"
-#include "common/schedule.h"
+#include "common/base/limits.h"
+#include "common/plan/schedule.h"
 #include "ringattn/v1/attention.pb.h"
 #include "server/core/events.h"
 #include "server/edge/header_translation.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& members);
 
@@ -27,14 +27,14 @@ struct TransferTotals {
   int64_t bytes_up = 0;
   int64_t bytes_down = 0;
 };
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time,
-                        const Plan& plan, const TransferTotals& totals);
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, const Plan& plan,
+                        const TransferTotals& totals);
 
 // As the oneof member of a ForwardResponse or BackwardResponse.
 grpc::ByteBuffer Wrap(Direction direction, v1::Accepted accepted);
 grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress);
 grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_REPLIES_H_

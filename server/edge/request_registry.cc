@@ -4,7 +4,7 @@
 
 #include "server/edge/request_stream.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 StreamId RequestRegistry::Add(std::shared_ptr<RequestStream> stream) {
   absl::MutexLock lock(&mutex_);
@@ -37,4 +37,4 @@ std::vector<std::shared_ptr<RequestStream>> RequestRegistry::All() const {
   return streams;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/core/events.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 class RequestStream;
 
@@ -36,6 +36,6 @@ class RequestRegistry {
   std::map<StreamId, std::shared_ptr<RequestStream>> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_REQUEST_REGISTRY_H_

@@ -15,7 +15,7 @@
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // A failed call whose status does not get through to the client is cut off after this.
@@ -64,8 +64,7 @@ void LogArrival(const grpc::CallbackServerContext& call, const HeaderRequest& re
 }
 
 template <typename Request>
-std::variant<HeaderRequest, Rejection> ParseHeader(grpc::ByteBuffer* buffer,
-                                                   const Limits& limits) {
+std::variant<HeaderRequest, Rejection> ParseHeader(grpc::ByteBuffer* buffer, const Limits& limits) {
   absl::StatusOr<Request> first = wire::ParseProto<Request>(buffer);
   if (first.ok()) return ReadHeader(*std::move(first), limits);
   Rejection rejection;
@@ -114,12 +113,12 @@ void RequestStream::OnReadDone(bool ok) {
 void RequestStream::HandleHeader() {
   const Limits& limits = context_->limits;
   if (static_cast<int64_t>(incoming_.Length()) > limits.max_header_bytes) {
-    return End(ToGrpcStatus(
-        MakeFailure(absl::StatusCode::kResourceExhausted, "OVER_LIMIT",
-                    absl::StrCat("the header has ", incoming_.Length(), " bytes, the limit is ",
-                                 limits.max_header_bytes),
-                    "header"),
-        limits));
+    return End(
+        ToGrpcStatus(MakeFailure(absl::StatusCode::kResourceExhausted, "OVER_LIMIT",
+                                 absl::StrCat("the header has ", incoming_.Length(),
+                                              " bytes, the limit is ", limits.max_header_bytes),
+                                 "header"),
+                     limits));
   }
   std::variant<HeaderRequest, Rejection> read =
       direction_ == Direction::kForward ? ParseHeader<v1::ForwardRequest>(&incoming_, limits)
@@ -212,8 +211,7 @@ void RequestStream::Fail(const Failure& failure) {
 
 void RequestStream::OnTick(absl::Time now, const Coordinator& core) {
   absl::MutexLock lock(&mutex_);
-  if (!request_.has_value() && !over() &&
-      now - opened_at_ > context_->limits.upload_idle_timeout) {
+  if (!request_.has_value() && !over() && now - opened_at_ > context_->limits.upload_idle_timeout) {
     End(ToGrpcStatus(MakeFailure(absl::StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
                                  "no header came in time", "header"),
                      context_->limits));
@@ -272,12 +270,11 @@ void RequestStream::CutOffIfStuck(absl::Time now) {
               {"seconds", absl::ToDoubleSeconds(now - ended_at_)}});
   if (status_.ok()) {
     context_->metrics->IdleEnded("download");
-    status_ = {grpc::StatusCode::DEADLINE_EXCEEDED,
-               absl::StrCat("the client took no bytes of the result for ",
-                            absl::FormatDuration(limit))};
+    status_ = {
+        grpc::StatusCode::DEADLINE_EXCEEDED,
+        absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit))};
   }
-  grpc_call_cancel_with_status(call_->c_call(),
-                               static_cast<grpc_status_code>(status_.error_code()),
+  grpc_call_cancel_with_status(call_->c_call(), static_cast<grpc_status_code>(status_.error_code()),
                                status_.error_message().c_str(), nullptr);
 }
 
@@ -328,4 +325,4 @@ void RequestStream::OnWriteDone(bool ok) {
   PumpDownload();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

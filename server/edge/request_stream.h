@@ -25,7 +25,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "server/core/events.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/download_merger.h"
@@ -35,7 +35,7 @@
 #include "server/edge/shard_client.h"
 #include "server/edge/upload_router.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // What every request needs; all of it outlives the server's calls.
 struct RequestContext {
@@ -61,8 +61,8 @@ class RequestStream final : public ByteStreamReactor,
   static constexpr int64_t kReadAheadBytes = 1 * kMiB;
 
   // A reactor that lives until gRPC is done with it.
-  static ByteStreamReactor* Start(const RequestContext* context,
-                                  grpc::CallbackServerContext* call, Direction direction);
+  static ByteStreamReactor* Start(const RequestContext* context, grpc::CallbackServerContext* call,
+                                  Direction direction);
 
   // From the core's thread.
   void Accept(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -86,8 +86,8 @@ class RequestStream final : public ByteStreamReactor,
   struct Member {
     std::shared_ptr<ShardStream> stream;
     std::string name;
-    bool reading = true;  // a message is asked for
-    bool done = false;    // it has sent everything
+    bool reading = true;        // a message is asked for
+    bool done = false;          // it has sent everything
     int64_t waiting_bytes = 0;  // payload on its way to it
     // Since the last look it took or sent something, or was not waited for all the time.
     bool moved = true;
@@ -129,8 +129,7 @@ class RequestStream final : public ByteStreamReactor,
   void ReportDownload(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool TimeToReport(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShardFailed(int rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SendProgress(absl::Time now, const Coordinator& core)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendProgress(absl::Time now, const Coordinator& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RequestContext* const context_;
   grpc::CallbackServerContext* const call_;
@@ -151,7 +150,7 @@ class RequestStream final : public ByteStreamReactor,
   absl::Time next_progress_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   bool in_core_ ABSL_GUARDED_BY(mutex_) = false;  // announced and not answered for good
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
-  Failure why_ ABSL_GUARDED_BY(mutex_);  // set with gave_up_
+  Failure why_ ABSL_GUARDED_BY(mutex_);            // set with gave_up_
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;     // `status_` is final
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // gRPC has the status
   bool cut_off_ ABSL_GUARDED_BY(mutex_) = false;   // gRPC was told to end the call at once
@@ -171,6 +170,6 @@ class RequestStream final : public ByteStreamReactor,
   bool download_reported_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_REQUEST_STREAM_H_

@@ -12,7 +12,7 @@
 #include "server/edge/replies.h"
 #include "server/edge/request_stream.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // ExchangeResponse's members.
@@ -200,12 +200,11 @@ void RequestStream::PumpDownload() {
 void RequestStream::OnShardEnded(int rank, const grpc::Status& status) {
   absl::MutexLock lock(&mutex_);
   if (over() || members_[rank].done) return;
-  LogWarning("shard stream ended early",
-             {{"request_id", request_->request_id},
-              {"generation", generation_},
-              {"worker", members_[rank].name},
-              {"code", CodeName(status.error_code())},
-              {"error", status.error_message()}});
+  LogWarning("shard stream ended early", {{"request_id", request_->request_id},
+                                          {"generation", generation_},
+                                          {"worker", members_[rank].name},
+                                          {"code", CodeName(status.error_code())},
+                                          {"error", status.error_message()}});
   // gRPC's own words may hold addresses, which are nothing to the client.
   context_->core->Post(ShardStreamFailed{
       id_, rank, absl::StrCat("its shard stream ended with ", CodeName(status.error_code()))});
@@ -263,4 +262,4 @@ void RequestStream::SendProgress(absl::Time now, const Coordinator& core) {
   Enqueue(Wrap(direction_, std::move(progress)), 0);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

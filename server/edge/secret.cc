@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 bool EqualSecrets(absl::string_view a, absl::string_view b) {
   if (a.size() != b.size()) return false;
@@ -23,9 +23,9 @@ grpc::Status CheckSecret(const grpc::ServerContextBase& context, absl::string_vi
       EqualSecrets({first->second.data(), first->second.size()}, secret)) {
     return grpc::Status::OK;
   }
-  return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
-                      absl::StrCat("the metadata ", kSecretMetadataKey,
-                                   " does not carry the cluster's secret"));
+  return grpc::Status(
+      grpc::StatusCode::UNAUTHENTICATED,
+      absl::StrCat("the metadata ", kSecretMetadataKey, " does not carry the cluster's secret"));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -8,7 +8,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 inline constexpr char kSecretMetadataKey[] = "ringattn-secret";
 
@@ -18,6 +18,6 @@ bool EqualSecrets(absl::string_view a, absl::string_view b);
 // OK, or UNAUTHENTICATED if the call does not carry the secret exactly once.
 grpc::Status CheckSecret(const grpc::ServerContextBase& context, absl::string_view secret);
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_SECRET_H_

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 TEST(SecretTest, Equality) {
@@ -13,4 +13,4 @@ TEST(SecretTest, Equality) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -13,11 +13,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/version.h"
 #include "common/observability/log.h"
-#include "common/version.h"
 #include "common/wire/transport.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 constexpr char kAttentionService[] = "ringattn.v1.AttentionService";
@@ -69,9 +69,8 @@ Server::Server(ServerOptions options)
       core_(options_.core, this),
       registry_(2 * options_.core.limits.max_queued_requests),
       channels_(options_.core.limits),
-      request_context_{options_.core.limits, options_.secret, options_.core.retry_after,
-                       &core_,               &registry_,      &channels_,
-                       &server_metrics_},
+      request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
+                       &registry_,           &channels_,      &server_metrics_},
       attention_service_(&request_context_),
       cluster_service_(kVersion, options_.core.limits, &core_, &board_),
       join_service_(&core_, options_.secret),
@@ -154,12 +153,8 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     Server* server;
     const Coordinator& core;
 
-    std::shared_ptr<RequestStream> Find(StreamId stream) {
-      return server->registry_.Find(stream);
-    }
-    void operator()(const SendToWorker& a) {
-      server->join_service_.Send(a.connection, a.message);
-    }
+    std::shared_ptr<RequestStream> Find(StreamId stream) { return server->registry_.Find(stream); }
+    void operator()(const SendToWorker& a) { server->join_service_.Send(a.connection, a.message); }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
     void operator()(const AcceptRequest& a) {
       if (auto stream = Find(a.stream)) stream->Accept(a);
@@ -202,4 +197,4 @@ void Server::OnTick(absl::Time now, const Coordinator& core) {
   for (const std::shared_ptr<RequestStream>& stream : registry_.All()) stream->OnTick(now, core);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

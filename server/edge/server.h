@@ -23,7 +23,7 @@
 #include "server/edge/shard_client.h"
 #include "server/edge/topology_board.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 struct ServerOptions {
   // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port.
@@ -85,6 +85,6 @@ class Server final : private ActionSink {
   bool is_shut_down_ = false;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_SERVER_H_

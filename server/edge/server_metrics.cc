@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 ServerMetrics::ServerMetrics(Metrics* metrics)
     : requests_(metrics->Counters("ringattn_requests_total",
@@ -76,8 +76,8 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
   for (prometheus::Gauge* gauge : workers_seen_) gauge->Set(0);
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (!worker.has_rank()) continue;
-    prometheus::Gauge& gauge = worker_up_.Add(
-        {{"rank", absl::StrCat(worker.rank())}, {"device", worker.device()}});
+    prometheus::Gauge& gauge =
+        worker_up_.Add({{"rank", absl::StrCat(worker.rank())}, {"device", worker.device()}});
     gauge.Set(1);
     if (std::find(workers_seen_.begin(), workers_seen_.end(), &gauge) == workers_seen_.end()) {
       workers_seen_.push_back(&gauge);
@@ -85,4 +85,4 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -7,11 +7,11 @@
 
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
-#include "common/schedule.h"
+#include "common/plan/schedule.h"
 #include "ringattn/v1/cluster.pb.h"
 #include "server/core/coordinator.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Thread safe, but for the two Set functions, which one thread calls.
 class ServerMetrics {
@@ -50,6 +50,6 @@ class ServerMetrics {
   std::vector<prometheus::Gauge*> workers_seen_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_SERVER_METRICS_H_

@@ -9,7 +9,7 @@
 #include "common/wire/transport.h"
 #include "server/edge/secret.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 constexpr char kExchangeMethod[] = "/ringattn.v1.ShardService/Exchange";
@@ -57,8 +57,7 @@ ShardStream::ShardStream(std::shared_ptr<ShardStreamOwner> owner, int rank,
 std::shared_ptr<ShardStream> ShardStream::Open(std::shared_ptr<ShardStreamOwner> owner, int rank,
                                                std::shared_ptr<grpc::Channel> channel,
                                                const std::string& secret) {
-  std::shared_ptr<ShardStream> stream(
-      new ShardStream(std::move(owner), rank, std::move(channel)));
+  std::shared_ptr<ShardStream> stream(new ShardStream(std::move(owner), rank, std::move(channel)));
   stream->self_ = stream;
   stream->context_.AddMetadata(kSecretMetadataKey, secret);
   stream->stub_.PrepareBidiStreamingCall(&stream->context_, kExchangeMethod, {}, stream.get());
@@ -137,4 +136,4 @@ void ShardStream::OnDone(const grpc::Status& status) {
   owner_->OnShardEnded(rank_, status);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

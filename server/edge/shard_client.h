@@ -19,9 +19,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Channels by data address; a few per worker, because one HTTP/2 connection does not
 // fill a link. Thread safe.
@@ -111,6 +111,6 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_SHARD_CLIENT_H_

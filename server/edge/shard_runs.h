@@ -7,16 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/shard_plan.h"
+#include "common/plan/shard_plan.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Not thread safe.
 class ShardRuns {
  public:
   // Walks [begin, end) of the global tensor. `map` outlives this.
-  ShardRuns(const ShardMap* map, int64_t begin, int64_t end)
-      : map_(map), at_(begin), end_(end) {}
+  ShardRuns(const ShardMap* map, int64_t begin, int64_t end) : map_(map), at_(begin), end_(end) {}
 
   // The next run, or nothing at the end. It stays current until Advance().
   const ByteRun* Current() {
@@ -48,6 +47,6 @@ class ShardRuns {
   size_t index_ = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_SHARD_RUNS_H_

@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/shard_plan.h"
-#include "common/validation.h"
-#include "common/version.h"
+#include "common/base/version.h"
+#include "common/plan/shard_plan.h"
+#include "common/request/validation.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/transport.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
@@ -59,8 +59,7 @@ bool WaitUntil(const std::function<bool()>& condition, absl::Duration timeout) {
 
 // ------------------------------------------------------------------ FakeWorker
 
-FakeWorker::FakeWorker(const std::string& name, const std::string& control_address)
-    : name_(name) {
+FakeWorker::FakeWorker(const std::string& name, const std::string& control_address) : name_(name) {
   int port = 0;
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -71,8 +70,8 @@ FakeWorker::FakeWorker(const std::string& name, const std::string& control_addre
   data_address_ = absl::StrCat("127.0.0.1:", port);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  stub_ = v1::WorkerControlService::NewStub(grpc::CreateCustomChannel(
-      control_address, grpc::InsecureChannelCredentials(), arguments));
+  stub_ = v1::WorkerControlService::NewStub(
+      grpc::CreateCustomChannel(control_address, grpc::InsecureChannelCredentials(), arguments));
   context_.AddMetadata("ringattn-secret", kTestSecret);
   control_ = stub_->Join(&context_);
   v1::JoinRequest request;
@@ -325,8 +324,8 @@ TestCluster::TestCluster(int worker_count, const std::function<void(ServerOption
   if (!started.ok()) std::abort();
   server = *std::move(started);
   for (int i = 0; i < worker_count; ++i) {
-    workers.push_back(std::make_unique<FakeWorker>(absl::StrCat("fake-", i),
-                                                   server->addresses().control));
+    workers.push_back(
+        std::make_unique<FakeWorker>(absl::StrCat("fake-", i), server->addresses().control));
   }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
@@ -364,4 +363,4 @@ bool TestCluster::WaitIdle() const {
   });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

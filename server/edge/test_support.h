@@ -17,14 +17,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 #include "server/edge/server.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 inline constexpr char kTestSecret[] = "0123456789abcdef";
 
@@ -54,9 +54,9 @@ class FakeWorker final : public v1::ShardService::Service {
   int reserves() const { return reserves_; }
   int held_operations() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  grpc::Status Exchange(grpc::ServerContext* context,
-                        grpc::ServerReaderWriter<v1::ExchangeResponse, v1::ExchangeRequest>*
-                            stream) override;
+  grpc::Status Exchange(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::ExchangeResponse, v1::ExchangeRequest>* stream) override;
 
  private:
   struct Operation {
@@ -117,9 +117,8 @@ struct TestCluster {
 };
 
 // Polls; false after `timeout`.
-bool WaitUntil(const std::function<bool()>& condition,
-               absl::Duration timeout = absl::Seconds(10));
+bool WaitUntil(const std::function<bool()>& condition, absl::Duration timeout = absl::Seconds(10));
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_TEST_SUPPORT_H_

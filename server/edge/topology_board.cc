@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::server {
 
 void TopologyBoard::Publish(v1::Topology topology) {
   absl::MutexLock lock(&mutex_);
@@ -28,4 +28,4 @@ void TopologyBoard::Unwatch(Watcher* watcher) {
   watchers_.erase(watcher);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

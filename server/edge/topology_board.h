@@ -9,7 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "ringattn/v1/cluster.pb.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // Thread safe. Watchers are called under the board's lock and take their own after
 // it; they must not call back.
@@ -39,6 +39,6 @@ class TopologyBoard {
   std::set<Watcher*> watchers_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_TOPOLOGY_BOARD_H_

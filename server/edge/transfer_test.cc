@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "common/shard_plan.h"
+#include "common/plan/shard_plan.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 #include "gmock/gmock.h"
@@ -13,7 +13,7 @@
 #include "server/edge/download_merger.h"
 #include "server/edge/upload_router.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 ValidRequest MakeRequest(int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t dim,
@@ -56,8 +56,8 @@ std::string Shred(const std::string& global, const TensorLayout& layout, const S
     for (const Span& span : shard) {
       for (int64_t i = 0; i < span.length; ++i) {
         const int64_t token = span.begin + i * span.stride;
-        local += global.substr((outer * layout.rows + token) * layout.inner_bytes,
-                               layout.inner_bytes);
+        local +=
+            global.substr((outer * layout.rows + token) * layout.inner_bytes, layout.inner_bytes);
       }
     }
   }
@@ -85,8 +85,8 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
-                                 Layout::kZigzagPerDocument}) {
+  for (Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
     for (int world_size : {1, 2, 3, 4, 8}) {
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 7001});
       cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});
@@ -205,15 +205,15 @@ TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
     return merger.Add(0, header, Slices(std::string(bytes, 'x'), 1000)).code();
   };
   const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
-  EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);       // a gap
-  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);        // another tensor first
-  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);        // more than the shard
-  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);         // nothing
-  EXPECT_EQ(add({out, 0, 0x1234u}, 64), absl::StatusCode::kInternal);   // a wrong crc
+  EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);      // a gap
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);       // another tensor first
+  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);       // more than the shard
+  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);        // nothing
+  EXPECT_EQ(add({out, 0, 0x1234u}, 64), absl::StatusCode::kInternal);  // a wrong crc
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kOk);
-  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);        // again
+  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);  // again
   EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kOk);
-  EXPECT_EQ(add({lse, 16, {}}, 16), absl::StatusCode::kInternal);       // past the end
+  EXPECT_EQ(add({lse, 16, {}}, 16), absl::StatusCode::kInternal);  // past the end
 }
 
 TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {
@@ -245,4 +245,4 @@ TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::server

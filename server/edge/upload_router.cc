@@ -10,7 +10,7 @@
 #include "server/edge/payload.h"
 #include "server/edge/shard_runs.h"
 
-namespace ringattn {
+namespace ringattn::server {
 namespace {
 
 // Chunks of a tensor that arrive in any order leave gaps that are remembered, some
@@ -52,8 +52,8 @@ UploadRouter::UploadRouter(const ValidRequest& request, const ShardPlan& shards,
 }
 
 std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
-                                           const std::vector<grpc::Slice>& payload,
-                                           int64_t bytes, Input** input) {
+                                           const std::vector<grpc::Slice>& payload, int64_t bytes,
+                                           Input** input) {
   const std::optional<TensorId> id = TensorIdFromNumber(chunk.tensor);
   if (!id.has_value()) {
     return BadChunk("chunk.tensor", absl::StrCat(chunk.tensor, " names no tensor"));
@@ -63,8 +63,7 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
     if (candidate.id == *id) *input = &candidate;
   }
   if (*input == nullptr) {
-    return BadChunk("chunk.tensor",
-                    absl::StrCat(TensorName(*id), " is no input of this request"));
+    return BadChunk("chunk.tensor", absl::StrCat(TensorName(*id), " is no input of this request"));
   }
   const uint64_t size = (*input)->map.global_bytes();
   const std::string place = Place(*id, chunk.offset, bytes);
@@ -143,14 +142,14 @@ std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
 Failure UploadRouter::Incomplete() const {
   for (const Input& input : inputs_) {
     if (input.arrived.complete()) continue;
-    return BadChunk("chunk.data",
-                    absl::StrCat("the stream ended before all of ", TensorName(input.id),
-                                 " was sent: the byte at ", input.arrived.first_missing(),
-                                 " is missing, ", input.arrived.covered(), " of ",
-                                 input.map.global_bytes(), " bytes arrived"));
+    return BadChunk(
+        "chunk.data",
+        absl::StrCat("the stream ended before all of ", TensorName(input.id),
+                     " was sent: the byte at ", input.arrived.first_missing(), " is missing, ",
+                     input.arrived.covered(), " of ", input.map.global_bytes(), " bytes arrived"));
   }
   assert(false && "nothing is missing");
   return {};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::server

@@ -14,14 +14,14 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include "common/limits.h"
-#include "common/shard_plan.h"
-#include "common/validation.h"
+#include "common/base/limits.h"
+#include "common/plan/shard_plan.h"
+#include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/core/events.h"
 #include "server/edge/byte_ranges.h"
 
-namespace ringattn {
+namespace ringattn::server {
 
 // A message for one member's Exchange stream.
 struct RoutedChunk {
@@ -39,8 +39,7 @@ class UploadRouter {
   // unexpected tensor, bytes outside it or sent before, no data (unless the tensor
   // is empty), too much data, a wrong crc; RESOURCE_EXHAUSTED for chunks strewn with
   // too many gaps between them. Otherwise appends messages to `routed`.
-  std::optional<Failure> Route(const wire::ChunkHeader& chunk,
-                               std::vector<grpc::Slice> payload,
+  std::optional<Failure> Route(const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload,
                                std::vector<RoutedChunk>* routed);
 
   // True once every input has arrived completely. Empty tensors need no chunk.
@@ -70,6 +69,6 @@ class UploadRouter {
   int64_t total_bytes_ = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_

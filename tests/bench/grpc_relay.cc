@@ -309,8 +309,8 @@ double GrpcRelay::Exchange(int streams, int64_t bytes_up, int64_t bytes_down) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<ClientCall>> calls;
   for (int i = 0; i < streams; ++i) {
-    calls.push_back(std::make_unique<ClientCall>(channels_[i % channels_.size()],
-                                                 Sizes{bytes_up, bytes_down}));
+    calls.push_back(
+        std::make_unique<ClientCall>(channels_[i % channels_.size()], Sizes{bytes_up, bytes_down}));
   }
   bool good = true;
   for (const auto& call : calls) good = call->Wait() && good;

@@ -37,6 +37,8 @@ ABSL_FLAG(std::vector<std::string>, paths,
 ABSL_FLAG(int, rounds, 5, "rounds; medians are reported");
 
 namespace ringattn::bench {
+
+using namespace ringattn::client;  // what is under test
 namespace {
 
 constexpr int kHeads = 16;
@@ -126,8 +128,7 @@ void WithStub(v1::AttentionService::Stub& stub, Request& request) {
   while (stream->Read(&response)) {
     if (!response.has_chunk()) continue;
     const v1::TensorChunk& chunk = response.chunk();
-    std::vector<float>& target =
-        chunk.tensor() == v1::TENSOR_ID_OUT ? request.out : request.lse;
+    std::vector<float>& target = chunk.tensor() == v1::TENSOR_ID_OUT ? request.out : request.lse;
     std::memcpy(reinterpret_cast<char*>(target.data()) + chunk.offset(), chunk.data().data(),
                 chunk.data().size());
   }

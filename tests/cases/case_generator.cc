@@ -195,8 +195,8 @@ Case MakeCase(int64_t index, const Levels& levels, uint64_t seed, int64_t max_co
     shape.head_dim_v = random.Between(shape.head_dim + 1, largest);
   }
   // Of a square problem; an unequal one costs up to 1.5 times as much.
-  const double per_pair = static_cast<double>(shape.batch * shape.num_heads *
-                                              (shape.head_dim + shape.head_dim_v));
+  const double per_pair =
+      static_cast<double>(shape.batch * shape.num_heads * (shape.head_dim + shape.head_dim_v));
   const int64_t longest = std::clamp<int64_t>(
       static_cast<int64_t>(std::sqrt(static_cast<double>(max_cost) / per_pair)), 17, 400);
   ChooseLengths(levels, c.world_size, longest, random, shape);
@@ -235,21 +235,21 @@ std::string ToString(const Case& c) {
   const AttentionShape& shape = c.spec.shape;
   const AttentionOptions& options = c.spec.options;
   char text[512];
-  std::snprintf(
-      text, sizeof(text),
-      "--case=%lld: %s %s W=%d %s%s B=%lld Sq=%lld Sk=%lld H=%lld/%lld D=%lld Dv=%lld%s "
-      "window=(%lld,%lld) softcap=%g scale=%.9g data=%s",
-      static_cast<long long>(c.index),
-      LevelNames(kDirectionFactor)[c.levels[kDirectionFactor]].c_str(),
-      LevelNames(kDTypeFactor)[c.levels[kDTypeFactor]].c_str(), c.world_size,
-      LevelNames(kLayoutFactor)[c.levels[kLayoutFactor]].c_str(),
-      c.stripe > 1 ? (" of " + std::to_string(c.stripe)).c_str() : "",
-      static_cast<long long>(shape.batch), static_cast<long long>(shape.seq_len_q),
-      static_cast<long long>(shape.seq_len_kv), static_cast<long long>(shape.num_heads),
-      static_cast<long long>(shape.num_kv_heads), static_cast<long long>(shape.head_dim),
-      static_cast<long long>(shape.head_dim_v), options.causal ? " causal" : "",
-      static_cast<long long>(options.window_left), static_cast<long long>(options.window_right),
-      options.softcap, options.softmax_scale, oracle::DataKindName(c.data));
+  std::snprintf(text, sizeof(text),
+                "--case=%lld: %s %s W=%d %s%s B=%lld Sq=%lld Sk=%lld H=%lld/%lld D=%lld Dv=%lld%s "
+                "window=(%lld,%lld) softcap=%g scale=%.9g data=%s",
+                static_cast<long long>(c.index),
+                LevelNames(kDirectionFactor)[c.levels[kDirectionFactor]].c_str(),
+                LevelNames(kDTypeFactor)[c.levels[kDTypeFactor]].c_str(), c.world_size,
+                LevelNames(kLayoutFactor)[c.levels[kLayoutFactor]].c_str(),
+                c.stripe > 1 ? (" of " + std::to_string(c.stripe)).c_str() : "",
+                static_cast<long long>(shape.batch), static_cast<long long>(shape.seq_len_q),
+                static_cast<long long>(shape.seq_len_kv), static_cast<long long>(shape.num_heads),
+                static_cast<long long>(shape.num_kv_heads), static_cast<long long>(shape.head_dim),
+                static_cast<long long>(shape.head_dim_v), options.causal ? " causal" : "",
+                static_cast<long long>(options.window_left),
+                static_cast<long long>(options.window_right), options.softcap,
+                options.softmax_scale, oracle::DataKindName(c.data));
   std::string line = text;
   if (shape.packed) {
     line += " cu_q=" + Join(shape.cu_seqlens_q) + " cu_k=" + Join(shape.cu_seqlens_k);
@@ -327,16 +327,15 @@ Coverage CoverageOf(const std::vector<Case>& cases) {
 
 std::string ToString(const Coverage& coverage) {
   char text[256];
-  std::snprintf(text, sizeof(text),
-                "pairs covered %lld of %lld, each at least %lld times; "
-                "triples %lld of %lld (%.1f%%)",
-                static_cast<long long>(coverage.covered_pairs),
-                static_cast<long long>(coverage.pairs),
-                static_cast<long long>(coverage.fewest_per_pair),
-                static_cast<long long>(coverage.covered_triples),
-                static_cast<long long>(coverage.triples),
-                100.0 * static_cast<double>(coverage.covered_triples) /
-                    static_cast<double>(std::max<int64_t>(coverage.triples, 1)));
+  std::snprintf(
+      text, sizeof(text),
+      "pairs covered %lld of %lld, each at least %lld times; "
+      "triples %lld of %lld (%.1f%%)",
+      static_cast<long long>(coverage.covered_pairs), static_cast<long long>(coverage.pairs),
+      static_cast<long long>(coverage.fewest_per_pair),
+      static_cast<long long>(coverage.covered_triples), static_cast<long long>(coverage.triples),
+      100.0 * static_cast<double>(coverage.covered_triples) /
+          static_cast<double>(std::max<int64_t>(coverage.triples, 1)));
   return text;
 }
 

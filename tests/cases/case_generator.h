@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/generator.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 
 namespace ringattn::tests {
 

@@ -49,8 +49,8 @@ class CoveringArray {
   Compatible compatible_;
   uint64_t seed_;
   uint64_t row_ = 0;
-  std::vector<Pair> pairs_;       // all compatible ones
-  std::vector<int64_t> counts_;   // [total_levels][total_levels]
+  std::vector<Pair> pairs_;      // all compatible ones
+  std::vector<int64_t> counts_;  // [total_levels][total_levels]
 };
 
 }  // namespace ringattn::tests

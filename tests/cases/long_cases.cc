@@ -102,23 +102,23 @@ std::string ToString(const LongCase& c) {
                 static_cast<int>(c.spec.dtype), c.world_size, LayoutName(c.layout),
                 static_cast<long long>(c.stripe), static_cast<long long>(shape.batch),
                 static_cast<long long>(shape.seq_len_q), static_cast<long long>(shape.seq_len_kv),
-                static_cast<long long>(shape.num_heads),
-                static_cast<long long>(shape.num_kv_heads), static_cast<long long>(shape.head_dim),
-                static_cast<long long>(shape.head_dim_v), options.causal ? " causal" : "",
-                static_cast<long long>(options.window_left),
+                static_cast<long long>(shape.num_heads), static_cast<long long>(shape.num_kv_heads),
+                static_cast<long long>(shape.head_dim), static_cast<long long>(shape.head_dim_v),
+                options.causal ? " causal" : "", static_cast<long long>(options.window_left),
                 static_cast<long long>(options.window_right), options.softcap,
                 static_cast<long long>(shape.num_documents()), shape.packed ? " packed" : "");
   return text;
 }
 
 std::vector<LongCase> GenerateLongCases(uint64_t seed, int64_t count) {
-  CoveringArray array({3, 4, 5, 2, 4, 2, 3, 4, 2, 2, 3, 2},
-                      [](int a, int level_a, int b, int level_b) {
-                        // Packed problems have no batch.
-                        return !(a == kBatches && level_a > 0 && b == kPacked && level_b > 0) &&
-                               !(b == kBatches && level_b > 0 && a == kPacked && level_a > 0);
-                      },
-                      seed);
+  CoveringArray array(
+      {3, 4, 5, 2, 4, 2, 3, 4, 2, 2, 3, 2},
+      [](int a, int level_a, int b, int level_b) {
+        // Packed problems have no batch.
+        return !(a == kBatches && level_a > 0 && b == kPacked && level_b > 0) &&
+               !(b == kBatches && level_b > 0 && a == kPacked && level_a > 0);
+      },
+      seed);
   std::vector<LongCase> cases;
   for (int64_t index = 0; index < count; ++index) {
     cases.push_back(MakeLongCase(index, array.Next(), seed));

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "common/attention_spec.h"
-#include "common/shard_plan.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/shard_plan.h"
 
 namespace ringattn::tests {
 

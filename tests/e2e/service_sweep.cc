@@ -36,6 +36,8 @@ ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
 
 namespace ringattn::tests {
+
+using namespace ringattn::client;  // what is under test
 namespace {
 
 // What both directions share.
@@ -60,8 +62,7 @@ MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs)
   return MutableBytesOf(bytes);
 }
 
-CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
-                       TensorMap* outputs) {
+CallResult CallService(Client& client, const Case& c, const TensorMap& inputs, TensorMap* outputs) {
   CallOptions options;
   options.deadline = absl::Seconds(60);
   if (c.direction == Direction::kForward) {
@@ -90,8 +91,7 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
 // Empty if the case passed.
 std::string RunThroughService(Client& client, const Case& c) {
   const bool backward = c.direction == Direction::kBackward;
-  const oracle::InputTensors drawn =
-      oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
+  const oracle::InputTensors drawn = oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
   const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
   TensorMap inputs = ToTensorMap(drawn);
   if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);

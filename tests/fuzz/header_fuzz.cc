@@ -8,17 +8,17 @@
 #include <string>
 #include <variant>
 
-#include "common/limits.h"
-#include "common/validation.h"
+#include "common/base/limits.h"
+#include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "server/edge/header_translation.h"
 
 namespace {
 
-using ringattn::HeaderRequest;
 using ringattn::Limits;
 using ringattn::Rejection;
 using ringattn::TensorId;
+using ringattn::server::HeaderRequest;
 
 void Require(bool condition) {
   if (!condition) std::abort();
@@ -54,7 +54,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   }
   Require(total <= limits.max_request_bytes);
   int64_t inline_bytes = 0;
-  for (const ringattn::InlineData& data : request.inline_tensors) {
+  for (const ringattn::server::InlineData& data : request.inline_tensors) {
     Require(static_cast<int64_t>(data.bytes.size()) ==
             ringattn::LayoutOf(request.valid.spec, data.tensor).bytes());
     inline_bytes += data.bytes.size();
@@ -69,7 +69,7 @@ void ReadFirst(const std::string& bytes) {
   Message message;
   if (!message.ParseFromString(bytes)) return;
   const Limits limits;
-  const auto read = ringattn::ReadHeader(message, limits);
+  const auto read = ringattn::server::ReadHeader(message, limits);
   if (const auto* rejection = std::get_if<Rejection>(&read)) {
     CheckRejection(*rejection, limits);
   } else {

@@ -10,11 +10,11 @@
 
 namespace {
 
-using ringattn::AttentionProblem;
 using ringattn::Band;
 using ringattn::DType;
-using ringattn::KvBlock;
 using ringattn::Piece;
+using ringattn::worker::AttentionProblem;
+using ringattn::worker::KvBlock;
 
 bool Failed(const absl::Status& status) {
   if (status.ok()) return false;
@@ -39,13 +39,13 @@ struct Workspace {
   }
   void* device = nullptr;
   void* staging = nullptr;
-  ringattn::cuda::LaunchContext context;
+  ringattn::worker::cuda::LaunchContext context;
 };
 
 struct Handle {
   AttentionProblem problem;
-  ringattn::cuda::PreparedForward forward;
-  ringattn::cuda::PreparedBackward backward;
+  ringattn::worker::cuda::PreparedForward forward;
+  ringattn::worker::cuda::PreparedBackward backward;
   Workspace forward_workspace;
   Workspace backward_workspace;
   int64_t q_rows = 0;
@@ -93,7 +93,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   handle->dv_out = dv_out;
   int device = 0;
   cudaGetDevice(&device);
-  const auto info = ringattn::cuda::QueryDevice(device);
+  const auto info = ringattn::worker::cuda::QueryDevice(device);
   if (Failed(info.status())) return nullptr;
 
   KvBlock block;
@@ -103,7 +103,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   block.v = v;
   block.dk = dk;
   block.dv = dv;
-  ringattn::ForwardCall forward;
+  ringattn::worker::ForwardCall forward;
   forward.problem = &problem;
   forward.q_rows = q_rows;
   forward.q_pieces = {Piece{0, q_rows, 0, 0, 1}};
@@ -112,7 +112,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   forward.lse = lse;
   forward.out = out;
   forward.initial = forward.final = true;
-  auto prepared = ringattn::cuda::PrepareForward(forward, *info);
+  auto prepared = ringattn::worker::cuda::PrepareForward(forward, *info);
   if (Failed(prepared.status())) return nullptr;
   handle->forward = *std::move(prepared);
   if (!handle->forward_workspace.Allocate(handle->forward.device_bytes(),
@@ -120,7 +120,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
     return nullptr;
   }
   if (dout != nullptr) {
-    ringattn::BackwardCall backward;
+    ringattn::worker::BackwardCall backward;
     backward.problem = &problem;
     backward.q_rows = q_rows;
     backward.q_pieces = forward.q_pieces;
@@ -130,7 +130,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
     backward.delta = delta;
     backward.dq_acc = dq;
     backward.blocks = {block};
-    auto prepared_backward = ringattn::cuda::PrepareBackward(backward, *info);
+    auto prepared_backward = ringattn::worker::cuda::PrepareBackward(backward, *info);
     if (Failed(prepared_backward.status())) return nullptr;
     handle->backward = *std::move(prepared_backward);
     if (!handle->backward_workspace.Allocate(handle->backward.device_bytes(),
@@ -157,14 +157,14 @@ int ringattn_backward_kernel(void* opaque, cudaStream_t stream) {
 // Everything that a backward needs after a forward: delta, zeroed accumulators,
 // the main kernel, conversion to the output dtype.
 int ringattn_backward(void* opaque, cudaStream_t stream) {
-  using namespace ringattn::cuda;
+  using namespace ringattn::worker::cuda;
   Handle* handle = static_cast<Handle*>(opaque);
   const AttentionProblem& p = handle->problem;
   const int64_t dq_count = p.batch * handle->q_rows * p.num_heads * p.head_dim;
   const int64_t dk_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim;
   const int64_t dv_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim_v;
-  return Failed(StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta},
-                           stream)) ||
+  return Failed(
+             StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta}, stream)) ||
          Failed(StartZero({handle->dq, dq_count * 4}, stream)) ||
          Failed(StartZero({handle->dk, dk_count * 4}, stream)) ||
          Failed(StartZero({handle->dv, dv_count * 4}, stream)) ||

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 void Checker::OnCoordinatorStarted(const Coordinator* core) {
   core_ = core;
@@ -161,4 +161,4 @@ void Checker::OnSettled() {
   if (stats.active_requests == 0 && stats.queued_requests < 0) world_->Violate("negative counts");
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

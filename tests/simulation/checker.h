@@ -11,7 +11,7 @@
 #include "server/core/coordinator.h"
 #include "tests/simulation/world.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 // Not thread safe.
 class Checker {
@@ -41,12 +41,12 @@ class Checker {
   World* const world_;
   const CoordinatorConfig config_;
   const Coordinator* core_ = nullptr;
-  uint64_t generation_ = 0;  // the newest prepared, over all lives
-  bool torn_down_ = true;  // or nobody is left to be told
+  uint64_t generation_ = 0;            // the newest prepared, over all lives
+  bool torn_down_ = true;              // or nobody is left to be told
   std::vector<ConnectionId> members_;  // by rank
   std::set<ConnectionId> prepared_;
   std::set<ConnectionId> dropped_;
-  std::set<ConnectionId> gone_;  // closed by themselves
+  std::set<ConnectionId> gone_;                  // closed by themselves
   std::map<std::string, Operation> operations_;  // of this generation
   std::map<StreamId, std::string> accepted_;     // operation ids
   std::map<ConnectionId, uint64_t> last_run_;
@@ -54,6 +54,6 @@ class Checker {
   std::set<StreamId> ended_;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_CHECKER_H_

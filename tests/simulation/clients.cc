@@ -4,7 +4,7 @@
 
 #include "absl/strings/match.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 constexpr int kMaxAttempts = 12;
@@ -86,8 +86,7 @@ void Clients::Open(const std::string& call_id, bool other_header) {
 void Clients::PlanMischief(StreamId stream) {
   Random& random = world_->random;
   if (random.OneIn(6)) {
-    world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(5)),
-                            [this, stream] {
+    world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(5)), [this, stream] {
       if (!InFlight(stream)) return;
       streams_.at(stream).cancelled = true;
       world_->Trace("stream ", stream, ": cancel");
@@ -104,8 +103,8 @@ void Clients::PlanMischief(StreamId stream) {
   if (random.OneIn(10)) {
     world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(3)),
                             [this, stream, other = random.OneIn(4)] {
-      if (InFlight(stream)) Open(streams_.at(stream).call, other);
-    });
+                              if (InFlight(stream)) Open(streams_.at(stream).call, other);
+                            });
   }
 }
 
@@ -227,10 +226,11 @@ void Clients::ReportDownload(StreamId stream) {
 void Clients::FailShard(StreamId id, int member) {
   Stream& stream = streams_.at(id);
   if (std::exchange(stream.shard_failed, true)) return;
-  world_->scheduler.After(
-      world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(200)), [this, id, member] {
-        if (InFlight(id)) control_->Feed(ShardStreamFailed{id, member, "connection reset"});
-      });
+  world_->scheduler.After(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(200)),
+                          [this, id, member] {
+                            if (InFlight(id))
+                              control_->Feed(ShardStreamFailed{id, member, "connection reset"});
+                          });
 }
 
 void Clients::TryFinishDownload(StreamId id) {
@@ -262,8 +262,8 @@ void Clients::OnFail(StreamId id, const Failure& failure) {
                     failure.reason, " (", failure.message, "): ", illegal);
   }
   const Call& call = calls_.at(stream.call);
-  const bool replay = failure.retry_after.has_value() && !stream.superseded &&
-                      !stream.cancelled && call.attempts < kMaxAttempts;
+  const bool replay = failure.retry_after.has_value() && !stream.superseded && !stream.cancelled &&
+                      call.attempts < kMaxAttempts;
   if (!replay) return;
   world_->scheduler.After(*failure.retry_after, [this, call_id = stream.call] {
     for (const auto& [other_id, other] : streams_) {
@@ -349,4 +349,4 @@ bool Clients::AllEnded() const {
                      [](const auto& entry) { return entry.second.ended; });
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

@@ -12,7 +12,7 @@
 #include "tests/simulation/control_plane.h"
 #include "tests/simulation/sim_worker.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 // Not thread safe.
 class Clients {
@@ -46,8 +46,8 @@ class Clients {
     int64_t tokens = 0;
     int world_size = 0;  // 0: any
     bool backward = false;
-    bool good = false;     // no mischief
-    bool idles = false;    // stops uploading for ever
+    bool good = false;           // no mischief
+    bool idles = false;          // stops uploading for ever
     bool takes_nothing = false;  // of its result
     absl::Duration upload_time;
     absl::Duration download_time;
@@ -99,6 +99,6 @@ class Clients {
   absl::Time last_end_ = absl::InfinitePast();
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_CLIENTS_H_

@@ -4,7 +4,7 @@
 
 #include "tests/simulation/sim_worker.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 // A worker whose coordinator does not answer notices by its own keepalive.
@@ -151,10 +151,10 @@ void ControlPlane::CarryOut(const Action& action) {
     Link& link = links_.at(send->connection);
     if (!link.open_here) return;
     link.last_down = std::max({link.last_down, link.down_stalled_until, world_->now() + Delay()});
-    world_->scheduler.At(link.last_down, [this, connection = send->connection,
-                                          message = send->message] {
-      DeliverDown(connection, message);
-    });
+    world_->scheduler.At(link.last_down,
+                         [this, connection = send->connection, message = send->message] {
+                           DeliverDown(connection, message);
+                         });
   } else if (const auto* drop = std::get_if<DropWorker>(&action)) {
     const Link& link = links_.at(drop->connection);
     world_->Trace("drop ", link.worker->name(), ": ", drop->reason);
@@ -174,4 +174,4 @@ void ControlPlane::DeliverDown(ConnectionId connection, const v1::JoinResponse& 
   if (link.open_there) link.worker->OnMessage(connection, link.process, message);
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

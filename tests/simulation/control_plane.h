@@ -13,7 +13,7 @@
 #include "tests/simulation/checker.h"
 #include "tests/simulation/world.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 class SimWorker;
 
@@ -21,7 +21,7 @@ class SimWorker;
 // those of different streams overtake each other.
 struct Link {
   SimWorker* worker = nullptr;
-  uint64_t process = 0;  // of the worker
+  uint64_t process = 0;    // of the worker
   bool open_here = true;   // at the coordinator
   bool open_there = true;  // at the worker
   bool faulty = false;     // a fault was done to it: it may be dropped
@@ -82,6 +82,6 @@ class ControlPlane {
   std::vector<Event> inbox_;  // came while paused
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_CONTROL_PLANE_H_

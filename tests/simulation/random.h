@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 // splitmix64. Not thread safe.
 class Random {
@@ -34,6 +34,6 @@ class Random {
   uint64_t state_;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_RANDOM_H_

@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 // Not thread safe. Callbacks of one time run in the order in which they were added.
 class Scheduler {
@@ -49,6 +49,6 @@ class Scheduler {
   std::priority_queue<Entry> queue_;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_SCHEDULER_H_

@@ -3,7 +3,7 @@
 
 #include "tests/simulation/sim_worker.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 constexpr int kTilesPerStep = 3;
@@ -72,12 +72,12 @@ void SimWorker::EndStep(const std::string& id) {
   }
   // Travels although this rank may be cancelled: the neighbour waits for it.
   if (SimWorker* right = Peer(operation, operation.ring_rank + 1)) {
-    world_->scheduler.After(
-        world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5)),
-        [right, id, next, process = right->process_] {
-          if (process != right->process_) return;
-          right->Later(absl::ZeroDuration(), [right, id, next] { right->OnBlock(id, next); });
-        });
+    world_->scheduler.After(world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5)),
+                            [right, id, next, process = right->process_] {
+                              if (process != right->process_) return;
+                              right->Later(absl::ZeroDuration(),
+                                           [right, id, next] { right->OnBlock(id, next); });
+                            });
   }
   if (operation.received.count(next) > 0) return BeginStep(id);
   operation.waits = true;
@@ -168,4 +168,4 @@ void SimWorker::OnPeerBroke(uint64_t generation, const std::string& peer) {
   }
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

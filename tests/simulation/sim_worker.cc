@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
@@ -227,8 +227,8 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   v1::Reserved* answer = message.mutable_reserved();
   answer->set_operation_id(id);
   answer->set_generation(generation_);
-  const int64_t bytes = 64 + 16 * reserve.shape().seq_len_q() / reserve.members_size() +
-                        traits_.workspace_bytes;
+  const int64_t bytes =
+      64 + 16 * reserve.shape().seq_len_q() / reserve.members_size() + traits_.workspace_bytes;
   answer->set_workspace_bytes(traits_.workspace_bytes);
   if (reserved_bytes() + bytes > traits_.memory_bytes ||
       (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
@@ -310,4 +310,4 @@ void SimWorker::OnRelease(const v1::Release& release) {
   Say(answer);
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

@@ -15,7 +15,7 @@
 
 #include "tests/simulation/control_plane.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 struct WorkerTraits {
   absl::Duration tile_time = absl::Milliseconds(5);
@@ -149,6 +149,6 @@ class SimWorker {
   std::string running_;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_

@@ -4,7 +4,7 @@
 
 #include "absl/strings/match.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 // Faults and new calls stop after this; what follows must come right.
@@ -44,9 +44,10 @@ Simulation::Simulation(uint64_t seed, bool traced)
   hooks.dropped = [this](SimWorker* worker, uint64_t process) {
     world_.scheduler.After(world_.random.Between(absl::Seconds(1), absl::Seconds(3)),
                            [worker, process] {
-      const bool helpless = worker->stopped() || worker->stuck();
-      if (worker->process() == process && helpless) worker->Kill(/*silently=*/false);
-    });
+                             const bool helpless = worker->stopped() || worker->stuck();
+                             if (worker->process() == process && helpless)
+                               worker->Kill(/*silently=*/false);
+                           });
   };
   control_.set_hooks(std::move(hooks));
 }
@@ -100,8 +101,7 @@ SimulationResult Simulation::Run() {
   Await("peace", [this] { return IsQuiet(); });
   const int world_size = workers_.size();
   clients_.StartGoodCall("fresh", world_size);
-  Await("success of a fresh request",
-        [this] { return clients_.Succeeded("fresh") && IsQuiet(); });
+  Await("success of a fresh request", [this] { return clients_.Succeeded("fresh") && IsQuiet(); });
   SimulationResult result;
   result.violation = world_.violation;
   result.trace = std::move(world_.trace);
@@ -260,10 +260,10 @@ bool Simulation::IsQuiet() const {
 
 std::string Simulation::Describe() const {
   const CoordinatorStats stats = control_.core().stats();
-  std::string text = absl::StrCat(
-      v1::RingState_Name(control_.core().topology().state()), ", ", stats.ready_workers, " of ",
-      workers_.size(), " ready, ", stats.queued_requests, " queued, ", stats.active_requests,
-      " active, ", stats.reserved_bytes, " bytes reserved");
+  std::string text = absl::StrCat(v1::RingState_Name(control_.core().topology().state()), ", ",
+                                  stats.ready_workers, " of ", workers_.size(), " ready, ",
+                                  stats.queued_requests, " queued, ", stats.active_requests,
+                                  " active, ", stats.reserved_bytes, " bytes reserved");
   for (const auto& worker : workers_) {
     absl::StrAppend(&text, "; ", worker->name(), worker->alive() ? "" : " dead",
                     worker->stopped() ? " stopped" : "", worker->stuck() ? " stuck" : "", " holds ",
@@ -284,4 +284,4 @@ SimWorker* Simulation::FindByName(const std::string& name) const {
   return nullptr;
 }
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation

@@ -11,11 +11,11 @@
 
 #include "tests/simulation/clients.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 struct SimulationResult {
-  std::string violation;  // empty: every rule was kept
-  std::vector<std::string> trace;  // if traced
+  std::string violation;                // empty: every rule was kept
+  std::vector<std::string> trace;       // if traced
   std::map<std::string, int64_t> ends;  // of streams, by reason
   absl::Duration virtual_time;
 };
@@ -57,6 +57,6 @@ class Simulation {
   bool arrivals_over_ = false;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_SIMULATION_H_

@@ -19,7 +19,7 @@ ABSL_FLAG(int64_t, first_seed, 1, "The first of them");
 ABSL_FLAG(std::optional<int64_t>, seed, std::nullopt, "Run this seed only and print its trace");
 ABSL_FLAG(int64_t, tail, 60, "Trace lines to print after a failure");
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 namespace {
 
 void PrintTrace(const SimulationResult& result, size_t lines) {
@@ -35,8 +35,7 @@ bool Passes(int64_t seed, SimulationResult* result) {
   if (result->violation.empty()) return true;
   const SimulationResult again = Simulate(seed, /*traced=*/true);
   PrintTrace(again, absl::GetFlag(FLAGS_tail));
-  std::printf("FAILED --seed=%lld: %s\n", static_cast<long long>(seed),
-              result->violation.c_str());
+  std::printf("FAILED --seed=%lld: %s\n", static_cast<long long>(seed), result->violation.c_str());
   if (again.violation != result->violation) std::printf("not reproduced: not deterministic\n");
   return false;
 }
@@ -72,9 +71,9 @@ int Main() {
 }
 
 }  // namespace
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return ringattn::simulation::Main();
+  return ringattn::server::simulation::Main();
 }

@@ -11,7 +11,7 @@
 #include "tests/simulation/random.h"
 #include "tests/simulation/scheduler.h"
 
-namespace ringattn::simulation {
+namespace ringattn::server::simulation {
 
 // What a seed injects.
 enum class Weather {
@@ -60,6 +60,6 @@ class World {
   const bool traced_;
 };
 
-}  // namespace ringattn::simulation
+}  // namespace ringattn::server::simulation
 
 #endif  // RINGATTN_TESTS_SIMULATION_WORLD_H_

@@ -57,10 +57,14 @@ bool ParseShard(Shard* shard) {
 
 bool ParseEngine(Engine* engine) {
   const std::string name = absl::GetFlag(FLAGS_engine);
-  if (name == "executor") *engine = Engine::kExecutor;
-  else if (name == "interpreter") *engine = Engine::kInterpreter;
-  else if (name == "interpreter_by_row") *engine = Engine::kInterpreterByRow;
-  else return false;
+  if (name == "executor")
+    *engine = Engine::kExecutor;
+  else if (name == "interpreter")
+    *engine = Engine::kInterpreter;
+  else if (name == "interpreter_by_row")
+    *engine = Engine::kInterpreterByRow;
+  else
+    return false;
   return true;
 }
 
@@ -69,10 +73,14 @@ bool ChooseSimd() {
   const std::string name = absl::GetFlag(FLAGS_simd);
   int64_t target = 0;
   if (name == "best") return true;
-  if (name == "avx3") target = HWY_AVX3;
-  else if (name == "avx2") target = HWY_AVX2;
-  else if (name == "scalar") target = HWY_SCALAR;
-  else return false;
+  if (name == "avx3")
+    target = HWY_AVX3;
+  else if (name == "avx2")
+    target = HWY_AVX2;
+  else if (name == "scalar")
+    target = HWY_SCALAR;
+  else
+    return false;
   if (target != HWY_SCALAR && (hwy::SupportedTargets() & target) == 0) {
     std::printf("this processor has no %s: running the best it has\n", name.c_str());
     return true;
@@ -106,9 +114,8 @@ int Run() {
   const int64_t only = absl::GetFlag(FLAGS_case);
   const uint64_t seed = absl::GetFlag(FLAGS_seed);
   const bool twin = absl::GetFlag(FLAGS_twin) && engine == Engine::kExecutor;
-  const std::vector<Case> cases =
-      GenerateCases(seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases),
-                    absl::GetFlag(FLAGS_max_cost));
+  const std::vector<Case> cases = GenerateCases(
+      seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases), absl::GetFlag(FLAGS_max_cost));
   if (only < 0) std::printf("%s\n", ToString(CoverageOf(cases)).c_str());
 
   int64_t run = 0, failed = 0;
@@ -119,18 +126,22 @@ int Run() {
     if (only >= 0 ? c.index != only : c.index % shard.count != shard.index) continue;
     const std::string name = "--seed=" + std::to_string(seed) + " " + ToString(c);
     const auto oracle_begin = std::chrono::steady_clock::now();
-    const oracle::InputTensors inputs = oracle::GenerateInputs(
-        c.spec, c.data, c.data_seed, c.direction == Direction::kBackward);
+    const oracle::InputTensors inputs =
+        oracle::GenerateInputs(c.spec, c.data, c.data_seed, c.direction == Direction::kBackward);
     const oracle::Result expected = oracle::EvaluateAll(c.spec, inputs.view());
     oracle_seconds += SecondsSince(oracle_begin);
     const CaseResult result = RunCase(c, inputs, expected, engine, kernels);
     std::string reason;
-    if (!result.status.ok()) reason = result.status.ToString();
-    else if (!result.report.passed()) reason = result.report.ToString();
+    if (!result.status.ok())
+      reason = result.status.ToString();
+    else if (!result.report.passed())
+      reason = result.report.ToString();
     if (twin && reason.empty()) {
       const CaseResult other = RunCase(c, inputs, expected, Engine::kInterpreter, kernels);
-      if (!other.status.ok()) reason = "interpreter: " + other.status.ToString();
-      else if (other.outputs != result.outputs) reason = "the executor and its twin differ in bits";
+      if (!other.status.ok())
+        reason = "interpreter: " + other.status.ToString();
+      else if (other.outputs != result.outputs)
+        reason = "the executor and its twin differ in bits";
     }
     ++run;
     const double ratio = WorstRatio(result.report);

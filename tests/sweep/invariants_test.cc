@@ -15,9 +15,15 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 AttentionSpec DenseSpec(int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t kv_heads,
                         int64_t dim, int64_t dim_v) {
   AttentionSpec spec;
-  spec.shape = {.batch = batch, .seq_len_q = sq, .seq_len_kv = sk, .num_heads = heads,
-                .num_kv_heads = kv_heads, .head_dim = dim, .head_dim_v = dim_v,
-                .cu_seqlens_q = {0, sq}, .cu_seqlens_k = {0, sk}};
+  spec.shape = {.batch = batch,
+                .seq_len_q = sq,
+                .seq_len_kv = sk,
+                .num_heads = heads,
+                .num_kv_heads = kv_heads,
+                .head_dim = dim,
+                .head_dim_v = dim_v,
+                .cu_seqlens_q = {0, sq},
+                .cu_seqlens_k = {0, sk}};
   spec.options.softmax_scale = 1.0 / std::sqrt(static_cast<double>(dim));
   return spec;
 }
@@ -42,10 +48,10 @@ std::vector<uint8_t> Bytes(const std::vector<float>& values) {
 Solution Solve(const AttentionSpec& spec, const TensorMap& inputs, const Placement& placement = {},
                KernelSet kernels = KernelSet::kCpu) {
   Solution solution;
-  const auto forward = RunProblem(spec, placement, Direction::kForward, false, inputs,
-                                  Engine::kExecutor, kernels);
-  const auto backward = RunProblem(spec, placement, Direction::kBackward, true, inputs,
-                                   Engine::kExecutor, kernels);
+  const auto forward =
+      RunProblem(spec, placement, Direction::kForward, false, inputs, Engine::kExecutor, kernels);
+  const auto backward =
+      RunProblem(spec, placement, Direction::kBackward, true, inputs, Engine::kExecutor, kernels);
   EXPECT_TRUE(forward.ok()) << forward.status();
   EXPECT_TRUE(backward.ok()) << backward.status();
   if (!forward.ok() || !backward.ok()) return solution;
@@ -111,8 +117,8 @@ TEST(Invariants, AnyPlacementEqualsOneRank) {
   for (const AttentionSpec& spec : Specs()) {
     const TensorMap inputs = NormalInputs(spec, 1);
     const Solution alone = Solve(spec, inputs);
-    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
-                                 Layout::kZigzagPerDocument}) {
+    for (const Layout layout :
+         {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
       for (const int world_size : {2, 3, 4, 8}) {
         SCOPED_TRACE(std::string(LayoutName(layout)) + " over " + std::to_string(world_size));
         ExpectNear(Solve(spec, inputs, {layout, world_size, 1}), alone);
@@ -200,8 +206,7 @@ TEST(Invariants, FewQueriesAreTheLastRows) {
   TensorMap tail_inputs = inputs;
   for (const TensorId id : {TensorId::kQ, TensorId::kDout}) {
     const std::vector<uint8_t>& whole = inputs.at(id);
-    tail_inputs[id].assign(whole.end() - static_cast<int64_t>(whole.size()) / 96 * 13,
-                           whole.end());
+    tail_inputs[id].assign(whole.end() - static_cast<int64_t>(whole.size()) / 96 * 13, whole.end());
   }
   const Solution all = Solve(square, inputs, {Layout::kContiguous, 3, 1});
   const Solution last = Solve(tail, tail_inputs, {Layout::kContiguous, 3, 1});

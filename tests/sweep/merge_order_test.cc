@@ -13,6 +13,8 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 
 namespace ringattn::tests {
+
+using namespace ringattn::worker;  // what is under test
 namespace {
 
 constexpr int64_t kRows = 37, kKeys = 150, kBlocks = 5, kHeads = 4, kKvHeads = 2, kDim = 24;

@@ -12,6 +12,8 @@
 
 namespace ringattn::tests {
 
+using namespace ringattn::worker;  // what is under test
+
 // Thread safe, as Device says. Fresh memory is all NaN.
 class NaiveDevice : public Device {
  public:

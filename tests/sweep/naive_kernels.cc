@@ -95,8 +95,7 @@ void ForwardRow(const ForwardCall& call, const Place& place, int64_t b, int64_t 
 
   // The previous partial is one more "key" with score lse and value out.
   double max = call.initial ? -kInfinity : lse;
-  const std::vector<SeenKey> seen =
-      KeysSeen(p, call.blocks, place, call.q, q_offset, b, kv_head);
+  const std::vector<SeenKey> seen = KeysSeen(p, call.blocks, place, call.q, q_offset, b, kv_head);
   for (const SeenKey& key : seen) max = std::max(max, key.score.value);
   double sum = 0.0;
   std::vector<double> out(p.head_dim_v, 0.0);
@@ -166,15 +165,13 @@ void ForEachRow(const Call& call, RowFunction row) {
 struct Runner {
   void operator()(const ForwardCall& call) const {
     const std::vector<Place> places = PlacesOf(call.q_pieces, call.q_rows);
-    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
-      ForwardRow(call, places[i], b, i, h);
-    });
+    ForEachRow(call,
+               [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, places[i], b, i, h); });
   }
   void operator()(const BackwardCall& call) const {
     const std::vector<Place> places = PlacesOf(call.q_pieces, call.q_rows);
-    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
-      BackwardRow(call, places[i], b, i, h);
-    });
+    ForEachRow(call,
+               [&](int64_t b, int64_t i, int64_t h) { BackwardRow(call, places[i], b, i, h); });
   }
   void operator()(const DeltaCall& call) const {
     const AttentionProblem& p = *call.problem;

@@ -8,6 +8,8 @@
 
 namespace ringattn::tests {
 
+using namespace ringattn::worker;  // what is under test
+
 // Runs one call on host memory. Thread safe: no state.
 void RunNaively(const KernelCall& call);
 

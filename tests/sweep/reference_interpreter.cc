@@ -120,8 +120,9 @@ class Interpreter {
     // Only k and v may be larger, for another rank's block later on.
     const bool may_grow = to_buffer && (tensor == TensorId::kK || tensor == TensorId::kV);
     if (may_grow ? buffer.bytes() < bytes : buffer.bytes() != bytes) {
-      return Broken(rank, 0, absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ",
-                                          buffer.bytes(), " bytes, its shard ", bytes));
+      return Broken(rank, 0,
+                    absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ", buffer.bytes(),
+                                 " bytes, its shard ", bytes));
     }
     for (int64_t outer = 0; outer < layout.outer; ++outer) {
       for (int64_t row = 0; row < rows; ++row) {
@@ -200,8 +201,9 @@ class Interpreter {
     std::vector<GuardedBuffer>& buffers = buffers_[rank];
     if (range.buffer < 0 || range.buffer >= static_cast<int>(buffers.size()) || range.offset < 0 ||
         range.bytes < 0 || range.offset + range.bytes > buffers[range.buffer].bytes()) {
-      return Broken(rank, step, absl::StrCat("range ", range.offset, " + ", range.bytes,
-                                             " is not inside buffer ", range.buffer));
+      return Broken(rank, step,
+                    absl::StrCat("range ", range.offset, " + ", range.bytes,
+                                 " is not inside buffer ", range.buffer));
     }
     return buffers[range.buffer].data() + range.offset;
   }
@@ -260,8 +262,9 @@ class Interpreter {
     // A range that must have exactly `bytes`.
     const auto exactly = [&](const ByteRange& operand, int64_t bytes) {
       if (operand.bytes != bytes) {
-        error.Update(Broken(rank, step, absl::StrCat("an operand of ", operand.bytes,
-                                                     " bytes instead of ", bytes)));
+        error.Update(
+            Broken(rank, step,
+                   absl::StrCat("an operand of ", operand.bytes, " bytes instead of ", bytes)));
       }
       return range(operand);
     };
@@ -272,15 +275,13 @@ class Interpreter {
         const int64_t vectors = shape.batch * operand.rows() * shape.num_kv_heads;
         KvBlock block;
         block.rows = operand.rows();
-        block.pieces = Pieces(plan_.kv[operand.source_rank], shape.cu_seqlens_k,
-                              operand.row_begin, operand.row_end);
+        block.pieces = Pieces(plan_.kv[operand.source_rank], shape.cu_seqlens_k, operand.row_begin,
+                              operand.row_end);
         block.k = exactly(operand.k, vectors * shape.head_dim * element);
         block.v = exactly(operand.v, vectors * shape.head_dim_v * element);
         if (backward) {
-          block.dk = reinterpret_cast<float*>(
-              exactly(operand.dk, vectors * shape.head_dim * 4));
-          block.dv = reinterpret_cast<float*>(
-              exactly(operand.dv, vectors * shape.head_dim_v * 4));
+          block.dk = reinterpret_cast<float*>(exactly(operand.dk, vectors * shape.head_dim * 4));
+          block.dv = reinterpret_cast<float*>(exactly(operand.dv, vectors * shape.head_dim_v * 4));
         }
         result.push_back(std::move(block));
       }
@@ -345,9 +346,9 @@ class Interpreter {
         if (call.source.bytes / 4 != call.target.bytes / element) {
           error.Update(Broken(rank, step, "a conversion of unequal sizes"));
         }
-        bound = ConvertCall{spec_.dtype, range(call.target),
-                            reinterpret_cast<const float*>(range(call.source)),
-                            call.source.bytes / 4};
+        bound =
+            ConvertCall{spec_.dtype, range(call.target),
+                        reinterpret_cast<const float*>(range(call.source)), call.source.bytes / 4};
         break;
     }
     if (!error.ok()) return error;

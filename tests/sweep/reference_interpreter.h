@@ -1,5 +1,5 @@
 // The executor's deliberately dumb twin: runs the programs of all ranks in
-// lockstep, in one thread, straight from the words of common/schedule.h: in each
+// lockstep, in one thread, straight from the words of common/plan/schedule.h: in each
 // step the transfers of all ranks as one group, then each rank's calls in order.
 //
 // What it checks while it does so: transfers match one to one and in size, every
@@ -16,13 +16,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "worker/kernels/attention_kernel.h"
 
 namespace ringattn::tests {
 
-// Whole tensors in the layouts of common/attention_spec.h.
+using namespace ringattn::worker;  // what is under test
+
+// Whole tensors in the layouts of common/attention/attention_spec.h.
 using TensorMap = std::map<TensorId, std::vector<uint8_t>>;
 
 using Kernels = std::function<absl::Status(const KernelCall&)>;

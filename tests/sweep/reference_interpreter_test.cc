@@ -86,22 +86,23 @@ TEST(ReferenceInterpreter, RefusesRangesOutsideTheirBuffer) {
 }
 
 TEST(ReferenceInterpreter, RefusesBuffersOfAnotherSize) {
-  const absl::Status status =
-      RunChanged([](Schedule& schedule) {
-        Program& program = schedule.programs[0];
-        program.buffers[program.roles.lse].bytes += 4;
-      });
+  const absl::Status status = RunChanged([](Schedule& schedule) {
+    Program& program = schedule.programs[0];
+    program.buffers[program.roles.lse].bytes += 4;
+  });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
 }
 
 TEST(ReferenceInterpreter, NoticesWritesOutsideABuffer) {
-  const absl::Status status = RunChanged([](Schedule&) {}, [](const KernelCall& call) {
-    RunNaively(call);
-    if (const auto* forward = std::get_if<ForwardCall>(&call)) {
-      forward->lse[forward->q_rows] = 0.0f;
-    }
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      RunChanged([](Schedule&) {},
+                 [](const KernelCall& call) {
+                   RunNaively(call);
+                   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
+                     forward->lse[forward->q_rows] = 0.0f;
+                   }
+                   return absl::OkStatus();
+                 });
   EXPECT_THAT(std::string(status.message()), HasSubstr("wrote outside lse"));
 }
 
@@ -109,16 +110,16 @@ TEST(ReferenceInterpreter, WhatNobodyWroteIsNan) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
   const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
-  const auto outputs = Interpret(spec, plan, schedule, Inputs(),
-                                 [](const KernelCall&) { return absl::OkStatus(); });
+  const auto outputs =
+      Interpret(spec, plan, schedule, Inputs(), [](const KernelCall&) { return absl::OkStatus(); });
   ASSERT_TRUE(outputs.ok());
   const float* lse = reinterpret_cast<const float*>(outputs->at(TensorId::kLse).data());
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(lse[i] != lse[i]);
 }
 
 TEST(ReferenceInterpreter, PassesOnWhatAKernelReturns) {
-  const absl::Status status = RunChanged(
-      [](Schedule&) {}, [](const KernelCall&) { return absl::DataLossError("broken"); });
+  const absl::Status status =
+      RunChanged([](Schedule&) {}, [](const KernelCall&) { return absl::DataLossError("broken"); });
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
 }
 

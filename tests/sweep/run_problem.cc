@@ -12,6 +12,8 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 
 namespace ringattn::tests {
+
+using namespace ringattn::worker;  // what is under test
 namespace {
 
 // Bounds what the device keeps for later buffers, not the buffers.
@@ -24,8 +26,7 @@ absl::StatusOr<TensorMap> RunExecutor(const AttentionSpec& spec, const ShardPlan
     if (kernels == KernelSet::kNaive) return std::make_unique<NaiveDevice>();
     return std::make_unique<CpuDevice>(/*threads=*/1, kMemoryLimitBytes);
   };
-  absl::StatusOr<InProcessResult> result =
-      RunInProcess(spec, plan, schedule, inputs, make_device);
+  absl::StatusOr<InProcessResult> result = RunInProcess(spec, plan, schedule, inputs, make_device);
   if (!result.ok()) return result.status();
   return std::move(result->outputs);
 }

@@ -4,12 +4,12 @@
 #define RINGATTN_TESTS_SWEEP_RUN_PROBLEM_H_
 
 #include "absl/status/statusor.h"
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "tests/cases/case_generator.h"
 #include "tests/sweep/reference_interpreter.h"
 

@@ -13,7 +13,7 @@
 #include "worker/device/device.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // One transfer with its address. `data` is memory of the device that the
 // communicator serves and stays valid until the group's event is done.
@@ -71,6 +71,6 @@ class RingTransport {
   virtual void Cancel() = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_COMMUNICATOR_H_

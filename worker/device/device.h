@@ -15,7 +15,7 @@
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Memory of a device, given back on destruction. REQUIRES on destruction: no
 // enqueued work uses it any more.
@@ -121,6 +121,6 @@ inline absl::StatusOr<PreparedCalls> Device::Prepare(std::vector<KernelCall> cal
   return prepared;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_DEVICE_H_

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class Event {
@@ -31,6 +31,6 @@ class Event {
 
 using EventRef = std::shared_ptr<const Event>;
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_EVENT_H_

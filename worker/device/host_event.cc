@@ -4,7 +4,7 @@
 
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 void HostEvent::Begin() {
   absl::MutexLock lock(&mutex_);
@@ -42,4 +42,4 @@ absl::Time HostEvent::end_time() const {
   return end_;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

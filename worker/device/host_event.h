@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class HostEvent : public Event {
@@ -32,6 +32,6 @@ class HostEvent : public Event {
   absl::Time end_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_HOST_EVENT_H_

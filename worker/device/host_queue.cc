@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 HostQueue::HostQueue(std::string thread_name) : thread_([this] { Loop(); }) {
   pthread_setname_np(thread_.native_handle(), thread_name.c_str());
@@ -61,4 +61,4 @@ void HostQueue::RunItem(Item item) {
   item.event->Finish(std::move(status));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe. The destructor lets everything started end first; the events that
 // work waits for come from queues and transports that end within their own bounds.
@@ -58,6 +58,6 @@ class HostQueue {
   std::thread thread_;  // last: starts when the rest is there
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
@@ -89,4 +89,4 @@ TEST(HostQueue, DestructionFinishesWhatWasStarted) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -4,7 +4,7 @@
 
 #include "worker/device/staging.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 class HostUpload : public Upload {
@@ -63,4 +63,4 @@ std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges) {
   return std::make_unique<HostDownload>(std::move(ranges));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/staging.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(HostUpload, AppendsOneBehindTheOtherAndIsDoneAtOnce) {
@@ -28,9 +28,9 @@ TEST(HostDownload, BorrowsInOrderAndNeverAcrossRanges) {
     const char* data;
     int64_t bytes;
   };
-  for (const Expected& expected : {Expected{0, 0, first.data(), 3},
-                                   Expected{0, 3, first.data() + 3, 2},
-                                   Expected{2, 0, third.data(), 2}}) {
+  for (const Expected& expected :
+       {Expected{0, 0, first.data(), 3}, Expected{0, 3, first.data() + 3, 2},
+        Expected{2, 0, third.data(), 2}}) {
     EXPECT_FALSE(download->finished());
     auto piece = download->Next(3);
     ASSERT_TRUE(piece.ok() && piece->has_value());
@@ -50,4 +50,4 @@ TEST(HostDownload, NothingToSendIsFinished) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // One run of bytes to one place in device memory. Used by one thread. Destroyed
 // unfinished, it leaves the target undefined.
@@ -67,6 +67,6 @@ class Download {
 std::unique_ptr<Upload> MakeHostUpload(void* target);
 std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_STAGING_H_

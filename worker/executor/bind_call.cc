@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 class Binder {
@@ -21,14 +21,13 @@ class Binder {
       case ComputeCall::Op::kZero:
         return Finish("zero", ZeroCall{Write(call.target), call.target.bytes});
       case ComputeCall::Op::kAdd:
-        return Finish("add", AddCall{static_cast<float*>(ReadWrite(call.target)),
-                                     static_cast<const float*>(Read(call.source)),
-                                     call.target.bytes / 4});
+        return Finish("add",
+                      AddCall{static_cast<float*>(ReadWrite(call.target)),
+                              static_cast<const float*>(Read(call.source)), call.target.bytes / 4});
       case ComputeCall::Op::kConvert:
-        return Finish("convert",
-                      ConvertCall{context_.problem.dtype, Write(call.target),
-                                  static_cast<const float*>(Read(call.source)),
-                                  call.source.bytes / 4});
+        return Finish("convert", ConvertCall{context_.problem.dtype, Write(call.target),
+                                             static_cast<const float*>(Read(call.source)),
+                                             call.source.bytes / 4});
     }
     return {};
   }
@@ -87,8 +86,8 @@ class Binder {
   KvBlock Block(const KvOperand& operand) {
     KvBlock block;
     block.rows = operand.rows();
-    block.pieces = SlicePieces(context_.kv_pieces[operand.source_rank], operand.row_begin,
-                               operand.row_end);
+    block.pieces =
+        SlicePieces(context_.kv_pieces[operand.source_rank], operand.row_begin, operand.row_end);
     block.k = Read(operand.k);
     block.v = Read(operand.v);
     return block;
@@ -99,9 +98,7 @@ class Binder {
     char* base = static_cast<char*>(operation_.Address(range.buffer));
     return base == nullptr ? nullptr : base + range.offset;
   }
-  ByteRange Whole(BufferId id) const {
-    return {id, 0, operation_.program().buffers[id].bytes};
-  }
+  ByteRange Whole(BufferId id) const { return {id, 0, operation_.program().buffers[id].bytes}; }
   // A write waits for earlier readers and writers alike, so it covers a read.
   void* Read(const ByteRange& range) { return Touch(range, false); }
   void* Write(const ByteRange& range) { return Touch(range, true); }
@@ -148,4 +145,4 @@ BoundCall BindCall(const BindContext& context, const Operation& operation,
   return Binder(context, operation).Bind(call);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -8,7 +8,7 @@
 #include "worker/executor/executor.h"
 #include "worker/executor/hazard_tracker.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Per operation and rank; calls refer to its problem.
 struct BindContext {
@@ -24,9 +24,8 @@ struct BoundCall {
   std::vector<Access> accesses;  // what it reads and writes
   std::string name;              // "forward", "backward", ...
 };
-BoundCall BindCall(const BindContext& context, const Operation& operation,
-                   const ComputeCall& call);
+BoundCall BindCall(const BindContext& context, const Operation& operation, const ComputeCall& call);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_

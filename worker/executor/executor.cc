@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "worker/executor/hazard_tracker.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 struct Started {
@@ -24,11 +24,11 @@ std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& 
   for (const Transfer& transfer : step.transfers) {
     const bool receive = transfer.kind == Transfer::Kind::kReceive;
     accesses->push_back({transfer.range, receive});
-    group.push_back({receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
-                     operation.members()[transfer.peer],
-                     static_cast<char*>(operation.Address(transfer.range.buffer)) +
-                         transfer.range.offset,
-                     transfer.range.bytes});
+    group.push_back(
+        {receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
+         operation.members()[transfer.peer],
+         static_cast<char*>(operation.Address(transfer.range.buffer)) + transfer.range.offset,
+         transfer.range.bytes});
   }
   return group;
 }
@@ -41,8 +41,8 @@ void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
     const Started& item = started[*waited];
     absl::Status status = item.event->Wait(absl::InfiniteFuture());
     if (status.ok() || !failure->ok()) continue;
-    *failure = absl::Status(status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ",
-                                                        status.message()));
+    *failure = absl::Status(
+        status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));
     // Nothing that is still enqueued can matter; let the device go.
     control->stop = true;
   }
@@ -141,4 +141,4 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   return report;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -1,4 +1,4 @@
-// The executor: interprets one rank's Program (common/schedule.h). It knows the
+// The executor: interprets one rank's Program (common/plan/schedule.h). It knows the
 // device and the communicator only by their interfaces, and nothing of what a
 // particular schedule means.
 #ifndef RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_
@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/attention_spec.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/executor/hazard_tracker.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct BindContext;  // bind_call.h
 
@@ -115,6 +115,6 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
                                         Communicator* communicator, const ExecuteOptions& options,
                                         std::atomic<int64_t>* current_step);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_

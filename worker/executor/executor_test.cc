@@ -11,7 +11,7 @@
 #include "worker/comm/inproc/inproc_communicator.h"
 #include "worker/device/host_queue.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr absl::Duration kCall = absl::Milliseconds(40);
@@ -140,8 +140,9 @@ struct Pair {
     auto plain = MakeInProcessRing(2);
     for (int rank : {0, 1}) {
       ring[rank] = std::make_unique<SlowCommunicator>(std::move(plain[rank]));
-      operations[rank] = *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
-                                            SwapProgram(rank, steps), {0, 1}, &devices[rank]);
+      operations[rank] =
+          *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
+                             SwapProgram(rank, steps), {0, 1}, &devices[rank]);
     }
   }
   void Run() {
@@ -226,9 +227,9 @@ TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
   EXPECT_LT(absl::Now() - begin, kSteps * (kCall + kTransfer));
   // The ring is whole: the next operation on it runs.
   for (int rank : {0, 1}) {
-    pair.operations[rank] = *Operation::Create(
-        TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2), SwapProgram(rank, 3),
-        {0, 1}, &pair.devices[rank]);
+    pair.operations[rank] =
+        *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),
+                           SwapProgram(rank, 3), {0, 1}, &pair.devices[rank]);
   }
   pair.Run();
   EXPECT_TRUE(pair.reports[0].ok());
@@ -261,4 +262,4 @@ TEST(Operation, RefusedAllocationNamesTheBuffer) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

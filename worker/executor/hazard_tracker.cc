@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 bool Overlap(const ByteRange& a, const ByteRange& b) {
@@ -10,8 +10,7 @@ bool Overlap(const ByteRange& a, const ByteRange& b) {
 }
 
 bool Covers(const ByteRange& outer, const ByteRange& inner) {
-  return outer.offset <= inner.offset &&
-         inner.offset + inner.bytes <= outer.offset + outer.bytes;
+  return outer.offset <= inner.offset && inner.offset + inner.bytes <= outer.offset + outer.bytes;
 }
 
 }  // namespace
@@ -63,4 +62,4 @@ void HazardTracker::Record(const std::vector<Access>& accesses, const EventRef& 
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,10 +9,10 @@
 #include <map>
 #include <vector>
 
-#include "common/schedule.h"
+#include "common/plan/schedule.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct Access {
   ByteRange range;
@@ -43,6 +43,6 @@ class HazardTracker {
   std::map<BufferId, std::vector<Entry>> entries_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::IsEmpty;
@@ -83,4 +83,4 @@ TEST(HazardTracker, OneOperationMayTouchABufferTwice) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

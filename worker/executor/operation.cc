@@ -4,7 +4,7 @@
 #include "worker/executor/bind_call.h"
 #include "worker/executor/executor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(AttentionSpec spec, ShardPlan plan,
                                                              Program program,
@@ -77,4 +77,4 @@ int64_t Operation::ShardBytes(TensorId id) const {
   return layout.outer * RowsIn(shards[program_.rank]) * layout.inner_bytes;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

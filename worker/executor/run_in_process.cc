@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/comm/inproc/inproc_communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 ShardMap MapOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {
@@ -69,7 +69,8 @@ absl::StatusOr<InProcessResult> RunInProcess(
         Operation::Create(spec, plan, schedule.programs[rank], members, devices[rank].get());
     if (!operation.ok()) return operation.status();
     operations[rank] = *std::move(operation);
-    if (absl::Status status = FillInputs(spec, plan, inputs, operations[rank].get(), devices[rank].get());
+    if (absl::Status status =
+            FillInputs(spec, plan, inputs, operations[rank].get(), devices[rank].get());
         !status.ok()) {
       return status;
     }
@@ -91,12 +92,12 @@ absl::StatusOr<InProcessResult> RunInProcess(
   InProcessResult result;
   for (int rank = 0; rank < world_size; ++rank) {
     if (!reports[rank].ok()) return reports[rank].status();
-    absl::Status status = CollectOutputs(spec, plan, operations[rank].get(), devices[rank].get(),
-                                         &result.outputs);
+    absl::Status status =
+        CollectOutputs(spec, plan, operations[rank].get(), devices[rank].get(), &result.outputs);
     if (!status.ok()) return status;
     result.reports.push_back(*std::move(reports[rank]));
   }
   return result;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/schedule.h"
+#include "common/plan/schedule.h"
 #include "worker/executor/executor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Whole tensors (not shards), laid out as LayoutOf(spec, id) says.
 using TensorMap = std::map<TensorId, std::vector<uint8_t>>;
@@ -30,6 +30,6 @@ absl::StatusOr<InProcessResult> RunInProcess(
     const TensorMap& inputs, const std::function<std::unique_ptr<Device>()>& make_device,
     const ExecuteOptions& options = {});
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_EXECUTOR_RUN_IN_PROCESS_H_

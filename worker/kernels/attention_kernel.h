@@ -5,7 +5,7 @@
 // Host-side descriptions (pieces, bands) are host memory, valid until the call
 // has been started; a back end that works later copies them.
 //
-// A row of q is visible to keys by common/band.h: the row's piece and the key's
+// A row of q is visible to keys by common/attention/band.h: the row's piece and the key's
 // piece must name the same document d, and the difference of their positions
 // must lie in bands[d]. Rows of one buffer are cut into pieces; the batch axis
 // repeats them. Offsets are 64-bit element offsets throughout.
@@ -16,10 +16,10 @@
 #include <variant>
 #include <vector>
 
-#include "common/band.h"
-#include "common/dtype.h"
+#include "common/attention/band.h"
+#include "common/attention/dtype.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct AttentionProblem {
   DType dtype = DType::kFloat32;
@@ -43,7 +43,7 @@ struct KvBlock {
   float* dv = nullptr;      // backward: like v, fp32, accumulated into
 };
 
-// Attention of all q rows over the keys of all blocks, merged (common/merge.h)
+// Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h)
 // with the previous partial.
 //   q        [batch, q_rows, num_heads, head_dim] dtype
 //   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32, normalised partial;
@@ -119,6 +119,6 @@ struct ConvertCall {
 using KernelCall =
     std::variant<ForwardCall, DeltaCall, BackwardCall, ZeroCall, AddCall, ConvertCall>;
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 void ActivityProbe::NoteCall(EventRef done) {
   absl::MutexLock lock(&mutex_);
@@ -41,4 +41,4 @@ EventRef ObservedCommunicator::Start(std::vector<PeerTransfer> group, std::vecto
   return done;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

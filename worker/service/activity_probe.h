@@ -16,7 +16,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe; its lock is held for moments only.
 class ActivityProbe {
@@ -95,6 +95,6 @@ class ObservedCommunicator : public Communicator {
   ActivityProbe* const probe_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_

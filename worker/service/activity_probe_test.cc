@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Calls and groups end when the test says so.
@@ -84,4 +84,4 @@ TEST(ActivityProbe, WaitingForATransferThatWasNeverStartedIsOwnFault) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Memory is bounded by the number of gaps between what has arrived. Not thread safe.
 class ByteCoverage {
@@ -22,8 +22,8 @@ class ByteCoverage {
   absl::Status Add(uint64_t offset, uint64_t bytes) {
     const uint64_t size = static_cast<uint64_t>(size_bytes_);
     if (offset > size || bytes > size - offset) {
-      return absl::InvalidArgumentError(absl::StrCat("bytes ", offset, " + ", bytes,
-                                                     " reach outside a shard of ", size));
+      return absl::InvalidArgumentError(
+          absl::StrCat("bytes ", offset, " + ", bytes, " reach outside a shard of ", size));
     }
     if (bytes == 0) return absl::OkStatus();
     int64_t begin = static_cast<int64_t>(offset), end = static_cast<int64_t>(offset + bytes);
@@ -59,6 +59,6 @@ class ByteCoverage {
   std::map<int64_t, int64_t> ranges_;  // begin -> end, disjoint, never adjacent
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_BYTE_COVERAGE_H_

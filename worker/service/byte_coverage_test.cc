@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
@@ -70,4 +70,4 @@ TEST(ByteCoverage, AgreesWithABitmap) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

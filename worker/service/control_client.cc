@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // A dead coordinator machine is noticed by these; a dead process at once.
@@ -137,9 +137,9 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
         break;
       }
       case v1::JoinResponse::kLeave:
-        LogWarning("the coordinator turned this worker away",
-                   {{"worker", options_.registration.name()},
-                    {"reason", message.leave().reason()}});
+        LogWarning(
+            "the coordinator turned this worker away",
+            {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
         if (message.leave().exit()) handler_.on_leave(message.leave().reason());
         return;
       default:
@@ -199,4 +199,4 @@ bool ControlClient::Sleep(absl::Duration duration) {
   return !mutex_.AwaitWithTimeout(absl::Condition(&stopping_), duration);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

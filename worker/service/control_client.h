@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct ControlClientOptions {
   std::string coordinator;  // host:port of its control listener
@@ -86,6 +86,6 @@ class ControlClient {
   std::thread heartbeats_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_CONTROL_CLIENT_H_

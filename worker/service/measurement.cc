@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kHeadDim = 128;
@@ -159,8 +159,7 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
     absl::Status failure;
     for (size_t i = calls.size(); i-- > 0;) failure.Update(calls[i]->Wait(Patience()));
     if (!failure.ok()) return failure;
-    best = std::min(best,
-                    (calls.back()->end_time() - calls.front()->end_time()) / kCallsInARow);
+    best = std::min(best, (calls.back()->end_time() - calls.front()->end_time()) / kCallsInARow);
   } while (absl::Now() < end);
   return absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }
@@ -202,4 +201,4 @@ absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::
   return best;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

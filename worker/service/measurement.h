@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // A forward call large enough to keep a device busy: rows x rows, d 128, bf16.
 struct MeasuredCall {
@@ -30,6 +30,6 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
 // over the best of `budget`: what a ring of local processes gets at most.
 absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::Duration budget);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_MEASUREMENT_H_

@@ -10,7 +10,7 @@
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/testing/scalar_device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(Measurement, TheLinkHasARateHoweverShortTheBudget) {
@@ -100,10 +100,9 @@ TEST(Measurement, LeavesNoCallBehindThatMayTouchItsControl) {
   AskedDevice device;
   ASSERT_TRUE(MeasureCallSeconds(device, absl::ZeroDuration()).ok());
   EXPECT_EQ(device.unasked, 0);
-  ASSERT_TRUE(
-      MeasureFlopsPerSecond(device, {.rows = 16, .heads = 1}, absl::ZeroDuration()).ok());
+  ASSERT_TRUE(MeasureFlopsPerSecond(device, {.rows = 16, .heads = 1}, absl::ZeroDuration()).ok());
   EXPECT_EQ(device.unasked, 0);
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe. Outlives its reservations.
 class MemoryBudget {
@@ -70,6 +70,6 @@ class MemoryBudget {
   int64_t taken_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_MEMORY_BUDGET_H_

@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(MemoryBudget, GivesBackOnDestructionAndMove) {
@@ -35,4 +35,4 @@ TEST(MemoryBudget, RefusesWithTheArithmetic) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

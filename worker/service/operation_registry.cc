@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/service/reserve_decoder.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 OperationRegistry::OperationRegistry(Device* device, MemoryBudget* budget,
                                      ReleasedCallback on_released)
@@ -40,9 +40,9 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
 
   absl::MutexLock lock(&mutex_);
   ++alive_;
-  auto shard = std::make_shared<ShardOperation>(info, *std::move(operation),
-                                                *std::move(reservation), device_,
-                                                [this, info] { OnDestroyed(info); });
+  auto shard =
+      std::make_shared<ShardOperation>(info, *std::move(operation), *std::move(reservation),
+                                       device_, [this, info] { OnDestroyed(info); });
   operations_[info.id] = shard;
   return shard;
 }
@@ -99,4 +99,4 @@ void OperationRegistry::OnDestroyed(const OperationInfo& info) {
   --alive_;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

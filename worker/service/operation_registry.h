@@ -18,7 +18,7 @@
 #include "worker/service/memory_budget.h"
 #include "worker/service/shard_operation.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class OperationRegistry {
@@ -35,8 +35,7 @@ class OperationRegistry {
   //   INVALID_ARGUMENT    a malformed message, or the id is taken
   //   RESOURCE_EXHAUSTED  over the memory limit, with the arithmetic
   absl::StatusOr<std::shared_ptr<ShardOperation>> Reserve(const v1::Reserve& reserve, int rank,
-                                                          int world_size,
-                                                          int64_t* workspace_bytes);
+                                                          int world_size, int64_t* workspace_bytes);
 
   // Null if there is none of that id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;
@@ -64,6 +63,6 @@ class OperationRegistry {
   int alive_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_OPERATION_REGISTRY_H_

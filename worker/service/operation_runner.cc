@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 OperationRunner::OperationRunner(Device* device, DoneCallback on_done)
     : device_(device), on_done_(std::move(on_done)), thread_([this] { Loop(); }) {}
@@ -94,4 +94,4 @@ void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
   on_done_(*operation, report, last);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

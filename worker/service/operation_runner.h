@@ -20,7 +20,7 @@
 #include "worker/executor/executor.h"
 #include "worker/service/shard_operation.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // What is running, for heartbeats.
 struct RunningOperation {
@@ -78,6 +78,6 @@ class OperationRunner {
   std::thread thread_;  // last: starts when the rest is there
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_

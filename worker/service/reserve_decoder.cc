@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/wire/proto_values.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // No tensor of a request reaches this size (2^48 bytes), so that the products
@@ -88,12 +88,11 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const int64_t stripe = reserve.stripe() == 0 ? 1 : static_cast<int64_t>(reserve.stripe());
   if (stripe < 1) return Malformed("stripe");
   result.plan = MakeShardPlan(result.spec, *layout, ring_size, stripe);
-  Schedule schedule =
-      MakeSchedule(result.spec, result.plan,
-                   reserve.backward() ? Direction::kBackward : Direction::kForward,
-                   reserve.recompute_forward());
+  Schedule schedule = MakeSchedule(result.spec, result.plan,
+                                   reserve.backward() ? Direction::kBackward : Direction::kForward,
+                                   reserve.recompute_forward());
   result.program = std::move(schedule.programs[ring_rank]);
   return result;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/attention_spec.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "ringattn/v1/worker_control.pb.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct ReservedProgram {
   AttentionSpec spec;
@@ -23,9 +23,8 @@ struct ReservedProgram {
 
 // `rank` of `world_size`: this worker's place in the generation.
 // INVALID_ARGUMENT if the message makes no sense or this worker is no member.
-absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank,
-                                              int world_size);
+absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_RESERVE_DECODER_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 v1::Reserve Valid() {
@@ -97,4 +97,4 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -186,8 +186,7 @@ absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_
 double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead) {
   // Where most of the time is overhead the difference would be noise.
   const absl::Duration moving = time > 2 * overhead ? time - overhead : time;
-  return static_cast<double>(bytes) /
-         absl::ToDoubleSeconds(std::max(moving, absl::Nanoseconds(1)));
+  return static_cast<double>(bytes) / absl::ToDoubleSeconds(std::max(moving, absl::Nanoseconds(1)));
 }
 
 int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
@@ -197,4 +196,4 @@ int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
   return probe_bytes * static_cast<int64_t>(std::clamp(probes, 1.0, std::max(most, 1.0)));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

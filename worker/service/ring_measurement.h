@@ -10,7 +10,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct RingRates {
   // To the next rank while receiving from the previous one, each; 0: not measured.
@@ -48,6 +48,6 @@ double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration ove
 int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
                              int64_t max_block_bytes);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_

@@ -13,7 +13,7 @@
 #include "worker/device/host_event.h"
 #include "worker/testing/scalar_device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -53,11 +53,11 @@ class TimedRing : public Communicator {
     }
     ++groups;
     sent_bytes += bytes;
-    const absl::Duration duration = groups == 2 ? absl::Seconds(1)
-                                                : absl::Microseconds(100) +
-                                                      absl::Seconds(bytes / bytes_per_second_);
-    return std::make_shared<TimedEvent>(
-        inner_->Start(std::move(group), std::move(after), control), duration);
+    const absl::Duration duration =
+        groups == 2 ? absl::Seconds(1)
+                    : absl::Microseconds(100) + absl::Seconds(bytes / bytes_per_second_);
+    return std::make_shared<TimedEvent>(inner_->Start(std::move(group), std::move(after), control),
+                                        duration);
   }
   void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
@@ -171,8 +171,7 @@ TEST(RingMeasurement, BlocksGrowUntilTheyOutweighTheOverhead) {
     ring.push_back(std::make_unique<TimedRing>(std::move(inner), 1.5e11));
     borrowed.push_back(ring.back().get());
   }
-  for (const auto& rates :
-       MeasureAll(borrowed, {&device, &device}, kMaxMeasuredBytes, Soon())) {
+  for (const auto& rates : MeasureAll(borrowed, {&device, &device}, kMaxMeasuredBytes, Soon())) {
     ASSERT_TRUE(rates.ok()) << rates.status();
     EXPECT_NEAR(rates->link_bytes_per_second, 1.5e11, 1.5e9);
   }
@@ -183,9 +182,8 @@ TEST(RingMeasurement, RealGroupsHaveRealTimes) {
   for (int world_size : {2, 5}) {
     ScalarDevice device;
     auto ring = MakeInProcessRing(world_size);
-    for (const auto& rates :
-         MeasureAll(Borrow(ring), std::vector<Device*>(world_size, &device), kMiB, Soon(),
-                    kMeasurementBudget)) {
+    for (const auto& rates : MeasureAll(Borrow(ring), std::vector<Device*>(world_size, &device),
+                                        kMiB, Soon(), kMeasurementBudget)) {
       ASSERT_TRUE(rates.ok()) << rates.status();
       EXPECT_GT(rates->link_bytes_per_second, 1e5);
       EXPECT_LT(rates->link_bytes_per_second, 1e15);
@@ -231,8 +229,8 @@ TEST(RingMeasurement, AMemberThatNeverComesEndsItAtTheDeadline) {
   ScalarDevice device;
   auto ring = MakeInProcessRing(3);
   const absl::Time begin = absl::Now();
-  const Results results = MeasureAll(Borrow(ring), {&device, nullptr, &device}, kMiB,
-                                     begin + absl::Milliseconds(200));
+  const Results results =
+      MeasureAll(Borrow(ring), {&device, nullptr, &device}, kMiB, begin + absl::Milliseconds(200));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   for (int rank : {0, 2}) {
     EXPECT_EQ(results[rank].status().code(), absl::StatusCode::kUnavailable)
@@ -265,4 +263,4 @@ TEST(RingMeasurement, TheOverheadIsNoPartOfTheRate) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 RingMember::RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
                        OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
@@ -30,9 +30,8 @@ absl::StatusOr<std::string> RingMember::Prepare(uint64_t generation, int rank, i
 absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
                                              const std::vector<std::string>& blobs) {
   if (generation != generation_ || communicator_ != nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("generation ", generation,
-                                                      " is not the one that is prepared, ",
-                                                      generation_));
+    return absl::FailedPreconditionError(
+        absl::StrCat("generation ", generation, " is not the one that is prepared, ", generation_));
   }
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
@@ -91,4 +90,4 @@ void RingMember::TearDown(const std::string& reason) {
   watchdog_->Disarm();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

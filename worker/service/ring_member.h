@@ -19,7 +19,7 @@
 #include "worker/service/ring_measurement.h"
 #include "worker/service/watchdog.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct RingMemberOptions {
   // Of a commit: connecting to all peers and measuring the ring.
@@ -87,6 +87,6 @@ class RingMember {
   Communicator* forming_ ABSL_GUARDED_BY(forming_mutex_) = nullptr;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_RING_MEMBER_H_

@@ -13,7 +13,7 @@
 #include "worker/comm/inproc/inproc_communicator.h"
 #include "worker/testing/scalar_device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Tells when its first group is started.
@@ -148,4 +148,4 @@ TEST_F(RingMemberTest, ACommitToComeIsCancelledToo) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -1,8 +1,8 @@
 #include "worker/service/run_report.h"
 
-#include "common/planner.h"
+#include "common/plan/planner.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 void AddBar(const std::string& name, const std::string& category, absl::Time origin,
@@ -52,4 +52,4 @@ double FlopsOf(const Operation& operation) {
          FlopsOfPairs(operation.spec(), Direction::kBackward, false, backward_pairs);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

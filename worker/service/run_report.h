@@ -8,7 +8,7 @@
 #include "worker/executor/executor.h"
 #include "worker/service/shard_operation.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Times count from the moment at which the operation was reserved here.
 v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& report,
@@ -18,6 +18,6 @@ v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& 
 // counted twice.
 double FlopsOf(const Operation& operation);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_RUN_REPORT_H_

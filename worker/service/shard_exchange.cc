@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -58,8 +58,7 @@ grpc::Status ShardExchange::HandleMessage() {
       wire::ReceivedMessage::Parse(wire::kExchangeRequest, incoming_);
   if (!message.ok()) return ToGrpc(message.status());
   if (!message->is_chunk()) {
-    absl::StatusOr<v1::ExchangeRequest> request =
-        wire::ParseProto<v1::ExchangeRequest>(&incoming_);
+    absl::StatusOr<v1::ExchangeRequest> request = wire::ParseProto<v1::ExchangeRequest>(&incoming_);
     if (!request.ok()) return ToGrpc(request.status());
     if (!request->has_open() || operation_ != nullptr) {
       return {grpc::StatusCode::INVALID_ARGUMENT, "OpenShard must come first, once"};
@@ -88,8 +87,8 @@ grpc::Status ShardExchange::Open(const v1::OpenShard& open) {
     return {grpc::StatusCode::INVALID_ARGUMENT,
             "max_chunk_bytes is over Limits.max_chunk_bytes_up"};
   }
-  max_chunk_bytes_ = open.max_chunk_bytes() == 0 ? limits.max_chunk_bytes_down_default
-                                                 : open.max_chunk_bytes();
+  max_chunk_bytes_ =
+      open.max_chunk_bytes() == 0 ? limits.max_chunk_bytes_down_default : open.max_chunk_bytes();
   with_crc32c_ = open.with_crc32c();
   if (!operation->SetListener(this)) {
     return {grpc::StatusCode::INVALID_ARGUMENT, "the operation has an open exchange already"};
@@ -209,4 +208,4 @@ void ShardExchange::MakeChunk(const Download::Piece& piece) {
   hooks_->on_sent_bytes(piece.bytes);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

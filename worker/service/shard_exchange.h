@@ -16,7 +16,7 @@
 #include "worker/service/shard_operation.h"
 #include "worker/service/shard_service.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // In time that does not depend on where they differ.
 bool SecretsEqual(absl::string_view a, absl::string_view b);
@@ -74,6 +74,6 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   int64_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_

@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/wire/crc32c.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
                                MemoryBudget::Reservation reservation, Device* device,
@@ -20,7 +20,7 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
       on_destroyed_(std::move(on_destroyed)) {
   for (const BufferSpec& buffer : operation_->program().buffers) {
     if (!buffer.input.has_value()) continue;
-    inputs_[*buffer.input] = {operation_->InputBuffer(*buffer.input), 
+    inputs_[*buffer.input] = {operation_->InputBuffer(*buffer.input),
                               ByteCoverage(operation_->ShardBytes(*buffer.input))};
   }
 }
@@ -56,8 +56,7 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
   }
-  if (absl::Status status = input->second.coverage.Add(chunk.offset, payload_bytes);
-      !status.ok()) {
+  if (absl::Status status = input->second.coverage.Add(chunk.offset, payload_bytes); !status.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(TensorName(input->first), ": ", status.message()));
   }
@@ -67,8 +66,8 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
 }
 
 absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
-                                  absl::Span<const wire::Fragment> payload,
-                                  uint64_t payload_bytes, uint8_t* target) {
+                                  absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                                  uint8_t* target) {
   absl::StatusOr<std::unique_ptr<Upload>> upload =
       device_->BeginUpload(target, static_cast<int64_t>(payload_bytes));
   if (!upload.ok()) return upload.status();
@@ -86,9 +85,9 @@ absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
     uploads_.insert(uploads_.end(), events->begin(), events->end());
   }
   if (chunk.crc32c.has_value() && *chunk.crc32c != crc) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(TensorName(static_cast<TensorId>(chunk.tensor)), ": crc32c of the chunk at ",
-                     chunk.offset, " does not match its bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(static_cast<TensorId>(chunk.tensor)),
+                                                   ": crc32c of the chunk at ", chunk.offset,
+                                                   " does not match its bytes"));
   }
   return absl::OkStatus();
 }
@@ -140,9 +139,9 @@ std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
   for (const BufferSpec& buffer : operation_->program().buffers) {
     if (!buffer.output.has_value()) continue;
     const DeviceBuffer* memory = operation_->OutputBuffer(*buffer.output);
-    outputs.push_back({*buffer.output,
-                       {const_cast<DeviceBuffer*>(memory)->data(),
-                        operation_->ShardBytes(*buffer.output)}});
+    outputs.push_back(
+        {*buffer.output,
+         {const_cast<DeviceBuffer*>(memory)->data(), operation_->ShardBytes(*buffer.output)}});
   }
   std::sort(outputs.begin(), outputs.end(),
             [](const Output& a, const Output& b) { return a.id < b.id; });
@@ -200,4 +199,4 @@ void ShardOperation::Notify() {
   if (listener_ != nullptr) listener_->OnOperationChanged();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

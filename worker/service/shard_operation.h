@@ -21,7 +21,7 @@
 #include "worker/service/byte_coverage.h"
 #include "worker/service/memory_budget.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Told when the operation has something new to say. Called without locks of the
 // operation other than the one that keeps the listener from being removed.
@@ -136,6 +136,6 @@ class ShardOperation {
   OperationListener* listener_ ABSL_GUARDED_BY(listener_mutex_) = nullptr;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_SHARD_OPERATION_H_

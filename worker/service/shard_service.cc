@@ -4,7 +4,7 @@
 
 #include "worker/service/shard_exchange.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 ShardServiceImpl::ShardServiceImpl(OperationRegistry* registry, std::string secret,
                                    ShardServiceHooks hooks)
@@ -25,4 +25,4 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ShardServiceImpl::E
   return exchange;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -13,7 +13,7 @@
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "worker/service/operation_registry.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct ShardServiceHooks {
   // All inputs of the operation have arrived. Called once per operation at most.
@@ -41,6 +41,6 @@ class ShardServiceImpl
   const ShardServiceHooks hooks_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 Watchdog::Watchdog(std::function<void(const std::string&)> on_expired)
     : on_expired_(std::move(on_expired)), thread_([this] { Loop(); }) {}
@@ -43,4 +43,4 @@ void Watchdog::Loop() {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

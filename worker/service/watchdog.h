@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe. One thing is watched at a time.
 class Watchdog {
@@ -39,6 +39,6 @@ class Watchdog {
   std::thread thread_;  // last: starts when the rest is there
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_WATCHDOG_H_

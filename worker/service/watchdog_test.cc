@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(Watchdog, StrikesOnceAfterTheBoundAndNamesTheWork) {
@@ -38,4 +38,4 @@ TEST(Watchdog, LeavesDisarmedAndRearmedWorkAlone) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/limits.h"
-#include "common/version.h"
+#include "common/base/limits.h"
+#include "common/base/version.h"
 #include "common/wire/transport.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Exchanges that still send when the worker ends get this long.
@@ -40,10 +40,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
 Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
                std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
-      core_({options_.name, options_.memory_limit_bytes, options_.ring}, device, transport,
-            &metrics_,
-            [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
-            std::move(on_stuck)),
+      core_(
+          {options_.name, options_.memory_limit_bytes, options_.ring}, device, transport, &metrics_,
+          [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
+          std::move(on_stuck)),
       shard_service_(&core_.registry(), options_.secret,
                      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
                       [this](int64_t bytes) { metrics_.CountReceived(bytes); },
@@ -103,4 +103,4 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
                    [this] { return core_.MakeHeartbeat(); }, std::move(on_leave)});
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

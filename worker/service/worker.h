@@ -19,7 +19,7 @@
 #include "worker/service/worker_core.h"
 #include "worker/service/worker_metrics.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct WorkerOptions {
   std::string name;
@@ -29,7 +29,7 @@ struct WorkerOptions {
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
   int64_t memory_limit_bytes = 0;
   int threads = 1;
-  double flops_per_second = 0;         // measured by the caller
+  double flops_per_second = 0;  // measured by the caller
   double link_bytes_per_second = 0;
   double call_overhead_seconds = 0;
   RingMemberOptions ring;
@@ -75,6 +75,6 @@ class Worker {
   std::unique_ptr<ControlClient> control_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_WORKER_H_

@@ -8,7 +8,7 @@
 #include "common/observability/log.h"
 #include "worker/service/run_report.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 RingMemberOptions RingOptions(const WorkerCoreOptions& options) {
@@ -186,8 +186,7 @@ void WorkerCore::OnReleased(const OperationInfo& info) {
   send_(std::move(message));
 }
 
-void WorkerCore::OnRunDone(ShardOperation& operation,
-                           const absl::StatusOr<ExecutionReport>& result,
+void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                            const RunningOperation& last) {
   const OperationInfo& info = operation.info();
   if (!result.ok()) metrics_->CountFailedRun(result.status().code());
@@ -223,4 +222,4 @@ void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& s
   send_(std::move(message));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -22,7 +22,7 @@
 #include "worker/service/watchdog.h"
 #include "worker/service/worker_metrics.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct WorkerCoreOptions {
   std::string name;
@@ -79,9 +79,9 @@ class WorkerCore {
   RingMember ring_;  // used on work_ only, but for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
   uint64_t last_prepare_ = 0;  // generation; used by OnMessage's thread only
-  HostQueue work_;  // last: its thread uses the rest
+  HostQueue work_;             // last: its thread uses the rest
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_WORKER_CORE_H_

@@ -3,17 +3,17 @@
 #include "absl/status/status.h"
 #include "worker/service/run_report.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 WorkerMetrics::WorkerMetrics()
     : generation_(metrics_
                       .Gauges("ringattn_ring_generation",
                               "Generation of the ring that this process last formed.")
                       .Add({})),
-      reserved_bytes_(metrics_
-                          .Gauges("ringattn_worker_reserved_bytes",
-                                  "Device memory set aside for operations.")
-                          .Add({})),
+      reserved_bytes_(
+          metrics_
+              .Gauges("ringattn_worker_reserved_bytes", "Device memory set aside for operations.")
+              .Add({})),
       device_used_bytes_(metrics_
                              .Gauges("ringattn_device_memory_used_bytes",
                                      "Memory in use on the whole GPU; 0 on a CPU.")
@@ -33,10 +33,10 @@ WorkerMetrics::WorkerMetrics()
                                   "Of the last program: its unmasked pairs over the time inside "
                                   "its compute calls.")
                           .Add({})),
-      received_bytes_(TensorBytes(metrics_).Add(
-          {{"direction", "up"}, {"transport", "coordinator_stream"}})),
-      sent_bytes_(TensorBytes(metrics_).Add(
-          {{"direction", "down"}, {"transport", "coordinator_stream"}})),
+      received_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "coordinator_stream"}})),
+      sent_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "coordinator_stream"}})),
       flops_(metrics_
                  .Counters("ringattn_attention_flops_total",
                            "Floating-point operations of unmasked pairs, computed here.")
@@ -79,4 +79,4 @@ void WorkerMetrics::CountFailedRun(absl::StatusCode code) {
   runs_.Add({{"code", absl::StatusCodeToString(code)}}).Increment();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

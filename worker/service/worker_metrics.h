@@ -11,7 +11,7 @@
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class WorkerMetrics {
@@ -58,6 +58,6 @@ class WorkerMetrics {
   prometheus::Family<prometheus::Counter>& runs_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_

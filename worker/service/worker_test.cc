@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "worker/testing/cluster.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Message = v1::JoinRequest;
@@ -31,7 +31,9 @@ void ExpectAllFree(Cluster& cluster) {
 }
 
 TEST(Worker, RegistersWhatItIs) {
-  Cluster cluster(1, {.memory_limit_bytes = 12345, .threads = 3, .flops_per_second = 5e9,
+  Cluster cluster(1, {.memory_limit_bytes = 12345,
+                      .threads = 3,
+                      .flops_per_second = 5e9,
                       .call_overhead_seconds = 2e-5});
   const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
   ASSERT_TRUE(registration.has_value());
@@ -425,4 +427,4 @@ TEST(Worker, ACancelledDownloadGivesTheMemoryBack) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

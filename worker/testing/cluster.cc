@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Message = v1::JoinRequest;
@@ -57,10 +57,9 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size) {
     request.inputs[id] =
         RandomFloats(LayoutOf(request.spec, id).bytes(), static_cast<uint32_t>(id));
   }
-  auto result = RunInProcess(
-      request.spec, request.plan,
-      MakeSchedule(request.spec, request.plan, Direction::kForward, false), request.inputs,
-      [] { return std::make_unique<ScalarDevice>(); });
+  auto result = RunInProcess(request.spec, request.plan,
+                             MakeSchedule(request.spec, request.plan, Direction::kForward, false),
+                             request.inputs, [] { return std::make_unique<ScalarDevice>(); });
   EXPECT_TRUE(result.ok()) << result.status();
   if (result.ok()) request.expected = result->outputs;
   return request;
@@ -297,8 +296,7 @@ std::vector<std::unique_ptr<TestExchange>> Cluster::UploadAll(const TestRequest&
   return exchanges;
 }
 
-void Cluster::RunToTheEnd(const TestRequest& request, const std::string& id,
-                          uint64_t generation) {
+void Cluster::RunToTheEnd(const TestRequest& request, const std::string& id, uint64_t generation) {
   Reserve(request, id, generation);
   auto exchanges = UploadAll(request, id, generation);
   SendRun(id, generation);
@@ -315,4 +313,4 @@ void Cluster::RunToTheEnd(const TestRequest& request, const std::string& id,
   Release(id, generation);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

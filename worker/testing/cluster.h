@@ -11,7 +11,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/status/status.h"
-#include "common/attention_spec.h"
+#include "common/attention/attention_spec.h"
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/executor/run_in_process.h"
@@ -19,7 +19,7 @@
 #include "worker/testing/fake_coordinator.h"
 #include "worker/testing/scalar_device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 inline constexpr char kTestSecret[] = "a secret";
 
@@ -79,8 +79,7 @@ class Cluster {
   void Release(const std::string& id, uint64_t generation);
   std::vector<v1::Finished> AwaitFinished();
   std::vector<std::unique_ptr<TestExchange>> UploadAll(const TestRequest& request,
-                                                       const std::string& id,
-                                                       uint64_t generation);
+                                                       const std::string& id, uint64_t generation);
   // The whole way, result compared with the expected one.
   void RunToTheEnd(const TestRequest& request, const std::string& id, uint64_t generation);
 
@@ -95,6 +94,6 @@ class Cluster {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_CLUSTER_H_

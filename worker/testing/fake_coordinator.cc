@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 FakeCoordinator::FakeCoordinator(std::string secret, int port) : secret_(std::move(secret)) {
   grpc::ServerBuilder builder;
@@ -89,4 +89,4 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* context, Stream* stream)
   return grpc::Status::OK;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

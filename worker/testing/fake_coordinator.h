@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class FakeCoordinator : public v1::WorkerControlService::Service {
@@ -35,8 +35,7 @@ class FakeCoordinator : public v1::WorkerControlService::Service {
 
   // Takes the oldest message of that kind from the worker, heartbeats apart; skips
   // and drops others before it. Null after the timeout.
-  std::optional<v1::JoinRequest> Await(const std::string& worker,
-                                       v1::JoinRequest::MessageCase kind,
+  std::optional<v1::JoinRequest> Await(const std::string& worker, v1::JoinRequest::MessageCase kind,
                                        absl::Duration timeout = absl::Seconds(10));
   v1::Heartbeat LastHeartbeat(const std::string& worker);
 
@@ -62,6 +61,6 @@ class FakeCoordinator : public v1::WorkerControlService::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_FAKE_COORDINATOR_H_

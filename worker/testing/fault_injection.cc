@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/host_queue.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
@@ -67,9 +67,8 @@ class FaultyDevice : public Device {
   EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
                  RunControl* control) override {
     const FaultPlan& plan = state_->plan;
-    const bool stalls =
-        plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
-        !state_->stalled.exchange(true);
+    const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
+                        !state_->stalled.exchange(true);
     if (!stalls && plan.slow_step_ms == 0) {
       return inner_->Start(call, std::move(after), control);
     }
@@ -211,7 +210,7 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
   // A number that the fault happens at, or how much of it there is.
   static constexpr struct {
     const char* name;
-    int64_t FaultPlan::* number;
+    int64_t FaultPlan::*number;
     int64_t least;
   } kFaults[] = {
       {"stall_step", &FaultPlan::stall_step, 0},     {"skip_send", &FaultPlan::skip_send, 0},
@@ -244,4 +243,4 @@ std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport
   return std::make_unique<FaultyTransport>(std::move(inner), std::move(state));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

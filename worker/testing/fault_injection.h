@@ -33,7 +33,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct FaultPlan {
   int64_t stall_step = -1;  // -1 = never
@@ -66,6 +66,6 @@ std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
 std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport> inner,
                                                    std::shared_ptr<FaultState> state);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_

@@ -16,7 +16,7 @@
 #include "worker/service/ring_measurement.h"
 #include "worker/testing/fault_injection.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -45,9 +45,8 @@ class CudaFaults : public testing::TestWithParam<std::string> {
     state_->plan = *plan;
     state_->holds_start = true;
     for (int rank : {0, 1}) {
-      auto device = CudaDevice::Create({.device = rank,
-                                        .pinned_pool_bytes = 16 << 20,
-                                        .in_regions = peer()});
+      auto device =
+          CudaDevice::Create({.device = rank, .pinned_pool_bytes = 16 << 20, .in_regions = peer()});
       ASSERT_TRUE(device.ok()) << device.status();
       auto transport = MakeTransport(rank, device->get());
       ASSERT_TRUE(transport.ok()) << transport.status();
@@ -87,9 +86,9 @@ class CudaFaults : public testing::TestWithParam<std::string> {
 
   EventRef Exchange(int rank) {
     char* data = static_cast<char*>(memory_[rank]->data());
-    return ring_[rank]->Start({{Kind::kSend, 1 - rank, data, kBytes},
-                               {Kind::kReceive, 1 - rank, data + kBytes, kBytes}},
-                              {}, &control_);
+    return ring_[rank]->Start(
+        {{Kind::kSend, 1 - rank, data, kBytes}, {Kind::kReceive, 1 - rank, data + kBytes, kBytes}},
+        {}, &control_);
   }
   // A step: the exchange, and a call behind it. The call's end, or the exchange's if that
   // failed.
@@ -178,4 +177,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, CudaFaults, testing::Values("nccl", "peer")
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,7 +9,7 @@
 #include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/testing/scalar_device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
@@ -30,9 +30,8 @@ std::unique_ptr<Communicator> RingOfOne(RingTransport& transport) {
 }
 
 void PrepareAnOperation(std::shared_ptr<FaultState> state) {
-  EXPECT_TRUE(MakeFaultyDevice(std::make_unique<ScalarDevice>(), std::move(state))
-                  ->Prepare({})
-                  .ok());
+  EXPECT_TRUE(
+      MakeFaultyDevice(std::make_unique<ScalarDevice>(), std::move(state))->Prepare({}).ok());
 }
 
 TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
@@ -42,17 +41,17 @@ TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   EXPECT_EQ(ParseFaultPlan("stop_reading:0")->stop_reading, 0);
   EXPECT_EQ(ParseFaultPlan("stop_sending:7")->stop_sending, 7);
   EXPECT_EQ(ParseFaultPlan("slow_step_ms:5")->slow_step_ms, 5);
-  for (const char* bad : {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x",
-                          "slow_step_ms:0", "workspace:0", "stop_reading",
-                          "stop_sending:-1", "boom:1", ":1", "skip_send:1:2"}) {
+  for (const char* bad :
+       {"", "stall_step", "stall_step:", "stall_step:-1", "stall_step:x", "slow_step_ms:0",
+        "workspace:0", "stop_reading", "stop_sending:-1", "boom:1", ":1", "skip_send:1:2"}) {
     EXPECT_EQ(ParseFaultPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
 
 TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
   auto state = StateOf("skip_send:1");
-  auto transport = MakeFaultyTransport(
-      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto transport =
+      MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto ring = RingOfOne(*transport);
   RunControl control;
   // As many as one likes while the ring is formed.
@@ -68,8 +67,8 @@ TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
 
 TEST(FaultInjection, AFailedGroupEndsItsRing) {
   auto state = StateOf("fail_send:1");
-  auto transport = MakeFaultyTransport(
-      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto transport =
+      MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto ring = RingOfOne(*transport);
   PrepareAnOperation(state);
   RunControl control;
@@ -85,8 +84,8 @@ TEST(FaultInjection, AFailedGroupEndsItsRing) {
 
 TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   auto state = StateOf("stall_step:0");
-  auto transport = MakeFaultyTransport(
-      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto transport =
+      MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), state);
   auto ring = RingOfOne(*transport);
   RunControl control;
@@ -107,8 +106,8 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
 
 TEST(FaultInjection, AChunkIsNotTakenUntilTheRingEndsAndOnlyThatOne) {
   auto state = StateOf("stop_reading:1");
-  auto transport = MakeFaultyTransport(
-      std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
+  auto transport =
+      MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), state);
   auto ring = RingOfOne(*transport);
   char target = 0;
@@ -161,4 +160,4 @@ TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "common/merge.h"
+#include "common/attention/merge.h"
 #include "worker/testing/staged_copies.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 class VectorBuffer : public DeviceBuffer {
@@ -153,4 +153,4 @@ absl::Status ScalarDevice::CopyToHost(void* host, const void* device, int64_t by
   return absl::OkStatus();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -12,7 +12,7 @@
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe, as Device says. Other dtypes and backward calls: UNIMPLEMENTED.
 class ScalarDevice : public Device {
@@ -51,6 +51,6 @@ class ScalarDevice : public Device {
   HostQueue uploads_{"uploads"}, downloads_{"downloads"};
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_

@@ -9,7 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kBlockBytes = 1000;
@@ -134,4 +134,4 @@ std::unique_ptr<Download> MakeStagedDownload(HostQueue* queue, absl::Duration de
   return std::make_unique<StagedDownload>(queue, delay, std::move(ranges), std::move(on_ready));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -10,7 +10,7 @@
 #include "worker/device/host_queue.h"
 #include "worker/device/staging.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // As Device::BeginUpload and BeginDownload; every copy takes `delay`. `queue` outlives
 // them.
@@ -19,6 +19,6 @@ std::unique_ptr<Download> MakeStagedDownload(HostQueue* queue, absl::Duration de
                                              std::vector<DeviceRange> ranges,
                                              std::function<void()> on_ready);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_STAGED_COPIES_H_

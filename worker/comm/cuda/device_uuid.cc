@@ -6,7 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::StatusOr<std::string> DeviceUuid(int device) {
   cudaDeviceProp properties;
@@ -17,4 +17,4 @@ absl::StatusOr<std::string> DeviceUuid(int device) {
       absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -6,11 +6,11 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // 32 hexadecimal digits. INTERNAL if CUDA does not know the device.
 absl::StatusOr<std::string> DeviceUuid(int device);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_

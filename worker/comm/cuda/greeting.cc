@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -65,4 +65,4 @@ absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation
   return status;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 constexpr int64_t GreetingBytes(int world_size) { return 2 * world_size * sizeof(uint64_t); }
 
@@ -21,6 +21,6 @@ constexpr int64_t GreetingBytes(int world_size) { return 2 * world_size * sizeof
 absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation,
                    absl::Time deadline, const std::atomic<bool>& cancelled);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_GREETING_H_

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::Status RingAttempts::Check(int rank, int world_size) {
   if (world_size >= 1 && rank >= 0 && rank < world_size) return absl::OkStatus();
@@ -41,4 +41,4 @@ RingAttempts::Joined RingAttempts::Connect(
 
 void RingAttempts::Cancel() { Prepare(nullptr); }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Transports derive what they prepare from it.
 struct RingAttempt {
@@ -49,6 +49,6 @@ class RingAttempts {
   std::shared_ptr<RingAttempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_RING_ATTEMPTS_H_

@@ -15,7 +15,7 @@
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -139,7 +139,8 @@ class GpuRing : public ::testing::Test {
 };
 
 bool Formed(const Ring& ring) {
-  return std::all_of(ring.begin(), ring.end(), [](const auto& member) { return member != nullptr; });
+  return std::all_of(ring.begin(), ring.end(),
+                     [](const auto& member) { return member != nullptr; });
 }
 
 TEST_F(GpuRing, PassesBlocksOfEverySizeAroundTheRing) {
@@ -158,16 +159,14 @@ TEST_F(GpuRing, PassesBlocksOfEverySizeAroundTheRing) {
       for (int rank = 0; rank < world_size; ++rank) {
         done.push_back(ring[rank]->Start(
             {{Kind::kSend, (rank + 1) % world_size, sent[rank]->data(), bytes},
-             {Kind::kReceive, (rank + world_size - 1) % world_size, received[rank]->data(),
-              bytes}},
+             {Kind::kReceive, (rank + world_size - 1) % world_size, received[rank]->data(), bytes}},
             {}, &controls[rank]));
       }
       for (int rank = 0; rank < world_size; ++rank) {
         ASSERT_TRUE(done[rank]->Wait(Soon()).ok()) << done[rank]->Wait(Soon());
         EXPECT_LE(done[rank]->begin_time(), done[rank]->end_time());
         EXPECT_EQ(controls[rank].progress.load(), 2);
-        EXPECT_TRUE(received[rank]->Read() ==
-                    Pattern(bytes, (rank + world_size - 1) % world_size))
+        EXPECT_TRUE(received[rank]->Read() == Pattern(bytes, (rank + world_size - 1) % world_size))
             << bytes;
       }
     }
@@ -275,8 +274,7 @@ TEST_F(GpuRing, AGroupWaitsForWhatIsComputedBeforeIt) {
   ASSERT_TRUE(computed->RecordBegin(compute).ok());
   CUDA_OK(cudaMemsetAsync(sent.data(), 7, kBytes, compute));
   ASSERT_TRUE(computed->RecordEnd(compute).ok());
-  EventRef send =
-      ring[0]->Start({{Kind::kSend, 1, sent.data(), kBytes}}, {computed}, &controls[0]);
+  EventRef send = ring[0]->Start({{Kind::kSend, 1, sent.data(), kBytes}}, {computed}, &controls[0]);
   EventRef receive =
       ring[1]->Start({{Kind::kReceive, 0, received.data(), kBytes}}, {}, &controls[1]);
   EXPECT_FALSE(receive->Wait(absl::Now() + absl::Milliseconds(100)).ok());
@@ -366,8 +364,7 @@ TEST_F(GpuRing, AMissingPeerIsUnavailableByTheDeadline) {
   const std::vector<std::string> blobs = transports.Prepare(1);
   const absl::Time begin = absl::Now();
   auto communicator = transports.ranks[1]->Connect(1, blobs, begin + absl::Seconds(2));
-  EXPECT_EQ(communicator.status().code(), absl::StatusCode::kUnavailable)
-      << communicator.status();
+  EXPECT_EQ(communicator.status().code(), absl::StatusCode::kUnavailable) << communicator.status();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(2) + kAbortBound);
   EXPECT_TRUE(Formed(transports.Form(2)));
 }
@@ -384,8 +381,7 @@ TEST_F(GpuRing, CancelEndsAConnect) {
     const absl::Time begin = absl::Now();
     connecting = true;
     auto communicator = transports.ranks[rank]->Connect(1 + rank, blobs, Soon());
-    EXPECT_EQ(communicator.status().code(), absl::StatusCode::kCancelled)
-        << communicator.status();
+    EXPECT_EQ(communicator.status().code(), absl::StatusCode::kCancelled) << communicator.status();
     EXPECT_LT(absl::Now() - begin, kAbortBound);
     canceller.join();
   }
@@ -402,8 +398,8 @@ TEST_F(GpuRing, BlobsAreChecked) {
   EXPECT_EQ(code(3, {blobs[0]}), absl::StatusCode::kInvalidArgument);
   // Two ranks that say they are one.
   ASSERT_TRUE(transports.ranks[1]->Prepare(3, 1, 2).ok());
-  EXPECT_THAT(code(3, {blobs[0], blobs[0]}), AnyOf(absl::StatusCode::kInvalidArgument,
-                                                   absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(code(3, {blobs[0], blobs[0]}),
+              AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kFailedPrecondition));
   ASSERT_TRUE(transports.ranks[1]->Prepare(3, 1, 2).ok());
   EXPECT_EQ(code(3, {blobs[0], "nonsense"}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(transports.ranks[0]->Prepare(5, 2, 2).status().code(),
@@ -448,8 +444,8 @@ TEST_F(GpuRing, ManyGroupsInARow) {
         if (i > 0) after.push_back(done.back());
         done.push_back(ring[rank]->Start(
             {{Kind::kSend, (rank + 1) % world_size, blocks.data() + i * 4096, 4096},
-             {Kind::kReceive, (rank + world_size - 1) % world_size,
-              blocks.data() + (i + 1) * 4096, 4096}},
+             {Kind::kReceive, (rank + world_size - 1) % world_size, blocks.data() + (i + 1) * 4096,
+              4096}},
             after, &controls[rank]));
         if (i + 1 == kGroups) {
           enqueue_us[rank] = absl::ToDoubleMicroseconds(absl::Now() - begin) / kGroups;
@@ -484,11 +480,11 @@ TEST_F(GpuRing, Rate) {
     for (int round = 0; round < 3; ++round) {
       std::vector<EventRef> done;
       for (int rank = 0; rank < world_size; ++rank) {
-        done.push_back(ring[rank]->Start(
-            {{Kind::kSend, (rank + 1) % world_size, sent[rank]->data(), kBytes},
-             {Kind::kReceive, (rank + world_size - 1) % world_size, received[rank]->data(),
-              kBytes}},
-            {}, &controls[rank]));
+        done.push_back(
+            ring[rank]->Start({{Kind::kSend, (rank + 1) % world_size, sent[rank]->data(), kBytes},
+                               {Kind::kReceive, (rank + world_size - 1) % world_size,
+                                received[rank]->data(), kBytes}},
+                              {}, &controls[rank]));
       }
       absl::Duration slowest = absl::ZeroDuration();
       for (const EventRef& event : done) {
@@ -504,4 +500,4 @@ TEST_F(GpuRing, Rate) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

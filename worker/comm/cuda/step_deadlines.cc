@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 std::string DescribeGroup(const std::vector<PeerTransfer>& group) {
   if (group.empty()) return "no transfer";
@@ -41,4 +41,4 @@ std::string StepDeadlines::Poll(absl::Time now) {
   return absl::StrCat(first.description, " took longer than ", absl::FormatDuration(step_timeout_));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

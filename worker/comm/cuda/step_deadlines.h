@@ -12,7 +12,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // "sending to rank 1, receiving from rank 3"; "no transfer" for none.
 std::string DescribeGroup(const std::vector<PeerTransfer>& group);
@@ -47,6 +47,6 @@ class StepDeadlines {
   absl::Time running_since_ = absl::InfiniteFuture();  // the first group; future: not yet
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -77,4 +77,4 @@ TEST(DescribeGroup, NamesEachPeerOnce) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

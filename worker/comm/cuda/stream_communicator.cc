@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -35,8 +35,8 @@ std::vector<EventRef> Unfinished(const std::vector<EventRef>& after) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
-    std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events,
-    int rank, int world_size, absl::Duration step_timeout) {
+    std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events, int rank,
+    int world_size, absl::Duration step_timeout) {
   if (absl::Status status = events->UseDevice(); !status.ok()) return status;
   int lowest = 0, highest = 0;
   absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
@@ -75,7 +75,7 @@ StreamCommunicator::~StreamCommunicator() {
 }
 
 EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                 RunControl* control) {
+                                   RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, group.size());
   absl::MutexLock issuing(&issuing_);
   {
@@ -103,8 +103,8 @@ EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<
 }
 
 absl::Status StreamCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
-                                       const std::vector<EventRef>& after, CudaEvent* event,
-                                       bool* half_enqueued) {
+                                         const std::vector<EventRef>& after, CudaEvent* event,
+                                         bool* half_enqueued) {
   absl::Status status = events_->UseDevice();
   if (status.ok()) status = WaitOnStream(stream_, Unfinished(after));
   if (status.ok()) status = event->RecordBegin(stream_);
@@ -216,4 +216,4 @@ absl::Status StreamCommunicator::AbortedStatus() const {
   return absl::UnavailableError(absl::StrCat("ring aborted: ", reason_));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

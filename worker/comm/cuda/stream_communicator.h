@@ -20,7 +20,7 @@
 #include "worker/comm/cuda/transfer_engine.h"
 #include "worker/device/cuda/cuda_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe, as Communicator says; its events are CudaEvents. Empty transfers are
 // skipped by both sides. Within a group the n-th send of a rank to itself is copied to
@@ -88,6 +88,6 @@ class StreamCommunicator : public Communicator {
   std::thread watcher_;  // last: uses the rest. Ends after an abort
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_

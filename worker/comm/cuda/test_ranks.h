@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct TestRankOptions {
   int device = 0;
@@ -31,6 +31,6 @@ std::vector<int> TestCtas();
 void* TestAllocate(int device, int64_t bytes);
 void TestFree(int device, void* data);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_TEST_RANKS_H_

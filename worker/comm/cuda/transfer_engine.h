@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Enqueue comes from one thread at a time; the rest from any, at any time. The device is
 // current on the calling thread.
@@ -39,6 +39,6 @@ class TransferEngine {
   virtual void Abort() = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_

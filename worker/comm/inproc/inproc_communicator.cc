@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/host_queue.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // A send that waits for its receiver.
@@ -43,9 +43,8 @@ class Exchange {
     }
     absl::MutexLock lock(&mutex_);
     for (const auto& offer : offers) {
-      const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-        return offer->taken || aborted_;
-      };
+      const auto over = [&]()
+                            ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return offer->taken || aborted_; };
       mutex_.Await(absl::Condition(&over));
       if (!offer->taken) return AbortedStatus();
       control->progress.fetch_add(1, std::memory_order_relaxed);
@@ -138,4 +137,4 @@ std::vector<std::unique_ptr<Communicator>> MakeInProcessRing(int world_size) {
   return ring;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -8,12 +8,12 @@
 
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // One communicator per rank, connected to one another. They may be used from
 // different threads and destroyed in any order. Abort on one fails all of them.
 std::vector<std::unique_ptr<Communicator>> MakeInProcessRing(int world_size);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_INPROC_INPROC_COMMUNICATOR_H_

@@ -1,11 +1,10 @@
 #include "worker/comm/inproc/inproc_communicator.h"
 
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -75,4 +74,4 @@ TEST(InProcessRing, AGroupRunsThoughItsPredecessorFailed) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

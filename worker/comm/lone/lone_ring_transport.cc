@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // A group of no transfers is done at once; one with transfers has nobody to reach.
@@ -39,4 +39,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> LoneRingTransport::Connect(
   return absl::FailedPreconditionError(std::string(reason_.message()));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class LoneRingTransport : public RingTransport {
@@ -29,6 +29,6 @@ class LoneRingTransport : public RingTransport {
   const absl::Status reason_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_LONE_LONE_RING_TRANSPORT_H_

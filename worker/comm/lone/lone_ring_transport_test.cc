@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(LoneRingTransport, FormsARingOfOne) {
@@ -28,4 +28,4 @@ TEST(LoneRingTransport, RefusesMoreWithTheReason) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Three lines and the id's raw bytes.
@@ -32,8 +32,8 @@ absl::StatusOr<NcclBlob> Decode(const std::string& text, size_t rank) {
 }  // namespace
 
 std::string EncodeNcclBlob(const NcclBlob& blob) {
-  return absl::StrCat(kHead, "\n", blob.host.substr(0, kMaxHostBytes), "\n", blob.device_uuid,
-                      "\n", blob.unique_id);
+  return absl::StrCat(kHead, "\n", blob.host.substr(0, kMaxHostBytes), "\n", blob.device_uuid, "\n",
+                      blob.unique_id);
 }
 
 absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs) {
@@ -54,4 +54,4 @@ absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs) {
   return unique_id;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 inline constexpr int kNcclUniqueIdBytes = 128;
 
@@ -23,6 +23,6 @@ std::string EncodeNcclBlob(const NcclBlob& blob);
 // malformed, or if two ranks sit on one GPU: NCCL would refuse or, worse, hang.
 absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_

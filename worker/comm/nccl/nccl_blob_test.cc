@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -18,9 +18,7 @@ std::string Id() {
   return id;
 }
 
-std::string Blob(int rank) {
-  return EncodeNcclBlob({"node-7", Uuid(rank), rank == 0 ? Id() : ""});
-}
+std::string Blob(int rank) { return EncodeNcclBlob({"node-7", Uuid(rank), rank == 0 ? Id() : ""}); }
 
 TEST(NcclBlob, TheIdArrives) {
   for (int world_size : {1, 2, 8}) {
@@ -44,10 +42,10 @@ TEST(NcclBlob, WhatIsNoBlobIsRefusedByRank) {
       "",
       "127.0.0.1:1234",  // a TCP worker's
       Blob(1).substr(1),
-      Blob(0),                                      // an id that is not rank 0's
-      Blob(1) + "x",                                // bytes too many
-      EncodeNcclBlob({"node-7", "short", ""}),      // no device
-      EncodeNcclBlob({"node\x01", Uuid(1), ""}),    // a name for no log
+      Blob(0),                                    // an id that is not rank 0's
+      Blob(1) + "x",                              // bytes too many
+      EncodeNcclBlob({"node-7", "short", ""}),    // no device
+      EncodeNcclBlob({"node\x01", Uuid(1), ""}),  // a name for no log
   };
   for (const std::string& blob : bad) {
     const auto id = UniqueIdOf({Blob(0), blob});
@@ -61,4 +59,4 @@ TEST(NcclBlob, WhatIsNoBlobIsRefusedByRank) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -10,7 +10,7 @@
 #include "worker/comm/nccl/nccl_blob.h"
 #include "worker/comm/nccl/settle_pause.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Join(
     const NcclLibrary* library, CudaEventPool* events, const NcclCommOptions& options,
@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Join(
   absl::Status status;
   {
     absl::MutexLock lock(&made->mutex_);
-    const ncclResult_t result = library->CommInitRankConfig(
-        &made->comm_, options.world_size, id, options.rank, &config);
+    const ncclResult_t result =
+        library->CommInitRankConfig(&made->comm_, options.world_size, id, options.rank, &config);
     status = library->ToStatus(result, "ncclCommInitRankConfig", nullptr);
     if (status.ok()) status = made->Settle("ncclCommInitRankConfig", deadline, cancelled);
   }
@@ -73,8 +73,7 @@ absl::Status NcclComm::Group(const std::function<ncclResult_t(ncclComm_t)>& enqu
   if (comm_ == nullptr || interrupted_.load()) {
     return absl::UnavailableError("the communicator was aborted");
   }
-  absl::Status status =
-      library_->ToStatus(library_->GroupStart(), "ncclGroupStart", comm_);
+  absl::Status status = library_->ToStatus(library_->GroupStart(), "ncclGroupStart", comm_);
   if (!status.ok()) return status;
   const ncclResult_t enqueued = enqueue(comm_);
   // Ends the group in any case: it is the thread's state, and another ring's next.
@@ -112,4 +111,4 @@ void NcclComm::Abort() {
   guard.join();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -15,7 +15,7 @@
 #include "worker/comm/nccl/nccl_library.h"
 #include "worker/device/cuda/cuda_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct NcclCommOptions {
   int rank = 0;
@@ -31,12 +31,9 @@ class NcclComm {
  public:
   // Blocks at most until `deadline` or until *cancelled (polled). UNAVAILABLE if not all
   // ranks came, CANCELLED. `library` and `events` live as long as the process.
-  static absl::StatusOr<std::unique_ptr<NcclComm>> Join(const NcclLibrary* library,
-                                                        CudaEventPool* events,
-                                                        const NcclCommOptions& options,
-                                                        const std::string& unique_id,
-                                                        absl::Time deadline,
-                                                        const std::atomic<bool>& cancelled);
+  static absl::StatusOr<std::unique_ptr<NcclComm>> Join(
+      const NcclLibrary* library, CudaEventPool* events, const NcclCommOptions& options,
+      const std::string& unique_id, absl::Time deadline, const std::atomic<bool>& cancelled);
   ~NcclComm();  // aborts
 
   NcclComm(const NcclComm&) = delete;
@@ -46,8 +43,7 @@ class NcclComm {
   // is on its streams: a few tens of microseconds, since it does not wait for transfers.
   // UNAVAILABLE if NCCL refuses, after Interrupt(), or past `bound`. Then part of the
   // group may be enqueued, or yet be, until Abort() has returned.
-  absl::Status Group(const std::function<ncclResult_t(ncclComm_t)>& enqueue,
-                     absl::Duration bound);
+  absl::Status Group(const std::function<ncclResult_t(ncclComm_t)>& enqueue, absl::Duration bound);
 
   // What NCCL has noticed by itself: a lost network connection, say. The death of a
   // peer on the same host it does not.
@@ -78,6 +74,6 @@ class NcclComm {
   ncclComm_t comm_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null once aborted
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_COMM_H_

@@ -2,7 +2,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Bound of putting one group on its stream, which needs no peer.
@@ -17,8 +17,7 @@ absl::Status NcclEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStr
         for (const PeerTransfer& transfer : group) {
           const ncclResult_t result =
               transfer.kind == PeerTransfer::Kind::kSend
-                  ? nccl.Send(transfer.data, transfer.bytes, ncclUint8, transfer.peer, comm,
-                              stream)
+                  ? nccl.Send(transfer.data, transfer.bytes, ncclUint8, transfer.peer, comm, stream)
                   : nccl.Recv(transfer.data, transfer.bytes, ncclUint8, transfer.peer, comm,
                               stream);
           if (result != ncclSuccess && result != ncclInProgress) return result;
@@ -28,4 +27,4 @@ absl::Status NcclEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStr
       kEnqueueBound);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,7 +9,7 @@
 #include "worker/comm/cuda/transfer_engine.h"
 #include "worker/comm/nccl/nccl_comm.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // NCCL does not compare sizes: ranks that disagree are not found out.
 class NcclEngine : public TransferEngine {
@@ -27,6 +27,6 @@ class NcclEngine : public TransferEngine {
   const std::unique_ptr<NcclComm> comm_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_

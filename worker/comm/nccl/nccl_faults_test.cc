@@ -8,7 +8,7 @@
 #include "worker/comm/nccl/fake/fake_cuda.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -151,4 +151,4 @@ TEST_F(NcclFaults, AbortsMeetGroupsInEveryState) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr char kDefaultName[] = "libnccl.so.2";
@@ -76,8 +76,8 @@ absl::Status NcclLibrary::Resolve(void* library, const std::string& name) {
   }
   version_ = VersionText(version);
   if (version < kOldestVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, " is NCCL ", version_, ", older than ", VersionText(kOldestVersion)));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " is NCCL ", version_, ", older than ", VersionText(kOldestVersion)));
   }
   return absl::OkStatus();
 }
@@ -91,4 +91,4 @@ absl::Status NcclLibrary::ToStatus(ncclResult_t result, const char* call,
                                              last == nullptr ? "" : last));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

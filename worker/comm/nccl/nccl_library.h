@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe; lives as long as the process, since NCCL's threads may outlive their
 // communicators.
@@ -51,6 +51,6 @@ class NcclLibrary {
   std::string version_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_LIBRARY_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::AllOf;
@@ -25,8 +25,7 @@ TEST(NcclLibrary, TheEnvironmentNamesALibrary) {
   const auto library = NcclLibrary::Load("");
   EXPECT_THAT(Message(library.status()), HasSubstr("/elsewhere/libnccl.so.2"));
   // The caller's word counts for more.
-  EXPECT_THAT(Message(NcclLibrary::Load("/nowhere/libnccl.so.2").status()),
-              HasSubstr("/nowhere/"));
+  EXPECT_THAT(Message(NcclLibrary::Load("/nowhere/libnccl.so.2").status()), HasSubstr("/nowhere/"));
   unsetenv("RINGATTN_NCCL");
 }
 
@@ -56,4 +55,4 @@ TEST(NcclLibrary, ErrorsCarryNcclsWords) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

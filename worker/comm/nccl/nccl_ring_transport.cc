@@ -16,7 +16,7 @@
 #include "worker/comm/nccl/nccl_engine.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 std::string HostName() {
@@ -81,8 +81,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Connect(
       });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
-    const RingAttempt& attempt, const std::string& unique_id, absl::Time deadline) const {
+absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(const RingAttempt& attempt,
+                                                                      const std::string& unique_id,
+                                                                      absl::Time deadline) const {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
   std::unique_ptr<TransferEngine> engine;
   if (attempt.world_size > 1) {
@@ -106,4 +107,4 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(
   return *std::move(communicator);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -17,7 +17,7 @@
 #include "worker/comm/nccl/nccl_library.h"
 #include "worker/device/cuda/cuda_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct NcclTransportOptions {
   int device = 0;  // CUDA's number
@@ -61,8 +61,8 @@ class NcclRingTransport : public RingTransport {
   const std::string& nccl_version() const { return library_->version(); }
 
  private:
-  NcclRingTransport(NcclTransportOptions options, const NcclLibrary* library,
-                    CudaEventPool* events, std::string device_uuid);
+  NcclRingTransport(NcclTransportOptions options, const NcclLibrary* library, CudaEventPool* events,
+                    std::string device_uuid);
 
   absl::StatusOr<std::unique_ptr<Communicator>> Join(const RingAttempt& attempt,
                                                      const std::string& unique_id,
@@ -76,6 +76,6 @@ class NcclRingTransport : public RingTransport {
   RingAttempts attempts_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_

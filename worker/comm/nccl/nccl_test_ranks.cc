@@ -5,7 +5,7 @@
 #include "worker/comm/cuda/test_ranks.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeTestTransport(const TestRankOptions& options) {
   NcclTransportOptions nccl;
@@ -25,4 +25,4 @@ void* TestAllocate(int, int64_t bytes) {
 
 void TestFree(int, void* data) { (void)cudaFree(data); }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

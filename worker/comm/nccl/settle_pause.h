@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // `waited`: for how long already. Zero means: look again at once. A warm group is launched
 // within 0.1 ms and the first of a pass within about one, while the kernels wait behind
@@ -16,6 +16,6 @@ inline absl::Duration SettlePause(absl::Duration waited) {
   return std::min(waited / 8, absl::Milliseconds(1));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_NCCL_SETTLE_PAUSE_H_

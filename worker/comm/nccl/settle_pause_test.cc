@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(SettlePause, AGroupIsSeenSoonAfterItsLaunch) {
@@ -16,4 +16,4 @@ TEST(SettlePause, ALongWaitSleepsLonger) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

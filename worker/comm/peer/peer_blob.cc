@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Lines of text, in the order of PeerBlob.
@@ -93,4 +93,4 @@ std::string HostKey() {
   return absl::StrCat(boot, " ", space);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct PeerBlob {
   // Processes with the same one can open one another's files under /proc.
@@ -31,6 +31,6 @@ absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::str
 // Of this process: the machine's boot and the PID namespace.
 std::string HostKey();
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_

@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -66,11 +66,11 @@ TEST(PeerBlob, RefusesWhatIsNotOne) {
   ASSERT_TRUE(DecodePeerBlobs({good}).ok());
   std::vector<std::string> bad = {"x", good + "\n", good.substr(0, good.size() - 8),
                                   std::string(1 << 20, 'a')};
-  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
-           {"/proc/100/fd/7", "/etc/passwd"},
-           {"/proc/100/fd/7", "/proc/101/fd/7"},
-           {"\n100\n", "\n\n"},
-           {Uuid(0), "zz"}}) {
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{{"/proc/100/fd/7", "/etc/passwd"},
+                                                        {"/proc/100/fd/7", "/proc/101/fd/7"},
+                                                        {"\n100\n", "\n\n"},
+                                                        {Uuid(0), "zz"}}) {
     bad.push_back(absl::StrReplaceAll(good, {{from, to}}));
   }
   for (const std::string& text : bad) {
@@ -85,4 +85,4 @@ TEST(PeerBlob, TheHostKeyIsTheSameWithinAProcess) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -21,9 +21,7 @@ constexpr absl::Duration kNoticePause = absl::Microseconds(20);
 constexpr uint64_t kReleased = uint64_t{1} << 62;
 constexpr absl::Duration kReleasePause = absl::Microseconds(200);
 
-void Store(uint64_t& word, uint64_t value) {
-  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
-}
+void Store(uint64_t& word, uint64_t value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
 
 // Puts nothing on the stream, which may be full. A stream that has failed is not busy.
 bool IsBusy(cudaStream_t stream) {
@@ -33,8 +31,8 @@ bool IsBusy(cudaStream_t stream) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerCopyEngine>> PeerCopyEngine::Create(
-    PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
-    DeviceRegions regions, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers) {
+    PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags, DeviceRegions regions,
+    std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers) {
   if (absl::Status status = events->UseDevice(); !status.ok()) return status;
   std::unique_ptr<PeerCopyEngine> engine(new PeerCopyEngine(
       std::move(options), events, flags, std::move(regions), std::move(own), std::move(peers)));
@@ -273,8 +271,8 @@ absl::Status PeerCopyEngine::PullFrom(int peer, std::deque<Pull>& pulls) {
 absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PeerNotice& notice,
                                        const Pull& pull) {
   if (notice.bytes != pull.bytes) {
-    return absl::InternalError(absl::StrCat("rank ", peer, " sends ", notice.bytes,
-                                            " bytes where ", pull.bytes, " are expected"));
+    return absl::InternalError(absl::StrCat("rank ", peer, " sends ", notice.bytes, " bytes where ",
+                                            pull.bytes, " are expected"));
   }
   PeerMapping& mapping = peers_[peer];
   if (notice.region >= static_cast<int>(mapping.regions.size())) {
@@ -353,4 +351,4 @@ void PeerCopyEngine::Abort() {
   thread_.join();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -34,7 +34,7 @@
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/device_region.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Maps a region of another rank into this process.
 struct PeerMapper {
@@ -134,12 +134,12 @@ class PeerCopyEngine : public TransferEngine {
   const StreamFlags* const flags_;
   const DeviceRegions regions_;
   const std::unique_ptr<PeerSegment> own_;
-  std::vector<PeerMapping> peers_;  // mapped regions: the thread's
+  std::vector<PeerMapping> peers_;     // mapped regions: the thread's
   std::vector<cudaStream_t> streams_;  // by peer, for copies from it; own rank: null
 
-  std::vector<Enqueued> enqueued_;            // Enqueue's
+  std::vector<Enqueued> enqueued_;           // Enqueue's
   std::vector<DeviceRegion> known_regions_;  // Enqueue's: those in the own table
-  std::vector<Progress> progress_;  // the thread's
+  std::vector<Progress> progress_;           // the thread's
 
   // No call of CUDA is made under it: those may wait for a stream that waits for a peer.
   absl::Mutex mutex_;
@@ -157,6 +157,6 @@ class PeerCopyEngine : public TransferEngine {
   std::thread thread_;  // last: uses the rest. Ends after Interrupt()
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_

@@ -18,7 +18,7 @@
 #include "worker/comm/peer/peer_segment.h"
 #include "worker/device/cuda/cuda_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -243,9 +243,9 @@ TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
   Faults().stream_depth = 4;  // up to the new group's words
   EventRef next;
   std::thread starter([&] {
-    next = ring_[0]->Start({{Kind::kSend, 1, &memory_[0][7], 4},
-                            {Kind::kReceive, 1, &memory_[0][8], 4}},
-                           {call}, &control_);
+    next = ring_[0]->Start(
+        {{Kind::kSend, 1, &memory_[0][7], 4}, {Kind::kReceive, 1, &memory_[0][8], 4}}, {call},
+        &control_);
     started.Notify();
   });
   while (Faults().full_streams == 0) std::this_thread::yield();
@@ -332,4 +332,4 @@ TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

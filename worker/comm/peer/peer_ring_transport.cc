@@ -14,7 +14,7 @@
 #include "worker/comm/cuda/stream_communicator.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 void Unmap(const PeerMapping& peer) {
@@ -80,9 +80,8 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
                                                        int world_size) {
   if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   if (world_size > kMaxPeerRing) {
-    return absl::FailedPreconditionError(absl::StrCat("a ring of ", world_size,
-                                                      " is more than the ", kMaxPeerRing,
-                                                      " that can share memory"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a ring of ", world_size, " is more than the ", kMaxPeerRing, " that can share memory"));
   }
   Cancel();
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
@@ -146,8 +145,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
       options_.allocate(GreetingBytes(attempt.world_size));
   if (!memory.ok()) return memory.status();
-  status = Greet(**communicator, (*memory)->data(), attempt.generation, deadline,
-                 attempt.cancelled);
+  status =
+      Greet(**communicator, (*memory)->data(), attempt.generation, deadline, attempt.cancelled);
   if (!status.ok()) return status;
   return *std::move(communicator);
 }
@@ -204,4 +203,4 @@ absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob&
   return mapper;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -20,7 +20,7 @@
 #include "worker/device/cuda/device_region.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // More would need more streams than a device has queues.
 inline constexpr int kMaxPeerRing = 16;
@@ -60,15 +60,13 @@ class PeerRingTransport : public RingTransport {
     std::unique_ptr<PeerSegment> segment;
   };
 
-  PeerRingTransport(PeerTransportOptions options, CudaEventPool* events,
-                    const StreamFlags* flags);
+  PeerRingTransport(PeerTransportOptions options, CudaEventPool* events, const StreamFlags* flags);
   absl::Status Init();
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Attempt& attempt,
                                                      const std::vector<std::string>& blobs,
                                                      absl::Time deadline) const;
   // With the regions that the peer has by now.
-  absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer,
-                                      const PeerBlob& blob) const;
+  absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer, const PeerBlob& blob) const;
   absl::StatusOr<PeerMapper> MapperOf(int peer, const PeerBlob& blob) const;
 
   const PeerTransportOptions options_;
@@ -79,6 +77,6 @@ class PeerRingTransport : public RingTransport {
   RingAttempts attempts_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_

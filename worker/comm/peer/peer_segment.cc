@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr uint64_t kMagic = 0x72696e6761747431;  // and the layout's version
@@ -38,8 +38,7 @@ struct alignas(64) PeerSegment::Head {
   PeerRegion regions[kMaxPeerRegions];
 
   static int64_t SegmentBytes(int world_size) {
-    return static_cast<int64_t>(sizeof(Head)) +
-           world_size * static_cast<int64_t>(sizeof(PeerLane));
+    return static_cast<int64_t>(sizeof(Head)) + world_size * static_cast<int64_t>(sizeof(PeerLane));
   }
 };
 
@@ -149,4 +148,4 @@ uint64_t* PeerSegment::OnDevice(uint64_t* word) const {
   return reinterpret_cast<uint64_t*>(device_base_ + (reinterpret_cast<char*>(word) - base_));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

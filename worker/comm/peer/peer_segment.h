@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // A send that a rank has started: where its bytes lie, or will, in the sender's memory.
 struct PeerNotice {
@@ -99,6 +99,6 @@ class PeerSegment {
   PeerLane* lanes_ = nullptr;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_

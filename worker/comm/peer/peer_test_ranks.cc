@@ -8,7 +8,7 @@
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/extent_allocator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // One region per device, which all ranks on it send from.
@@ -80,4 +80,4 @@ std::vector<int> TestCtas() { return {0}; }
 void* TestAllocate(int device, int64_t bytes) { return Heap::Of(device).Take(bytes); }
 void TestFree(int device, void* data) { Heap::Of(device).Give(data); }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

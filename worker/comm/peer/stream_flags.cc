@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr unsigned int kInterfaceVersion = 12000;
@@ -30,8 +30,8 @@ absl::Status StreamFlags::Init() {
   const auto find = [](const char* name, Operation* operation) {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(
-        name, &function, kInterfaceVersion, cudaEnableDefault, &found);
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, kInterfaceVersion,
+                                                               cudaEnableDefault, &found);
     if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || function == nullptr) {
       (void)cudaGetLastError();
       return absl::FailedPreconditionError(absl::StrCat("the CUDA driver has no ", name));
@@ -45,9 +45,9 @@ absl::Status StreamFlags::Init() {
 }
 
 absl::Status StreamFlags::Write(cudaStream_t stream, uint64_t* flag, uint64_t value) const {
-  return DriverStatus(write_(stream, reinterpret_cast<CUdeviceptr>(flag), value,
-                             CU_STREAM_WRITE_VALUE_DEFAULT),
-                      "cuStreamWriteValue64");
+  return DriverStatus(
+      write_(stream, reinterpret_cast<CUdeviceptr>(flag), value, CU_STREAM_WRITE_VALUE_DEFAULT),
+      "cuStreamWriteValue64");
 }
 
 absl::Status StreamFlags::WaitAtLeast(cudaStream_t stream, uint64_t* flag, uint64_t value) const {
@@ -56,4 +56,4 @@ absl::Status StreamFlags::WaitAtLeast(cudaStream_t stream, uint64_t* flag, uint6
       "cuStreamWaitValue64");
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // The driver's stream memory operations. Thread safe.
 class StreamFlags {
@@ -35,6 +35,6 @@ class StreamFlags {
   Operation wait_ = nullptr;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // "<bytes of first>,<bytes of second>:" and the two blobs.
@@ -33,8 +33,7 @@ bool Split(absl::string_view text, std::string* first, std::string* second) {
 }  // namespace
 
 PreferringRingTransport::PreferringRingTransport(std::unique_ptr<RingTransport> first,
-                                                 std::unique_ptr<RingTransport> second,
-                                                 Hooks hooks)
+                                                 std::unique_ptr<RingTransport> second, Hooks hooks)
     : first_(std::move(first)), second_(std::move(second)), hooks_(std::move(hooks)) {}
 
 absl::StatusOr<std::string> PreferringRingTransport::Prepare(uint64_t generation, int rank,
@@ -44,9 +43,8 @@ absl::StatusOr<std::string> PreferringRingTransport::Prepare(uint64_t generation
     absl::MutexLock lock(&mutex_);
     given_up = failures_ >= kGiveUpAfter;
   }
-  absl::StatusOr<std::string> first =
-      given_up ? absl::FailedPreconditionError("not to be had")
-               : first_->Prepare(generation, rank, world_size);
+  absl::StatusOr<std::string> first = given_up ? absl::FailedPreconditionError("not to be had")
+                                               : first_->Prepare(generation, rank, world_size);
   absl::StatusOr<std::string> second = second_->Prepare(generation, rank, world_size);
   if (!first.ok() && !second.ok()) return second.status();
   return Join(first.ok() ? *first : "", second.ok() ? *second : "");
@@ -86,4 +84,4 @@ void PreferringRingTransport::Cancel() {
   second_->Cancel();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/comm/communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class PreferringRingTransport : public RingTransport {
@@ -51,6 +51,6 @@ class PreferringRingTransport : public RingTransport {
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;  // of the first, in a row
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_PREFERRING_PREFERRING_RING_TRANSPORT_H_

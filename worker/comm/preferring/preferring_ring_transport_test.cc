@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -160,4 +160,4 @@ TEST_F(PreferringRingTransportTest, RefusesMalformedBlobs) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

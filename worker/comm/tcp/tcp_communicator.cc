@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -47,9 +47,8 @@ TcpCommunicator::~TcpCommunicator() {
 
 EventRef TcpCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                                 RunControl* control) {
-  return queue_.Start(
-      [this, group = std::move(group), control] { return Run(group, control); },
-      std::move(after), HostQueue::OnFailure::kRun);
+  return queue_.Start([this, group = std::move(group), control] { return Run(group, control); },
+                      std::move(after), HostQueue::OnFailure::kRun);
 }
 
 void TcpCommunicator::Abort(const std::string& reason) {
@@ -128,8 +127,8 @@ absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunCon
   for (const Segment& segment : wave) {
     const PeerTransfer& transfer = *segment.transfer;
     const bool send = transfer.kind == Kind::kSend;
-    const auto remaining = std::max(absl::ToChronoMilliseconds(deadline - absl::Now()),
-                                    std::chrono::milliseconds(1));
+    const auto remaining =
+        std::max(absl::ToChronoMilliseconds(deadline - absl::Now()), std::chrono::milliseconds(1));
     bool completed = false;
     try {
       completed = send ? segment.buffer->waitSend(remaining) : segment.buffer->waitRecv(remaining);
@@ -161,4 +160,4 @@ absl::Status TcpCommunicator::AbortedStatus() const {
   return absl::UnavailableError(absl::StrCat("ring aborted: ", reason_));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -14,7 +14,7 @@
 #include "worker/comm/tcp/tcp_mesh.h"
 #include "worker/device/host_queue.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe, as Communicator says. All transfers of a group are in flight at
 // once, in both directions and with any number of peers; long ones are cut into
@@ -64,6 +64,6 @@ class TcpCommunicator : public Communicator {
   HostQueue queue_;  // last: its thread uses the rest
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_

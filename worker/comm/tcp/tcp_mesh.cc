@@ -19,7 +19,7 @@
 #include "gloo/transport/tcp/device.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Gloo waits five times a pair's timeout for its connection.
@@ -71,8 +71,7 @@ absl::Status CheckLocalAddress(const std::string& host) {
     return failed(gai_strerror(error));
   }
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int error =
-      fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
+  const int error = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
   if (fd >= 0) close(fd);
   freeaddrinfo(found);
   return error == 0 ? absl::OkStatus() : failed(std::strerror(error));
@@ -90,9 +89,9 @@ absl::StatusOr<std::shared_ptr<TcpMesh>> TcpMesh::Listen(const std::string& host
     attributes.hostname = host;
     mesh->device_ = gloo::transport::tcp::CreateDevice(attributes);
     mesh->context_ = mesh->device_->createContext(rank, world_size);
-    mesh->context_->setTimeout(std::max(
-        absl::ToChronoMilliseconds(connect_timeout / kGlooConnectFactor),
-        std::chrono::milliseconds(1)));
+    mesh->context_->setTimeout(
+        std::max(absl::ToChronoMilliseconds(connect_timeout / kGlooConnectFactor),
+                 std::chrono::milliseconds(1)));
     for (int peer = 0; peer < world_size; ++peer) {
       mesh->pairs_.push_back(peer == rank ? nullptr : mesh->context_->createPair(peer).get());
     }
@@ -108,8 +107,7 @@ TcpMesh::~TcpMesh() { StopWatching(); }
 std::string TcpMesh::AddressBlob() const {
   std::string blob;
   for (int peer = 0; peer < world_size_; ++peer) {
-    AppendAddress(peer == rank_ ? std::vector<char>() : pairs_[peer]->address().bytes(),
-                  &blob);
+    AppendAddress(peer == rank_ ? std::vector<char>() : pairs_[peer]->address().bytes(), &blob);
   }
   return blob;
 }
@@ -205,4 +203,4 @@ bool TcpMesh::closed() const {
   return closed_;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

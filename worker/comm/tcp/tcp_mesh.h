@@ -19,7 +19,7 @@
 #include "gloo/transport/pair.h"
 #include "gloo/transport/unbound_buffer.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class TcpMesh {
@@ -84,6 +84,6 @@ class TcpMesh {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_TCP_TCP_MESH_H_

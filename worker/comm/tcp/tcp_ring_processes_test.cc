@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "worker/comm/tcp/tcp_ring_transport.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -140,9 +140,9 @@ int PassUntilBroken(Communicator& ring) {
   const int to = (ring.rank() + 1) % ring.world_size();
   const int from = (ring.rank() + ring.world_size() - 1) % ring.world_size();
   while (true) {
-    EventRef done = ring.Start({{Kind::kSend, to, mine.data(), kBytes},
-                                {Kind::kReceive, from, next.data(), kBytes}},
-                               {}, &control);
+    EventRef done = ring.Start(
+        {{Kind::kSend, to, mine.data(), kBytes}, {Kind::kReceive, from, next.data(), kBytes}}, {},
+        &control);
     const absl::Status status = done->Wait(Soon());
     if (!status.ok()) return absl::IsUnavailable(status) ? 1 : 2;
   }
@@ -262,4 +262,4 @@ TEST(TcpRingProcesses, Throughput) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/comm/tcp/tcp_communicator.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 TcpRingTransport::TcpRingTransport(TcpTransportOptions options) : options_(std::move(options)) {
   std::signal(SIGPIPE, SIG_IGN);
@@ -60,4 +60,4 @@ void TcpRingTransport::Cancel() {
   if (mesh != nullptr) mesh->Close();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -14,7 +14,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/comm/tcp/tcp_mesh.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 struct TcpTransportOptions {
   // Name or address of this machine that the peers can reach.
@@ -46,6 +46,6 @@ class TcpRingTransport : public RingTransport {
   std::shared_ptr<TcpMesh> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_COMM_TCP_TCP_RING_TRANSPORT_H_

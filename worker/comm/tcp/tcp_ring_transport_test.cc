@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using Kind = PeerTransfer::Kind;
@@ -221,8 +221,7 @@ TEST(TcpRing, ConnectingToWhatIsGoneIsUnavailable) {
                                     *transports.ranks[1]->Prepare(1, 1, 2)};
   transports.ranks[1].reset();
   const absl::Time begin = absl::Now();
-  auto communicator =
-      transports.ranks[0]->Connect(1, blobs, absl::Now() + absl::Milliseconds(500));
+  auto communicator = transports.ranks[0]->Connect(1, blobs, absl::Now() + absl::Milliseconds(500));
   EXPECT_EQ(communicator.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
 }
@@ -274,4 +273,4 @@ TEST(TcpRing, ARingOfOneNeedsNoPeers) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

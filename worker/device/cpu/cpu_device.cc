@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // How long released memory waits for the next request: longer than the pause between
@@ -72,8 +72,6 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
-std::string CpuDevice::description() const {
-  return absl::StrCat("cpu (", threads_, " threads)");
-}
+std::string CpuDevice::description() const { return absl::StrCat("cpu (", threads_, " threads)"); }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

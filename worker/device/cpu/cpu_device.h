@@ -11,7 +11,7 @@
 #include "worker/device/host_queue.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe, as Device says.
 class CpuDevice : public Device {
@@ -35,6 +35,6 @@ class CpuDevice : public Device {
   HostQueue queue_;  // last: its thread uses kernels_
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_

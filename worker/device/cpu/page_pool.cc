@@ -7,7 +7,7 @@
 
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // With pages of 4 KiB, 64 MiB cost 16,384 faults. Only huge pages that lie inside as a
@@ -131,4 +131,4 @@ void PagePool::ReturnOld() {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe.
 class PagePool {
@@ -60,6 +60,6 @@ class PagePool {
   std::thread thread_;  // last: returns what has become old
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CPU_PAGE_POOL_H_

@@ -5,7 +5,7 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kBytes = 5'000'000;  // some huge pages and two ends
@@ -70,4 +70,4 @@ TEST(PagePoolTest, TooMuchIsRefusedAndNotCounted) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

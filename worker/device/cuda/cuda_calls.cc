@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using cuda::DeviceInfo;
@@ -78,9 +78,9 @@ absl::Status CallWorkspace::Stop(cudaStream_t stream, const uint32_t* one) {
   absl::MutexLock lock(&mutex_);
   if (stopped_ != nullptr) return absl::OkStatus();
   stopped_ = std::make_shared<CudaEvent>(events_, nullptr, 0);
-  absl::Status status = CudaStatus(
-      cudaMemcpyAsync(data(), one, sizeof(*one), cudaMemcpyHostToDevice, stream),
-      "cudaMemcpyAsync of a stop word");
+  absl::Status status =
+      CudaStatus(cudaMemcpyAsync(data(), one, sizeof(*one), cudaMemcpyHostToDevice, stream),
+                 "cudaMemcpyAsync of a stop word");
   if (status.ok()) status = stopped_->RecordEnd(stream);
   if (!status.ok()) stopped_->Fail(status);
   return status;
@@ -151,4 +151,4 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
   return prepared;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

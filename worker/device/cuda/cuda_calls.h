@@ -20,7 +20,7 @@
 #include "worker/device/device.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // What the calls of an operation share on the device: a word that ends them, their
 // tables, and scratch that one call after the other uses. Thread safe.
@@ -52,8 +52,8 @@ class PreparedCudaCall : public PreparedCall {
 
   // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
   // `scratch_offset`.
-  PreparedCudaCall(Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
-                   int64_t tables_offset, int64_t scratch_offset);
+  PreparedCudaCall(Kernel kernel, std::shared_ptr<CallWorkspace> workspace, int64_t tables_offset,
+                   int64_t scratch_offset);
 
   // Enqueues the kernels. INTERNAL if a launch fails.
   absl::Status Launch(cudaStream_t stream) const;
@@ -74,6 +74,6 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
                                                const cuda::DeviceInfo& device,
                                                CudaEventPool* events, CudaMemory* memory);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_

@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // How often the device's thread looks: while downloads have copies to wait for, and
@@ -39,8 +39,9 @@ absl::StatusOr<int> CudaDeviceCount() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();
-  return absl::UnavailableError(absl::StrCat(
-      "no CUDA device: ", error == cudaSuccess ? "the driver has none" : cudaGetErrorString(error)));
+  return absl::UnavailableError(absl::StrCat("no CUDA device: ", error == cudaSuccess
+                                                                     ? "the driver has none"
+                                                                     : cudaGetErrorString(error)));
 }
 
 absl::StatusOr<int64_t> CudaFreeBytes(int device) {
@@ -79,8 +80,8 @@ absl::Status CudaDevice::Init() {
   if (!info.ok()) return info.status();
   info_ = *info;
   cudaDeviceProp properties;
-  status = CudaStatus(cudaGetDeviceProperties(&properties, options_.device),
-                      "cudaGetDeviceProperties");
+  status =
+      CudaStatus(cudaGetDeviceProperties(&properties, options_.device), "cudaGetDeviceProperties");
   if (!status.ok()) return status;
   description_ =
       absl::StrCat("cuda:", options_.device, " (", properties.name, ", compute capability ",
@@ -100,14 +101,13 @@ absl::Status CudaDevice::Init() {
                         "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
-    status = CudaStatus(
-        cudaStreamCreateWithPriority(&stop_stream_, cudaStreamNonBlocking, highest),
-        "cudaStreamCreateWithPriority");
+    status = CudaStatus(cudaStreamCreateWithPriority(&stop_stream_, cudaStreamNonBlocking, highest),
+                        "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
-    status = CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(&one_), sizeof(*one_),
-                                      cudaHostAllocDefault),
-                        "cudaHostAlloc");
+    status = CudaStatus(
+        cudaHostAlloc(reinterpret_cast<void**>(&one_), sizeof(*one_), cudaHostAllocDefault),
+        "cudaHostAlloc");
   }
   if (!status.ok()) return status;
   *one_ = 1;
@@ -233,8 +233,7 @@ void CudaDevice::LookAfter() {
     const bool calls = LookAfterCalls();
     const CudaStaging::Downloads downloads = staging_->AdvanceDownloads();
     if (!calls && downloads == CudaStaging::Downloads::kNone) continue;
-    const absl::Duration pause =
-        downloads == CudaStaging::Downloads::kBusy ? kBusyPause : kPause;
+    const absl::Duration pause = downloads == CudaStaging::Downloads::kBusy ? kBusyPause : kPause;
     absl::SleepFor(pause);
     absl::MutexLock lock(&mutex_);
     awake_ = true;
@@ -288,4 +287,4 @@ absl::StatusOr<double> CudaDevice::MeasureHostLinkBytesPerSecond() {
   return staging_->MeasureBytesPerSecond((*target)->data());
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -28,7 +28,7 @@
 #include "worker/device/device.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Devices that this process can use. The first call of CUDA in a process: it also sets how
 // the driver is to work. UNAVAILABLE with CUDA's reason if there is no driver or device.
@@ -112,6 +112,6 @@ class CudaDevice : public Device {
   std::thread thread_;  // last: starts when the rest is there
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_

@@ -11,15 +11,15 @@
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
-#include "common/schedule.h"
-#include "common/shard_plan.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cuda/cuda_status.h"
 #include "worker/device/host_event.h"
 #include "worker/executor/run_in_process.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -130,8 +130,7 @@ TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
   float* const low = static_cast<float*>(buffer->data());
   float* const high = low + ones.size();
   ASSERT_TRUE(device->CopyFromHost(high, ones.data(), kMiB / 2).ok());
-  PreparedCalls calls = Ready(*device, {ZeroCall{low, kMiB / 2},
-                                        AddCall{low, high, kMiB / 8}});
+  PreparedCalls calls = Ready(*device, {ZeroCall{low, kMiB / 2}, AddCall{low, high, kMiB / 8}});
   RunControl control;
   const absl::Time begin = absl::Now();
   std::vector<EventRef> events = {device->Start(*calls[0], {}, &control)};
@@ -239,8 +238,7 @@ TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
     EventRef second = device->Start(*stopped_calls[1], {}, &stopped);
     EventRef third = other ? device->Start(*other_calls[0], {}, &running) : second;
     stopped.stop = true;
-    const auto& workspace =
-        static_cast<const PreparedCudaCall&>(*stopped_calls[0]).workspace();
+    const auto& workspace = static_cast<const PreparedCudaCall&>(*stopped_calls[0]).workspace();
     uint32_t word = 0;
     for (const absl::Time patience = Soon(); word == 0 && absl::Now() < patience;) {
       ASSERT_TRUE(device->CopyToHost(&word, workspace->stop_word(), 4).ok());
@@ -277,8 +275,8 @@ TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
   call.out = out->data();
   call.lse = static_cast<float*>(lse->data());
   call.initial = call.final = true;
-  PreparedCalls calls = Ready(*device, {call, ZeroCall{q->data(), q->bytes()},
-                                        ZeroCall{k->data(), k->bytes()}});
+  PreparedCalls calls =
+      Ready(*device, {call, ZeroCall{q->data(), q->bytes()}, ZeroCall{k->data(), k->bytes()}});
   RunControl control;
   device->Start(*calls[1], {}, &control);
   ASSERT_TRUE(device->Start(*calls[2], {}, &control)->Wait(Soon()).ok());
@@ -344,8 +342,9 @@ TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
         const int64_t bytes = std::min(kChunk, kBytes - offset);
         auto upload = *device->BeginUpload(base + offset, bytes);
         for (int64_t at = 0; at < bytes; at += 65536) {
-          ASSERT_TRUE(upload->Append(sources[i].data() + offset + at,
-                                     std::min<int64_t>(65536, bytes - at)).ok());
+          ASSERT_TRUE(
+              upload->Append(sources[i].data() + offset + at, std::min<int64_t>(65536, bytes - at))
+                  .ok());
         }
         auto more = upload->Finish();
         ASSERT_TRUE(more.ok());
@@ -357,8 +356,9 @@ TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
   for (std::thread& thread : threads) thread.join();
   for (int i = 0; i < kThreads; ++i) {
     std::vector<uint8_t> result(kBytes);
-    ASSERT_TRUE(device->CopyToHost(result.data(),
-                                   static_cast<char*>(target->data()) + i * kBytes, kBytes).ok());
+    ASSERT_TRUE(
+        device->CopyToHost(result.data(), static_cast<char*>(target->data()) + i * kBytes, kBytes)
+            .ok());
     EXPECT_TRUE(result == sources[i]) << "thread " << i;
   }
 }
@@ -440,8 +440,9 @@ TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
   auto memory = *device->Allocate(data.size());
   ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
   absl::Notification ready;
-  auto download = device->BeginDownload({{memory->data(), memory->bytes()}},
-                                        [&] { if (!ready.HasBeenNotified()) ready.Notify(); });
+  auto download = device->BeginDownload({{memory->data(), memory->bytes()}}, [&] {
+    if (!ready.HasBeenNotified()) ready.Notify();
+  });
   auto first = download->Next(kMiB);
   if (first.ok() && !first->has_value()) {
     ASSERT_TRUE(ready.WaitForNotificationWithTimeout(absl::Seconds(20)));
@@ -511,10 +512,10 @@ TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
         const auto found = result->outputs.find(id);
         return found == result->outputs.end() ? nullptr : found->second.data();
       };
-      const oracle::Report report = oracle::Compare(
-          spec, expected,
-          {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
-           find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv)});
+      const oracle::Report report =
+          oracle::Compare(spec, expected,
+                          {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
+                           find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv)});
       EXPECT_TRUE(report.passed()) << report.ToString();
       EXPECT_EQ(report.tensors.size(), direction == Direction::kForward ? 2u : 3u);
     }
@@ -537,4 +538,4 @@ TEST(CudaDeviceTestOfTheEnd, ABrokenContextIsReportedOnceAndNamesTheError) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -5,7 +5,7 @@
 
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Blocks copied and not yet read: the link fills one in 80 us, the wire takes
@@ -37,8 +37,8 @@ bool CudaDownloadState::CopyNext() {
   if (!block.has_value()) return false;
   const DeviceRange& range = ranges_[range_];
   const int64_t bytes = std::min(block->bytes(), range.bytes - offset_);
-  absl::StatusOr<EventRef> copied = staging_->CopyToHost(
-      block->data(), static_cast<const char*>(range.data) + offset_, bytes);
+  absl::StatusOr<EventRef> copied =
+      staging_->CopyToHost(block->data(), static_cast<const char*>(range.data) + offset_, bytes);
   if (!copied.ok()) {
     failure_ = copied.status();
     return false;
@@ -89,8 +89,7 @@ bool CudaDownloadState::Advance() {
     absl::MutexLock lock(&mutex_);
     if (closed_) return false;
     CopyNext();
-    const bool ready =
-        !failure_.ok() || (!ahead_.empty() && ahead_.front().copied->Done());
+    const bool ready = !failure_.ok() || (!ahead_.empty() && ahead_.front().copied->Done());
     more = (range_ < ranges_.size() && ahead_.size() < kBlocksAhead) || reader_waits_;
     if (!reader_waits_ || !ready) return more;
     reader_waits_ = false;
@@ -116,4 +115,4 @@ void CudaDownloadState::Close() {
   for (const Ahead& copy : ahead) (void)copy.copied->Wait(absl::InfiniteFuture());
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/cuda/cuda_staging.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Shared by the reader's CudaDownload and the thread that moves downloads on, so that
 // neither has to wait for the other. Thread safe.
@@ -64,6 +64,6 @@ class CudaDownloadState {
   absl::Duration copy_time_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_DOWNLOAD_H_

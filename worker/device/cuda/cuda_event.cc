@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // A pass enqueues a few steps of a handful of calls and transfers, two events each;
@@ -44,9 +44,8 @@ absl::Status CudaEventPool::Init() {
   status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
                       "cudaDeviceGetStreamPriorityRange");
   if (!status.ok()) return status;
-  status = CudaStatus(
-      cudaStreamCreateWithPriority(&clock_stream_, cudaStreamNonBlocking, highest),
-      "cudaStreamCreateWithPriority");
+  status = CudaStatus(cudaStreamCreateWithPriority(&clock_stream_, cudaStreamNonBlocking, highest),
+                      "cudaStreamCreateWithPriority");
   std::vector<cudaEvent_t> events;
   for (int i = 0; i < kEventsAtStart && status.ok(); ++i) {
     cudaEvent_t event = nullptr;
@@ -106,8 +105,7 @@ void CudaEventPool::Rebase() {
     delete reference;
   };
   // The first one has to come about; the device may have to wake up for it.
-  const absl::Time deadline =
-      absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
+  const absl::Time deadline = absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
   std::shared_ptr<const Reference> best;
   absl::Duration best_window = absl::InfiniteDuration();
   // The shortest look counts. One is longer if this thread lost its processor meanwhile, and the
@@ -313,4 +311,4 @@ absl::Status KnownFailure(const std::vector<EventRef>& after) {
   return absl::OkStatus();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -29,7 +29,7 @@
 #include "worker/device/device.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Timing events of one device, and what ties their clock to the host's. Lives as long
 // as the process. Thread safe.
@@ -147,6 +147,6 @@ absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& afte
 // The first failure among `after` that is known by now.
 absl::Status KnownFailure(const std::vector<EventRef>& after);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_EVENT_H_

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/fake/fake_cuda.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(CudaEventTest, CanBeAskedWhileAFullStreamIsToWaitForIt) {
@@ -64,4 +64,4 @@ TEST(CudaEventTest, ASlowDevicesClockIsTiedToo) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

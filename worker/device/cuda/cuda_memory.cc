@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Mapping tens of gigabytes and copying small things takes milliseconds.
@@ -76,10 +76,10 @@ absl::Status CudaMemory::AddRegion(int64_t bytes) {
       free += region.extents.free_bytes();
       largest = std::max(largest, region.extents.largest_free_bytes());
     }
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
-        on_device, " are free; of ", total, " for requests ", free, " are, ", largest,
-        " of them in one piece"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
+                     on_device, " are free; of ", total, " for requests ", free, " are, ", largest,
+                     " of them in one piece"));
   }
   if (absl::Status status = CudaStatus(error, "cudaMalloc"); !status.ok()) return status;
   absl::MutexLock lock(&mutex_);
@@ -228,4 +228,4 @@ int64_t CudaMemory::device_free_bytes() const {
   return static_cast<int64_t>(free);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

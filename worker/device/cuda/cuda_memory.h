@@ -22,7 +22,7 @@
 #include "worker/device/cuda/extent_allocator.h"
 #include "worker/device/device.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe. Outlives its buffers.
 class CudaMemory {
@@ -30,8 +30,7 @@ class CudaMemory {
   // `in_regions`: everything comes from regions. There is one from the start. They grow by
   // more than what is asked for while all together have no more than `ahead_bytes`, beyond it
   // by the least that they grow by (1 GiB, 2 MiB when memory is short).
-  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(CudaEventPool* events,
-                                                            bool in_regions,
+  static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(CudaEventPool* events, bool in_regions,
                                                             int64_t ahead_bytes);
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
@@ -89,6 +88,6 @@ class CudaMemory {
   std::atomic<int64_t> device_used_bytes_{0};
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_MEMORY_H_

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "worker/comm/nccl/fake/fake_cuda.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -69,4 +69,4 @@ TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

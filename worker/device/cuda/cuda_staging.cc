@@ -8,7 +8,7 @@
 #include "worker/device/cuda/cuda_download.h"
 #include "worker/device/cuda/cuda_status.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 // Blocks come back at the rate of the link to the device, whatever compute does: to
@@ -56,8 +56,7 @@ class CudaUpload : public Upload {
  private:
   absl::Status Flush() {
     if (filled_bytes_ == 0) return absl::OkStatus();
-    absl::StatusOr<EventRef> copied =
-        staging_->CopyToDevice(target_, block_.data(), filled_bytes_);
+    absl::StatusOr<EventRef> copied = staging_->CopyToDevice(target_, block_.data(), filled_bytes_);
     if (!copied.ok()) return copied.status();
     staging_->pool()->ReturnAfter(std::move(block_), *copied);
     block_ = PinnedPool::Block();
@@ -156,8 +155,7 @@ absl::StatusOr<EventRef> CudaStaging::CopyToDevice(void* target, const void* pin
   return Copy(target, pinned, bytes, cudaMemcpyHostToDevice, up_);
 }
 
-absl::StatusOr<EventRef> CudaStaging::CopyToHost(void* pinned, const void* source,
-                                                 int64_t bytes) {
+absl::StatusOr<EventRef> CudaStaging::CopyToHost(void* pinned, const void* source, int64_t bytes) {
   absl::MutexLock lock(&down_mutex_);
   return Copy(pinned, source, bytes, cudaMemcpyDeviceToHost, down_);
 }
@@ -168,8 +166,7 @@ std::unique_ptr<Upload> CudaStaging::BeginUpload(void* target, int64_t bytes) {
 
 std::unique_ptr<Download> CudaStaging::BeginDownload(std::vector<DeviceRange> ranges,
                                                      std::function<void()> on_ready) {
-  auto state =
-      std::make_shared<CudaDownloadState>(this, std::move(ranges), std::move(on_ready));
+  auto state = std::make_shared<CudaDownloadState>(this, std::move(ranges), std::move(on_ready));
   absl::MutexLock lock(&downloads_mutex_);
   downloads_.push_back(state);
   return std::make_unique<CudaDownload>(std::move(state));
@@ -184,8 +181,7 @@ CudaStaging::Downloads CudaStaging::AdvanceDownloads() {
       if (state != nullptr) alive.push_back(state);
       return state == nullptr;
     };
-    downloads_.erase(std::remove_if(downloads_.begin(), downloads_.end(), gone),
-                     downloads_.end());
+    downloads_.erase(std::remove_if(downloads_.begin(), downloads_.end(), gone), downloads_.end());
   }
   bool busy = false;
   for (const std::shared_ptr<CudaDownloadState>& state : alive) busy |= state->Advance();
@@ -193,8 +189,7 @@ CudaStaging::Downloads CudaStaging::AdvanceDownloads() {
 }
 
 absl::StatusOr<double> CudaStaging::MeasureBytesPerSecond(void* device) {
-  absl::StatusOr<PinnedPool::Block> block =
-      pool_->TakeForUpload(absl::Now() + kUploadWait);
+  absl::StatusOr<PinnedPool::Block> block = pool_->TakeForUpload(absl::Now() + kUploadWait);
   if (!block.ok()) return block.status();
   double best = 0;
   for (int i = 0; i < 8; ++i) {
@@ -202,11 +197,10 @@ absl::StatusOr<double> CudaStaging::MeasureBytesPerSecond(void* device) {
     if (!copied.ok()) return copied.status();
     absl::Status status = (*copied)->Wait(absl::Now() + kUploadWait);
     if (!status.ok()) return status;
-    const double seconds =
-        absl::ToDoubleSeconds((*copied)->end_time() - (*copied)->begin_time());
+    const double seconds = absl::ToDoubleSeconds((*copied)->end_time() - (*copied)->begin_time());
     if (seconds > 0) best = std::max(best, static_cast<double>(block->bytes()) / seconds);
   }
   return best;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -21,7 +21,7 @@
 #include "worker/device/cuda/pinned_pool.h"
 #include "worker/device/staging.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Copies of 4 MiB run at the link's full rate (55 GB/s), and take 80 us.
 inline constexpr int64_t kStagingBlockBytes = int64_t{4} << 20;
@@ -73,6 +73,6 @@ class CudaStaging {
   std::vector<std::weak_ptr<CudaDownloadState>> downloads_ ABSL_GUARDED_BY(downloads_mutex_);
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_STAGING_H_

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // INTERNAL with CUDA's text behind `call`, the name of what failed. Clears the
 // thread's last error, so that a harmless one does not show up at the next launch.
@@ -18,6 +18,6 @@ inline absl::Status CudaStatus(cudaError_t error, const char* call) {
       absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_

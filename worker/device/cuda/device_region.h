@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Not owned.
 struct DeviceRegion {
@@ -23,6 +23,6 @@ struct DeviceRegion {
 // place in the list and its memory. Thread safe.
 using DeviceRegions = std::function<std::vector<DeviceRegion>()>;
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_DEVICE_REGION_H_

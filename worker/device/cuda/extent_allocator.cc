@@ -4,7 +4,7 @@
 #include <cassert>
 #include <iterator>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 ExtentAllocator::ExtentAllocator(int64_t size, int64_t alignment)
     : alignment_(alignment), free_bytes_(size / alignment * alignment) {
@@ -56,4 +56,4 @@ int64_t ExtentAllocator::largest_free_bytes() const {
   return largest;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -6,7 +6,7 @@
 #include <map>
 #include <optional>
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Best fit, and neighbours that are free grow together again: the few large buffers of a
 // handful of operations leave few holes. Not thread safe.
@@ -32,6 +32,6 @@ class ExtentAllocator {
   std::map<int64_t, int64_t> taken_;  // size by offset
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_EXTENT_ALLOCATOR_H_

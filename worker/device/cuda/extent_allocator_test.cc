@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 TEST(ExtentAllocator, GivesTheSmallestHoleThatFits) {
@@ -66,4 +66,4 @@ TEST(ExtentAllocator, ExtentsNeverOverlapAndEverythingComesBack) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

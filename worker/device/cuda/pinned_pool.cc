@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int kMinBlocks = 4;
@@ -19,20 +19,17 @@ PinnedPool::Block::~Block() {
   if (pool_ != nullptr) pool_->Return(index_, download_);
 }
 
-uint8_t* PinnedPool::Block::data() const {
-  return pool_->memory_ + index_ * pool_->block_bytes_;
-}
+uint8_t* PinnedPool::Block::data() const { return pool_->memory_ + index_ * pool_->block_bytes_; }
 
 int64_t PinnedPool::Block::bytes() const { return pool_->block_bytes_; }
 
 absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(int64_t total_bytes,
-                                                               int64_t block_bytes,
-                                                               Source source) {
+                                                               int64_t block_bytes, Source source) {
   const int64_t count = total_bytes / block_bytes;
   if (count < kMinBlocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a pinned pool of ", total_bytes, " bytes has fewer than ", kMinBlocks,
-                     " blocks of ", block_bytes));
+    return absl::InvalidArgumentError(absl::StrCat("a pinned pool of ", total_bytes,
+                                                   " bytes has fewer than ", kMinBlocks,
+                                                   " blocks of ", block_bytes));
   }
   std::shared_ptr<PinnedPool> pool(
       new PinnedPool(block_bytes, static_cast<int>(count), std::move(source)));
@@ -129,4 +126,4 @@ void PinnedPool::CollectCopied() {
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

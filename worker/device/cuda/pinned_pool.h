@@ -27,7 +27,7 @@
 #include "absl/time/time.h"
 #include "worker/device/event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Thread safe. Blocks keep the pool alive.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
@@ -116,6 +116,6 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   int download_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_PINNED_POOL_H_

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 constexpr int64_t kBlock = 64;
@@ -161,4 +161,4 @@ TEST(PinnedPool, AWaiterThatGivesUpDoesNotBlockTheLine) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

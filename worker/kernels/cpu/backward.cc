@@ -9,7 +9,7 @@
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/tile_hulls.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -59,8 +59,7 @@ class BackwardPass {
     workspace_.pool.ParallelFor(tasks, [this](int thread, int64_t task) {
       if (!progress_.stopped()) RunTask(workspace_.scratch[thread], task);
     });
-    return progress_.stopped() ? absl::CancelledError("backward kernel stopped")
-                               : absl::OkStatus();
+    return progress_.stopped() ? absl::CancelledError("backward kernel stopped") : absl::OkStatus();
   }
 
  private:
@@ -93,7 +92,7 @@ class BackwardPass {
     int col_begin;
     int col_end;
     bool not_finite;
-    float* query_left;   // rows of q, of dout
+    float* query_left;  // rows of q, of dout
     float* dout_left;
     float* query_right;  // depth words of rows, columns d, d_v
     float* dout_right;
@@ -121,8 +120,8 @@ class BackwardPass {
            Scratch::Bytes<float>(key_tile_ * std::max(head_dim_, head_dim_v_)) +
            Scratch::Bytes<float>(std::max(cols_, cols_v_)) + Scratch::Bytes<float>(rows * depth_) +
            Scratch::Bytes<float>(rows * depth_v_) + 2 * Scratch::Bytes<float>(rows * cols_) +
-           Scratch::Bytes<float>(rows * cols_v_) + 5 * square +
-           2 * Scratch::Bytes<float>(rows) + 2 * Scratch::Bytes<int32_t>(rows);
+           Scratch::Bytes<float>(rows * cols_v_) + 5 * square + 2 * Scratch::Bytes<float>(rows) +
+           2 * Scratch::Bytes<int32_t>(rows);
   }
 
   void RunTask(Scratch& scratch, int64_t index) {
@@ -263,9 +262,8 @@ class BackwardPass {
 
   // The block's rows of q or dout.
   SourceRows BlockRows(const Task& task, const Block& block, const void* tensor, int dim) const {
-    return RowsOfHeads(problem_.dtype, tensor, task.batch_index, call_.q_rows,
-                       problem_.num_heads, dim, block.first_head, block.heads,
-                       LocalRow(*block.tile), block.tile->rows);
+    return RowsOfHeads(problem_.dtype, tensor, task.batch_index, call_.q_rows, problem_.num_heads,
+                       dim, block.first_head, block.heads, LocalRow(*block.tile), block.tile->rows);
   }
 
   // The first row of the tile in q's buffer.
@@ -389,10 +387,9 @@ class BackwardPass {
     const TokenRun& run = workspace_.kv.runs()[task.tile->run];
     const KvBlock& block = call_.blocks[run.block];
     for (int j = 0; j < task.tile->rows; ++j) {
-      const int64_t row =
-          (task.batch_index * block.rows + run.local_begin + task.tile->begin + j) *
-              problem_.num_kv_heads +
-          task.kv_head;
+      const int64_t row = (task.batch_index * block.rows + run.local_begin + task.tile->begin + j) *
+                              problem_.num_kv_heads +
+                          task.kv_head;
       AddScaled(problem_.softmax_scale, task.dk + int64_t{j} * cols_, block.dk + row * head_dim_,
                 head_dim_);
       AddScaled(1.0f, task.dv + int64_t{j} * cols_v_, block.dv + row * head_dim_v_, head_dim_v_);
@@ -409,10 +406,10 @@ class BackwardPass {
   const int key_tile_;  // keys of a task, a multiple of every vector and of 2
   const int head_dim_;
   const int head_dim_v_;
-  const int depth_;   // words of a k row
+  const int depth_;    // words of a k row
   const int depth_v_;  // words of a v row
-  const int cols_;    // padded columns of k
-  const int cols_v_;  // padded columns of v
+  const int cols_;     // padded columns of k
+  const int cols_v_;   // padded columns of v
 };
 
 }  // namespace
@@ -421,4 +418,4 @@ absl::Status Backward(const BackwardCall& call, Workspace& workspace, const Prog
   return BackwardPass(call, workspace, progress).Run();
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

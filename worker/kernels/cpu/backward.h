@@ -6,7 +6,7 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cpu/workspace.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Computes `call` (host memory) on the workspace's threads. Every sum is made in
 // an order that depends on the call alone, so results are the same bits whatever
@@ -14,6 +14,6 @@ namespace ringattn::cpu {
 // undefined.
 absl::Status Backward(const BackwardCall& call, Workspace& workspace, const Progress& progress);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_BACKWARD_H_

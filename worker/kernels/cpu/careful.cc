@@ -2,7 +2,7 @@
 
 #include "worker/kernels/cpu/elementwise.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 float PackedElement(const TileOps& ops, const float* words, int64_t index) {
   if (ops.elements_per_word == 1) return words[index];
@@ -13,10 +13,10 @@ float PackedElement(const TileOps& ops, const float* words, int64_t index) {
 
 void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
                     float* target) {
-  const char* elements = static_cast<const char*>(source.data) +
-                         source.RowOffset(row) * ElementBytes(source.dtype);
+  const char* elements =
+      static_cast<const char*>(source.data) + source.RowOffset(row) * ElementBytes(source.dtype);
   ConvertToFloat(source.dtype, elements, converted, source.cols);
   AddScaled(weight, converted, target, source.cols);
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

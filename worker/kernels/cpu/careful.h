@@ -8,7 +8,7 @@
 
 #include "worker/kernels/cpu/tile_ops.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Element `index` of consecutive packed words.
 float PackedElement(const TileOps& ops, const float* words, int64_t index);
@@ -17,6 +17,6 @@ float PackedElement(const TileOps& ops, const float* words, int64_t index);
 void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
                     float* target);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_CAREFUL_H_

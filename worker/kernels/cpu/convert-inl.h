@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/dtype.h"
+#include "common/attention/dtype.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -55,7 +55,7 @@ HWY_INLINE hn::Vec<D> LoadFirstAsFloat(D d, const T* in, int count) {
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

@@ -9,7 +9,7 @@
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/workspace.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace cpu {
 namespace {
 
@@ -43,28 +43,26 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
   const int64_t heads = problem.num_heads;
   const int64_t dim = problem.head_dim_v;
   const int64_t row_bytes = dim * ElementBytes(problem.dtype);
-  return ForRanges(
-      problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
-      [&](int64_t begin, int64_t end) {
-        for (int64_t token = begin; token < end; ++token) {
-          const int64_t batch_index = token / call.q_rows;
-          const int64_t row = token % call.q_rows;
-          for (int64_t h = 0; h < heads; ++h) {
-            const int64_t offset = (token * heads + h) * row_bytes;
-            call.delta[(batch_index * heads + h) * call.q_rows + row] =
-                Dot(problem.dtype, static_cast<const char*>(call.dout) + offset,
-                    static_cast<const char*>(call.out) + offset, dim);
-          }
-        }
-      });
+  return ForRanges(problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t token = begin; token < end; ++token) {
+                       const int64_t batch_index = token / call.q_rows;
+                       const int64_t row = token % call.q_rows;
+                       for (int64_t h = 0; h < heads; ++h) {
+                         const int64_t offset = (token * heads + h) * row_bytes;
+                         call.delta[(batch_index * heads + h) * call.q_rows + row] =
+                             Dot(problem.dtype, static_cast<const char*>(call.dout) + offset,
+                                 static_cast<const char*>(call.out) + offset, dim);
+                       }
+                     }
+                   });
 }
 
 absl::Status RunCall(const ZeroCall& call, Workspace& workspace, const Progress& progress) {
-  return ForRanges(call.bytes, 4 * kElementsPerTask, workspace, progress,
-                   [&](int64_t begin, int64_t end) {
-                     std::memset(static_cast<char*>(call.target) + begin, 0,
-                                 static_cast<size_t>(end - begin));
-                   });
+  return ForRanges(
+      call.bytes, 4 * kElementsPerTask, workspace, progress, [&](int64_t begin, int64_t end) {
+        std::memset(static_cast<char*>(call.target) + begin, 0, static_cast<size_t>(end - begin));
+      });
 }
 
 absl::Status RunCall(const AddCall& call, Workspace& workspace, const Progress& progress) {
@@ -75,12 +73,11 @@ absl::Status RunCall(const AddCall& call, Workspace& workspace, const Progress& 
 }
 
 absl::Status RunCall(const ConvertCall& call, Workspace& workspace, const Progress& progress) {
-  return ForRanges(call.count, kElementsPerTask, workspace, progress,
-                   [&](int64_t begin, int64_t end) {
-                     Convert(call.dtype, call.source + begin,
-                             static_cast<char*>(call.target) + begin * ElementBytes(call.dtype),
-                             end - begin);
-                   });
+  return ForRanges(
+      call.count, kElementsPerTask, workspace, progress, [&](int64_t begin, int64_t end) {
+        Convert(call.dtype, call.source + begin,
+                static_cast<char*>(call.target) + begin * ElementBytes(call.dtype), end - begin);
+      });
 }
 
 }  // namespace
@@ -92,8 +89,8 @@ CpuKernels::~CpuKernels() = default;
 absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
                              std::atomic<int64_t>* tiles_done) {
   const cpu::Progress progress(stop, tiles_done);
-  return std::visit(
-      [&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); }, call);
+  return std::visit([&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); },
+                    call);
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

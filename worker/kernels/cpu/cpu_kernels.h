@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "worker/kernels/attention_kernel.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 namespace cpu {
 struct Workspace;
@@ -41,6 +41,6 @@ class CpuKernels {
   const std::unique_ptr<cpu::Workspace> workspace_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_

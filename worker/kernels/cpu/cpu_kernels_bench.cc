@@ -35,7 +35,7 @@ ABSL_FLAG(bool, backward, true, "time backward too");
 ABSL_FLAG(int, threads, 2, "compute threads");
 ABSL_FLAG(int, repeats, 3, "timed runs; the median is printed");
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 struct Bench {
@@ -57,8 +57,8 @@ struct Bench {
   void Fill() {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
-    for (auto [tensor, count] : {std::pair{&q, QCount()}, {&k, KCount()}, {&v, KCount()},
-                                 {&dout, QCount()}}) {
+    for (auto [tensor, count] :
+         {std::pair{&q, QCount()}, {&k, KCount()}, {&v, KCount()}, {&dout, QCount()}}) {
       std::vector<float> values(count);
       for (float& value : values) value = normal(random);
       tensor->resize(count * ElementBytes(problem.dtype));
@@ -206,14 +206,19 @@ int Main() {
   bench.seq = absl::GetFlag(FLAGS_seq);
   const int64_t d = absl::GetFlag(FLAGS_head_dim);
   const int64_t heads = absl::GetFlag(FLAGS_heads);
-  const int64_t kv_heads = absl::GetFlag(FLAGS_kv_heads) > 0 ? absl::GetFlag(FLAGS_kv_heads) : heads;
+  const int64_t kv_heads =
+      absl::GetFlag(FLAGS_kv_heads) > 0 ? absl::GetFlag(FLAGS_kv_heads) : heads;
   AttentionOptions options;
   options.causal = absl::GetFlag(FLAGS_causal);
-  bench.problem = {*dtype,   absl::GetFlag(FLAGS_batch),
-                   heads,    kv_heads,
-                   d,        d,
+  bench.problem = {*dtype,
+                   absl::GetFlag(FLAGS_batch),
+                   heads,
+                   kv_heads,
+                   d,
+                   d,
                    1.0f / std::sqrt(static_cast<float>(d)),
-                   0.0f,     {DocumentBand(options, bench.seq, bench.seq)}};
+                   0.0f,
+                   {DocumentBand(options, bench.seq, bench.seq)}};
   bench.Fill();
   const int threads = absl::GetFlag(FLAGS_threads);
   const bool with_backward = absl::GetFlag(FLAGS_backward);
@@ -230,12 +235,12 @@ int Main() {
   const double work = 4.0 * bench.problem.batch * heads * double(bench.seq) * bench.seq * d *
                       (options.causal ? 0.5 : 1.0) * 1e-6;
   const auto report = [&](const char* pass, double flops, Milliseconds time) {
-    std::printf("%-8s %s seq %lld heads %lld/%lld d %lld%s threads %d: %.3f ms %.1f GFLOP/s "
-                "(%.3f cpu ms)\n",
-                pass, absl::GetFlag(FLAGS_dtype).c_str(), static_cast<long long>(bench.seq),
-                static_cast<long long>(heads), static_cast<long long>(kv_heads),
-                static_cast<long long>(d), options.causal ? " causal" : "", threads,
-                time.wall, flops / time.wall, time.processor);
+    std::printf(
+        "%-8s %s seq %lld heads %lld/%lld d %lld%s threads %d: %.3f ms %.1f GFLOP/s "
+        "(%.3f cpu ms)\n",
+        pass, absl::GetFlag(FLAGS_dtype).c_str(), static_cast<long long>(bench.seq),
+        static_cast<long long>(heads), static_cast<long long>(kv_heads), static_cast<long long>(d),
+        options.causal ? " causal" : "", threads, time.wall, flops / time.wall, time.processor);
   };
   report("forward", work, MedianTime(repeats, [&] { bench.Forward(kernels); }));
   if (with_backward) {
@@ -245,9 +250,9 @@ int Main() {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return ringattn::Main();
+  return ringattn::worker::Main();
 }

@@ -11,7 +11,7 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cpu/kernel_runner.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 class RobustnessTest : public testing::TestWithParam<DType> {};
@@ -53,8 +53,8 @@ TEST_P(RobustnessTest, SameBitsForAnyNumberOfThreads) {
 TEST_P(RobustnessTest, PoisonStaysWhereItIsSeen) {
   constexpr int64_t kRows = 150;
   constexpr int64_t kPoisoned = 20;
-  for (float poison : {std::numeric_limits<float>::quiet_NaN(),
-                       std::numeric_limits<float>::infinity()}) {
+  for (float poison :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (int which = 0; which < 4; ++which) {
       SCOPED_TRACE(testing::Message() << "tensor " << which << " poison " << poison);
       TestShape shape = DenseShape(kRows, kRows, true);
@@ -159,4 +159,4 @@ TEST(StopTest, StopsAtTheNextTile) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -11,7 +11,7 @@
 #include "worker/kernels/cpu/kernel_runner.h"
 #include "worker/kernels/cpu/tile_ops.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 class DTypeTest : public testing::TestWithParam<DType> {};
@@ -193,7 +193,8 @@ TEST_P(DTypeTest, DeltaAddConvertZero) {
 
   constexpr int64_t kCount = 300001;
   Floats values(kCount);
-  for (int64_t i = 0; i < kCount; ++i) values[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
+  for (int64_t i = 0; i < kCount; ++i)
+    values[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
   TestTensor expected = MakeTensor(shape.dtype, kCount);
   ConvertFromFloat(shape.dtype, values.data(), expected.data(), kCount);
   TestTensor actual = MakeTensor(shape.dtype, kCount);
@@ -215,4 +216,4 @@ TEST_P(DTypeTest, DeltaAddConvertZero) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::worker

@@ -11,7 +11,7 @@
 #include "worker/kernels/cpu/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -123,11 +123,11 @@ void ScaleVectors(float weight, const float* source, float* target, int64_t coun
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 HWY_EXPORT(ConvertVectorsToBf16);
 HWY_EXPORT(ConvertVectorsToFp16);
@@ -145,12 +145,12 @@ void Convert(DType dtype, const float* source, void* target, int64_t count) {
       }
       return;
     case DType::kBFloat16:
-      done = HWY_DYNAMIC_DISPATCH(ConvertVectorsToBf16)(source, static_cast<uint16_t*>(target),
-                                                        count);
+      done =
+          HWY_DYNAMIC_DISPATCH(ConvertVectorsToBf16)(source, static_cast<uint16_t*>(target), count);
       break;
     case DType::kFloat16:
-      done = HWY_DYNAMIC_DISPATCH(ConvertVectorsToFp16)(source, static_cast<uint16_t*>(target),
-                                                        count);
+      done =
+          HWY_DYNAMIC_DISPATCH(ConvertVectorsToFp16)(source, static_cast<uint16_t*>(target), count);
       break;
   }
   ConvertFromFloat(dtype, source + done, static_cast<uint16_t*>(target) + done, count - done);
@@ -173,5 +173,5 @@ void Scale(float weight, const float* source, float* target, int64_t count) {
   HWY_DYNAMIC_DISPATCH(ScaleVectors)(weight, source, target, count);
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 #endif  // HWY_ONCE

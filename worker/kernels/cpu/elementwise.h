@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "common/dtype.h"
+#include "common/attention/dtype.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // All pointers are host memory; none overlap unless said so.
 
@@ -27,6 +27,6 @@ void Combine(float first_weight, const float* first, float second_weight, const 
 // target[i] = weight * source[i]. Target may be source.
 void Scale(float weight, const float* source, float* target, int64_t count);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_ELEMENTWISE_H_

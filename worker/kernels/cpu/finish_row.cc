@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "common/merge.h"
+#include "common/attention/merge.h"
 #include "worker/kernels/cpu/elementwise.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -20,14 +20,13 @@ constexpr double kLn2 = 0.69314718055994530942;
 float LogSumExp(const ScoreScale& scale, float max, float sum) {
   const float shift = max * scale.to_log2;
   const double rounding = double{max} * scale.to_log2 - shift;
-  return static_cast<float>(double{max} * scale.natural + std::log(double{sum}) -
-                            rounding * kLn2);
+  return static_cast<float>(double{max} * scale.natural + std::log(double{sum}) - rounding * kLn2);
 }
 
 }  // namespace
 
-void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index,
-               int64_t head, int64_t local_row, const RowSums& sums, float* temporary) {
+void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index, int64_t head,
+               int64_t local_row, const RowSums& sums, float* temporary) {
   const AttentionProblem& problem = *call.problem;
   const int64_t dim = problem.head_dim_v;
   const int64_t at = ((batch_index * call.q_rows + local_row) * problem.num_heads + head) * dim;
@@ -83,4 +82,4 @@ void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q) {
   }
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

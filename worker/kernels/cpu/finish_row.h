@@ -8,7 +8,7 @@
 #include "worker/kernels/cpu/tile_ops.h"
 #include "worker/kernels/cpu/token_runs.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // What the online softmax leaves of a row; max and sum as in SoftmaxArgs.
 struct RowSums {
@@ -19,13 +19,13 @@ struct RowSums {
 
 // Writes one row of the call's out or out_acc, and its lse.
 //   temporary [head_dim_v]
-void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index,
-               int64_t head, int64_t local_row, const RowSums& sums, float* temporary);
+void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index, int64_t head,
+               int64_t local_row, const RowSums& sums, float* temporary);
 
 // Rows that no piece names see no key, but still have an output.
 //   q: the runs of call.q_pieces
 void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_FINISH_ROW_H_

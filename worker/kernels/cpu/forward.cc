@@ -7,7 +7,7 @@
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/finish_row.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -167,8 +167,8 @@ class ForwardPass {
     task.row_sum = scratch.Take<float>(rows);
     task.correction = scratch.Take<float>(rows);
     task.scores = scratch.Take<float>(kRowGroup * key_tile_);
-    task.weights = ops_.elements_per_word == 1 ? task.scores
-                                               : scratch.Take<float>(kRowGroup * key_tile_);
+    task.weights =
+        ops_.elements_per_word == 1 ? task.scores : scratch.Take<float>(kRowGroup * key_tile_);
     task.keys = scratch.Take<float>(key_tile_ * depth_);
     task.values = scratch.Take<float>(key_tile_ * cols_v_);
     task.convert = scratch.Take<float>(key_tile_ * head_dim_);
@@ -184,9 +184,9 @@ class ForwardPass {
     for (int r = 0; r < task.tile->rows; ++r) {
       task.positions[r] = workspace_.q.PositionOf(run, task.tile->begin + r);
     }
-    const SourceRows source = RowsOfHeads(problem_.dtype, call_.q, task.batch_index, call_.q_rows,
-                                          problem_.num_heads, head_dim_, task.first_head,
-                                          task.heads, LocalRow(*task.tile), task.tile->rows);
+    const SourceRows source =
+        RowsOfHeads(problem_.dtype, call_.q, task.batch_index, call_.q_rows, problem_.num_heads,
+                    head_dim_, task.first_head, task.heads, LocalRow(*task.tile), task.tile->rows);
     ops_.pack_left(source, NegateQuery(problem_), task.query, depth_);
     return task;
   }
@@ -217,8 +217,8 @@ class ForwardPass {
     }
     const Band& band = problem_.bands[run.document];
     for (int r = 0; r < task.tile->rows; ++r) {
-      const RowRange keys = workspace_.kv.RowsAt(run, task.positions[r] + band.lower,
-                                                 task.positions[r] + band.upper);
+      const RowRange keys =
+          workspace_.kv.RowsAt(run, task.positions[r] + band.lower, task.positions[r] + band.upper);
       const int64_t from = std::clamp<int64_t>(keys.begin - begin, 0, count);
       const int64_t to = std::clamp<int64_t>(keys.end - begin, from, count);
       std::fill_n(task.visible_begin + r * task.heads, task.heads, static_cast<int32_t>(from));
@@ -316,8 +316,8 @@ class ForwardPass {
   const HeadSplit split_;
   const ScoreScale scale_;
   const int head_dim_;
-  const int depth_;   // words of a q or k row
-  const int cols_v_;  // padded columns of v
+  const int depth_;        // words of a q or k row
+  const int cols_v_;       // padded columns of v
   const int matrix_rows_;  // of a task
   const int key_tile_;     // keys packed at a time
 };
@@ -328,4 +328,4 @@ absl::Status Forward(const ForwardCall& call, Workspace& workspace, const Progre
   return ForwardPass(call, workspace, progress).Run();
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

@@ -6,13 +6,13 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cpu/workspace.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Computes `call` (host memory) on the workspace's threads. The result does not
 // depend on their number. CANCELLED once progress says stopped; outputs are then
 // undefined.
 absl::Status Forward(const ForwardCall& call, Workspace& workspace, const Progress& progress);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_FORWARD_H_

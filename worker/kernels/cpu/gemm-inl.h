@@ -14,7 +14,7 @@
 #include "worker/kernels/cpu/tile_ops.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -108,8 +108,8 @@ void GemmPanels(const GemmArgs& args) {
     // The pitch is that of the packed operand, even if fewer columns are wanted.
     const int pitch = std::min(panel, args.right_cols - col);
     const int vectors = (std::min(args.col_end - col, pitch) + lanes - 1) / lanes;
-    const float* right = args.right + int64_t{col} * args.right_depth +
-                         int64_t{args.depth_begin} * pitch;
+    const float* right =
+        args.right + int64_t{col} * args.right_depth + int64_t{args.depth_begin} * pitch;
     float* c = args.c + col;
     switch (vectors) {
       case 1:
@@ -140,7 +140,7 @@ void Gemm(const GemmArgs& args) {
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

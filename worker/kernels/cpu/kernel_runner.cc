@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 void RunOrDie(CpuKernels& kernels, const KernelCall& call) {
   const std::atomic<bool> stop{false};
@@ -116,4 +116,4 @@ TestShape PiecesShape() {
   return shape;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

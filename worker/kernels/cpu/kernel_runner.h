@@ -8,7 +8,7 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cpu/naive_reference.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 using Floats = std::vector<float>;
 
@@ -31,8 +31,7 @@ ForwardResult RunForward(CpuKernels& kernels, TestData& data, const std::vector<
 // With the reference's lse and delta.
 BackwardResult RunBackward(CpuKernels& kernels, TestData& data, const Reference& reference);
 
-void ExpectForward(const TestShape& shape, const ForwardResult& result,
-                   const Reference& reference);
+void ExpectForward(const TestShape& shape, const ForwardResult& result, const Reference& reference);
 void ExpectBackward(const TestShape& shape, const BackwardResult& result,
                     const Reference& reference);
 
@@ -43,6 +42,6 @@ void Check(const TestShape& shape, float magnitude = 1.0f, int threads = 2);
 // names; keys in two blocks made of many short pieces.
 TestShape PiecesShape();
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_KERNEL_RUNNER_H_

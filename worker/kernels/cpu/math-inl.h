@@ -9,7 +9,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -66,7 +66,7 @@ HWY_INLINE V Tanh(D d, V x) {
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

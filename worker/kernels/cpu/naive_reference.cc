@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 namespace {
 
 struct Token {
@@ -142,8 +142,7 @@ Reference::Reference(const TestData& data)
             double dot = 0.0;
             double magnitude = 0.0;
             for (int64_t e = 0; e < d; ++e) {
-              const double term =
-                  double{data.q.At(q_at + e)} * data.k[n].At(key_row(n, j) * d + e);
+              const double term = double{data.q.At(q_at + e)} * data.k[n].At(key_row(n, j) * d + e);
               dot += term;
               magnitude += std::abs(term);
             }
@@ -220,8 +219,8 @@ void ExpectClose(const char* what, DType dtype, const std::vector<float>& actual
       // The last term: fp32 ends where fp64 still has digits.
       const double bound = 8.0 * Unit(dtype) * exact.magnitude[i] + 1e-6 * largest + 1e-36;
       ASSERT_TRUE(std::abs(actual[i] - exact.value[i]) <= bound)
-          << what << " element " << i << " of row length " << row << ": " << actual[i]
-          << ", exact " << exact.value[i] << " +- " << bound;
+          << what << " element " << i << " of row length " << row << ": " << actual[i] << ", exact "
+          << exact.value[i] << " +- " << bound;
     }
   }
 }
@@ -241,4 +240,4 @@ void ExpectLseClose(const std::vector<float>& actual, const Reference& reference
   }
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::worker

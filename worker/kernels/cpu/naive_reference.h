@@ -9,7 +9,7 @@
 
 #include "worker/kernels/attention_kernel.h"
 
-namespace ringattn {
+namespace ringattn::worker {
 
 // Shapes and masks of a test. Every kv block has its own pieces.
 struct TestShape {
@@ -72,12 +72,12 @@ struct TestData {
 struct Reference {
   explicit Reference(const TestData& data);
 
-  Exact out;                        // like q with head_dim_v; magnitude as in the contract
-  std::vector<double> lse;          // [batch, heads, q_rows]
-  std::vector<double> lse_bound;    // largest error allowed
-  std::vector<float> delta;         // [batch, heads, q_rows]
-  Exact dq;                         // magnitude: scale * sum p (sum |dout v| + sum |dout out|) |k|; dk alike
-  std::vector<Exact> dk, dv;        // per block
+  Exact out;                      // like q with head_dim_v; magnitude as in the contract
+  std::vector<double> lse;        // [batch, heads, q_rows]
+  std::vector<double> lse_bound;  // largest error allowed
+  std::vector<float> delta;       // [batch, heads, q_rows]
+  Exact dq;  // magnitude: scale * sum p (sum |dout v| + sum |dout out|) |k|; dk alike
+  std::vector<Exact> dk, dv;  // per block
 };
 
 // Checks |actual - exact| <= 8 u A + 1e-6 max A per element (u by dtype), rows of
@@ -86,6 +86,6 @@ void ExpectClose(const char* what, DType dtype, const std::vector<float>& actual
                  const Exact& exact, int64_t row);
 void ExpectLseClose(const std::vector<float>& actual, const Reference& reference);
 
-}  // namespace ringattn
+}  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_NAIVE_REFERENCE_H_

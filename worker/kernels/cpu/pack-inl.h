@@ -13,7 +13,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -88,7 +88,7 @@ inline void TransposeRows(const char* source, int64_t stride_bytes, int rows, in
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

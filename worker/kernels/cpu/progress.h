@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Thread safe. Both atomics outlive the object.
 class Progress {
@@ -24,6 +24,6 @@ class Progress {
   std::atomic<int64_t>* tiles_done_;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_PROGRESS_H_

@@ -8,7 +8,7 @@
 #include <memory>
 #include <new>
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Not thread safe: each compute thread has its own.
 class Scratch {
@@ -18,7 +18,7 @@ class Scratch {
     used_ = 0;
     if (bytes <= capacity_) return;
     buffer_.reset(static_cast<char*>(
-        ::operator new(static_cast<size_t>(bytes), std::align_val_t{kBufferAlignment})));
+        ::operator new (static_cast<size_t>(bytes), std::align_val_t{kBufferAlignment})));
     capacity_ = bytes;
   }
 
@@ -44,7 +44,7 @@ class Scratch {
  private:
   static constexpr size_t kBufferAlignment = 4096;
   struct Free {
-    void operator()(char* p) const { ::operator delete(p, std::align_val_t{kBufferAlignment}); }
+    void operator()(char* p) const { ::operator delete (p, std::align_val_t{kBufferAlignment}); }
   };
 
   std::unique_ptr<char, Free> buffer_;
@@ -52,6 +52,6 @@ class Scratch {
   int64_t used_ = 0;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_SCRATCH_H_

@@ -15,7 +15,7 @@
 #include "worker/kernels/cpu/tile_ops.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -162,7 +162,7 @@ HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, i
 }
 
 }  // namespace
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard

@@ -2,7 +2,7 @@
 
 #include <cassert>
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 ThreadPool::ThreadPool(int threads) {
   assert(threads >= 1);
@@ -64,4 +64,4 @@ void ThreadPool::WorkerLoop(int thread) {
   }
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

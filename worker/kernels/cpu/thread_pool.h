@@ -12,7 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // ParallelFor is called by one thread at a time.
 class ThreadPool {
@@ -52,6 +52,6 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_THREAD_POOL_H_

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 TEST(ThreadPoolTest, RunsEveryTaskOnce) {
@@ -38,4 +38,4 @@ TEST(ThreadPoolTest, ATaskMayWaitForLowerOnes) {
 }
 
 }  // namespace
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

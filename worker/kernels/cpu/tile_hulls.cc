@@ -1,6 +1,6 @@
 #include "worker/kernels/cpu/tile_hulls.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 // The first tile at or after `begin` that is of another document than tiles[begin].
@@ -45,4 +45,4 @@ void FindHulls(const std::vector<Band>& bands, Workspace& workspace) {
   }
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

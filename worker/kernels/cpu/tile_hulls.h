@@ -6,7 +6,7 @@
 
 #include "worker/kernels/cpu/workspace.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // True if some row of q may see some key of kv; both of the band's document.
 // (Rows and keys with strides may still miss each other inside.)
@@ -20,6 +20,6 @@ inline bool Reaches(const QueryTile& q, const KeyTile& kv, const Band& band) {
 // query_hulls[q] contains k. bands: per document.
 void FindHulls(const std::vector<Band>& bands, Workspace& workspace);
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_TILE_HULLS_H_

@@ -16,9 +16,9 @@
 
 #include <cstdint>
 
-#include "common/dtype.h"
+#include "common/attention/dtype.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // A matrix of the problem in memory: `rows` x `cols` elements of `dtype`.
 struct SourceRows {
@@ -95,11 +95,11 @@ struct GradientArgs {
   ScoreScale scale;
   const int32_t* visible_begin = nullptr;
   const int32_t* visible_end = nullptr;
-  const float* lse = nullptr;    // per row
-  const float* delta = nullptr;  // per row
-  const float* scores = nullptr;    // q.k
-  const float* dp = nullptr;        // dout.v
-  int64_t stride = 0;               // of scores, dp and all outputs but ds_rows
+  const float* lse = nullptr;     // per row
+  const float* delta = nullptr;   // per row
+  const float* scores = nullptr;  // q.k
+  const float* dp = nullptr;      // dout.v
+  int64_t stride = 0;             // of scores, dp and all outputs but ds_rows
   // Outputs: words along the rows (for transposed left operands), and ds_rows:
   // words along the columns. When a word is one value p may be `scores`, and ds
   // and ds_rows are both `dp`.
@@ -110,10 +110,10 @@ struct GradientArgs {
 };
 
 struct TileOps {
-  const char* name;        // e.g. "fp32 AVX3"
-  int elements_per_word;   // 1 or 2
-  int lanes;               // words of one vector
-  int panel;               // words of one panel row, a multiple of lanes
+  const char* name;       // e.g. "fp32 AVX3"
+  int elements_per_word;  // 1 or 2
+  int lanes;              // words of one vector
+  int panel;              // words of one panel row, a multiple of lanes
 
   // Left operand from rows: word-packed along cols, zero padded, optionally
   // negated. target row r at r * target_stride words.
@@ -145,6 +145,6 @@ const TileOps* Avx512Bf16TileOps();
 // fp32 arithmetic for any dtype.
 const TileOps& Float32TileOps();
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_TILE_OPS_H_

@@ -20,7 +20,7 @@
 
 #if HWY_TARGET == HWY_AVX3
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -103,8 +103,7 @@ bool PackRight(const SourceRows& source, float* target) {
         const __m256i first = _mm256_maskz_loadu_epi16(mask, in0 + col);
         const __m256i second =
             _mm256_maskz_loadu_epi16(has_second ? mask : __mmask16{0}, in1 + col);
-        const __m512i both =
-            _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
         poison |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
         _mm512_storeu_si512(out + col, _mm512_permutexvar_epi16(index, both));
       }
@@ -121,8 +120,8 @@ void Gradient(const GradientArgs& args) {
     const int r1 = has_second ? r + 1 : r;
     const RowSpan span0(args.col_begin, args.col_end, args.visible_begin[r], args.visible_end[r],
                         kLanes);
-    const RowSpan span1(args.col_begin, args.col_end, args.visible_begin[r1],
-                        args.visible_end[r1], kLanes);
+    const RowSpan span1(args.col_begin, args.col_end, args.visible_begin[r1], args.visible_end[r1],
+                        kLanes);
     float* p_words = args.p + r / 2 * args.stride;
     float* ds_words = args.ds + r / 2 * args.stride;
     float* ds_rows = args.ds_rows + r * args.ds_rows_stride;
@@ -150,18 +149,26 @@ void Gradient(const GradientArgs& args) {
 
 const TileOps* GetBf16TileOps() {
   static const TileOps ops = {
-      "AVX512_BF16", 2,          kLanes, kPanel, &PackLeft, &PackRightTransposed, &PackRight,
-      &Gemm<Bf16PairWord>, &Softmax<StoreBf16Pairs>, &Gradient,
+      "AVX512_BF16",
+      2,
+      kLanes,
+      kPanel,
+      &PackLeft,
+      &PackRightTransposed,
+      &PackRight,
+      &Gemm<Bf16PairWord>,
+      &Softmax<StoreBf16Pairs>,
+      &Gradient,
   };
   return &ops;
 }
 
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 #endif  // HWY_AVX3
 
 #if HWY_ONCE
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 const TileOps* Avx512Bf16TileOps() {
 #if HWY_TARGETS & HWY_AVX3
@@ -173,5 +180,5 @@ const TileOps* Avx512Bf16TileOps() {
 #endif
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 #endif  // HWY_ONCE

@@ -18,7 +18,7 @@
 #include "worker/kernels/cpu/tile_ops.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::worker::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -98,8 +98,8 @@ bool PackRightFrom(const SourceRows& source, float* target) {
       float* out = target + int64_t{begin} * source.rows + int64_t{r} * pitch;
       for (int col = 0; col < pitch; col += lanes) {
         const int left = source.cols - begin - col;
-        const FloatVec v = left >= lanes ? LoadAsFloat(d, in + col)
-                                         : LoadFirstAsFloat(d, in + col, left);
+        const FloatVec v =
+            left >= lanes ? LoadAsFloat(d, in + col) : LoadFirstAsFloat(d, in + col, left);
         poison = hn::MulAdd(v, hn::Zero(d), poison);
         hn::StoreU(v, d, out + col);
       }
@@ -156,11 +156,11 @@ const TileOps* GetTileOps() {
   return &ops;
 }
 
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::worker::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 HWY_EXPORT(GetTileOps);
 
@@ -174,5 +174,5 @@ const TileOps& TileOpsFor(DType dtype) {
   return Float32TileOps();
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 #endif  // HWY_ONCE

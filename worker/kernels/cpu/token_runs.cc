@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 void TokenRuns::Clear() {
   pieces_.clear();
@@ -32,15 +32,14 @@ void TokenRuns::Add(const std::vector<Piece>& pieces, int block) {
 }
 
 void TokenRuns::SortByDocument() {
-  std::stable_sort(runs_.begin(), runs_.end(), [](const TokenRun& a, const TokenRun& b) {
-    return a.document < b.document;
-  });
+  std::stable_sort(runs_.begin(), runs_.end(),
+                   [](const TokenRun& a, const TokenRun& b) { return a.document < b.document; });
 }
 
 RowRange TokenRuns::RunsOf(int64_t document) const {
-  const auto begin = std::lower_bound(
-      runs_.begin(), runs_.end(), document,
-      [](const TokenRun& run, int64_t wanted) { return run.document < wanted; });
+  const auto begin =
+      std::lower_bound(runs_.begin(), runs_.end(), document,
+                       [](const TokenRun& run, int64_t wanted) { return run.document < wanted; });
   auto end = begin;
   while (end != runs_.end() && end->document == document) ++end;
   return {begin - runs_.begin(), end - runs_.begin()};
@@ -71,4 +70,4 @@ RowRange TokenRuns::RowsAt(const TokenRun& run, int64_t first, int64_t last) con
   return range.empty() ? RowRange{} : range;
 }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/band.h"
+#include "common/attention/band.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Pieces of one document that follow one another in memory with increasing positions.
 struct TokenRun {
@@ -47,6 +47,6 @@ class TokenRuns {
   std::vector<TokenRun> runs_;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_TOKEN_RUNS_H_

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 TEST(TokenRunsTest, JoinsPiecesWhosePositionsIncrease) {
@@ -24,10 +24,10 @@ TEST(TokenRunsTest, JoinsPiecesWhosePositionsIncrease) {
 
 TEST(TokenRunsTest, StartsANewRunWhereItMust) {
   TokenRuns runs;
-  runs.Add({{0, 4, 1, 10, 1},    // document 1
-            {4, 4, 1, 2, 1},     // positions go back
-            {8, 4, 0, 0, 1},     // another document
-            {13, 4, 0, 100, 1}}, // a hole in memory
+  runs.Add({{0, 4, 1, 10, 1},     // document 1
+            {4, 4, 1, 2, 1},      // positions go back
+            {8, 4, 0, 0, 1},      // another document
+            {13, 4, 0, 100, 1}},  // a hole in memory
            0);
   runs.Add({{17, 4, 0, 200, 1}}, 1);  // another buffer
   EXPECT_EQ(runs.runs().size(), 5u);
@@ -59,8 +59,8 @@ TEST(TokenRunsTest, AgreesWithBandArithmetic) {
     ASSERT_EQ(runs.runs().size(), 1u);
     const Band band{draw(-20, 5), draw(-5, 20)};
     const Piece query{0, 1, 0, draw(0, 60), 1};
-    const RowRange together = runs.RowsAt(runs.runs()[0], query.position + band.lower,
-                                          query.position + band.upper);
+    const RowRange together =
+        runs.RowsAt(runs.runs()[0], query.position + band.lower, query.position + band.upper);
     int64_t seen = 0;
     for (const Piece& piece : pieces) {
       const RowRange keys = KeysOfRow(query, 0, piece, band);
@@ -74,4 +74,4 @@ TEST(TokenRunsTest, AgreesWithBandArithmetic) {
 }
 
 }  // namespace
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

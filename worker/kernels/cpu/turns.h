@@ -9,7 +9,7 @@
 
 #include "worker/kernels/cpu/progress.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // One counter per object that is taken in turns. Await and Pass may be called by
 // any thread; Reset by one, while nobody else uses the object.
@@ -43,6 +43,6 @@ class Turns {
   int64_t capacity_ = 0;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_TURNS_H_

@@ -1,6 +1,6 @@
 #include "worker/kernels/cpu/workspace.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 namespace {
 
 // Cuts every run into tiles; the last of a run may be short.
@@ -35,4 +35,4 @@ void Workspace::SetRuns(const std::vector<Piece>& q_pieces, const std::vector<Kv
 void Workspace::CutQueries(int rows_per_tile) { Cut(q, rows_per_tile, query_tiles); }
 void Workspace::CutKeys(int rows_per_tile) { Cut(kv, rows_per_tile, key_tiles); }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu

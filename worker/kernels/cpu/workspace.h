@@ -16,7 +16,7 @@
 #include "worker/kernels/cpu/token_runs.h"
 #include "worker/kernels/cpu/turns.h"
 
-namespace ringattn::cpu {
+namespace ringattn::worker::cpu {
 
 // Rows of one run, all heads of a HeadSplit's part: `rows` * heads matrix rows,
 // heads fastest.
@@ -76,16 +76,16 @@ inline ScoreScale ScaleOf(const AttentionProblem& problem) {
 inline SourceRows RowsOf(DType dtype, const void* tensor, int64_t batch_index, int64_t total_rows,
                          int64_t heads, int64_t dim, int64_t head, int64_t row, int rows) {
   const int64_t offset = ((batch_index * total_rows + row) * heads + head) * dim;
-  return {dtype, static_cast<const char*>(tensor) + offset * ElementBytes(dtype), heads * dim,
-          rows, static_cast<int>(dim)};
+  return {dtype, static_cast<const char*>(tensor) + offset * ElementBytes(dtype), heads * dim, rows,
+          static_cast<int>(dim)};
 }
 
 // The same for `heads` heads of each token: rows * heads matrix rows, heads fastest.
 inline SourceRows RowsOfHeads(DType dtype, const void* tensor, int64_t batch_index,
                               int64_t total_rows, int64_t all_heads, int64_t dim,
                               int64_t first_head, int heads, int64_t row, int rows) {
-  SourceRows source = RowsOf(dtype, tensor, batch_index, total_rows, all_heads, dim, first_head,
-                             row, rows);
+  SourceRows source =
+      RowsOf(dtype, tensor, batch_index, total_rows, all_heads, dim, first_head, row, rows);
   if (heads > 1) {
     source.rows = rows * heads;
     source.group_rows = heads;
@@ -130,6 +130,6 @@ struct Workspace {
   Turns turns;
 };
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn::worker::cpu
 
 #endif  // RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_H_

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // Which columns c of a range row r sees. first_*: the limits of row 0, clamped
 // to ±2^30; with equal strides row r's limits are simply those plus r.
@@ -120,7 +120,7 @@ struct ForwardParams {
   // Query heads of one kv head that share a tile: tile row r is q row
   // r / head_pack of head grid.y * head_pack + r % head_pack.
   int32_t head_pack = 1;
-  int32_t tile_rows = 0;        // rows of a tile, packed ones included
+  int32_t tile_rows = 0;         // rows of a tile, packed ones included
   float* partial_out = nullptr;  // [slots, batch, num_heads / head_pack, tile_rows, head_dim_v]
   float* partial_lse = nullptr;  // [slots, batch, num_heads / head_pack, tile_rows]
 };
@@ -158,6 +158,6 @@ struct TileKernel {
   int32_t shared_bytes_sm90 = 0;  // on compute capability 9.0 and later; 0 = the same
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_ATTENTION_PARAMS_H_

@@ -11,7 +11,7 @@
 #include "worker/kernels/cuda/simt_kernels.h"
 #include "worker/kernels/cuda/sm80_kernels.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 constexpr int64_t kMaximalGridZ = 65535;
@@ -139,14 +139,13 @@ absl::Status CheckWorkspace(const LaunchContext& context, int64_t device_bytes,
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
-      absl::StrCat("workspace of ", context.workspace_bytes, " device and ",
-                   context.staging_bytes, " pinned bytes; this call needs ", device_bytes,
-                   " and ", staging_bytes));
+      absl::StrCat("workspace of ", context.workspace_bytes, " device and ", context.staging_bytes,
+                   " pinned bytes; this call needs ", device_bytes, " and ", staging_bytes));
 }
 
 absl::Status UploadTables(const LaunchContext& context, int64_t bytes) {
-  return ToStatus(cudaMemcpyAsync(context.workspace, context.staging, bytes,
-                                  cudaMemcpyHostToDevice, context.stream),
+  return ToStatus(cudaMemcpyAsync(context.workspace, context.staging, bytes, cudaMemcpyHostToDevice,
+                                  context.stream),
                   "tile table upload");
 }
 
@@ -158,10 +157,9 @@ absl::Status EncodeDqMap(const TileKernel& kernel, BackwardParams& params) {
   if (common.head_dim % 4 != 0 || !Aligned16(params.dq_acc)) return absl::OkStatus();
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  absl::Status status = ToStatus(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                       &found),
-      "cuTensorMapEncodeTiled");
+  absl::Status status = ToStatus(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                                  12000, cudaEnableDefault, &found),
+                                 "cuTensorMapEncodeTiled");
   if (!status.ok()) return status;
   if (found != cudaDriverEntryPointSuccess) {
     return absl::InternalError("the driver has no cuTensorMapEncodeTiled");
@@ -176,9 +174,9 @@ absl::Status EncodeDqMap(const TileKernel& kernel, BackwardParams& params) {
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry)(
-      &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, params.dq_acc, sizes, strides, box,
-      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, params.dq_acc, sizes, strides, box, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InternalError(absl::StrCat("tensor map of dq: CUDA error ", result));
   }
@@ -193,8 +191,7 @@ absl::Status LaunchTiles(const TileKernel& kernel, DType dtype, int64_t tiles, i
   Params params = given;
   const void* entry = Entry(kernel, dtype);
   absl::Status status = ToStatus(
-      cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kernel.shared_bytes),
+      cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
       "shared memory of an attention kernel");
   const int64_t batch = params.common.batch;
   for (int64_t begin = 0; begin < batch && status.ok(); begin += kMaximalGridZ) {
@@ -202,9 +199,9 @@ absl::Status LaunchTiles(const TileKernel& kernel, DType dtype, int64_t tiles, i
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(grid_y),
                     static_cast<unsigned>(std::min(batch - begin, kMaximalGridZ)));
     void* arguments[] = {&params};
-    status = ToStatus(cudaLaunchKernel(entry, grid, dim3(kernel.threads), arguments,
-                                       kernel.shared_bytes, stream),
-                      "attention kernel launch");
+    status = ToStatus(
+        cudaLaunchKernel(entry, grid, dim3(kernel.threads), arguments, kernel.shared_bytes, stream),
+        "attention kernel launch");
   }
   return status;
 }
@@ -325,19 +322,19 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   params.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
   params.partial_out = static_cast<float*>(launch.scratch);
   params.partial_lse = params.partial_out + AlignUp(partial_floats_ * 4) / 4;
-  absl::Status status = LaunchTiles(kernel_, dtype_, tile_count_,
-                                    params.common.num_heads / params.head_pack, params,
-                                    launch.stream);
+  absl::Status status =
+      LaunchTiles(kernel_, dtype_, tile_count_, params.common.num_heads / params.head_pack, params,
+                  launch.stream);
   if (!status.ok() || combine_count_ == 0) return status;
   CombineParams combine;
   combine.tiles = TableAt<CombineTile>(launch.tables, combines_offset_);
   combine.forward = params;
   for (int64_t begin = 0; begin < params.common.batch && status.ok(); begin += kMaximalGridZ) {
     combine.forward.common.batch_begin = static_cast<int32_t>(begin);
-    status = ToStatus(
-        LaunchCombine(dtype_, combine, combine_count_,
-                      std::min(params.common.batch - begin, kMaximalGridZ), launch.stream),
-        "combine launch");
+    status =
+        ToStatus(LaunchCombine(dtype_, combine, combine_count_,
+                               std::min(params.common.batch - begin, kMaximalGridZ), launch.stream),
+                 "combine launch");
   }
   return status;
 }
@@ -412,8 +409,8 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
   params.common.stop_word = launch.stop_word;
   params.tiles = TableAt<BackwardTile>(launch.tables, 0);
   params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
-  return LaunchTiles(kernel_, dtype_, tile_count_,
-                     params.common.num_heads / params.heads_per_block, params, launch.stream);
+  return LaunchTiles(kernel_, dtype_, tile_count_, params.common.num_heads / params.heads_per_block,
+                     params, launch.stream);
 }
 
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
@@ -433,4 +430,4 @@ absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {
   return ToStatus(LaunchConvert(call, stream), "convert launch");
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -41,7 +41,7 @@
 #include "worker/kernels/cuda/attention_params.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // What the choice of a kernel depends on. Tests lower shared_bytes_per_block to
 // reach the paths of smaller devices.
@@ -75,8 +75,8 @@ struct ForwardTuning {
 // Launches with tables that are on the device already.
 struct TableLaunch {
   cudaStream_t stream = nullptr;
-  const void* tables = nullptr;  // device, as WriteTables wrote them, 256-byte aligned
-  void* scratch = nullptr;       // device, 256-byte aligned, in use until the work has run
+  const void* tables = nullptr;         // device, as WriteTables wrote them, 256-byte aligned
+  void* scratch = nullptr;              // device, 256-byte aligned, in use until the work has run
   const uint32_t* stop_word = nullptr;  // as in LaunchContext
 };
 
@@ -144,6 +144,6 @@ absl::Status StartZero(const ZeroCall& call, cudaStream_t stream);
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream);
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream);
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_CUDA_KERNELS_H_

@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
-#include "common/dtype.h"
+#include "common/attention/dtype.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 #include "worker/kernels/cuda/guarded_buffer.cuh"
 #include "worker/kernels/cuda/reference.cuh"
 #include "worker/kernels/cuda/sharded_case.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 // Runs prepared calls with a workspace of exactly the stated size.
@@ -49,8 +49,8 @@ void StartAndWait(const absl::StatusOr<Prepared>& prepared) {
 // One judged tensor.
 struct Verdict {
   bool passed = true;
-  double worst_element = 0;  // error / bound
-  double norm = 0;           // error / bound
+  double worst_element = 0;                    // error / bound
+  double norm = 0;                             // error / bound
   double expected = 0, actual = 0, bound = 0;  // of the worst element
 };
 
@@ -64,7 +64,8 @@ Verdict Judge(DType dtype, const std::vector<float>& actual, const std::vector<d
   Verdict verdict;
   double error2 = 0, twin2 = 0, exact2 = 0, magnitude2 = 0, floor2 = 0;
   for (size_t row = 0; row < exact.size(); row += inner) {
-    const double row_max = *std::max_element(magnitude.begin() + row, magnitude.begin() + row + inner);
+    const double row_max =
+        *std::max_element(magnitude.begin() + row, magnitude.begin() + row + inner);
     for (size_t i = row; i < row + inner; ++i) {
       const double error = std::fabs(actual[i] - exact[i]);
       const double bound = 8 * u * magnitude[i] + 1e-6 * row_max + floors[i] + 1e-30;
@@ -102,8 +103,7 @@ struct ReferenceResult {
   explicit ReferenceResult(int64_t count)
       : exact(count * 8), twin(count * 8), magnitude(count * 8), floor(count * 8) {}
   reference::Result view() const {
-    return {exact.get<double>(), twin.get<double>(), magnitude.get<double>(),
-            floor.get<double>()};
+    return {exact.get<double>(), twin.get<double>(), magnitude.get<double>(), floor.get<double>()};
   }
   Buffer exact, twin, magnitude, floor;
 };
@@ -127,9 +127,9 @@ struct SplitCounts {
     const char* name;
     int count = 0;
   };
-  std::vector<Kind> kinds = {{"fp32"},      {"16-bit"},       {"causal"},     {"window"},
-                             {"softcap"},   {"packed"},       {"strided"},    {"packed heads"},
-                             {"separate heads"}, {"Dv != D"}, {"batch"},      {"merged after"},
+  std::vector<Kind> kinds = {{"fp32"},           {"16-bit"},   {"causal"},    {"window"},
+                             {"softcap"},        {"packed"},   {"strided"},   {"packed heads"},
+                             {"separate heads"}, {"Dv != D"},  {"batch"},     {"merged after"},
                              {"merged into"},    {"one call"}, {"empty rows"}};
 
   void Add(const Case& c, const ForwardCall& call, bool has_empty_rows) {
@@ -171,10 +171,14 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
   std::mt19937 random(seed);
   const int64_t element = ElementBytes(c.dtype);
   const int sq = c.sq(), sk = c.sk(), documents = static_cast<int>(c.cu_q.size()) - 1;
-  const Tensor q = RandomTensor(c.dtype, int64_t{1} * c.batch * sq * c.heads * c.d, c.amplitude, random);
-  const Tensor k = RandomTensor(c.dtype, int64_t{1} * c.batch * sk * c.kv_heads * c.d, c.amplitude, random);
-  const Tensor v = RandomTensor(c.dtype, int64_t{1} * c.batch * sk * c.kv_heads * c.dv, 1.0f, random);
-  const Tensor dout = RandomTensor(c.dtype, int64_t{1} * c.batch * sq * c.heads * c.dv, 1.0f, random);
+  const Tensor q =
+      RandomTensor(c.dtype, int64_t{1} * c.batch * sq * c.heads * c.d, c.amplitude, random);
+  const Tensor k =
+      RandomTensor(c.dtype, int64_t{1} * c.batch * sk * c.kv_heads * c.d, c.amplitude, random);
+  const Tensor v =
+      RandomTensor(c.dtype, int64_t{1} * c.batch * sk * c.kv_heads * c.dv, 1.0f, random);
+  const Tensor dout =
+      RandomTensor(c.dtype, int64_t{1} * c.batch * sq * c.heads * c.dv, 1.0f, random);
   DeviceInfo device = real_device;
   if (c.small_device) device.shared_bytes_per_block = 1024;
 
@@ -224,16 +228,37 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
   Buffer s(rows * sk * 8), derivative(rows * sk * 8), dp(rows * sk * 8);
   Buffer dp_magnitude(rows * sk * 8), delta_magnitude(rows * 8);
   Buffer lse64(rows * 8), max64(rows * 8), bound64(rows * 8), delta64(rows * 8);
-  reference::Problem p{c.batch, c.heads, c.kv_heads, sq, sk, c.d, c.dv,
-                       c.dtype == DType::kFloat32 ? 0 : c.dtype == DType::kBFloat16 ? 1 : 2,
+  reference::Problem p{c.batch,
+                       c.heads,
+                       c.kv_heads,
+                       sq,
+                       sk,
+                       c.d,
+                       c.dv,
+                       c.dtype == DType::kFloat32    ? 0
+                       : c.dtype == DType::kBFloat16 ? 1
+                                                     : 2,
                        static_cast<double>(problem.softmax_scale),
-                       static_cast<double>(problem.softcap), q64.get<double>(), k64.get<double>(),
-                       v64.get<double>(), dout64.get<double>(), qd.get<int>(), kd.get<int>(),
-                       qp.get<int64_t>(), kp.get<int64_t>(), lo.get<int64_t>(), up.get<int64_t>(),
-                       s.get<double>(), derivative.get<double>(), dp.get<double>(),
+                       static_cast<double>(problem.softcap),
+                       q64.get<double>(),
+                       k64.get<double>(),
+                       v64.get<double>(),
+                       dout64.get<double>(),
+                       qd.get<int>(),
+                       kd.get<int>(),
+                       qp.get<int64_t>(),
+                       kp.get<int64_t>(),
+                       lo.get<int64_t>(),
+                       up.get<int64_t>(),
+                       s.get<double>(),
+                       derivative.get<double>(),
+                       dp.get<double>(),
                        dp_magnitude.get<double>(),
-                       lse64.get<double>(), max64.get<double>(), bound64.get<double>(),
-                       delta64.get<double>(), delta_magnitude.get<double>()};
+                       lse64.get<double>(),
+                       max64.get<double>(),
+                       bound64.get<double>(),
+                       delta64.get<double>(),
+                       delta_magnitude.get<double>()};
   ReferenceResult out_ref(rows * c.dv), dq_ref(rows * c.d),
       dk_ref(int64_t{1} * c.batch * sk * c.kv_heads * c.d),
       dv_ref(int64_t{1} * c.batch * sk * c.kv_heads * c.dv);
@@ -242,8 +267,10 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
   LaunchReference(reference::Out, rows * c.dv, p, out_ref.view());
   LaunchReference(reference::Delta, rows, p, out_ref.view());
   LaunchReference(reference::Dq, rows * c.d, p, dq_ref.view());
-  LaunchReference(reference::Dkv, int64_t{1} * c.batch * sk * c.kv_heads * c.d, p, dk_ref.view(), 0);
-  LaunchReference(reference::Dkv, int64_t{1} * c.batch * sk * c.kv_heads * c.dv, p, dv_ref.view(), 1);
+  LaunchReference(reference::Dkv, int64_t{1} * c.batch * sk * c.kv_heads * c.d, p, dk_ref.view(),
+                  0);
+  LaunchReference(reference::Dkv, int64_t{1} * c.batch * sk * c.kv_heads * c.dv, p, dv_ref.view(),
+                  1);
   Check(cudaDeviceSynchronize(), "reference");
   const std::vector<double> lse_exact = lse64.Download<double>();
   const std::vector<double> lse_bound = bound64.Download<double>();
@@ -428,9 +455,10 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
     std::printf("FAILED %s\n", c.ToString().c_str());
     const char* names[5] = {"out", "dq", "dk", "dv", "lse"};
     for (int i = 0; i < 5; ++i) {
-      std::printf("  %s: element %.3f (%.4g, expected %.4g, bound %.2g), norm %.3f of the bound%s\n",
-                  names[i], verdicts[i].worst_element, verdicts[i].actual, verdicts[i].expected,
-                  verdicts[i].bound, verdicts[i].norm, verdicts[i].passed ? "" : "  <--");
+      std::printf(
+          "  %s: element %.3f (%.4g, expected %.4g, bound %.2g), norm %.3f of the bound%s\n",
+          names[i], verdicts[i].worst_element, verdicts[i].actual, verdicts[i].expected,
+          verdicts[i].bound, verdicts[i].norm, verdicts[i].passed ? "" : "  <--");
     }
     if (!intact) std::printf("  guards or delta violated\n");
   }
@@ -511,8 +539,8 @@ bool CheckControls(const DeviceInfo& device, int64_t head_dim) {
   Buffer workspace(prepared->device_bytes());
   void* staging = nullptr;
   Check(cudaMallocHost(&staging, prepared->staging_bytes()), "pinned");
-  LaunchContext context{nullptr,  workspace.get(),           prepared->device_bytes() - 1,
-                        staging,  prepared->staging_bytes(), stop.get<uint32_t>()};
+  LaunchContext context{nullptr, workspace.get(),           prepared->device_bytes() - 1,
+                        staging, prepared->staging_bytes(), stop.get<uint32_t>()};
   bool passed = prepared->Start(context).code() == absl::StatusCode::kResourceExhausted;
   context.workspace_bytes += 1;
   Check(prepared->Start(context));  // the stop word is 0xFFFFFFFF
@@ -566,7 +594,8 @@ int Main(int argc, char** argv) {
                 std::string(DTypeName(static_cast<DType>(dtype))).c_str());
     const char* names[5] = {"out", "dq", "dk", "dv", "lse"};
     for (int i = 0; i < 5; ++i) {
-      std::printf("%s %.3f (%.3f)  ", names[i], worst[dtype][i].worst_element, worst[dtype][i].norm);
+      std::printf("%s %.3f (%.3f)  ", names[i], worst[dtype][i].worst_element,
+                  worst[dtype][i].norm);
     }
     std::printf("\n");
   }
@@ -578,6 +607,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
-int main(int argc, char** argv) { return ringattn::cuda::Main(argc, argv); }
+int main(int argc, char** argv) { return ringattn::worker::cuda::Main(argc, argv); }

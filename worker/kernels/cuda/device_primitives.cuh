@@ -10,7 +10,7 @@
 
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -43,9 +43,7 @@ __device__ __forceinline__ bool Stopped(const uint32_t* stop_word) {
 // The thread's index as a value that the assembler must keep in a register: it
 // would rather read the special register again, which stalls for longer than a
 // copy of it is worth. (A shuffle with oneself cannot be repeated elsewhere.)
-__device__ __forceinline__ uint32_t Opaque(uint32_t x) {
-  return __shfl_xor_sync(0xffffffff, x, 0);
-}
+__device__ __forceinline__ uint32_t Opaque(uint32_t x) { return __shfl_xor_sync(0xffffffff, x, 0); }
 __device__ __forceinline__ unsigned OpaqueThread() { return Opaque(threadIdx.x); }
 
 // What is computed from `x` below is not moved above this, out of a loop for
@@ -137,8 +135,7 @@ __device__ __forceinline__ void CopyAsync16(uint32_t target, const void* source,
 // Copies one float, or writes 0 when !valid.
 __device__ __forceinline__ void CopyAsync4(uint32_t target, const float* source, bool valid) {
   const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source),
-               "r"(bytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes)
                : "memory");
 }
 
@@ -231,17 +228,17 @@ __device__ __forceinline__ float LoadShared(uint32_t address) {
 template <typename T, bool kFresh = false>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1) {
-#define RINGATTN_MMA(type)                                                                       \
-  if constexpr (kFresh) {                                                                        \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                          \
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"                 \
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));     \
-  } else {                                                                                       \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                          \
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                    \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                \
+#define RINGATTN_MMA(type)                                                                   \
+  if constexpr (kFresh) {                                                                    \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                      \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"            \
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f)); \
+  } else {                                                                                   \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                      \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));            \
   }
   if constexpr (sizeof(T) == 2 && __is_same(T, __half)) {
     RINGATTN_MMA("f16")
@@ -294,8 +291,8 @@ struct TileCopy {
     for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
       for (int group = 0; group < Tile::kChunks / kGroup; ++group) {
-        const bool valid = pass * kRowsPerPass < rows_left &&
-                           (group * kGroup + chunk) * 8 < columns;
+        const bool valid =
+            pass * kRowsPerPass < rows_left && (group * kGroup + chunk) * 8 < columns;
         CopyAsync16(target + pass * kRowsPerPass * Tile::kRowBytes + group * kGroup * 16,
                     thread_source + group * kGroup * 8, valid);
       }
@@ -305,9 +302,9 @@ struct TileCopy {
 
   // The same by element accesses, for any alignment; `source` is the origin.
   // Complete after a barrier.
-  static __device__ __noinline__ void CopyUnaligned(uint32_t tile, unsigned thread,
-                                                    const T* source, int64_t row_stride,
-                                                    int valid_rows, int columns) {
+  static __device__ __noinline__ void CopyUnaligned(uint32_t tile, unsigned thread, const T* source,
+                                                    int64_t row_stride, int valid_rows,
+                                                    int columns) {
     for (int index = thread; index < kRows * Tile::kChunks * 4; index += kThreads) {
       const int row = index / (Tile::kChunks * 4);
       const int pair = index % (Tile::kChunks * 4);
@@ -318,10 +315,10 @@ struct TileCopy {
         if (pair * 2 < columns) bits = from[0];
         if (pair * 2 + 1 < columns) bits |= static_cast<uint32_t>(from[1]) << 16;
       }
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + Tile::Offset(row, pair / 4) +
-                                                   (pair % 4) * 4),
-                   "r"(bits)
-                   : "memory");
+      asm volatile(
+          "st.shared.b32 [%0], %1;" ::"r"(tile + Tile::Offset(row, pair / 4) + (pair % 4) * 4),
+          "r"(bits)
+          : "memory");
     }
   }
 
@@ -371,8 +368,7 @@ __device__ __forceinline__ void RowLimits(const BandLimits& limits, int row, int
     return;
   }
   constexpr int64_t kLimit = int64_t{1} << 30;
-  const int64_t low =
-      -FloorDivide(-(limits.lower_base + limits.q_stride * row), limits.k_stride);
+  const int64_t low = -FloorDivide(-(limits.lower_base + limits.q_stride * row), limits.k_stride);
   const int64_t high = FloorDivide(limits.upper_base + limits.q_stride * row, limits.k_stride);
   *lower = static_cast<int>(low < -kLimit ? -kLimit : low > kLimit ? kLimit : low);
   *upper = static_cast<int>(high < -kLimit ? -kLimit : high > kLimit ? kLimit : high);
@@ -380,7 +376,7 @@ __device__ __forceinline__ void RowLimits(const BandLimits& limits, int row, int
 
 // --- merge and reductions ----------------------------------------------------
 
-// Mirrors common/merge.h.
+// Mirrors common/attention/merge.h.
 struct DeviceMerge {
   float first;
   float second;
@@ -389,8 +385,7 @@ struct DeviceMerge {
 __device__ __forceinline__ DeviceMerge MergeDeviceLse(float lse_first, float lse_second) {
   const float none = NegativeInfinity();
   if (lse_first == none && lse_second == none) return {0.0f, 0.0f, none};
-  const float max =
-      lse_first > lse_second || lse_first != lse_first ? lse_first : lse_second;
+  const float max = lse_first > lse_second || lse_first != lse_first ? lse_first : lse_second;
   const float first = expf(lse_first - max);
   const float second = expf(lse_second - max);
   const float sum = first + second;
@@ -498,6 +493,6 @@ __device__ __forceinline__ void ReduceTile(const float (&acc)[kRowTiles][kColumn
   }
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_DEVICE_PRIMITIVES_CUH_

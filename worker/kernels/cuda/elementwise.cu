@@ -4,14 +4,15 @@
 
 #include "worker/kernels/cuda/forward_epilogue.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaximalBlocks = 132 * 32;  // grid-stride loops beyond
 
 int BlocksFor(int64_t items) {
-  return static_cast<int>(std::clamp<int64_t>((items + kThreads - 1) / kThreads, 1, kMaximalBlocks));
+  return static_cast<int>(
+      std::clamp<int64_t>((items + kThreads - 1) / kThreads, 1, kMaximalBlocks));
 }
 
 // One warp per (batch, row, head): out and dout are read in memory order.
@@ -206,4 +207,4 @@ std::vector<const void*> ElementwiseKernels() {
           reinterpret_cast<const void*>(&attention_combine<__half>)};
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

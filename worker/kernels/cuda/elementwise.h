@@ -11,7 +11,7 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
@@ -26,6 +26,6 @@ cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile
 // All kernels that these functions launch.
 std::vector<const void*> ElementwiseKernels();
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_

@@ -5,7 +5,7 @@
 
 #include "worker/kernels/cuda/device_primitives.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(0xffffffff, x, 1);
@@ -50,24 +50,24 @@ __device__ __forceinline__ void LoadQTile(uint32_t target, const ForwardParams& 
       if (pair * 2 < common.head_dim) bits = from[0];
       if (pair * 2 + 1 < common.head_dim) bits |= static_cast<uint32_t>(from[1]) << 16;
     }
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(target + Tile::Offset(row, pair / 4) +
-                                                 (pair % 4) * 4),
-                 "r"(bits)
-                 : "memory");
+    asm volatile(
+        "st.shared.b32 [%0], %1;" ::"r"(target + Tile::Offset(row, pair / 4) + (pair % 4) * 4),
+        "r"(bits)
+        : "memory");
   }
 }
 
 // One row of the result. Holds where it goes and the weights of the merge.
 struct ForwardRow {
   bool exists;
-  bool partial;      // goes to the split-KV buffers, unmerged
+  bool partial;  // goes to the split-KV buffers, unmerged
   bool read_previous;
   bool write_acc;
   bool write_out;
   int columns;
-  int64_t offset;    // of column 0, in out_acc and out
+  int64_t offset;  // of column 0, in out_acc and out
   float previous_weight;
-  float weight;      // of the unnormalised output
+  float weight;  // of the unnormalised output
   float lse;
   float* lse_target;
   float* acc;
@@ -153,6 +153,6 @@ struct ForwardRow {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_FORWARD_EPILOGUE_CUH_

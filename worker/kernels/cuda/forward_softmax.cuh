@@ -6,7 +6,7 @@
 
 #include "worker/kernels/cuda/device_primitives.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // log2: how far a score may exceed the offset of its row's probabilities.
 inline constexpr float kOffsetHeadroom = 8.0f;
@@ -43,8 +43,7 @@ __device__ __forceinline__ void MaskScores(float (&scores)[kRowTiles][kKeyTiles]
     for (int half = 0; half < 2; ++half) {
       const int packed_row = row + m * 16 + half * 8;
       int lower, upper;
-      RowLimits(range.limits, head_pack == 1 ? packed_row : packed_row / head_pack, &lower,
-                &upper);
+      RowLimits(range.limits, head_pack == 1 ? packed_row : packed_row / head_pack, &lower, &upper);
       upper = min(upper, range.row_count - 1);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
@@ -79,6 +78,6 @@ __device__ __forceinline__ float RowLse(float offset, float sum) {
   return sum == 0.0f ? NegativeInfinity() : (offset + log2f(sum)) * kLn2;
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_FORWARD_SOFTMAX_CUH_

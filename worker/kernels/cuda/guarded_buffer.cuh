@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 inline void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -70,6 +70,6 @@ class Buffer {
   void* base_ = nullptr;
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_GUARDED_BUFFER_CUH_

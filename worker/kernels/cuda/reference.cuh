@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace ringattn::cuda::reference {
+namespace ringattn::worker::cuda::reference {
 
 // All pointers are device memory. Inputs are fp64 copies of the rounded inputs.
 struct Problem {
@@ -22,7 +22,7 @@ struct Problem {
   const int64_t *q_position, *k_position;
   const int64_t *lower, *upper;  // per document
   double *s, *derivative, *dp;   // [batch, heads, sq, sk]; s = -inf where masked
-  double *dp_magnitude;          // sum |dout||v|
+  double* dp_magnitude;          // sum |dout||v|
   double *lse, *max, *bound, *delta, *delta_magnitude;  // [batch, heads, sq]
 };
 
@@ -185,10 +185,10 @@ __device__ inline Gradient GradientOf(const Problem& p, int64_t row, int64_t j,
   const int64_t at = row * p.sk + j;
   const double size = fabs(p.dp[at]) + fabs(p.delta[row]);
   const double ds = probability * (p.dp[at] - p.delta[row]) * p.derivative[at];
-  return {ds, probability * size + SubnormalLoss(p.dtype, ds),
-          kSlack * probability *
-                  (p.dp_magnitude[at] + p.delta_magnitude[row] + size * p.bound[row]) +
-              Flush(probability) * size};
+  return {
+      ds, probability * size + SubnormalLoss(p.dtype, ds),
+      kSlack * probability * (p.dp_magnitude[at] + p.delta_magnitude[row] + size * p.bound[row]) +
+          Flush(probability) * size};
 }
 
 // dq [batch, sq, heads, d]
@@ -251,6 +251,6 @@ __global__ void Dkv(Problem p, Result result, int is_dv) {
   Finish(p, result, t, exact, twin, magnitude, floor);
 }
 
-}  // namespace ringattn::cuda::reference
+}  // namespace ringattn::worker::cuda::reference
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_REFERENCE_CUH_

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "common/band.h"
-#include "common/dtype.h"
+#include "common/attention/band.h"
+#include "common/attention/dtype.h"
 #include "worker/kernels/attention_kernel.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 enum class Layout { kContiguous, kZigzag, kStriped };
 
@@ -89,8 +89,7 @@ inline std::vector<Shard> Cut(Layout layout, int world, const std::vector<int64_
 
 // Rows `tokens` of a [batch, total, inner] array of elements.
 inline std::vector<char> Gather(const std::vector<char>& source, int batch, int64_t total,
-                                int64_t inner,
-                                const std::vector<int64_t>& tokens) {
+                                int64_t inner, const std::vector<int64_t>& tokens) {
   std::vector<char> result(batch * tokens.size() * inner);
   for (int b = 0; b < batch; ++b) {
     for (size_t t = 0; t < tokens.size(); ++t) {
@@ -118,6 +117,6 @@ inline Tensor RandomTensor(DType dtype, int64_t count, float amplitude, std::mt1
   return tensor;
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SHARDED_CASE_CUH_

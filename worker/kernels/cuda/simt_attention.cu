@@ -4,19 +4,19 @@
 #include "worker/kernels/cuda/simt_attention.cuh"
 #include "worker/kernels/cuda/simt_kernels.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
-#define RINGATTN_SIMT_FORWARD(name, type, dim, tile)                                  \
-  __global__ void __launch_bounds__(256)                                              \
+#define RINGATTN_SIMT_FORWARD(name, type, dim, tile)                                         \
+  __global__ void __launch_bounds__(256)                                                     \
       simt_##name##_attention_forward_d##dim(const __grid_constant__ ForwardParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                  \
-    SimtForward<type, dim, tile>::Run(params, shared);                                \
+    extern __shared__ __align__(1024) char shared[];                                         \
+    SimtForward<type, dim, tile>::Run(params, shared);                                       \
   }
-#define RINGATTN_SIMT_BACKWARD(name, type, dim, tile)                                 \
-  __global__ void __launch_bounds__(256)                                              \
+#define RINGATTN_SIMT_BACKWARD(name, type, dim, tile)                                          \
+  __global__ void __launch_bounds__(256)                                                       \
       simt_##name##_attention_backward_d##dim(const __grid_constant__ BackwardParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                  \
-    SimtBackward<type, dim, tile>::Run(params, shared);                               \
+    extern __shared__ __align__(1024) char shared[];                                           \
+    SimtBackward<type, dim, tile>::Run(params, shared);                                        \
   }
 
 RINGATTN_SIMT_FORWARD(fp32, float, 64, 32)
@@ -79,4 +79,4 @@ TileKernel SimtBackwardKernel(int head_dim_class) {
   }
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

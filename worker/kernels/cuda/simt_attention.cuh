@@ -13,16 +13,16 @@
 #include "worker/kernels/cuda/device_primitives.cuh"
 #include "worker/kernels/cuda/forward_epilogue.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename T, int kDim, int kTile>
 struct SimtTile {
   static constexpr int kThreads = 256;
-  static constexpr int kLanes = kThreads / kTile;      // lanes that share a row
-  static constexpr int kStride = kDim + 4;             // floats
-  static constexpr int kScoreStride = kTile + 4;       // floats
-  static constexpr int kColumns = kTile / kLanes;      // scores of one thread
-  static constexpr int kVectors = kDim / 4 / kLanes;   // float4 of one thread in a row
+  static constexpr int kLanes = kThreads / kTile;     // lanes that share a row
+  static constexpr int kStride = kDim + 4;            // floats
+  static constexpr int kScoreStride = kTile + 4;      // floats
+  static constexpr int kColumns = kTile / kLanes;     // scores of one thread
+  static constexpr int kVectors = kDim / 4 / kLanes;  // float4 of one thread in a row
   static constexpr int kTileBytes = kTile * kStride * 4;
   static constexpr int kScoreBytes = kTile * kScoreStride * 4;
   static_assert(kVectors >= 1 && kColumns >= 1);
@@ -50,8 +50,7 @@ struct SimtTile {
       const float4 x = *reinterpret_cast<const float4*>(a + row * kStride + d);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        const float4 y =
-            *reinterpret_cast<const float4*>(b + (lane + kLanes * i) * kStride + d);
+        const float4 y = *reinterpret_cast<const float4*>(b + (lane + kLanes * i) * kStride + d);
         scores[i] = fmaf(x.x, y.x, scores[i]);
         scores[i] = fmaf(x.y, y.y, scores[i]);
         scores[i] = fmaf(x.z, y.z, scores[i]);
@@ -126,8 +125,7 @@ struct SimtForward {
     for (int index = tile.range_begin; index < tile.range_end; ++index) {
       const KvRange& range = params.ranges[index];
       int lower, upper;
-      RowLimits(range.limits, params.head_pack == 1 ? row : row / params.head_pack, &lower,
-                &upper);
+      RowLimits(range.limits, params.head_pack == 1 ? row : row / params.head_pack, &lower, &upper);
       upper = min(upper, range.row_count - 1);
       for (int first = 0; first < range.row_count; first += kTile) {
         const int64_t token = batch * range.block_rows + range.row_begin + first;
@@ -144,9 +142,8 @@ struct SimtForward {
         for (int i = 0; i < Tile::kColumns; ++i) {
           float derivative;
           const int column = first + lane + Tile::kLanes * i;
-          scores[i] = column < lower || column > upper
-                          ? NegativeInfinity()
-                          : ExactScore(scores[i], common, &derivative);
+          scores[i] = column < lower || column > upper ? NegativeInfinity()
+                                                       : ExactScore(scores[i], common, &derivative);
           tile_max = fmaxf(tile_max, scores[i]);
         }
 #pragma unroll
@@ -312,6 +309,6 @@ struct SimtBackward {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SIMT_ATTENTION_CUH_

@@ -5,11 +5,11 @@
 
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 TileKernel SimtForwardKernel(int head_dim_class);
 TileKernel SimtBackwardKernel(int head_dim_class);
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SIMT_KERNELS_H_

@@ -41,7 +41,7 @@
 #include "worker/kernels/cuda/sm80_backward_shape.cuh"
 #include "worker/kernels/cuda/sm80_backward_walk.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename Shape>
 struct Sm80Backward {
@@ -87,21 +87,19 @@ struct Sm80Backward {
     // ldmatrix positions; see the table in device_primitives.cuh.
     const int score_row = (warp % Shape::kScoreWarps) * 16;
     const int score_column = (warp / Shape::kScoreWarps) * 16;
-    const uint32_t score_a =
-        Opaque(own_rows + Tile::Offset(score_row + (lane & 15), lane >> 4));
+    const uint32_t score_a = Opaque(own_rows + Tile::Offset(score_row + (lane & 15), lane >> 4));
     const uint32_t score_b = Opaque(
         own_kv + Tile::Offset(score_column + (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1));
     const uint32_t score_position =
         Opaque(ScoreTile::Offset(score_row + (lane & 15), score_column / 8 + (lane >> 4)));
-    const uint32_t kv_a = Opaque(
-        own_scores + ScoreTile::Offset((lane & 7) + ((lane >> 4) << 3),
-                                       (warp % Shape::kKvWarps) * 2 + ((lane >> 3) & 1)));
+    const uint32_t kv_a =
+        Opaque(own_scores + ScoreTile::Offset((lane & 7) + ((lane >> 4) << 3),
+                                              (warp % Shape::kKvWarps) * 2 + ((lane >> 3) & 1)));
     const uint32_t kv_b =
         Opaque(other_rows + Tile::Offset(lane & 15, (warp / Shape::kKvWarps) * 2 + (lane >> 4)));
     const uint32_t q_a = Opaque(
-        ds_tile +
-        ScoreTile::Offset((warp % Shape::kQWarps) * 16 + (lane & 8) + Dq::QRowOf(lane & 7),
-                          lane >> 4));
+        ds_tile + ScoreTile::Offset(
+                      (warp % Shape::kQWarps) * 16 + (lane & 8) + Dq::QRowOf(lane & 7), lane >> 4));
     const uint32_t q_b =
         Opaque(kv_tiles + Tile::Offset(lane & 15, (warp / Shape::kQWarps) * 2 + (lane >> 4)));
     const uint32_t staged_position =
@@ -176,9 +174,8 @@ struct Sm80Backward {
           Dq::AddStaged(params, thread, last, batch, Shape::kQPasses - 1,
                         staged + Shape::kLastPart);
         }
-        Scores::Differentiate(
-            scores, statistics,
-            (common.softcap > 0.0f ? ds_tile : score_tiles) + score_position);
+        Scores::Differentiate(scores, statistics,
+                              (common.softcap > 0.0f ? ds_tile : score_tiles) + score_position);
         mask();
         Scores::StoreScores(scores, own_scores + score_position);
         if (Shape::kValuesPasses > 0) ArriveThreads<Shape::kThreads>(Shape::kDerivativesReady);
@@ -246,6 +243,6 @@ struct Sm80Backward {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_ATTENTION_BACKWARD_CUH_

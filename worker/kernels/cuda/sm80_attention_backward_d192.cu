@@ -2,6 +2,6 @@
 // three passes, one by the values group).
 #include "worker/kernels/cuda/sm80_backward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_BACKWARD(d192, 192, 64, 96, 2, 1, 2, 3, 1, false)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -2,6 +2,6 @@
 // passes), 32 x 128 (dK, dV).
 #include "worker/kernels/cuda/sm80_backward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_BACKWARD(d256, 256, 64, 64, 2, 2, 2, 4, 0, false)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -29,7 +29,7 @@
 #include "worker/kernels/cuda/forward_epilogue.cuh"
 #include "worker/kernels/cuda/forward_softmax.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename T, int kDim, int kRows, int kKeys, int kWarps>
 struct Sm80Forward {
@@ -95,8 +95,7 @@ struct Sm80Forward {
   static __device__ __forceinline__ void LoadQFragments(QFragments& fragments, uint32_t q_base) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      LoadMatrices(fragments[m][kStep],
-                   Tile::Step(q_base, kStep) + m * 16 * Tile::kRowBytes);
+      LoadMatrices(fragments[m][kStep], Tile::Step(q_base, kStep) + m * 16 * Tile::kRowBytes);
     }
     if constexpr (kStep + 1 < kDimSteps) LoadQFragments<kStep + 1>(fragments, q_base);
   }
@@ -106,8 +105,7 @@ struct Sm80Forward {
   static __device__ __forceinline__ void ValueStep(Output& output, const Probabilities& p,
                                                    int key_step, uint32_t v_base) {
     uint32_t b[4];
-    LoadMatricesTransposed(
-        b, Tile::Step(v_base, kColumnStep) + key_step * 16 * Tile::kRowBytes);
+    LoadMatricesTransposed(b, Tile::Step(v_base, kColumnStep) + key_step * 16 * Tile::kRowBytes);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       MultiplyAdd<T>(output[m][2 * kColumnStep], p[m], b[0], b[1]);
@@ -120,8 +118,7 @@ struct Sm80Forward {
 
   // Moves the offsets of rows whose maximum grew, and rescales what they have.
   static __device__ __forceinline__ void UpdateOffsets(const Scores& scores, float multiplier,
-                                                       float headroom, Rows& rows,
-                                                       Output& output) {
+                                                       float headroom, Rows& rows, Output& output) {
     float max[kRowTiles][2];
     bool grew = false;
 #pragma unroll
@@ -147,9 +144,8 @@ struct Sm80Forward {
         float factor = 1.0f;
         if (max[m][half] > rows.limit[m][half]) {
           const float offset = max[m][half] * multiplier;
-          factor = rows.limit[m][half] == NegativeInfinity()
-                       ? 0.0f
-                       : Exp2(rows.offset[m][half] - offset);
+          factor = rows.limit[m][half] == NegativeInfinity() ? 0.0f
+                                                             : Exp2(rows.offset[m][half] - offset);
           rows.offset[m][half] = offset;
           rows.limit[m][half] = max[m][half] + headroom;
           rows.sum[m][half] *= factor;
@@ -196,12 +192,12 @@ struct Sm80Forward {
     const auto open_range = [&] {
       const KvRange& range = params.ranges[load_index];
       const int64_t token = batch * range.block_rows + range.row_begin;
-      k_source = Copy::First(static_cast<const T*>(range.k) + token * k_stride +
-                                 kv_head * common.head_dim,
-                             thread, k_stride, common.vector_qk);
-      v_source = Copy::First(static_cast<const T*>(range.v) + token * v_stride +
-                                 kv_head * common.head_dim_v,
-                             thread, v_stride, common.vector_v);
+      k_source =
+          Copy::First(static_cast<const T*>(range.k) + token * k_stride + kv_head * common.head_dim,
+                      thread, k_stride, common.vector_qk);
+      v_source = Copy::First(
+          static_cast<const T*>(range.v) + token * v_stride + kv_head * common.head_dim_v, thread,
+          v_stride, common.vector_v);
       load_row = 0;
       load_count = range.row_count;
     };
@@ -265,8 +261,7 @@ struct Sm80Forward {
         if (more) CommitCopies();
         if (transform) TransformScores(scores, common);
         if (row < full_begin || row + kKeys > full_end) {
-          MaskScores<16>(scores, range, warp_row + (lane >> 2), row + 2 * (threadIdx.x & 3),
-                         pack);
+          MaskScores<16>(scores, range, warp_row + (lane >> 2), row + 2 * (threadIdx.x & 3), pack);
         }
         UpdateOffsets(scores, multiplier, headroom, rows, output);
 #pragma unroll
@@ -307,6 +302,6 @@ struct Sm80Forward {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_ATTENTION_FORWARD_CUH_

@@ -2,6 +2,6 @@
 #include "worker/kernels/cuda/sm80_attention_forward_wide.cuh"
 #include "worker/kernels/cuda/sm80_forward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_FORWARD(d192, 256, 1, Sm80ForwardWide, 192, 128, 64, 4)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

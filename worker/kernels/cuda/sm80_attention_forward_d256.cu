@@ -2,6 +2,6 @@
 #include "worker/kernels/cuda/sm80_attention_forward_wide.cuh"
 #include "worker/kernels/cuda/sm80_forward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_FORWARD(d256, 256, 1, Sm80ForwardWide, 256, 128, 64, 0)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -2,6 +2,6 @@
 #include "worker/kernels/cuda/sm80_attention_forward.cuh"
 #include "worker/kernels/cuda/sm80_forward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_FORWARD(d32, 128, 2, Sm80Forward, 32, 128, 64, 4)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

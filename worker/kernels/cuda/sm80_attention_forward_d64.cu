@@ -2,6 +2,6 @@
 #include "worker/kernels/cuda/sm80_attention_forward.cuh"
 #include "worker/kernels/cuda/sm80_forward_kernels.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 RINGATTN_SM80_FORWARD(d64, 128, 2, Sm80Forward, 64, 128, 96, 4)
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -32,7 +32,7 @@
 #include "worker/kernels/cuda/forward_epilogue.cuh"
 #include "worker/kernels/cuda/forward_softmax.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // kQSteps: how many of q's kDim / 16 fragment columns stay in registers.
 template <typename T, int kDim, int kRows, int kKeys, int kQSteps>
@@ -73,9 +73,7 @@ struct Sm80ForwardWide {
   };
 
   // Which warps share rows. Neighbours are on different schedulers.
-  static __device__ __forceinline__ void SyncPair(int row_group) {
-    SyncThreads<64>(1 + row_group);
-  }
+  static __device__ __forceinline__ void SyncPair(int row_group) { SyncThreads<64>(1 + row_group); }
 
   template <int kStep>
   static __device__ __forceinline__ void LoadScoreStep(uint32_t (&a)[kRowTiles][4],
@@ -103,8 +101,8 @@ struct Sm80ForwardWide {
   static __device__ __forceinline__ void ScoreStep(Scores& scores,
                                                    const uint32_t (&a)[kRowTiles][4],
                                                    const uint32_t (&b)[kKeySteps][4],
-                                                   const QFragments& q_fragments,
-                                                   uint32_t q_base, uint32_t k_base) {
+                                                   const QFragments& q_fragments, uint32_t q_base,
+                                                   uint32_t k_base) {
     uint32_t next_a[kRowTiles][4];
     uint32_t next_b[kKeySteps][4];
     if constexpr (kStep + 1 < kDimSteps) {
@@ -123,8 +121,7 @@ struct Sm80ForwardWide {
     }
   }
 
-  static __device__ __forceinline__ void ScoreProduct(Scores& scores,
-                                                      const QFragments& q_fragments,
+  static __device__ __forceinline__ void ScoreProduct(Scores& scores, const QFragments& q_fragments,
                                                       uint32_t q_base, uint32_t k_base) {
     KeepHere(q_base);
     KeepHere(k_base);
@@ -150,13 +147,12 @@ struct Sm80ForwardWide {
   // groups of products.
   template <typename LoadP, typename Between>
   static __device__ __forceinline__ void ValueProduct(Output& output, uint32_t v_base,
-                                                      const LoadP& load_p,
-                                                      const Between& between) {
+                                                      const LoadP& load_p, const Between& between) {
     constexpr int kCount = kKeySteps * kColumnSteps;
     KeepHere(v_base);
     const auto load_v = [&](int i, uint32_t(&b)[4]) {
-      LoadMatricesTransposed(b, Tile::Step(v_base, 2 * (i % kColumnSteps)) +
-                                    i / kColumnSteps * 32 * Tile::kRowBytes);
+      LoadMatricesTransposed(
+          b, Tile::Step(v_base, 2 * (i % kColumnSteps)) + i / kColumnSteps * 32 * Tile::kRowBytes);
     };
     uint32_t a[2][kRowTiles][4];
     uint32_t b[kAhead + 1][4];
@@ -197,10 +193,10 @@ struct Sm80ForwardWide {
     // Four lanes have four partial maxima each; each lane ends with a whole one.
     const bool odd = lane & 1;
     const bool high = lane & 2;
-    const float low_pair = fmaxf(odd ? max[1] : max[0],
-                                 __shfl_xor_sync(0xffffffff, odd ? max[0] : max[1], 1));
-    const float high_pair = fmaxf(odd ? max[3] : max[2],
-                                  __shfl_xor_sync(0xffffffff, odd ? max[2] : max[3], 1));
+    const float low_pair =
+        fmaxf(odd ? max[1] : max[0], __shfl_xor_sync(0xffffffff, odd ? max[0] : max[1], 1));
+    const float high_pair =
+        fmaxf(odd ? max[3] : max[2], __shfl_xor_sync(0xffffffff, odd ? max[2] : max[3], 1));
     return fmaxf(high ? high_pair : low_pair,
                  __shfl_xor_sync(0xffffffff, high ? low_pair : high_pair, 2));
   }
@@ -262,8 +258,8 @@ struct Sm80ForwardWide {
     const uint32_t v_base =
         Opaque(v_tiles + Tile::Offset(side * 16 + (lane & 15), side * 2 + (lane >> 4)));
     const uint32_t other_v = side ? -16 * Tile::kRowBytes : 16 * Tile::kRowBytes;
-    const uint32_t p_base = Opaque(
-        p_tile + ProbabilityTile::Offset(warp_row + (lane & 15), side * 2 + (lane >> 4)));
+    const uint32_t p_base =
+        Opaque(p_tile + ProbabilityTile::Offset(warp_row + (lane & 15), side * 2 + (lane >> 4)));
     // One float of each lane: [warp][lane].
     float* const exchange = reinterpret_cast<float*>(shared + kQBytes + 4 * kKvBytes + kPBytes);
 
@@ -273,15 +269,15 @@ struct Sm80ForwardWide {
     const T* v_source = nullptr;
     const auto open_keys = [&](const KvRange& range) {
       const int64_t token = batch * range.block_rows + range.row_begin;
-      k_source = Copy::First(static_cast<const T*>(range.k) + token * k_stride +
-                                 kv_head * common.head_dim,
-                             thread, k_stride, common.vector_qk);
+      k_source =
+          Copy::First(static_cast<const T*>(range.k) + token * k_stride + kv_head * common.head_dim,
+                      thread, k_stride, common.vector_qk);
     };
     const auto open_values = [&](const KvRange& range) {
       const int64_t token = batch * range.block_rows + range.row_begin;
-      v_source = Copy::First(static_cast<const T*>(range.v) + token * v_stride +
-                                 kv_head * common.head_dim_v,
-                             thread, v_stride, common.vector_v);
+      v_source = Copy::First(
+          static_cast<const T*>(range.v) + token * v_stride + kv_head * common.head_dim_v, thread,
+          v_stride, common.vector_v);
     };
 
     LoadQTile<T, kDim, kRows, kThreads>(q_tile, params, tile, first_head, batch);
@@ -396,9 +392,9 @@ struct Sm80ForwardWide {
           if (n == 1) {
             uint32_t base = p_base;
             KeepHere(base);
-            StoreMatrices(ProbabilityTile::Step(base, 2 * step) +
-                              m * 16 * ProbabilityTile::kRowBytes,
-                          next[step][m]);
+            StoreMatrices(
+                ProbabilityTile::Step(base, 2 * step) + m * 16 * ProbabilityTile::kRowBytes,
+                next[step][m]);
           }
         };
         constexpr int kExponentials = kRowTiles * kKeyTiles;
@@ -469,6 +465,6 @@ struct Sm80ForwardWide {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_ATTENTION_FORWARD_WIDE_CUH_

@@ -11,7 +11,7 @@
 #include "worker/kernels/cuda/sm80_backward_products.cuh"
 #include "worker/kernels/cuda/sm80_backward_walk.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename Shape>
 struct Sm80BackwardDq {
@@ -111,8 +111,8 @@ struct Sm80BackwardDq {
 
  private:
   // `position` is the thread's first element in the staged part.
-  static __device__ __forceinline__ void Stage(const typename Shape::QAccumulator& acc,
-                                               float scale, uint32_t position) {
+  static __device__ __forceinline__ void Stage(const typename Shape::QAccumulator& acc, float scale,
+                                               uint32_t position) {
     KeepHere(position);
 #pragma unroll
     for (int n = 0; n < 2 * Shape::kQN; ++n) {
@@ -133,6 +133,6 @@ struct Sm80BackwardDq {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_DQ_CUH_

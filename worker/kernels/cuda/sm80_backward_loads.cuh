@@ -7,7 +7,7 @@
 #include "worker/kernels/cuda/device_primitives.cuh"
 #include "worker/kernels/cuda/sm80_backward_walk.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename Shape>
 struct Sm80BackwardLoads {
@@ -21,8 +21,8 @@ struct Sm80BackwardLoads {
   const int64_t batch;
 
   // The group's k or v to `target`; kv_row is the tile's first row in it.
-  __device__ __forceinline__ void StartKv(const BackwardTile& tile, uint32_t target,
-                                          int64_t kv_row, int kv_head) const {
+  __device__ __forceinline__ void StartKv(const BackwardTile& tile, uint32_t target, int64_t kv_row,
+                                          int kv_head) const {
     const CommonParams& common = params.common;
     const int columns = gradients ? common.head_dim_v : common.head_dim;
     const int64_t stride = int64_t{common.num_kv_heads} * columns;
@@ -62,13 +62,13 @@ struct Sm80BackwardLoads {
       const float* source = (dout ? params.delta : params.lse) +
                             (batch * common.num_heads + span.head) * common.q_rows +
                             span.row_begin + row + thread;
-      CopyAsync4(SharedAddress(statistics) + (buffer * 2 + dout) * Shape::kStatisticsBytes +
-                     thread * 4,
-                 source, static_cast<int>(thread) < valid_rows);
+      CopyAsync4(
+          SharedAddress(statistics) + (buffer * 2 + dout) * Shape::kStatisticsBytes + thread * 4,
+          source, static_cast<int>(thread) < valid_rows);
     }
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_LOADS_CUH_

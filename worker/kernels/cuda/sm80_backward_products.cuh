@@ -6,7 +6,7 @@
 
 #include "worker/kernels/cuda/device_primitives.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // The first row and column of a thread of a group in an accumulator dealt to kRowWarps warps
 // along the rows.
@@ -38,14 +38,14 @@ struct Sm80BackwardProducts {
       uint32_t a[Shape::kScoreM][4];
 #pragma unroll
       for (int m = 0; m < Shape::kScoreM; ++m) {
-        LoadMatrices(a[m], Tile::Step(a_base, step) +
-                               m * Shape::kScoreWarps * 16 * Tile::kRowBytes);
+        LoadMatrices(a[m],
+                     Tile::Step(a_base, step) + m * Shape::kScoreWarps * 16 * Tile::kRowBytes);
       }
 #pragma unroll
       for (int n = 0; n < Shape::kScoreN; ++n) {
         uint32_t b[4];
-        LoadMatrices(b, Tile::Step(b_base, step) +
-                            n * Shape::kScoreColumnWarps * 16 * Tile::kRowBytes);
+        LoadMatrices(
+            b, Tile::Step(b_base, step) + n * Shape::kScoreColumnWarps * 16 * Tile::kRowBytes);
 #pragma unroll
         for (int m = 0; m < Shape::kScoreM; ++m) {
           Product(step == 0, acc[m][2 * n], a[m], b[0], b[1]);
@@ -83,8 +83,8 @@ struct Sm80BackwardProducts {
   }
 
   // acc = dS k for the columns of a pass.
-  static __device__ __forceinline__ void QProduct(QAccumulator& acc,
-                                                  uint32_t score_base, uint32_t k_base) {
+  static __device__ __forceinline__ void QProduct(QAccumulator& acc, uint32_t score_base,
+                                                  uint32_t k_base) {
     KeepHere(score_base);
     KeepHere(k_base);
 #pragma unroll
@@ -111,9 +111,8 @@ struct Sm80BackwardProducts {
 
  private:
   // `fresh` is known at compile time once the caller's loop is unrolled.
-  static __device__ __forceinline__ void Product(bool fresh, float (&d)[4],
-                                                 const uint32_t (&a)[4], uint32_t b0,
-                                                 uint32_t b1) {
+  static __device__ __forceinline__ void Product(bool fresh, float (&d)[4], const uint32_t (&a)[4],
+                                                 uint32_t b0, uint32_t b1) {
     if (fresh) {
       MultiplyAdd<T, true>(d, a, b0, b1);
     } else {
@@ -122,6 +121,6 @@ struct Sm80BackwardProducts {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_PRODUCTS_CUH_

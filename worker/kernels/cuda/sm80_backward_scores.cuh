@@ -5,7 +5,7 @@
 
 #include "worker/kernels/cuda/device_primitives.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 template <typename Shape>
 struct Sm80BackwardScores {
@@ -63,8 +63,7 @@ struct Sm80BackwardScores {
   // Gradients (dP) become dS, with P from the score tile at `probabilities`. `delta` is that
   // of the lane's first row.
   static __device__ __forceinline__ void Differentiate(ScoreAccumulator& gradients,
-                                                       const float* delta,
-                                                       uint32_t probabilities) {
+                                                       const float* delta, uint32_t probabilities) {
     KeepHere(probabilities);
 #pragma unroll
     for (int m = 0; m < Shape::kScoreM; ++m) {
@@ -144,6 +143,6 @@ struct Sm80BackwardScores {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_

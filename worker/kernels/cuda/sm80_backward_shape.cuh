@@ -12,7 +12,7 @@
 #include "worker/kernels/cuda/device_primitives.cuh"
 #include "worker/kernels/cuda/sm80_backward_walk.cuh"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // k*Warps of a product: warps along the rows of its output, the remaining factor of 4 lies
 // along the columns. Each product deals its 16-row and 16-column groups to the four warps in
@@ -71,11 +71,11 @@ struct Sm80BackwardShape {
   // Parts that can be staged, of the gradients group first: with two, one pass is
   // added while the next is written.
   static constexpr int kValuesParts = kValuesPasses > 0;
-  static constexpr int kGradientsParts =
-      kQPasses - kValuesPasses > 1 &&
-              kSharedBytes + (2 + kValuesParts) * kPassBytes <= 227 * 1024
-          ? 2
-          : 1;
+  static constexpr int kGradientsParts = kQPasses - kValuesPasses > 1 &&
+                                                 kSharedBytes + (2 + kValuesParts) * kPassBytes <=
+                                                     227 * 1024
+                                             ? 2
+                                             : 1;
   static constexpr int kLastPart =  // of the gradients group, as an offset
       (kQPasses - kValuesPasses - 1) % kGradientsParts * kPassBytes;
   static constexpr int kStagedBytes = (kValuesParts + kGradientsParts) * kPassBytes;
@@ -103,6 +103,6 @@ struct Sm80BackwardShape {
   using QAccumulator = float[kQM][2 * kQN][4];  // of a pass
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SHAPE_CUH_

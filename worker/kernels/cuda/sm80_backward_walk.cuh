@@ -5,7 +5,7 @@
 
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 // A range of q rows of one head: the block walks its ranges for each head in
 // turn. One thread describes them to all ahead of their use, for registers are
@@ -14,7 +14,7 @@ struct alignas(16) BackwardSpan {
   int32_t row_count;
   int32_t full_begin;
   int32_t full_end;
-  int32_t last;  // no other follows
+  int32_t last;       // no other follows
   int64_t row_begin;  // of q
   int32_t range;
   int32_t head;
@@ -25,22 +25,20 @@ static_assert(sizeof(BackwardSpan) == 32);
 inline constexpr int kBackwardSpans = 4;
 
 // Writes what span `number` of the thread block's walk is, if there is one.
-__device__ __forceinline__ void DescribeSpan(const BackwardParams& params,
-                                             const BackwardTile& tile, int number,
-                                             BackwardSpan* spans) {
+__device__ __forceinline__ void DescribeSpan(const BackwardParams& params, const BackwardTile& tile,
+                                             int number, BackwardSpan* spans) {
   const int ranges = tile.range_end - tile.range_begin;
   const int head = number / ranges;
   if (head >= params.heads_per_block) return;
   const int index = tile.range_begin + number % ranges;
   const QRange& range = params.ranges[index];
-  spans[number % kBackwardSpans] = {
-      range.row_count,
-      range.full_begin,
-      range.full_end,
-      number + 1 == ranges * params.heads_per_block,
-      range.row_begin,
-      index,
-      static_cast<int>(blockIdx.y) * params.heads_per_block + head};
+  spans[number % kBackwardSpans] = {range.row_count,
+                                    range.full_begin,
+                                    range.full_end,
+                                    number + 1 == ranges * params.heads_per_block,
+                                    range.row_begin,
+                                    index,
+                                    static_cast<int>(blockIdx.y) * params.heads_per_block + head};
 }
 
 // A tile's rows of a span.
@@ -58,6 +56,6 @@ struct BackwardQTile {
   }
 };
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_WALK_CUH_

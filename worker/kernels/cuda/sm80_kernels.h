@@ -5,7 +5,7 @@
 
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 TileKernel Sm80ForwardKernel_d32();
 TileKernel Sm80ForwardKernel_d64();
@@ -21,6 +21,6 @@ TileKernel Sm80BackwardKernel_d128();
 TileKernel Sm80BackwardKernel_d192();
 TileKernel Sm80BackwardKernel_d256();
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_KERNELS_H_

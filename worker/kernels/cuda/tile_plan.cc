@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 int64_t FloorDivide(int64_t a, int64_t b) {
@@ -139,7 +139,8 @@ ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& sh
   if (shape.target_blocks > 0 && blocks > 0 && blocks * 10 < shape.target_blocks * 8) {
     const int64_t parts = shape.target_blocks / std::max<int64_t>(shape.blocks_per_tile, 1);
     constexpr int64_t kMinimalTiles = 4;  // below, the combine costs more than it saves
-    part_tiles = std::max(kMinimalTiles, (total_key_tiles + parts - 1) / std::max<int64_t>(parts, 1));
+    part_tiles =
+        std::max(kMinimalTiles, (total_key_tiles + parts - 1) / std::max<int64_t>(parts, 1));
   }
 
   ForwardPlan plan;
@@ -237,4 +238,4 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
   return plan;
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -10,7 +10,7 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/attention_params.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 
 struct ForwardTileShape {
   int32_t q_rows = 0;  // q rows of one tile (packed heads divide the kernel's rows)
@@ -22,10 +22,10 @@ struct ForwardTileShape {
 };
 
 struct ForwardPlan {
-  std::vector<ForwardTile> tiles;      // longest first
+  std::vector<ForwardTile> tiles;  // longest first
   std::vector<KvRange> ranges;
-  std::vector<CombineTile> combines;   // not empty iff the keys were split
-  int64_t slots = 0;                   // split-KV partials per (batch, head)
+  std::vector<CombineTile> combines;  // not empty iff the keys were split
+  int64_t slots = 0;                  // split-KV partials per (batch, head)
 };
 
 // A tile whose rows see no key is listed only when the outputs must be written
@@ -39,6 +39,6 @@ struct BackwardPlan {
 
 BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys);
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_TILE_PLAN_H_

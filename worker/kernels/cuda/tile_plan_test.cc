@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 using Pair = std::pair<int64_t, int64_t>;  // local q row, local key of the block
@@ -173,4 +173,4 @@ TEST_P(TilePlanTest, BackwardTilesCoverEachVisiblePairOnce) {
 INSTANTIATE_TEST_SUITE_P(Seeds, TilePlanTest, testing::Range(0, 300));
 
 }  // namespace
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

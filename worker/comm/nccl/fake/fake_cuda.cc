@@ -290,15 +290,13 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
-  const Operation write = [](CUstream stream, CUdeviceptr address, cuuint64_t value,
-                             unsigned int) {
+  const Operation write = [](CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int) {
     FakeCudaEnqueue(stream, [address, value] {
       __atomic_store_n(reinterpret_cast<cuuint64_t*>(address), value, __ATOMIC_RELEASE);
     });
     return CUDA_SUCCESS;
   };
-  const Operation wait = [](CUstream stream, CUdeviceptr address, cuuint64_t value,
-                            unsigned int) {
+  const Operation wait = [](CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int) {
     FakeCudaEnqueue(stream, [address, value] {
       const auto* word = reinterpret_cast<const cuuint64_t*>(address);
       while (static_cast<int64_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) {

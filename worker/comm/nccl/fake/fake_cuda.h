@@ -13,10 +13,10 @@ void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work);
 
 // Faults of the fake NCCL and CUDA; all off at first. Shared by all communicators.
 struct FakeNcclFaults {
-  std::atomic<int> abort_ms{0};          // ncclCommAbort takes this long
-  std::atomic<int> launch_ms{0};         // a group is in progress this long before its launch
-  std::atomic<bool> lost_network{false}; // ncclCommGetAsyncError reports ncclRemoteError
-  std::atomic<bool> refuse_sends{false}; // ncclSend returns ncclInvalidArgument
+  std::atomic<int> abort_ms{0};             // ncclCommAbort takes this long
+  std::atomic<int> launch_ms{0};            // a group is in progress this long before its launch
+  std::atomic<bool> lost_network{false};    // ncclCommGetAsyncError reports ncclRemoteError
+  std::atomic<bool> refuse_sends{false};    // ncclSend returns ncclInvalidArgument
   std::atomic<bool> refuse_ipc{false};      // cudaIpcGetMemHandle fails
   std::atomic<bool> refuse_mapping{false};  // cudaIpcOpenMemHandle fails
   std::atomic<bool> hold_mallocs{false};    // cudaMalloc does not return meanwhile

@@ -156,11 +156,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int world_size, ncclUnique
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   const std::lock_guard<std::mutex> lock(comm->state->clique->mutex);
-  const bool busy =
-      comm->state->clique->joined < comm->state->world_size || comm->state->launching;
-  *state = Faults().lost_network ? ncclRemoteError
-           : busy                ? ncclInProgress
-                                 : ncclSuccess;
+  const bool busy = comm->state->clique->joined < comm->state->world_size || comm->state->launching;
+  *state = Faults().lost_network ? ncclRemoteError : busy ? ncclInProgress : ncclSuccess;
   return ncclSuccess;
 }
 

@@ -10,7 +10,7 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
-namespace ringattn::cuda {
+namespace ringattn::worker::cuda {
 namespace {
 
 constexpr int64_t kTableBytes = 256;
@@ -94,11 +94,13 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
   return LaunchNumber(tile_count_, launch);
 }
 
-absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
+absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
+  return Enqueue(call, stream);
+}
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {
   return Enqueue(call, stream);
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::worker::cuda

@@ -1,0 +1,93 @@
+// AttentionSpec: one validated attention problem. Everything after the edge
+// works on this value and may trust it: REQUIRES lines below hold by
+// construction (see validation.h), so nothing downstream checks them again.
+#ifndef RINGATTN_COMMON_ATTENTION_ATTENTION_SPEC_H_
+#define RINGATTN_COMMON_ATTENTION_ATTENTION_SPEC_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/attention/dtype.h"
+
+namespace ringattn {
+
+// Shapes of the problem.
+//   dense : q [batch, seq_len_q, num_heads, head_dim]
+//           k [batch, seq_len_kv, num_kv_heads, head_dim]
+//           v [batch, seq_len_kv, num_kv_heads, head_dim_v]
+//           out, dout [batch, seq_len_q, num_heads, head_dim_v]
+//           lse [batch, num_heads, seq_len_q] fp32
+//   packed: the same without the batch axis (batch == 1), tokens of all
+//           documents after one another; lse [num_heads, seq_len_q].
+struct AttentionShape {
+  bool packed = false;
+  int64_t batch = 1;       // >= 1; 1 when packed
+  int64_t seq_len_q = 0;   // >= 0; the total over documents when packed
+  int64_t seq_len_kv = 0;  // >= 0; the total over documents when packed
+  int64_t num_heads = 1;
+  int64_t num_kv_heads = 1;  // divides num_heads
+  int64_t head_dim = 1;      // 1..256
+  int64_t head_dim_v = 1;    // 1..256
+
+  // First token of each document and, last, the total. A dense problem has one
+  // document: {0, seq_len_q} and {0, seq_len_kv}, the same for every batch row.
+  std::vector<int64_t> cu_seqlens_q;
+  std::vector<int64_t> cu_seqlens_k;
+
+  int64_t group_size() const { return num_heads / num_kv_heads; }
+  int64_t num_documents() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
+};
+
+// Options that change the result. Meaning: docs/semantics.md.
+struct AttentionOptions {
+  double softmax_scale = 1.0;  // resolved: 1/sqrt(head_dim) unless given
+  double softcap = 0.0;        // 0 = off; else finite and > 0
+  bool causal = false;
+  int64_t window_left = -1;   // -1 = unlimited
+  int64_t window_right = -1;  // -1 = unlimited
+};
+
+struct AttentionSpec {
+  DType dtype = DType::kFloat32;
+  AttentionShape shape;
+  AttentionOptions options;
+};
+
+// The tensors of the protocol, in the order in which they are streamed.
+enum class TensorId : uint8_t {
+  kQ = 1,
+  kK = 2,
+  kV = 3,
+  kOut = 4,
+  kLse = 5,
+  kDout = 6,
+  kDq = 7,
+  kDk = 8,
+  kDv = 9,
+};
+const char* TensorName(TensorId id);  // "q", "k", ...
+
+// How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where
+// `rows` is the axis that is cut into shards:
+//   q, out, dout, dq : outer = batch, rows = seq_len_q,  inner = heads * dim * element
+//   k, v, dk, dv     : outer = batch, rows = seq_len_kv, inner = kv heads * dim * element
+//   lse              : outer = batch * num_heads, rows = seq_len_q, inner = 4
+struct TensorLayout {
+  int64_t outer = 0;
+  int64_t rows = 0;
+  int64_t inner_bytes = 0;
+  bool on_kv_axis = false;  // cut along k/v's token axis rather than q's
+
+  int64_t bytes() const { return outer * rows * inner_bytes; }
+};
+TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
+
+// The shape a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
+std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
+
+// The element type of a tensor: fp32 for lse, spec.dtype otherwise.
+DType DTypeOf(const AttentionSpec& spec, TensorId id);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_ATTENTION_ATTENTION_SPEC_H_

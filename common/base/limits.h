@@ -1,0 +1,83 @@
+// Every limit of the service's surface, each with its arithmetic. GetServerInfo
+// reports them. Requests over one of them get RESOURCE_EXHAUSTED and never moved a
+// tensor byte. (Timeouts between coordinator and workers: CoordinatorConfig.)
+#ifndef RINGATTN_COMMON_BASE_LIMITS_H_
+#define RINGATTN_COMMON_BASE_LIMITS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+inline constexpr int64_t kKiB = 1024;
+inline constexpr int64_t kMiB = 1024 * kKiB;
+inline constexpr int64_t kGiB = 1024 * kMiB;
+
+struct Limits {
+  // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no
+  // product of legal dimensions overflows int64, and neither do the 2^54 pairs of
+  // a sequence with itself.
+  int64_t max_tokens = int64_t{1} << 27;  // per axis; 128 times the longest benchmark
+  int64_t max_batch = 4096;
+  int64_t max_heads = 1024;
+  int64_t max_head_dim = 256;  // widest row that the kernels keep in registers
+  // 1M tokens, 32 heads, d 128, bf16 is 8 GiB: room for 32 times that in one tensor,
+  // and for four such tensors among the inputs and outputs of one request.
+  int64_t max_tensor_bytes = 256 * kGiB;
+  int64_t max_request_bytes = 1024 * kGiB;
+  // Two lists, at most 4 bytes an entry (a varint below 2^28): 2 MiB. With 1 MiB of
+  // inline tensors a header stays below the 4 MiB that stock gRPC peers accept.
+  int64_t max_documents = int64_t{1} << 18;
+  // Every pair of ranks is planned for (2^12 pairs), and a ring of 64 already hops
+  // longer than it computes for anything that fits the limits above.
+  int max_world_size = 64;
+
+  // --- Messages.
+  int64_t max_inline_bytes = kMiB;  // all inline tensors of a header together
+  int64_t max_header_bytes = 4 * kMiB;
+  // Up: larger chunks were no faster (1.7 GB/s at 16 MiB, 1.5 at 1 MiB), and each
+  // stream may have two of them in memory.
+  int64_t max_chunk_bytes_up = 16 * kMiB;
+  // Down: a stock client refuses messages over 4 MiB in all.
+  int64_t max_chunk_bytes_down_default = kMiB;
+  // Smaller chunks would spend more on their framing than on bytes.
+  int64_t min_chunk_bytes_down = kKiB;
+  // One chunk and its envelope: tensor, offset, crc32c and two lengths are below 64
+  // bytes.
+  int64_t max_message_bytes = max_chunk_bytes_up + 64 * kKiB;
+  // From clients twice as much is read, only to be refused by name: gRPC refuses what is
+  // larger before anybody sees it, RESOURCE_EXHAUSTED without details.
+  int64_t max_refused_message_bytes = 2 * max_message_bytes;
+  int64_t max_request_id_bytes = 128;
+  // Details travel in HTTP/2 trailers: 7,000 bytes pass, 9,000 hide the real code.
+  int64_t max_error_detail_bytes = 4 * kKiB;
+
+  // --- Queue. Waiting requests hold a header each (at most 4 MiB), so 256 of them
+  // stay below 1 GiB; the bytes are what they will upload, not memory.
+  int64_t max_queued_requests = 256;
+  int64_t max_queued_bytes = 64 * kGiB;
+  // What GetOperation still knows: some 200 bytes each.
+  int64_t finished_operations_kept = 1024;
+
+  // --- Time.
+  // Reserved memory is held while a client uploads: longer silence than any
+  // retransmission gives it back.
+  absl::Duration upload_idle_timeout = absl::Seconds(30);
+  // Likewise while a client downloads. Within it a reader must take a chunk; of the
+  // largest, 16 MiB, that is 0.6 MB/s.
+  absl::Duration download_idle_timeout = absl::Seconds(30);
+  // Requests without a deadline get this one: 128M tokens on CPUs end earlier or
+  // never.
+  absl::Duration default_deadline = absl::Hours(6);
+  absl::Duration max_deadline = absl::Hours(24);
+  absl::Duration min_progress_interval = absl::Milliseconds(10);  // 100 messages a second
+
+  // --- Planning. At 32,768 tokens one device finishes within the time that a ring
+  // needs to fill; small requests run side by side instead.
+  int64_t single_device_threshold_tokens = 32768;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_BASE_LIMITS_H_

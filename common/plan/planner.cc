@@ -1,0 +1,235 @@
+#include "common/plan/planner.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/plan/work_count.h"
+
+namespace ringattn {
+namespace {
+
+// Matrix products per pair: forward q k, p v; backward q k again, dout v, and the
+// products for dv, dk, dq. A multiply-add counts twice.
+double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
+  const double dim = static_cast<double>(spec.shape.head_dim);
+  const double dim_v = static_cast<double>(spec.shape.head_dim_v);
+  switch (op) {
+    case ComputeCall::Op::kForward:
+      return 2.0 * (dim + dim_v);
+    case ComputeCall::Op::kBackward:
+      return 2.0 * (3.0 * dim + 2.0 * dim_v);
+    default:
+      return 0.0;
+  }
+}
+
+double HeadRows(const AttentionSpec& spec) {
+  return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
+}
+
+double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerInputs& inputs) {
+  double flops = 0, sent = 0, received = 0, exchange = 0;
+  for (const ComputeCall& call : step.calls) {
+    flops += FlopsPerPair(spec, call.op) * HeadRows(spec) *
+             static_cast<double>(call.tiles * kTileRows * kTileRows);
+  }
+  for (const Transfer& transfer : step.transfers) {
+    (transfer.kind == Transfer::Kind::kSend ? sent : received) +=
+        static_cast<double>(transfer.range.bytes);
+  }
+  const double launches =
+      inputs.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
+  if (!step.transfers.empty()) {
+    exchange = std::max(sent, received) / inputs.link_bytes_per_s + inputs.exchange_overhead_s;
+  }
+  return std::max(flops / inputs.device_flops_per_s, exchange) + launches;
+}
+
+int64_t LongerAxis(const AttentionSpec& spec) {
+  return spec.shape.batch * std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
+}
+
+struct RingSize {
+  int world_size = 1;
+  std::string reason;
+};
+
+absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanChoice& choice,
+                                        const PlannerInputs& inputs) {
+  if (inputs.ready_workers < 1) return absl::UnavailableError("no worker is ready");
+  if (choice.world_size.has_value()) {
+    const int asked = *choice.world_size;
+    if (choice.schedule == ScheduleKind::kSingle && asked > 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "plan.world_size: is ", asked, ", but plan.schedule single runs on one device"));
+    }
+    if (asked > inputs.ready_workers) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("plan.world_size: asks for ", asked, " workers, ", inputs.ready_workers,
+                       inputs.ready_workers == 1 ? " is ready" : " are ready"));
+    }
+    return RingSize{asked, absl::StrCat("ring size ", asked, " as asked")};
+  }
+  if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as asked"};
+  if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
+  if (choice.schedule == ScheduleKind::kRing) {
+    return RingSize{inputs.ready_workers,
+                    absl::StrCat("ring as asked, over all ", inputs.ready_workers, " workers")};
+  }
+  const int64_t tokens = LongerAxis(spec);
+  if (tokens <= inputs.single_device_threshold_tokens) {
+    return RingSize{1, absl::StrCat(tokens, " tokens are within the single-device threshold of ",
+                                    inputs.single_device_threshold_tokens)};
+  }
+  return RingSize{inputs.ready_workers,
+                  absl::StrCat(tokens, " tokens exceed the single-device threshold of ",
+                               inputs.single_device_threshold_tokens, ": ring over all ",
+                               inputs.ready_workers, " workers")};
+}
+
+// A window that is bounded on both sides and shorter than a shard.
+bool HasShortWindow(const AttentionSpec& spec, int world_size) {
+  const AttentionOptions& options = spec.options;
+  const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
+  if (options.window_left < 0 || options.window_left >= shard_rows) return false;
+  if (options.causal) return true;
+  return options.window_right >= 0 && options.window_right < shard_rows - options.window_left;
+}
+
+// REQUIRES: striped.
+absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stripe) {
+  const int64_t tokens = std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
+  const int64_t documents = spec.shape.num_documents();
+  // Stripes of one token are one strided span per rank, which every document cuts.
+  const int64_t stripes = stripe == 1 ? 0 : tokens / stripe + (tokens % stripe != 0 ? 1 : 0);
+  if (stripes > kMaxStripes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plan.stripe: stripes of %d cut %d tokens into %d, at most %d are planned (their list is "
+        "kept with the request): choose longer stripes, or 1",
+        stripe, tokens, stripes, kMaxStripes));
+  }
+  const int64_t pieces = stripe == 1 ? world_size * documents : stripes + documents - 1;
+  if (pieces > kMaxPieceVisits / world_size) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plan.stripe: stripes of %d over %d ranks cut %d documents into %d pieces, at most %d are "
+        "planned for so many ranks: choose longer stripes, another layout or fewer ranks",
+        stripe, world_size, documents, pieces, kMaxPieceVisits / world_size));
+  }
+  return absl::OkStatus();
+}
+
+struct Candidate {
+  Plan plan;
+  std::string why;
+};
+
+Candidate Describe(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
+                   const PlannerInputs& inputs, Layout layout, int world_size, std::string why) {
+  const ShardPlan shards =
+      MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? choice.stripe : 1);
+  const Schedule schedule = MakeSchedule(spec, shards, direction, choice.recompute_forward);
+  return {DescribePlan(spec, shards, schedule, inputs), std::move(why)};
+}
+
+Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
+                       const PlannerInputs& inputs, int world_size) {
+  const auto describe = [&](Layout layout, std::string why) {
+    return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why));
+  };
+  if (choice.layout.has_value()) {
+    return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as asked"));
+  }
+  if (world_size == 1) return describe(Layout::kContiguous, "");
+  if (HasShortWindow(spec, world_size)) {
+    return describe(Layout::kContiguous, "contiguous, as the window is shorter than a shard");
+  }
+  if (!spec.options.causal) {
+    return describe(Layout::kContiguous, "contiguous, as without causality all rows cost the same");
+  }
+  if (spec.shape.num_documents() <= 1) {
+    return describe(Layout::kZigzag, "zigzag, which balances causal work");
+  }
+  // Documents may balance causal work by themselves and then need few neighbours; or be
+  // so long and uneven that each has to be dealt out by itself: the cost model knows.
+  std::vector<Candidate> candidates;
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
+    candidates.push_back(describe(layout, ""));
+  }
+  const auto seconds = [](const Candidate& candidate) {
+    return candidate.plan.predicted_compute_seconds;
+  };
+  // Of equals the earlier one, which is the simpler.
+  Candidate& winner = *std::min_element(
+      candidates.begin(), candidates.end(),
+      [&](const Candidate& a, const Candidate& b) { return seconds(a) < seconds(b); });
+  std::string others;
+  for (const Candidate& candidate : candidates) {
+    if (&candidate == &winner) continue;
+    absl::StrAppendFormat(&others, "%s%.3g s %s", others.empty() ? "" : " and ", seconds(candidate),
+                          LayoutName(candidate.plan.shards.layout));
+  }
+  winner.why = absl::StrFormat("%s, predicted %.3g s against %s for these documents",
+                               LayoutName(winner.plan.shards.layout), seconds(winner), others);
+  return std::move(winner);
+}
+
+}  // namespace
+
+double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
+                    double pairs) {
+  double per_pair = 0;
+  if (direction == Direction::kForward || recompute_forward) {
+    per_pair += FlopsPerPair(spec, ComputeCall::Op::kForward);
+  }
+  if (direction == Direction::kBackward) per_pair += FlopsPerPair(spec, ComputeCall::Op::kBackward);
+  return per_pair * pairs * HeadRows(spec);
+}
+
+Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
+                  const PlannerInputs& inputs) {
+  assert(!schedule.programs.empty());
+  Plan plan;
+  plan.shards = shards;
+  plan.schedule = schedule.kind;
+  plan.step_count = static_cast<int64_t>(schedule.programs.front().steps.size());
+  for (const Program& program : schedule.programs) {
+    plan.buffer_bytes.push_back(program.BufferBytes());
+    plan.tiles.push_back(program.TileCount());
+    plan.sent_bytes.push_back(program.SentBytes());
+    plan.exchanged_bytes += plan.sent_bytes.back();
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        plan.flops +=
+            FlopsPerPair(spec, call.op) * HeadRows(spec) * static_cast<double>(call.pairs);
+      }
+    }
+  }
+  for (int64_t i = 0; i < plan.step_count; ++i) {
+    double seconds = 0;
+    for (const Program& program : schedule.programs) {
+      seconds = std::max(seconds, SecondsOfStep(spec, program.steps[i], inputs));
+    }
+    plan.predicted_compute_seconds += seconds;
+    plan.predicted_step_seconds = std::max(plan.predicted_step_seconds, seconds);
+  }
+  return plan;
+}
+
+absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
+                                 const PlanChoice& choice, const PlannerInputs& inputs) {
+  const absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
+  if (!size.ok()) return size.status();
+  if (choice.layout == Layout::kStriped && size->world_size > 1) {
+    const absl::Status status = CheckPieces(spec, size->world_size, choice.stripe);
+    if (!status.ok()) return status;
+  }
+  Candidate chosen = ChooseLayout(spec, direction, choice, inputs, size->world_size);
+  chosen.plan.reason =
+      chosen.why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen.why);
+  return std::move(chosen.plan);
+}
+
+}  // namespace ringattn

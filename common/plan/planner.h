@@ -1,0 +1,84 @@
+// The planner: picks layout, schedule and ring size of one request by a cost model,
+// or checks the ones that the client forces. Pure.
+#ifndef RINGATTN_COMMON_PLAN_PLANNER_H_
+#define RINGATTN_COMMON_PLAN_PLANNER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/schedule.h"
+#include "common/plan/shard_plan.h"
+
+namespace ringattn {
+
+// What the client asked for; unset fields are the planner's to choose.
+struct PlanChoice {
+  std::optional<Layout> layout;
+  std::optional<ScheduleKind> schedule;
+  std::optional<int> world_size;  // 1..Limits::max_world_size
+  int64_t stripe = 1;             // striped only; >= 1
+  // Backward without out and lse: the program computes them first.
+  bool recompute_forward = false;
+};
+
+// Stripes longer than one token, per axis. Each is a span of 24 bytes on the q and the
+// k/v axis: 3 MiB, and a queued request, which holds its plan, may have as much again of
+// cu_seqlens (Limits::max_documents).
+inline constexpr int64_t kMaxStripes = int64_t{1} << 16;
+// Every rank is planned against the pieces of all shards (spans, cut at documents), at
+// some 100 ns each: 0.5 s. Other layouts stay below 2^19 pieces.
+inline constexpr int64_t kMaxPieceVisits = int64_t{1} << 22;
+
+struct PlannerInputs {
+  int ready_workers = 0;
+  int64_t single_device_threshold_tokens = 32768;
+  // The slowest member's figures. The defaults are one CPU core's order of magnitude;
+  // workers measure theirs when they start and when they form a ring.
+  double device_flops_per_s = 3e10;
+  double link_bytes_per_s = 1e9;
+  double step_overhead_s = 1e-4;   // of each compute call, beside its arithmetic
+  double exchange_overhead_s = 0;  // of a step's transfers, beside their bytes
+};
+
+struct Plan {
+  ShardPlan shards;  // layout, world size, stripe, spans
+  ScheduleKind schedule = ScheduleKind::kSingle;
+  // Per rank, as the schedule has them.
+  std::vector<int64_t> buffer_bytes;  // memory to reserve
+  // What workers' kernels need beside it: theirs to say, so empty until they have.
+  std::vector<int64_t> workspace_bytes;
+  std::vector<int64_t> tiles;  // kTileRows^2, per batch row and query head
+  std::vector<int64_t> sent_bytes;
+  int64_t exchanged_bytes = 0;  // between ranks, all of them together
+  int64_t step_count = 0;
+  // From the first rank's start to the last one's end: per step the busiest rank,
+  // where compute and exchange overlap.
+  double predicted_compute_seconds = 0;
+  double predicted_step_seconds = 0;  // the longest step
+  double flops = 0;                   // of unmasked pairs, multiply-adds counted twice
+  std::string reason;                 // one sentence: why this plan
+};
+
+//   UNAVAILABLE          no worker is ready
+//   FAILED_PRECONDITION  world_size exceeds the workers that are ready
+//   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
+//                        cuts shards into too many pieces (above)
+// The message names the field.
+absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
+                                 const PlanChoice& choice, const PlannerInputs& inputs);
+
+// The costs of a schedule, for plans that the caller made itself.
+Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
+                  const PlannerInputs& inputs);
+
+// Floating point operations of `pairs` visible pairs per batch row and head.
+double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
+                    double pairs);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PLAN_PLANNER_H_

@@ -1,0 +1,279 @@
+#include "common/plan/planner.h"
+
+#include <algorithm>
+#include <ctime>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "common/base/limits.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+AttentionSpec Spec(int64_t tokens, bool causal) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = tokens;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, tokens};
+  spec.shape.num_heads = 8;
+  spec.shape.num_kv_heads = 2;
+  spec.shape.head_dim = spec.shape.head_dim_v = 64;
+  spec.options.causal = causal;
+  return spec;
+}
+
+PlannerInputs Workers(int ready) {
+  PlannerInputs inputs;
+  inputs.ready_workers = ready;
+  return inputs;
+}
+
+Plan MustPlan(const AttentionSpec& spec, const PlanChoice& choice, int workers,
+              Direction direction = Direction::kForward) {
+  const absl::StatusOr<Plan> plan = PlanRequest(spec, direction, choice, Workers(workers));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *plan : Plan{};
+}
+
+TEST(PlannerTest, ThresholdDecidesBetweenOneDeviceAndTheRing) {
+  const Plan small = MustPlan(Spec(32768, true), {}, 4);
+  EXPECT_EQ(small.schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(small.shards.world_size, 1);
+  EXPECT_EQ(small.exchanged_bytes, 0);
+  EXPECT_TRUE(absl::StrContains(small.reason, "32768")) << small.reason;
+  const Plan large = MustPlan(Spec(32769, true), {}, 4);
+  EXPECT_EQ(large.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(large.shards.world_size, 4);
+  EXPECT_EQ(MustPlan(Spec(100000, true), {}, 1).schedule, ScheduleKind::kSingle);
+  // The longer axis counts, and every batch row.
+  AttentionSpec batched = Spec(20000, true);
+  batched.shape.batch = 2;
+  EXPECT_EQ(MustPlan(batched, {}, 2).schedule, ScheduleKind::kRing);
+}
+
+// 8 heads, d 64, bf16: 256 x 256 tiles hold all of a short request's pairs, so each term of
+// the prediction can be told from the others.
+TEST(PlannerTest, PredictionsAreMadeOfWhatWorkersMeasured) {
+  const AttentionSpec spec = Spec(4096, false);
+  PlanChoice choice;
+  choice.schedule = ScheduleKind::kRing;
+  PlannerInputs inputs = Workers(4);
+  inputs.device_flops_per_s = 1e30;
+  inputs.link_bytes_per_s = 1e30;
+  inputs.step_overhead_s = 0;
+  const auto plan = [&] { return *PlanRequest(spec, Direction::kForward, choice, inputs); };
+  EXPECT_LT(plan().predicted_compute_seconds, 1e-15);
+
+  // Four steps of one call each, three of which have an exchange beside the call.
+  ASSERT_EQ(plan().step_count, 4);
+  inputs.step_overhead_s = 0.5;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5, 1e-9);
+  inputs.exchange_overhead_s = 3;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * 3, 1e-9);
+  // K and V of 1,024 tokens, 2 heads of 64: 512 KiB a step, beside the exchange's overhead.
+  inputs.link_bytes_per_s = 512 * 1024;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * (3 + 1), 1e-9);
+  // Compute hides an exchange, but not the launches.
+  inputs.device_flops_per_s = plan().flops / 4 / 4 / 100;
+  EXPECT_NEAR(plan().predicted_compute_seconds, 4 * (100 + 0.5), 1);
+  EXPECT_NEAR(plan().predicted_step_seconds, 100.5, 0.5);
+}
+
+TEST(PlannerTest, LayoutFollowsTheMask) {
+  EXPECT_EQ(MustPlan(Spec(65536, true), {}, 4).shards.layout, Layout::kZigzag);
+  EXPECT_EQ(MustPlan(Spec(65536, false), {}, 4).shards.layout, Layout::kContiguous);
+  AttentionSpec window = Spec(65536, true);
+  window.options.window_left = 1024;
+  EXPECT_EQ(MustPlan(window, {}, 4).shards.layout, Layout::kContiguous);
+  window.options.window_left = 50000;  // longer than a shard
+  EXPECT_EQ(MustPlan(window, {}, 4).shards.layout, Layout::kZigzag);
+}
+
+TEST(PlannerTest, DocumentsDecideByCost) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  // As many equal documents as ranks: contiguous needs no exchange at all.
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 16384, 32768, 49152, 65536};
+  const Plan equal = MustPlan(spec, {}, 4);
+  EXPECT_EQ(equal.shards.layout, Layout::kContiguous);
+  EXPECT_EQ(equal.exchanged_bytes, 0);
+  // One long document among short ones.
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 100, 65000, 65536};
+  EXPECT_EQ(MustPlan(spec, {}, 4).shards.layout, Layout::kZigzag);
+}
+
+TEST(PlannerTest, ForcedChoicesAreKept) {
+  PlanChoice choice;
+  choice.layout = Layout::kStriped;
+  choice.world_size = 3;
+  choice.stripe = 16;
+  const Plan plan = MustPlan(Spec(1000, true), choice, 4);
+  EXPECT_EQ(plan.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(plan.shards.layout, Layout::kStriped);
+  EXPECT_EQ(plan.shards.world_size, 3);
+  EXPECT_EQ(plan.shards.stripe, 16);
+
+  PlanChoice ring;
+  ring.schedule = ScheduleKind::kRing;
+  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).shards.world_size, 4);
+  PlanChoice single;
+  single.schedule = ScheduleKind::kSingle;
+  EXPECT_EQ(MustPlan(Spec(1 << 20, true), single, 4).shards.world_size, 1);
+  // A ring of one is a single device.
+  ring.world_size = 1;
+  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);
+}
+
+TEST(PlannerTest, RefusalsNameTheFieldAndTheNumber) {
+  PlanChoice choice;
+  choice.world_size = 5;
+  const absl::Status few =
+      PlanRequest(Spec(1000, true), Direction::kForward, choice, Workers(4)).status();
+  EXPECT_EQ(few.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(few.message(), "plan.world_size: asks for 5 workers, 4 are ready");
+
+  choice.schedule = ScheduleKind::kSingle;
+  const absl::Status contradiction =
+      PlanRequest(Spec(1000, true), Direction::kForward, choice, Workers(8)).status();
+  EXPECT_EQ(contradiction.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::StrContains(contradiction.message(), "plan.world_size"));
+
+  EXPECT_EQ(PlanRequest(Spec(1000, true), Direction::kForward, {}, Workers(0)).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST(PlannerTest, ManyStripesArePlannedQuickly) {
+  PlanChoice choice;
+  choice.layout = Layout::kStriped;
+  choice.recompute_forward = true;
+  choice.stripe = 16;
+  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  for (int world_size : {2, 8, 64}) {
+    choice.world_size = world_size;
+    const Plan plan =
+        MustPlan(Spec(kMaxStripes * 16, true), choice, world_size, Direction::kBackward);
+    EXPECT_EQ(plan.shards.q[1].size(), kMaxStripes / world_size);
+  }
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 4.0);
+}
+
+TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
+  const auto refusal = [](AttentionSpec spec, int64_t stripe, int world_size) {
+    PlanChoice choice;
+    choice.layout = Layout::kStriped;
+    choice.world_size = world_size;
+    choice.stripe = stripe;
+    const absl::Status status =
+        PlanRequest(spec, Direction::kForward, choice, Workers(world_size)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(refusal(Spec(kMaxStripes * 2 + 1, true), 2, 8),
+            "plan.stripe: stripes of 2 cut 131073 tokens into 65537, at most 65536 are planned "
+            "(their list is kept with the request): choose longer stripes, or 1");
+  // Every rank has a piece of every document.
+  AttentionSpec spec = Spec(int64_t{1} << 20, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q.clear();
+  for (int64_t d = 0; d <= 1 << 11; ++d) spec.shape.cu_seqlens_q.push_back(d * 512);
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  EXPECT_EQ(refusal(spec, 1, 64),
+            "plan.stripe: stripes of 1 over 64 ranks cut 2048 documents into 131072 pieces, at "
+            "most 65536 are planned for so many ranks: choose longer stripes, another layout or "
+            "fewer ranks");
+}
+
+TEST(PlannerTest, LongUnevenDocumentsAreDealtOutOneByOne) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q = {0, 1000, 31000, 35000, 47000, 47500, 65536};
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Plan plan = MustPlan(spec, {}, 4, direction);
+    EXPECT_EQ(plan.shards.layout, Layout::kZigzagPerDocument) << plan.reason;
+    const int64_t most = *std::max_element(plan.tiles.begin(), plan.tiles.end());
+    EXPECT_GT(std::accumulate(plan.tiles.begin(), plan.tiles.end(), int64_t{0}), 0.96 * 4 * most);
+    PlanChoice zigzag;
+    zigzag.layout = Layout::kZigzag;
+    const Plan together = MustPlan(spec, zigzag, 4, direction);
+    EXPECT_LT(plan.predicted_compute_seconds, 0.95 * together.predicted_compute_seconds);
+  }
+}
+
+TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
+  AttentionSpec spec = Spec(1 << 24, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q.clear();
+  for (int64_t d = 0; d <= Limits().max_documents; ++d) {
+    spec.shape.cu_seqlens_q.push_back(d * 64);
+  }
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  PlanChoice choice;
+  choice.recompute_forward = true;
+  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  MustPlan(spec, choice, 8, Direction::kBackward);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 2.0);
+}
+
+TEST(PlannerTest, CostsAddUp) {
+  const AttentionSpec spec = Spec(65536, true);
+  const Plan ring = MustPlan(spec, {}, 4);
+  PlanChoice choice;
+  choice.schedule = ScheduleKind::kSingle;
+  const Plan single = MustPlan(spec, choice, 4);
+  const double pairs = 65536.0 * 65537.0 / 2;
+  EXPECT_DOUBLE_EQ(ring.flops, FlopsOfPairs(spec, Direction::kForward, false, pairs));
+  EXPECT_DOUBLE_EQ(single.flops, ring.flops);
+  EXPECT_NEAR(ring.predicted_compute_seconds * 4, single.predicted_compute_seconds,
+              0.01 * single.predicted_compute_seconds);
+  ASSERT_EQ(ring.buffer_bytes.size(), 4u);
+  EXPECT_LT(ring.buffer_bytes[0], 0.55 * single.buffer_bytes[0]);
+  int64_t sent = 0;
+  for (int64_t bytes : ring.sent_bytes) sent += bytes;
+  EXPECT_EQ(ring.exchanged_bytes, sent);
+  EXPECT_EQ(ring.step_count, 4);
+  EXPECT_GT(ring.predicted_step_seconds, 0);
+  EXPECT_LE(ring.predicted_step_seconds, ring.predicted_compute_seconds);
+}
+
+TEST(PlannerTest, RecomputingCostsMemoryAndTime) {
+  const AttentionSpec spec = Spec(65536, true);
+  PlanChoice choice;
+  const Plan given = MustPlan(spec, choice, 4, Direction::kBackward);
+  choice.recompute_forward = true;
+  const Plan recomputed = MustPlan(spec, choice, 4, Direction::kBackward);
+  EXPECT_GT(recomputed.flops, given.flops);
+  EXPECT_GT(recomputed.buffer_bytes[0], given.buffer_bytes[0]);
+}
+
+TEST(PlannerTest, EmptyProblems) {
+  EXPECT_EQ(MustPlan(Spec(0, false), {}, 2).schedule, ScheduleKind::kSingle);
+  PlanChoice choice;
+  choice.world_size = 2;
+  const Plan plan = MustPlan(Spec(0, false), choice, 2, Direction::kBackward);
+  EXPECT_EQ(plan.exchanged_bytes, 0);
+  EXPECT_EQ(plan.flops, 0);
+}
+
+// limits.h promises that no product of legal dimensions overflows.
+TEST(LimitsTest, ProductsOfLegalDimensionsFit) {
+  const Limits limits;
+  __int128 bytes = limits.max_tokens;
+  bytes *= limits.max_batch;
+  bytes *= limits.max_heads;
+  bytes *= limits.max_head_dim;
+  bytes *= 4;
+  EXPECT_LT(bytes, static_cast<__int128>(std::numeric_limits<int64_t>::max()));
+  EXPECT_LT(static_cast<__int128>(limits.max_tokens) * limits.max_tokens,
+            static_cast<__int128>(std::numeric_limits<int64_t>::max()));
+  EXPECT_LT(limits.max_tokens, int64_t{1} << 28);  // four varint bytes
+  EXPECT_LE(2 * 4 * (limits.max_documents + 1) + limits.max_inline_bytes, limits.max_header_bytes);
+}
+
+}  // namespace
+}  // namespace ringattn

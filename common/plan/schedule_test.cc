@@ -1,0 +1,376 @@
+#include "common/plan/schedule.h"
+
+#include <algorithm>
+#include <ctime>
+#include <random>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "common/plan/schedule_simulator.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = sq;
+  spec.shape.seq_len_kv = sk;
+  spec.shape.cu_seqlens_q = {0, sq};
+  spec.shape.cu_seqlens_k = {0, sk};
+  return spec;
+}
+
+struct Case {
+  AttentionSpec spec;
+  ShardPlan plan;
+  Direction direction;
+  bool recompute_forward;
+};
+
+std::vector<int64_t> DrawDocuments(std::mt19937& random, int documents, int64_t longest) {
+  std::vector<int64_t> cu_seqlens = {0};
+  for (int d = 0; d < documents; ++d) {
+    const int64_t length = random() % 4 == 0 ? 0 : static_cast<int64_t>(random() % (longest + 1));
+    cu_seqlens.push_back(cu_seqlens.back() + length);
+  }
+  return cu_seqlens;
+}
+
+Case DrawCase(std::mt19937& random, int64_t longest) {
+  const auto window = [&]() -> int64_t {
+    return random() % 2 == 0 ? -1 : static_cast<int64_t>(random() % (longest / 2 + 1));
+  };
+  AttentionSpec spec;
+  spec.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
+  AttentionShape& shape = spec.shape;
+  shape.num_heads = 2;
+  shape.num_kv_heads = 1;
+  shape.head_dim = 1 + random() % 2;
+  shape.head_dim_v = 1 + random() % 2;
+  shape.packed = random() % 3 == 0;
+  if (shape.packed) {
+    const int documents = 1 + random() % 6;
+    shape.cu_seqlens_q = DrawDocuments(random, documents, longest / 2);
+    shape.cu_seqlens_k =
+        random() % 2 == 0 ? shape.cu_seqlens_q : DrawDocuments(random, documents, longest / 2);
+    shape.seq_len_q = shape.cu_seqlens_q.back();
+    shape.seq_len_kv = shape.cu_seqlens_k.back();
+  } else {
+    shape.batch = 1 + random() % 2;
+    shape.seq_len_q = random() % (longest + 1);
+    shape.seq_len_kv = random() % 3 != 0 ? shape.seq_len_q : random() % (longest + 1);
+    shape.cu_seqlens_q = {0, shape.seq_len_q};
+    shape.cu_seqlens_k = {0, shape.seq_len_kv};
+  }
+  spec.options.causal = random() % 2 == 0;
+  spec.options.window_left = window();
+  spec.options.window_right = window();
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument};
+  ShardPlan plan = MakeShardPlan(spec, kLayouts[random() % 4], 1 + random() % 8,
+                                 random() % 2 == 0 ? 1 : 1 + random() % 40);
+  const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
+  const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
+  return {spec, plan, direction, recompute};
+}
+
+std::string Describe(const Case& c, const Schedule& schedule) {
+  return ToString(c.plan) + ToString(schedule, c.spec) + "causal " +
+         std::to_string(c.spec.options.causal) + " window " +
+         std::to_string(c.spec.options.window_left) + "," +
+         std::to_string(c.spec.options.window_right);
+}
+
+// The most rows of a shard, per batch row.
+int64_t LargestShard(const ShardPlan& plan) {
+  int64_t rows = 0;
+  for (const Shard& shard : plan.kv) rows = std::max(rows, RowsIn(shard));
+  return rows;
+}
+
+// K/V: two blocks, three where the own one outlives the pass. Gradients: home, two
+// that travel, and where several ranks send to the same rows, landing room for two.
+void ExpectMemoryIsBounded(const Case& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t block =
+      shape.batch * LargestShard(c.plan) * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  const int64_t blocks = schedule.direct || c.direction == Direction::kBackward ? 3 : 2;
+  for (const Program& program : schedule.programs) {
+    int64_t keys = 0, gradients = 0;
+    for (const BufferSpec& buffer : program.buffers) {
+      const std::string& name = buffer.name;
+      if (name == "k" || name == "v" || absl::StartsWith(name, "kv_slot")) keys += buffer.bytes;
+      if (absl::StartsWith(name, "dkv_slot") || absl::StartsWith(name, "landing")) {
+        gradients += buffer.bytes;
+      }
+    }
+    EXPECT_LE(keys, blocks * block * ElementBytes(c.spec.dtype));
+    EXPECT_LE(gradients, (schedule.direct ? 4 : 2) * block * 4);
+    if (c.plan.world_size == 1) {
+      EXPECT_EQ(gradients, 0);
+      EXPECT_EQ(program.SentBytes(), 0);
+    }
+  }
+}
+
+void RunCases(int seed, int count, int64_t longest) {
+  int direct = 0;
+  for (int i = 0; i < count; ++i) {
+    std::mt19937 random(seed * 100000 + i);
+    const Case c = DrawCase(random, longest);
+    const Schedule schedule = MakeSchedule(c.spec, c.plan, c.direction, c.recompute_forward);
+    ScheduleSimulator simulator(c.spec, c.plan, schedule);
+    const std::string error = simulator.Run();
+    ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
+    ExpectMemoryIsBounded(c, schedule);
+    ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
+    direct += schedule.direct ? 1 : 0;
+  }
+  EXPECT_GT(direct, count / 50);
+  EXPECT_LT(direct, count / 2);
+}
+
+TEST(ScheduleTest, ManyShortSequences) { RunCases(1, 8000, 40); }
+
+// Long enough for parts of shards to travel on their own.
+TEST(ScheduleTest, LongerSequences) { RunCases(2, 600, 3000); }
+
+// The proof above is worth what the simulator notices: take away any single call,
+// or all transfers of any step, and it must object.
+TEST(ScheduleTest, TheSimulatorNoticesDamage) {
+  int damaged = 0;
+  for (int i = 0; i < 400; ++i) {
+    std::mt19937 random(7000 + i);
+    const Case c = DrawCase(random, 40);
+    const Schedule intact = MakeSchedule(c.spec, c.plan, c.direction, c.recompute_forward);
+    for (size_t step = 0; step < intact.programs[0].steps.size(); ++step) {
+      Schedule schedule = intact;
+      bool any = false;
+      for (Program& program : schedule.programs) {
+        any = any || !program.steps[step].transfers.empty();
+        program.steps[step].transfers.clear();
+      }
+      // A backward pass may fetch again what the forward pass left in a slot.
+      if (any && !c.recompute_forward) {
+        EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
+            << "case " << i << " step " << step;
+        ++damaged;
+      }
+      const int rank = random() % c.plan.world_size;
+      std::vector<ComputeCall>& calls = (schedule = intact).programs[rank].steps[step].calls;
+      if (calls.empty()) continue;
+      const size_t victim = random() % calls.size();
+      // Nobody misses the delta of a rank that has no backward call.
+      if (calls[victim].op == ComputeCall::Op::kDelta) continue;
+      calls.erase(calls.begin() + victim);
+      EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
+          << "case " << i << " rank " << rank << " step " << step;
+      ++damaged;
+    }
+    ASSERT_FALSE(HasFailure()) << Describe(c, intact);
+  }
+  EXPECT_GT(damaged, 1000);
+}
+
+TEST(ScheduleTest, SingleDeviceForwardNeedsNoAccumulator) {
+  const AttentionSpec spec = DenseSpec(100, 100);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  EXPECT_EQ(schedule.kind, ScheduleKind::kSingle);
+  ASSERT_EQ(schedule.programs.size(), 1u);
+  EXPECT_EQ(schedule.programs[0].roles.out_acc, kNoBuffer);
+  ASSERT_EQ(schedule.programs[0].steps.size(), 1u);
+  const ComputeCall& call = schedule.programs[0].steps[0].calls.at(0);
+  EXPECT_TRUE(call.initial && call.final);
+  EXPECT_EQ(call.pairs, 10000);
+}
+
+TEST(ScheduleTest, RowsWithoutKeysAreStillWritten) {
+  AttentionSpec spec = DenseSpec(64, 8);
+  spec.options.causal = true;  // bottom right: the first 56 rows see no key
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  const ComputeCall& call = schedule.programs[0].steps.at(0).calls.at(0);
+  EXPECT_TRUE(call.kv.empty());
+  EXPECT_TRUE(call.initial && call.final);
+}
+
+TEST(ScheduleTest, CausalZigzagHalvesTheWorkAndBalancesIt) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  const int64_t full = (65536 / 128) * (65536 / 128);
+  spec.options.causal = true;
+  for (int world_size : {2, 4, 8}) {
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const Schedule schedule = MakeSchedule(spec, plan, direction, false);
+      int64_t total = 0, least = full, most = 0;
+      for (const Program& program : schedule.programs) {
+        total += program.TileCount();
+        least = std::min(least, program.TileCount());
+        most = std::max(most, program.TileCount());
+      }
+      EXPECT_LE(total, 0.53 * full);
+      EXPECT_LE(most, 1.05 * least);
+      EXPECT_FALSE(schedule.direct);
+    }
+  }
+}
+
+TEST(ScheduleTest, RelayTalksToNeighboursOnly) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  for (const Program& program : schedule.programs) {
+    ASSERT_EQ(program.steps.size(), 4u);
+    for (const Step& step : program.steps) {
+      for (const Transfer& transfer : step.transfers) {
+        const int towards = transfer.kind == Transfer::Kind::kSend ? 1 : 3;
+        EXPECT_EQ(transfer.peer, (program.rank + towards) % 4);
+      }
+    }
+  }
+}
+
+// The longest window of the requirement: 1,024 of 64K tokens over 4 ranks.
+TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
+  for (bool causal : {true, false}) {
+    AttentionSpec spec = DenseSpec(65536, 65536);
+    spec.options.causal = causal;
+    spec.options.window_left = 1024;
+    spec.options.window_right = causal ? 0 : 1024;
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+    const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+    ScheduleSimulator simulator(spec, plan, schedule);
+    ASSERT_EQ(simulator.Run(), "");
+    const int64_t row_bytes = 2 + 2;  // key and value: one head of one bf16 each
+    for (int from = 0; from < 4; ++from) {
+      for (int to = 0; to < 4; ++to) {
+        const bool expected = to == from + 1 || (!causal && to == from - 1);
+        EXPECT_EQ(simulator.bytes_sent()[from][to], expected ? 1024 * row_bytes : 0)
+            << from << " to " << to;
+      }
+    }
+    EXPECT_EQ(schedule.direct, !causal);
+  }
+}
+
+TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
+  const AttentionSpec spec = DenseSpec(8192, 8192);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    const ComputeCall* last = nullptr;
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op == ComputeCall::Op::kBackward) last = &call;
+      }
+    }
+    ASSERT_NE(last, nullptr);
+    EXPECT_EQ(last->kv[0].source_rank, program.rank);
+    EXPECT_LE(4 * last->kv[0].rows(), RowsIn(plan.kv[program.rank]));
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op != ComputeCall::Op::kBackward || &call == last) continue;
+        for (const Transfer& transfer : step.transfers) {
+          // No call of a ring step waits for its own step's exchange, so both run at
+          // once. But the last: own rows on which others' gradients come home meanwhile.
+          for (const ByteRange& range : {call.kv[0].dk, call.kv[0].dv}) {
+            EXPECT_FALSE(transfer.range.buffer == range.buffer &&
+                         transfer.range.offset < range.offset + range.bytes &&
+                         range.offset < transfer.range.offset + transfer.range.bytes)
+                << "rank " << program.rank;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Only a window's reach of a block comes home, steps before the last one where most parts are
+// empty. The rest of the block need not wait for it.
+TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.options.causal = true;
+  spec.options.window_left = 512;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    std::vector<const ComputeCall*> own;
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op == ComputeCall::Op::kBackward && call.kv[0].source_rank == program.rank) {
+          own.push_back(&call);
+        }
+      }
+    }
+    if (program.rank == 3) {  // nobody sees its keys
+      ASSERT_EQ(own.size(), 1u);
+      continue;
+    }
+    ASSERT_EQ(own.size(), 2u) << "rank " << program.rank;
+    EXPECT_EQ(own[0]->kv[0].row_end, 2048 - 512);
+    EXPECT_EQ(own[1]->kv[0].row_begin, 2048 - 512);
+  }
+}
+
+TEST(ScheduleTest, OutputsOfFp32AreTheirAccumulators) {
+  AttentionSpec spec = DenseSpec(300, 300);
+  spec.dtype = DType::kFloat32;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 3);
+  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    EXPECT_EQ(program.buffers[program.roles.dq_acc].output, TensorId::kDq);
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        EXPECT_NE(call.op, ComputeCall::Op::kConvert);
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, MemoryShrinksWithTheRing) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  spec.options.causal = true;
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    std::vector<int64_t> bytes;
+    for (int world_size : {2, 4, 8}) {
+      const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
+      const Schedule schedule = MakeSchedule(spec, plan, direction, false);
+      bytes.push_back(schedule.programs[0].BufferBytes());
+    }
+    EXPECT_NEAR(static_cast<double>(bytes[2]) / bytes[1], 0.5, 0.02);
+    EXPECT_LT(bytes[1], 0.63 * bytes[0]);
+  }
+}
+
+TEST(ScheduleTest, IsFastAtAMillionTokens) {
+  AttentionSpec spec = DenseSpec(1 << 20, 1 << 20);
+  spec.options.causal = true;
+  for (Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
+    const ShardPlan plan = MakeShardPlan(spec, layout, 8);
+    const std::clock_t begin = std::clock();  // processor time: machines are shared
+    const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, true);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_LT(seconds, 0.1);
+    int64_t pairs = 0;
+    for (const Program& program : schedule.programs) pairs += program.PairCount();
+    EXPECT_EQ(pairs, 2 * ((int64_t{1} << 20) * ((int64_t{1} << 20) + 1) / 2));
+  }
+}
+
+TEST(ScheduleTest, Prints) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
+  const std::string text = ToString(MakeSchedule(spec, plan, Direction::kForward, false), spec);
+  for (const char* part : {"schedule ring, forward, exchange relay", "rank 1", "kv_slot1.k",
+                           "to 1: 4096 B", "tiles", "initial", "final", "exchanged"}) {
+    EXPECT_TRUE(absl::StrContains(text, part)) << part << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
