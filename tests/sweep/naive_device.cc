@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tests/sweep/naive_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/sweep/naive_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "common/oracle/numeric.h"
 #include "tests/sweep/naive_device.h"
-#include "tests/sweep/naive_kernels.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/executor/run_in_process.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 
