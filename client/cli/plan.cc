@@ -43,7 +43,8 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
       .link_bytes_per_s = flags.link_bytes_per_s};
   auto plan = PlanRequest(valid->spec, direction, valid->choice, inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule = MakeSchedule(valid->spec, plan->shards, direction, valid->recompute_forward);
+  Schedule schedule =
+      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward);
   return Planned{std::move(valid->spec), *std::move(plan), std::move(schedule)};
 }
 

@@ -47,8 +47,9 @@ struct PlannerInputs {
 
 // How planning is ended early.
 struct PlanControl {
-  // Asked from the planning thread, before every layout that is looked
-  // at; once true, planning ends. Empty: never.
+  // Asked on the planning thread before each pass over the pieces of two ranks' shards, of
+  // which there are 2^20 at most: tens of milliseconds. Once it says yes, planning ends and
+  // it is not asked again. Empty: never.
   std::function<bool()> cancelled;
 
   bool IsCancelled() const { return cancelled && cancelled(); }
@@ -82,10 +83,6 @@ struct Plan {
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs,
                                  const PlanControl& control = {});
-
-// The costs of a schedule, for plans that the caller made itself.
-Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
-                  const PlannerInputs& inputs);
 
 // Floating point operations of `pairs` visible pairs per batch row and head.
 double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,

@@ -19,7 +19,7 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
       reservation_(std::move(reservation)),
       on_destroyed_(std::move(on_destroyed)) {
   for (const BufferSpec& buffer : operation_->program().buffers) {
-    if (!buffer.input.has_value()) continue;
+    if (buffer.source != BufferSource::kUpload) continue;
     inputs_[*buffer.input] = {operation_->InputBuffer(*buffer.input),
                               ByteCoverage(operation_->ShardBytes(*buffer.input))};
   }

@@ -505,7 +505,8 @@ TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
                                {TensorId::kDout, inputs.dout}};
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       const Schedule schedule =
-          MakeSchedule(spec, plan, direction, direction == Direction::kBackward);
+          MakeSchedule(spec, plan, ScheduleKind::kSingle, direction,
+                       direction == Direction::kBackward);
       const auto result = RunInProcess(spec, plan, schedule, tensors, [] { return MakeDevice(); });
       ASSERT_TRUE(result.ok()) << result.status();
       const auto find = [&](TensorId id) -> const void* {

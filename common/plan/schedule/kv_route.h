@@ -1,14 +1,15 @@
 // KvRoute: which rows of whose K/V shard every rank holds at every step of a ring
 // pass, and how they get there. The schedule turns it into buffers, transfers and
 // calls; here are only row ranges.
-#ifndef RINGATTN_COMMON_PLAN_KV_ROUTE_H_
-#define RINGATTN_COMMON_PLAN_KV_ROUTE_H_
+#ifndef RINGATTN_COMMON_PLAN_SCHEDULE_KV_ROUTE_H_
+#define RINGATTN_COMMON_PLAN_SCHEDULE_KV_ROUTE_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
+#include "common/plan/schedule/cancel_latch.h"
 #include "common/plan/shard_plan.h"
 #include "common/plan/work_count.h"
 
@@ -36,6 +37,8 @@ struct KvRoute {
   // k - 1, and passes on the rows that somebody after it needs.
   // True: direct. Every rank gets just the rows it needs from their owner.
   bool direct = false;
+  std::vector<int64_t> q_rows;   // by rank
+  std::vector<int64_t> kv_rows;  // by rank
   // Parts per shard: 1 under kSlices, where a step moves a block at once.
   int parts = 1;
   // Step k computes on the block of the rank this far to the left; distances[0] is
@@ -45,6 +48,9 @@ struct KvRoute {
   // source + distances[k] holds at step k. held[0] is the whole shard as one range.
   // kPipeline, k > 0: exactly `parts` entries, some of them empty; else non-empty.
   std::vector<std::vector<std::vector<RowRange>>> held;
+  // sees[k][source][part]: the rank at that distance sees a key of the part, whether the
+  // ranges of held are parts or were joined.
+  std::vector<std::vector<std::vector<char>>> sees;
 
   int steps() const { return static_cast<int>(distances.size()); }
   int SourceOf(int rank, int step) const {
@@ -55,22 +61,32 @@ struct KvRoute {
   // the sender itself holds them.
   int SenderTo(int source, int step) const { return direct ? source : HolderOf(source, step - 1); }
   int SenderStep(int step) const { return direct ? 0 : step - 1; }
+  // source's holder at the step has work with the part; with any.
+  bool Sees(int step, int source, int part) const { return sees[step][source][part] != 0; }
+  bool SeesAny(int step, int source) const;
 };
 
 // The pieces of every rank's shards, made once per problem.
-struct RingPieces {
-  RingPieces(const AttentionSpec& spec, const ShardPlan& plan);
-
-  std::vector<Band> bands;
-  std::vector<std::vector<Piece>> q;   // by rank, sorted by document
-  std::vector<std::vector<Piece>> kv;  // by rank, in local row order
+class RingPieces {
+ public:
+  // `latch` outlives the pieces: it is asked before each pass over two ranks' pieces.
+  RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
 
   // The work of `rank`'s q shard with rows of `source`'s kv shard.
   WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
+  // By rank: the hull of the keys of rows `part` of `source` that the rank sees, as rows
+  // of source's shard.
+  std::vector<RowRange> Needs(int source, const RowRange& part) const;
+
+ private:
+  CancelLatch* const latch_;
+  std::vector<Band> bands_;
+  std::vector<std::vector<Piece>> q_;   // by rank
+  std::vector<std::vector<Piece>> kv_;  // by rank
 };
 
 KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule);
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_PLAN_KV_ROUTE_H_
+#endif  // RINGATTN_COMMON_PLAN_SCHEDULE_KV_ROUTE_H_

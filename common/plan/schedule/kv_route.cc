@@ -1,4 +1,4 @@
-#include "common/plan/kv_route.h"
+#include "common/plan/schedule/kv_route.h"
 
 #include <algorithm>
 #include <utility>
@@ -64,13 +64,9 @@ RangesByDistance FindNeeds(const RingPieces& pieces, const std::vector<Ranges>& 
   RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
   for (int source = 0; source < world_size; ++source) {
     for (const RowRange& part : parts[source]) {
-      const std::vector<Piece> kv =
-          SortedByDocument(SlicePieces(pieces.kv[source], part.begin, part.end));
+      const Ranges by_rank = pieces.Needs(source, part);
       for (int distance = 0; distance < world_size; ++distance) {
-        const RowRange rows =
-            NeededRows(pieces.q[(source + distance) % world_size], kv, pieces.bands);
-        needed[distance][source].push_back(
-            rows.empty() ? RowRange{} : RowRange{part.begin + rows.begin, part.begin + rows.end});
+        needed[distance][source].push_back(by_rank[(source + distance) % world_size]);
       }
     }
   }
@@ -117,22 +113,39 @@ Ranges JoinTouching(const Ranges& ranges) {
 
 }  // namespace
 
-RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan)
-    : bands(DocumentBands(spec)) {
-  for (int rank = 0; rank < plan.world_size; ++rank) {
-    q.push_back(SortedByDocument(CutIntoPieces(plan.q[rank], spec.shape.cu_seqlens_q)));
-    kv.push_back(CutIntoPieces(plan.kv[rank], spec.shape.cu_seqlens_k));
+bool KvRoute::SeesAny(int step, int source) const {
+  const std::vector<char>& parts = sees[step][source];
+  return std::find(parts.begin(), parts.end(), 1) != parts.end();
+}
+
+RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
+    : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
+  for (int rank = 0; rank < plan.world_size && !latch_->Ask(); ++rank) {
+    q_[rank] = CutIntoPieces(plan.q[rank], spec.shape.cu_seqlens_q);
+    kv_[rank] = CutIntoPieces(plan.kv[rank], spec.shape.cu_seqlens_k);
   }
 }
 
 WorkCount RingPieces::Work(int rank, int source, const RowRange& kv_rows) const {
-  return CountWork(q[rank], SortedByDocument(SlicePieces(kv[source], kv_rows.begin, kv_rows.end)),
-                   bands);
+  if (latch_->Ask()) return {};
+  return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
+}
+
+std::vector<RowRange> RingPieces::Needs(int source, const RowRange& part) const {
+  std::vector<RowRange> needs(q_.size());
+  const std::vector<Piece> kv = SlicePieces(kv_[source], part.begin, part.end);
+  for (size_t rank = 0; rank < q_.size() && !latch_->Ask(); ++rank) {
+    const RowRange rows = NeededRows(q_[rank], kv, bands_);
+    if (!rows.empty()) needs[rank] = {part.begin + rows.begin, part.begin + rows.end};
+  }
+  return needs;
 }
 
 KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule) {
   KvRoute route;
   route.world_size = plan.world_size;
+  for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));
+  for (const Shard& shard : plan.kv) route.kv_rows.push_back(RowsIn(shard));
   std::vector<Ranges> parts;
   if (rule == PartRule::kPipeline) route.parts = PipelineParts(plan);
   for (const Shard& shard : plan.kv) {
@@ -150,10 +163,13 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule ru
 
   for (int distance = 0; distance < plan.world_size; ++distance) {
     std::vector<Ranges> by_source;
+    std::vector<std::vector<char>> sees;
     bool any = distance == 0;
     for (int source = 0; source < plan.world_size; ++source) {
+      std::vector<char>& parts_seen = sees.emplace_back();
+      for (const RowRange& rows : needed[distance][source]) parts_seen.push_back(!rows.empty());
       Ranges ranges = held[distance][source];
-      if (distance == 0) ranges = {{0, RowsIn(plan.kv[source])}};
+      if (distance == 0) ranges = {{0, route.kv_rows[source]}};
       any = any || RowsIn(ranges) > 0;
       if (rule == PartRule::kSlices || distance == 0) ranges = JoinTouching(ranges);
       by_source.push_back(std::move(ranges));
@@ -161,6 +177,7 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule ru
     if (!any) continue;
     route.distances.push_back(distance);
     route.held.push_back(std::move(by_source));
+    route.sees.push_back(std::move(sees));
   }
   return route;
 }
