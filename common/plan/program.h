@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 
 namespace ringattn {
 

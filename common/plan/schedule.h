@@ -16,8 +16,6 @@
 
 namespace ringattn {
 
-enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
-
 enum class ScheduleKind : uint8_t {
   kSingle = 0,  // one rank, nothing travels
   kRing = 1,    // K/V travels (schedule/ring_forward.h, ring_backward.h), over 1 rank or more
@@ -43,7 +41,7 @@ class ScheduleBuilder {
   using Cancelled = std::function<bool()>;
 
   // `spec` and `plan` outlive the builder. `cancelled` is asked, on the caller's thread,
-  // before each pass over the pieces of two ranks' shards.(at most kMaxPieceVisits, planner.h).
+  // before each pass over the pieces of two ranks' shards.
   // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
                   Direction direction, bool recompute_forward, Cancelled cancelled = {});

@@ -9,6 +9,7 @@
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
+#include "common/attention/tensors.h"
 #include "common/plan/program.h"
 
 namespace ringattn {

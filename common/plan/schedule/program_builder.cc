@@ -21,7 +21,7 @@ BufferId ProgramBuilder::AddBuffer(std::string name, int64_t bytes) {
 
 int64_t ProgramBuilder::ShardBytes(TensorId id) const {
   const TensorLayout layout = LayoutOf(spec_, id);
-  return layout.outer * (layout.on_kv_axis ? kv_rows() : q_rows()) * layout.inner_bytes;
+  return layout.ShardBytes(ShardRows(plan_, layout, rank()));
 }
 
 BufferId ProgramBuilder::AddTensor(TensorId id) {
