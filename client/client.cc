@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "client/split_operation.h"
 #include "client/split_plan.h"
+#include "common/security/credentials.h"
 #include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   std::unique_ptr<Client> client(new Client(options));
   const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
   const auto credentials =
-      options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
+      options.credentials ? options.credentials : TransportSecurity().ChannelCredentials();
   for (int i = 0; i < options.channels; ++i) {
     client->channels_.push_back(grpc::CreateCustomChannel(target, credentials, arguments));
   }

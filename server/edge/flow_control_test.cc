@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "common/security/credentials.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/transport.h"
 #include "gtest/gtest.h"
@@ -260,7 +261,7 @@ std::unique_ptr<Call> StartCallWithALongSummary(TestCluster* cluster) {
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   cluster->attention = v1::AttentionService::NewStub(grpc::CreateCustomChannel(
-      cluster->server->addresses().listen, grpc::InsecureChannelCredentials(), arguments));
+      cluster->server->addresses().listen, TransportSecurity().ChannelCredentials(), arguments));
   v1::ForwardHeader header = MakeHeader(64, 64, 1, 8);
   header.set_request_id("long");
   header.mutable_reply()->set_with_timeline(true);

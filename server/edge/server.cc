@@ -68,7 +68,7 @@ Server::Server(ServerOptions options)
       server_metrics_(&metrics_),
       core_(options_.core, this),
       registry_(2 * options_.core.limits.max_queued_requests),
-      channels_(options_.core.limits),
+      channels_(options_.core.limits, options_.cluster_security),
       request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
                        &registry_,           &channels_,      &server_metrics_},
       attention_service_(&request_context_),
@@ -97,7 +97,7 @@ absl::Status Server::Listen() {
   int control_port = 0;
   grpc::ServerBuilder control;
   Configure(quota, max_message_bytes, &control);
-  control.AddListeningPort(options_.control_listen, grpc::InsecureServerCredentials(),
+  control.AddListeningPort(options_.control_listen, options_.cluster_security.ServerCredentials(),
                            &control_port);
   control.RegisterService(&join_service_);
   control.RegisterService(&admin_service_);
@@ -110,7 +110,8 @@ absl::Status Server::Listen() {
   int public_port = 0;
   grpc::ServerBuilder builder;
   Configure(quota, options_.core.limits.max_refused_message_bytes, &builder);
-  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &public_port);
+  builder.AddListeningPort(options_.listen, options_.client_security.ServerCredentials(),
+                           &public_port);
   builder.RegisterService(&attention_service_);
   builder.RegisterService(&cluster_service_);
   public_server_ = builder.BuildAndStart();

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
+#include "common/security/credentials.h"
 #include "server/core/coordinator.h"
 #include "server/edge/admin_service.h"
 #include "server/edge/attention_service.h"
@@ -31,6 +32,9 @@ struct ServerOptions {
   std::string control_listen = "127.0.0.1:7401";
   std::string metrics_listen = "127.0.0.1:7402";
   std::string secret;
+  // What protects the public listener; the control listener and the channels to workers.
+  TransportSecurity client_security;
+  TransportSecurity cluster_security;
   // gRPC's own buffers, all connections together. A last resort that ends calls when
   // memory runs out, not back-pressure: flow control stays far below it.
   int64_t max_transport_bytes = 4 * kGiB;

@@ -3,18 +3,18 @@
 #include <utility>
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "common/security/secret.h"
 #include "common/wire/transport.h"
-#include "server/edge/secret.h"
 
 namespace ringattn::server {
 namespace {
 
 constexpr char kExchangeMethod[] = "/ringattn.v1.ShardService/Exchange";
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits,
+                                           const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);
@@ -22,7 +22,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Lim
   // A worker that comes back at the same address is found quickly.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, security.ChannelCredentials(), arguments);
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ std::shared_ptr<grpc::Channel> ShardChannels::Next(const std::string& address) {
   absl::MutexLock lock(&mutex_);
   Worker& worker = workers_[address];
   if (worker.channels.size() < kChannelsPerWorker) {
-    worker.channels.push_back(MakeChannel(address, limits_));
+    worker.channels.push_back(MakeChannel(address, limits_, security_));
     return worker.channels.back();
   }
   worker.next = (worker.next + 1) % kChannelsPerWorker;

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
+#include "common/security/credentials.h"
 
 namespace ringattn::server {
 
@@ -27,7 +28,8 @@ namespace ringattn::server {
 // fill a link. Thread safe.
 class ShardChannels {
  public:
-  explicit ShardChannels(const Limits& limits) : limits_(limits) {}
+  ShardChannels(const Limits& limits, const TransportSecurity& security)
+      : limits_(limits), security_(security) {}
 
   // The worker's channels in turn.
   std::shared_ptr<grpc::Channel> Next(const std::string& address);
@@ -42,6 +44,7 @@ class ShardChannels {
   };
 
   const Limits limits_;
+  const TransportSecurity security_;
   absl::Mutex mutex_;
   std::map<std::string, Worker> workers_ ABSL_GUARDED_BY(mutex_);
 };

@@ -17,13 +17,6 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 }  // namespace
 
-bool SecretsEqual(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  return difference == 0;
-}
-
 ShardExchange::ShardExchange(grpc::CallbackServerContext* context, OperationRegistry* registry,
                              const ShardServiceHooks* hooks)
     : context_(context), registry_(registry), hooks_(hooks) {}

@@ -68,7 +68,7 @@ absl::Status Worker::Listen() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options_.data_listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(options_.data_listen, options_.security.ServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(static_cast<int>(Limits().max_message_bytes));
   wire::SetTransport(&builder);
   builder.RegisterService(&shard_service_);
@@ -86,6 +86,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   ControlClientOptions control;
   control.coordinator = options_.coordinator;
   control.secret = options_.secret;
+  control.security = options_.security;
   control.registration.set_name(options_.name);
   control.registration.set_incarnation(NewIncarnation());
   control.registration.set_device(device.description());

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/security/credentials.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/service/control_client.h"
@@ -25,6 +26,7 @@ struct WorkerOptions {
   std::string name;
   std::string coordinator;  // host:port of the control listener
   std::string secret;
+  TransportSecurity security;  // of the control channel and the data listener
   std::string data_listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
   int64_t memory_limit_bytes = 0;
