@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "common/observability/log.h"
-#include "worker/comm/lone/lone_ring_transport.h"
+#include "worker/comm/fallback/fallback_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_ring_transport.h"
-#include "worker/comm/preferring/preferring_ring_transport.h"
+#include "worker/comm/single_rank/single_rank_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/service/measurement.h"
 
@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOp
   if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
   // One GPU needs no transport, and a machine with one may well lack the library.
   LogWarning("no NCCL", {{"reason", nccl.status().message()}});
-  return std::make_unique<LoneRingTransport>(nccl.status());
+  return std::make_unique<SingleRankTransport>(nccl.status());
 }
 
 absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOptions& options,
@@ -78,22 +78,22 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
     }
   }
   absl::StatusOr<std::unique_ptr<RingTransport>> other =
-      only_peer ? std::make_unique<LoneRingTransport>(
+      only_peer ? std::make_unique<SingleRankTransport>(
                       absl::FailedPreconditionError("--ring_transport=peer"))
                 : MakeNcclTransport(options, cuda_index);
   if (!other.ok()) return other.status();
-  PreferringRingTransport::Hooks hooks;
-  hooks.first_suits = [](const std::vector<std::string>& blobs) {
+  FallbackRingTransport::Hooks hooks;
+  hooks.primary_suits = [](const std::vector<std::string>& blobs) {
     return DecodePeerBlobs(blobs).status();
   };
-  hooks.on_choice = [can_copy = peer != nullptr](bool first, const absl::Status& why) {
-    if (first) return LogInfo("the ring's GPUs copy from one another");
+  hooks.on_choice = [can_copy = peer != nullptr](bool primary, const absl::Status& why) {
+    if (primary) return LogInfo("the ring's GPUs copy from one another");
     // What this worker could do and the ring cannot is worth a warning.
     if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", why.message()}});
     LogInfo("the ring uses NCCL");
   };
-  return std::make_unique<PreferringRingTransport>(std::move(peer), *std::move(other),
-                                                   std::move(hooks));
+  return std::make_unique<FallbackRingTransport>(std::move(peer), *std::move(other),
+                                                 std::move(hooks));
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/cuda/ring_attempts.h"
 #include "worker/comm/nccl/nccl_library.h"
+#include "worker/comm/ring_attempts.h"
 #include "worker/device/cuda/cuda_event.h"
 
 namespace ringattn::worker {

@@ -1,34 +1,37 @@
-// LoneRingTransport: rings of one member, for a device whose transport is not there.
+// SingleRankTransport: rings of one member, for a device whose transport is not there.
 // Everything that needs no peer works; larger rings are refused with the reason.
-#ifndef RINGATTN_WORKER_COMM_LONE_LONE_RING_TRANSPORT_H_
-#define RINGATTN_WORKER_COMM_LONE_LONE_RING_TRANSPORT_H_
+#ifndef RINGATTN_WORKER_COMM_SINGLE_RANK_SINGLE_RANK_TRANSPORT_H_
+#define RINGATTN_WORKER_COMM_SINGLE_RANK_SINGLE_RANK_TRANSPORT_H_
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/ring_attempts.h"
 
 namespace ringattn::worker {
 
 // Thread safe.
-class LoneRingTransport : public RingTransport {
+class SingleRankTransport : public RingTransport {
  public:
   // `reason`: why there is no better transport, not OK.
-  explicit LoneRingTransport(absl::Status reason) : reason_(std::move(reason)) {}
+  explicit SingleRankTransport(absl::Status reason) : reason_(std::move(reason)) {}
 
-  // FAILED_PRECONDITION with the reason unless world_size is 1.
+  // FAILED_PRECONDITION with the reason if world_size is more than 1.
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
-  void Cancel() override {}
+  void Cancel() override { attempts_.Cancel(); }
 
  private:
   const absl::Status reason_;
+  RingAttempts attempts_;
 };
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_COMM_LONE_LONE_RING_TRANSPORT_H_
+#endif  // RINGATTN_WORKER_COMM_SINGLE_RANK_SINGLE_RANK_TRANSPORT_H_

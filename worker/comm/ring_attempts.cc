@@ -1,4 +1,4 @@
-#include "worker/comm/cuda/ring_attempts.h"
+#include "worker/comm/ring_attempts.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "worker/comm/cuda/greeting.h"
+#include "worker/comm/cuda/handshake.h"
 
 #include <cuda_runtime_api.h>
 
@@ -27,11 +27,11 @@ absl::Status CopyNow(void* to, const void* from, size_t bytes, cudaMemcpyKind ki
 
 }  // namespace
 
-absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation,
-                   absl::Time deadline, const std::atomic<bool>& cancelled) {
+absl::Status Handshake(Communicator& communicator, void* memory, uint64_t generation,
+                       absl::Time deadline, const std::atomic<bool>& cancelled) {
   const int world_size = communicator.world_size();
-  const auto greeting = [generation](int rank) { return generation << 16 | rank; };
-  std::vector<uint64_t> sent(world_size, greeting(communicator.rank())), received(world_size);
+  const auto word = [generation](int rank) { return generation << 16 | rank; };
+  std::vector<uint64_t> sent(world_size, word(communicator.rank())), received(world_size);
   const size_t bytes = world_size * sizeof(uint64_t);
   auto* outgoing = static_cast<uint64_t*>(memory);
   uint64_t* incoming = outgoing + world_size;
@@ -53,12 +53,14 @@ absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation
     communicator.Abort(cancelled.load() ? "cancelled" : "not all ranks took part in time");
     // Bounded by the abort: `memory` and `control` are in use until then.
     status = done->Wait(absl::InfiniteFuture());
-    if (status.ok()) status = absl::UnavailableError("a peer did not greet in time");
+    if (status.ok())
+      status = absl::UnavailableError("a peer did not complete the handshake in time");
   }
   if (status.ok()) status = CopyNow(received.data(), incoming, bytes, cudaMemcpyDeviceToHost);
   for (int peer = 0; peer < world_size && status.ok(); ++peer) {
-    if (peer != communicator.rank() && received[peer] != greeting(peer)) {
-      status = absl::UnavailableError(absl::StrCat("rank ", peer, " did not greet as expected"));
+    if (peer != communicator.rank() && received[peer] != word(peer)) {
+      status =
+          absl::UnavailableError(absl::StrCat("rank ", peer, " did not shake hands as expected"));
     }
   }
   if (cancelled.load()) return absl::CancelledError("forming the ring was cancelled");

@@ -1,4 +1,4 @@
-#include "worker/testing/fault_injection.h"
+#include "worker/faults/fault_injection.h"
 
 #include <utility>
 
@@ -112,11 +112,11 @@ class FaultyDevice : public Device {
  private:
   void Delay(bool stalls, RunControl* control) {
     delaying_ = true;
-    stalls ? WaitForTheRingsEnd(*state_) : Dawdle(control);
+    stalls ? WaitForTheRingsEnd(*state_) : SlowDown(control);
     delaying_ = false;
   }
 
-  void Dawdle(RunControl* control) {
+  void SlowDown(RunControl* control) {
     const absl::Time end = absl::Now() + absl::Milliseconds(state_->plan.slow_step_ms);
     while (absl::Now() < end && !state_->aborted.load() && !control->stop.load()) {
       control->progress.fetch_add(1);

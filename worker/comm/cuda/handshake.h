@@ -1,6 +1,6 @@
 // The first exchange of a ring of GPUs: proof that every two ranks reach one another.
-#ifndef RINGATTN_WORKER_COMM_CUDA_GREETING_H_
-#define RINGATTN_WORKER_COMM_CUDA_GREETING_H_
+#ifndef RINGATTN_WORKER_COMM_CUDA_HANDSHAKE_H_
+#define RINGATTN_WORKER_COMM_CUDA_HANDSHAKE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace ringattn::worker {
 
-constexpr int64_t GreetingBytes(int world_size) { return 2 * world_size * sizeof(uint64_t); }
+constexpr int64_t HandshakeBytes(int world_size) { return 2 * world_size * sizeof(uint64_t); }
 
 // Every rank tells every other its number and the generation. After it all connections
 // stand, also those that a transport makes at the first transfer between two ranks.
-// `memory`: GreetingBytes of the communicator's device, current on this thread; not in
+// `memory`: HandshakeBytes of the communicator's device, current on this thread; not in
 // use any more on return. UNAVAILABLE if a peer did not take part by `deadline` or said
 // something else, CANCELLED, INTERNAL; the communicator is of no use then, aborted or not.
-absl::Status Greet(Communicator& communicator, void* memory, uint64_t generation,
-                   absl::Time deadline, const std::atomic<bool>& cancelled);
+absl::Status Handshake(Communicator& communicator, void* memory, uint64_t generation,
+                       absl::Time deadline, const std::atomic<bool>& cancelled);
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_COMM_CUDA_GREETING_H_
+#endif  // RINGATTN_WORKER_COMM_CUDA_HANDSHAKE_H_

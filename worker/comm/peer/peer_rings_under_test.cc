@@ -4,7 +4,9 @@
 #include <mutex>
 #include <utility>
 
-#include "worker/comm/cuda/test_ranks.h"
+#include "gtest/gtest.h"
+#include "worker/comm/contract/ring_under_test.h"
+#include "worker/comm/cuda/gpu_ranks.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/extent_allocator.h"
 
@@ -60,12 +62,25 @@ class HeapBuffer : public DeviceBuffer {
   const int64_t bytes_;
 };
 
-}  // namespace
+// Its memory is the region's, where peers find it.
+class PeerRank : public GpuRank {
+ public:
+  PeerRank(int device, std::unique_ptr<RingTransport> transport)
+      : GpuRank(device, std::move(transport)), heap_(&Heap::Of(device)) {}
 
-absl::StatusOr<std::unique_ptr<RingTransport>> MakeTestTransport(const TestRankOptions& options) {
-  Heap* heap = &Heap::Of(options.device);
+ protected:
+  void* TakeMemory(int64_t bytes) override { return heap_->Take(bytes); }
+  void GiveMemory(void* data) override { heap_->Give(data); }
+
+ private:
+  Heap* const heap_;
+};
+
+absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(int device,
+                                                             const TestRankOptions& options) {
+  Heap* heap = &Heap::Of(device);
   PeerTransportOptions peer;
-  peer.cuda_index = options.device;
+  peer.cuda_index = device;
   peer.regions = [heap] { return std::vector<DeviceRegion>{heap->region()}; };
   peer.allocate = [heap](int64_t bytes) -> absl::StatusOr<std::unique_ptr<DeviceBuffer>> {
     return std::make_unique<HeapBuffer>(heap, bytes);
@@ -75,9 +90,22 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTestTransport(const TestRankO
   return PeerRingTransport::Create(std::move(peer));
 }
 
-std::vector<int> TestCtas() { return {0}; }
+}  // namespace
 
-void* TestAllocate(int device, int64_t bytes) { return Heap::Of(device).Take(bytes); }
-void TestFree(int device, void* data) { Heap::Of(device).Give(data); }
+std::vector<RingUnderTest> RingsUnderTest() {
+  RingUnderTest ring = GpuRing("peer");
+  ring.make_ranks = [](const TestRankOptions& options) {
+    std::vector<std::unique_ptr<TestRank>> ranks;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      auto transport = MakeTransport(rank, options);
+      EXPECT_TRUE(transport.ok()) << transport.status();
+      ranks.push_back(std::make_unique<PeerRank>(rank, *std::move(transport)));
+    }
+    return ranks;
+  };
+  return {ring};
+}
+
+std::vector<int> TestCtas() { return {0}; }
 
 }  // namespace ringattn::worker

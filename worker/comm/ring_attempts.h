@@ -1,6 +1,6 @@
-// RingAttempts: the ring that a transport between GPUs is forming, if any.
-#ifndef RINGATTN_WORKER_COMM_CUDA_RING_ATTEMPTS_H_
-#define RINGATTN_WORKER_COMM_CUDA_RING_ATTEMPTS_H_
+// RingAttempts: the ring that a transport is forming, if any.
+#ifndef RINGATTN_WORKER_COMM_RING_ATTEMPTS_H_
+#define RINGATTN_WORKER_COMM_RING_ATTEMPTS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -51,4 +51,4 @@ class RingAttempts {
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_COMM_CUDA_RING_ATTEMPTS_H_
+#endif  // RINGATTN_WORKER_COMM_RING_ATTEMPTS_H_

@@ -1,4 +1,4 @@
-#include "worker/testing/fault_injection.h"
+#include "worker/faults/fault_injection.h"
 
 #include <atomic>
 #include <thread>

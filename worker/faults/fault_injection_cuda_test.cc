@@ -13,8 +13,8 @@
 #include "worker/comm/nccl/nccl_ring_transport.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/cuda_device.h"
+#include "worker/faults/fault_injection.h"
 #include "worker/service/ring_measurement.h"
-#include "worker/testing/fault_injection.h"
 
 namespace ringattn::worker {
 namespace {

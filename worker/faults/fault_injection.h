@@ -21,8 +21,8 @@
 // that a host thread ends can stand in the queue: `holds_start`. The thread that starts the
 // call or the group then stands still instead; to the outside it is the same rank that does
 // not get on.
-#ifndef RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
-#define RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
+#ifndef RINGATTN_WORKER_FAULTS_FAULT_INJECTION_H_
+#define RINGATTN_WORKER_FAULTS_FAULT_INJECTION_H_
 
 #include <atomic>
 #include <memory>
@@ -68,4 +68,4 @@ std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_TESTING_FAULT_INJECTION_H_
+#endif  // RINGATTN_WORKER_FAULTS_FAULT_INJECTION_H_
