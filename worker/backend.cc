@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/device_name.h"
 #include "worker/service/measurement.h"
@@ -48,13 +49,16 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
                                    ? options.memory_limit_bytes
                                    : MachineMemoryBytes() / 10 * 8 / options.local_workers;
   backend.device = std::make_unique<CpuDevice>(options.threads, backend.memory_limit_bytes);
-  backend.transport = std::make_unique<TcpRingTransport>(options.transport);
+  backend.transport = std::make_unique<TcpRingTransport>(
+      TcpTransportOptions{.host = options.ring_host,
+                          .step_timeout = options.ring_step_timeout,
+                          .connect_timeout = options.ring_connect_timeout});
   absl::StatusOr<double> flops = MeasureFlopsPerSecond(
       *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
   if (!flops.ok()) return flops.status();
   absl::StatusOr<double> call = MeasureCallSeconds(*backend.device, kCallMeasurement);
   if (!call.ok()) return call.status();
-  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
+  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(options.ring_host, kLinkMeasurement);
   if (!link.ok()) return link.status();
   backend.flops_per_second = *flops;
   backend.link_bytes_per_second = *link;

@@ -112,7 +112,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
                   "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
       ->type_name("HOST:PORT")
       ->capture_default_str();
-  app->add_option("--ring_address", line->backend.transport.host,
+  app->add_option("--ring_address", line->backend.ring_host,
                   "name or address of this machine that the other workers can reach")
       ->type_name("HOST")
       ->capture_default_str();
@@ -122,7 +122,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
 }
 
 void AddTimeouts(CLI::App* app, CommandLine* line) {
-  AddDuration(app, "--ring_step_timeout", &line->backend.transport.step_timeout,
+  AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "longest time for one ring step's transfers, peers' slowness included");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
               "longest time to connect to all peers while a ring is formed");
@@ -153,7 +153,7 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
       raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
   line->backend.threads = line->worker.threads;
-  line->backend.transport.connect_timeout = line->worker.ring.connect_timeout;
+  line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
   line->worker.secret = *std::move(secret);

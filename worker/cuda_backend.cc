@@ -32,8 +32,8 @@ bool SharesMemory(const BackendOptions& options) {
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOptions& options,
                                                                  int cuda_index) {
   NcclTransportOptions nccl_options{.device = cuda_index,
-                                    .step_timeout = options.transport.step_timeout,
-                                    .connect_timeout = options.transport.connect_timeout,
+                                    .step_timeout = options.ring_step_timeout,
+                                    .connect_timeout = options.ring_connect_timeout,
                                     .on_stuck = options.on_broken,
                                     .library = options.nccl_library};
   if (options.nccl_max_ctas > 0) nccl_options.max_ctas = options.nccl_max_ctas;
@@ -56,8 +56,8 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
       {.cuda_index = cuda_index,
        .regions = [device] { return device->regions(); },
        .allocate = [device](int64_t bytes) { return device->Allocate(bytes); },
-       .step_timeout = options.transport.step_timeout,
-       .connect_timeout = options.transport.connect_timeout,
+       .step_timeout = options.ring_step_timeout,
+       .connect_timeout = options.ring_connect_timeout,
        .on_stuck = options.on_broken});
 }
 

@@ -25,9 +25,9 @@ class FaultyDownload : public Download {
   FaultyDownload(std::unique_ptr<Download> inner, std::shared_ptr<FaultState> state)
       : inner_(std::move(inner)), state_(std::move(state)) {}
 
-  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+  absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) override {
     if (stopped_) return std::nullopt;
-    absl::StatusOr<std::optional<Piece>> piece = inner_->Next(max_bytes);
+    absl::StatusOr<std::optional<HostRange>> piece = inner_->Next(max_bytes);
     if (!piece.ok() || !piece->has_value()) return piece;
     stopped_ = state_->chunks_sent.fetch_add(1) == state_->plan.stop_sending;
     if (stopped_) return std::nullopt;

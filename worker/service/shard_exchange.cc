@@ -170,7 +170,7 @@ bool ShardExchange::NextMessage() {
     download_ = operation_->BeginDownload([this] { OnOperationChanged(); });
   }
   if (!download_->finished()) {
-    absl::StatusOr<std::optional<Download::Piece>> piece = download_->Next(max_chunk_bytes_);
+    absl::StatusOr<std::optional<Download::HostRange>> piece = download_->Next(max_chunk_bytes_);
     if (!piece.ok()) {
       failure_ = ToGrpc(piece.status());
       return false;
@@ -187,7 +187,7 @@ bool ShardExchange::NextMessage() {
   return true;
 }
 
-void ShardExchange::MakeChunk(const Download::Piece& piece) {
+void ShardExchange::MakeChunk(const Download::HostRange& piece) {
   wire::ChunkHeader header{static_cast<int32_t>(outputs_[piece.range].id),
                            static_cast<uint64_t>(piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);

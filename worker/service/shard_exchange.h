@@ -44,7 +44,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is nothing to send (yet), or it failed.
   bool NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeChunk(const Download::Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeChunk(const Download::HostRange& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;

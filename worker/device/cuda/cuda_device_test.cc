@@ -449,7 +449,7 @@ TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
     first = download->Next(kMiB);
   }
   ASSERT_TRUE(first.ok() && first->has_value());
-  Download::Piece piece = **first;
+  Download::HostRange piece = **first;
   first = std::nullopt;
   download.reset();
   memory.reset();
