@@ -94,7 +94,7 @@ class FaultyDevice : public Device {
     return inner_->CopyToHost(host, device, bytes);
   }
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
-    // The thread that reads the stream stands still, so the next message is not asked for.
+    // The thread that reads the stream stalls, so the next message is not asked for.
     const int64_t chunk = state_->chunks_read.fetch_add(1);
     if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
     return inner_->BeginUpload(target, bytes);

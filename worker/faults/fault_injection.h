@@ -19,7 +19,7 @@
 //
 // Where the device's queue waits for events of its own kind only (a GPU's streams), nothing
 // that a host thread ends can stand in the queue: `holds_start`. The thread that starts the
-// call or the group then stands still instead; to the outside it is the same rank that does
+// call or the group then stalls instead; to the outside it is the same rank that does
 // not get on.
 #ifndef RINGATTN_WORKER_FAULTS_FAULT_INJECTION_H_
 #define RINGATTN_WORKER_FAULTS_FAULT_INJECTION_H_

@@ -1,5 +1,5 @@
 // Injected faults of GPU workers, and the measurement of their rings, on the fake CUDA and
-// NCCL: no GPU. The thread that starts work stands still where a CPU worker's queue would.
+// NCCL: no GPU. The thread that starts work stalls where a CPU worker's queue would.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -121,7 +121,7 @@ TEST_P(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
     stalled = Step(1);
     over.Notify();
   });
-  // Its exchange took place before it stood still: only its call is missing.
+  // Its exchange took place before it stalled: only its call is missing.
   EXPECT_TRUE(Step(0).ok());
   EXPECT_FALSE(over.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
   EXPECT_FALSE(devices_[1]->waits_for_transfer()) << "to the outside it computes";

@@ -1,6 +1,6 @@
 // ActivityProbe: what the worker is doing right now, seen from outside: whether it
 // computes, and whether it waits for a peer. The heartbeat reports it, so that a
-// rank which merely waits is not blamed for standing still.
+// rank which merely waits is not blamed for a stall.
 #ifndef RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
 #define RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
 

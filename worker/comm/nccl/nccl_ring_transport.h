@@ -22,7 +22,7 @@ namespace ringattn::worker {
 struct NcclTransportOptions {
   int device = 0;  // CUDA's number
   // Bound of one group of transfers from the moment it could start. Large: a slow rank
-  // is no fault, and who is to blame for standing still is decided elsewhere.
+  // is no fault, and who is to blame for a stalled ring is decided elsewhere.
   absl::Duration step_timeout = absl::Minutes(10);
   // Upper bound of Connect whatever its deadline.
   absl::Duration connect_timeout = absl::Seconds(30);
