@@ -96,6 +96,13 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")
       ->capture_default_str();
+  app->add_option(
+         "--kernel_family", line->backend.kernel_family,
+         "GPU, for debugging: the kernel family that serves every request, and refuses what "
+         "it cannot serve; auto: for each request the first that can")
+      ->check(CLI::IsMember({"auto", "sm80", "simt"}))
+      ->type_name("NAME")
+      ->capture_default_str();
   app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
                   "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
       ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
@@ -146,7 +153,9 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
   if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library"}, with);
+  refuse(
+      {"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library", "--kernel_family"},
+      with);
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {

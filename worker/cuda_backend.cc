@@ -14,9 +14,9 @@
 namespace ringattn::worker {
 namespace {
 
-// 5e11 operations: a few milliseconds, and every SM has work.
+// 5e11 operations forward: a few milliseconds on tensor cores, and every SM has work.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // of each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
 // What is free at the start belongs to this worker, but for what NCCL (buffers for every
@@ -109,24 +109,20 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
     if (!free.ok()) return free.status();
     backend.memory_limit_bytes = DefaultMemoryLimit(*free);
   }
-  absl::StatusOr<std::unique_ptr<CudaDevice>> device =
-      CudaDevice::Create({.device = cuda_index,
-                          .pinned_pool_bytes = options.pinned_pool_bytes,
-                          .in_regions = SharesMemory(options),
-                          .memory_limit_bytes = backend.memory_limit_bytes,
-                          .on_broken = options.on_broken});
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(
+      {.device = cuda_index,
+       .pinned_pool_bytes = options.pinned_pool_bytes,
+       .in_regions = SharesMemory(options),
+       .memory_limit_bytes = backend.memory_limit_bytes,
+       .kernel_family = options.kernel_family == "auto" ? "" : options.kernel_family,
+       .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
-  absl::StatusOr<double> flops =
-      MeasureFlopsPerSecond(**device, kMeasuredCall, kComputeMeasurement);
-  if (!flops.ok()) return flops.status();
+  absl::StatusOr<std::vector<KernelRate>> rates =
+      MeasureKernelRates(**device, kMeasuredCall, kComputeMeasurement);
+  if (!rates.ok()) return rates.status();
   absl::StatusOr<double> call = MeasureCallSeconds(**device, kCallMeasurement);
   if (!call.ok()) return call.status();
-  // Before a ring is formed no peer can be measured. A copy from the host is what two
-  // GPUs without a faster link exchange at; the ring measures itself once it stands.
-  absl::StatusOr<double> link = (*device)->MeasureHostLinkBytesPerSecond();
-  if (!link.ok()) return link.status();
-  backend.flops_per_second = *flops;
-  backend.link_bytes_per_second = *link;
+  backend.kernel_rates = *std::move(rates);
   backend.call_overhead_seconds = *call;
   absl::StatusOr<std::unique_ptr<RingTransport>> transport =
       MakeTransport(options, cuda_index, device->get());

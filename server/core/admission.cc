@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "common/wire/durations.h"
+#include "common/wire/kernel_rate_values.h"
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
@@ -32,7 +33,8 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
   PlanChoice choice = request.arrived.choice;
   choice.recompute_forward = request.arrived.recompute_forward;
   absl::StatusOr<Plan> plan =
-      PlanRequest(request.arrived.spec, request.arrived.direction, choice, CurrentPlannerInputs());
+      PlanRequest(request.arrived.spec, request.arrived.direction, choice,
+                  CurrentPlannerInputs(request.arrived.spec, request.arrived.direction));
   if (!plan.ok()) {
     const bool due = ReplacementIsDue(request.arrived.choice.world_size.value_or(0));
     EndRequest(request.arrived.stream, due ? WorkersMissing(plan.status(), config_.retry_after)
@@ -46,7 +48,8 @@ bool Coordinator::Impl::EnsurePlanned(RequestRecord& request) {
   return true;
 }
 
-PlannerInputs Coordinator::Impl::CurrentPlannerInputs() const {
+PlannerInputs Coordinator::Impl::CurrentPlannerInputs(const AttentionSpec& spec,
+                                                      Direction direction) const {
   PlannerInputs inputs;
   inputs.ready_workers = ring_.members.size();
   inputs.single_device_threshold_tokens = config_.limits.single_device_threshold_tokens;
@@ -57,10 +60,12 @@ PlannerInputs Coordinator::Impl::CurrentPlannerInputs() const {
     const v1::Register& registration = worker.registration;
     const bool measured_ring = worker.committed.generation() == ring_.generation &&
                                worker.committed.link_bytes_per_second() > 0;
-    const double its_flops = registration.flops_per_second();
-    const double its_link = measured_ring ? worker.committed.link_bytes_per_second()
-                                          : registration.link_bytes_per_second();
-    if (its_flops > 0 && (flops == 0 || its_flops < flops)) flops = its_flops;
+    const std::vector<KernelRate> rates = KernelRatesOf(registration);
+    const KernelRate* const rate = RateOf(rates, spec, direction);
+    if (rate != nullptr && (flops == 0 || rate->flops_per_second < flops)) {
+      flops = rate->flops_per_second;
+    }
+    const double its_link = measured_ring ? worker.committed.link_bytes_per_second() : 0;
     if (its_link > 0 && (link == 0 || its_link < link)) link = its_link;
     call_overhead = std::max(call_overhead, ToSeconds(registration.call_overhead()));
     if (!measured_ring) continue;

@@ -116,7 +116,7 @@ class Coordinator::Impl {
   void AdmitQueued();
   bool IsReserving() const;
   bool EnsurePlanned(RequestRecord& request);
-  PlannerInputs CurrentPlannerInputs() const;
+  PlannerInputs CurrentPlannerInputs(const AttentionSpec& spec, Direction direction) const;
   bool ReplacementIsDue(int world_size) const;
   bool AdmitHead(RequestRecord& request);
   int OperationsOn(ConnectionId connection) const;

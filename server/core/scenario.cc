@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
+#include "common/wire/kernel_rate_values.h"
 
 namespace ringattn::server {
 namespace {
@@ -148,14 +149,24 @@ class Scenario {
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
     joined.registration.set_version(Option(words, "version", "1"));
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
-    joined.registration.set_flops_per_second(Number(words, "flops"));
-    joined.registration.set_link_bytes_per_second(Number(words, "link"));
+    AddRates("flops_bf16", words, {DType::kBFloat16}, &joined);  // the first that fits counts
+    AddRates("flops", words, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &joined);
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
     names_[joined.connection] = words[1];
     Feed(joined);
+  }
+
+  static void AddRates(const std::string& option, const Words& words,
+                       const std::vector<DType>& dtypes, WorkerJoined* joined) {
+    const double flops = Number(words, option);
+    if (flops <= 0) return;
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      *joined->registration.add_kernel_rates() =
+          ToProto(KernelRate{option, dtypes, direction, flops});
+    }
   }
 
   void FormRing(const Words& words) {
@@ -234,6 +245,7 @@ class Scenario {
     request.request_id = Option(words, "id", words[1]);
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
+    if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
     const std::string deadline = Option(words, "deadline", "");

@@ -34,14 +34,16 @@ void ExpectAllFree(Cluster& cluster) {
 TEST(Worker, RegistersWhatItIs) {
   Cluster cluster(1, {.memory_limit_bytes = 12345,
                       .threads = 3,
-                      .flops_per_second = 5e9,
+                      .kernel_rates = {{"simt", {DType::kFloat32}, Direction::kForward, 5e9}},
                       .call_overhead_seconds = 2e-5});
   const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
   ASSERT_TRUE(registration.has_value());
   EXPECT_EQ(registration->device(), "scalar");
   EXPECT_EQ(registration->memory_bytes(), 12345u);
   EXPECT_EQ(registration->threads(), 3u);
-  EXPECT_EQ(registration->flops_per_second(), 5e9);
+  ASSERT_EQ(registration->kernel_rates_size(), 1);
+  EXPECT_EQ(registration->kernel_rates(0).family(), "simt");
+  EXPECT_EQ(registration->kernel_rates(0).flops_per_second(), 5e9);
   EXPECT_EQ(ToSeconds(registration->call_overhead()), 2e-5);
   EXPECT_EQ(registration->data_address(), cluster.worker(0).data_address());
   EXPECT_FALSE(registration->incarnation().empty());

@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "worker/device/device_wrapper.h"
 #include "worker/device/host_queue.h"
 
 namespace ringattn::worker {
@@ -43,23 +44,22 @@ class FaultyDownload : public Download {
   bool stopped_ = false;
 };
 
-class FaultyDevice : public Device {
+class FaultyDevice : public DeviceWrapper {
  public:
   FaultyDevice(std::unique_ptr<Device> inner, std::shared_ptr<FaultState> state)
-      : inner_(std::move(inner)), state_(std::move(state)), delay_("fault_delay") {}
-
-  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
-    return inner_->Allocate(bytes);
-  }
+      : DeviceWrapper(inner.get()),
+        owned_(std::move(inner)),
+        state_(std::move(state)),
+        delay_("fault_delay") {}
 
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
-    absl::StatusOr<int64_t> bytes = inner_->WorkspaceBytes(calls);
+    absl::StatusOr<int64_t> bytes = inner().WorkspaceBytes(calls);
     if (bytes.ok()) *bytes += state_->plan.workspace_bytes;
     return bytes;
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     state_->counts = true;
-    return inner_->Prepare(std::move(calls));
+    return inner().Prepare(std::move(calls));
   }
 
   // The delay stands between what the call waits for and the call. While it runs,
@@ -70,11 +70,11 @@ class FaultyDevice : public Device {
     const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
                         !state_->stalled.exchange(true);
     if (!stalls && plan.slow_step_ms == 0) {
-      return inner_->Start(call, std::move(after), control);
+      return inner().Start(call, std::move(after), control);
     }
     if (state_->holds_start) {
       Delay(stalls, control);
-      return inner_->Start(call, std::move(after), control);
+      return inner().Start(call, std::move(after), control);
     }
     EventRef delayed = delay_.Start(
         [this, control, stalls] {
@@ -83,30 +83,23 @@ class FaultyDevice : public Device {
         },
         after, HostQueue::OnFailure::kRun);
     after.push_back(std::move(delayed));
-    return inner_->Start(call, std::move(after), control);
+    return inner().Start(call, std::move(after), control);
   }
 
-  bool waits_for_transfer() const override { return !delaying_ && inner_->waits_for_transfer(); }
-  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
-    return inner_->CopyFromHost(device, host, bytes);
-  }
-  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
-    return inner_->CopyToHost(host, device, bytes);
-  }
+  bool waits_for_transfer() const override { return !delaying_ && inner().waits_for_transfer(); }
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
     // The thread that reads the stream stands still, so the next message is not asked for.
     const int64_t chunk = state_->chunks_read.fetch_add(1);
     if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
-    return inner_->BeginUpload(target, bytes);
+    return inner().BeginUpload(target, bytes);
   }
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override {
     return std::make_unique<FaultyDownload>(
-        inner_->BeginDownload(std::move(ranges), std::move(on_ready)), state_);
+        inner().BeginDownload(std::move(ranges), std::move(on_ready)), state_);
   }
-  DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override {
-    return absl::StrCat(inner_->description(), " with injected faults");
+    return absl::StrCat(inner().description(), " with injected faults");
   }
 
  private:
@@ -124,7 +117,7 @@ class FaultyDevice : public Device {
     }
   }
 
-  const std::unique_ptr<Device> inner_;
+  const std::unique_ptr<Device> owned_;
   const std::shared_ptr<FaultState> state_;
   std::atomic<bool> delaying_{false};
   HostQueue delay_;

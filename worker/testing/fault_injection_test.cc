@@ -90,7 +90,8 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   auto ring = RingOfOne(*transport);
   RunControl control;
   char byte = 1;
-  const PreparedCall zero(ZeroCall{&byte, 1});
+  const PreparedCalls calls = *device->Prepare({ZeroCall{&byte, 1}});
+  const PreparedCall& zero = *calls.front();
   PrepareAnOperation(state);
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
   ring->Start({}, {}, &control);
@@ -151,7 +152,8 @@ TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("slow_step_ms:80"));
   RunControl control;
   char byte = 1;
-  const PreparedCall zero(ZeroCall{&byte, 1});
+  const PreparedCalls calls = *device->Prepare({ZeroCall{&byte, 1}});
+  const PreparedCall& zero = *calls.front();
   const absl::Time begin = absl::Now();
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(80));
