@@ -19,4 +19,8 @@ void KeepFreedMemory() {
   mallopt(M_ARENA_MAX, std::clamp(cores / 2, 2, 8));
 }
 
+int64_t FreedBytes() { return static_cast<int64_t>(mallinfo2().fordblks); }
+
+void ReleaseFreedMemory() { malloc_trim(0); }
+
 }  // namespace ringattn::wire
