@@ -1,5 +1,6 @@
 #include "server/options.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include <CLI/CLI.hpp>
@@ -61,6 +62,19 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "sequence length of one request");
   AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
            "bytes of gRPC's own buffers; calls end when they are full");
+  group
+      ->add_option("--max_connections", line->server.max_connections,
+                   "public connections at a time, further ones are refused with a reason; 0: what "
+                   "the limit on file descriptors leaves room for, at most 10000")
+      ->check(CLI::Range(0, 1 << 20))
+      ->type_name("N")
+      ->capture_default_str();
+  AddCount(group, "--max_watchers", &line->server.topology.max_watchers, size_t{1} << 16,
+           "WatchTopology streams at a time");
+  AddCount(group, "--max_reflection_threads", &line->server.max_reflection_threads, 1024,
+           "streams of server reflection at a time, less a few, each of which has a thread");
+  AddDuration(group, "--min_ping_interval", &line->server.min_ping_interval,
+              "a client may ping (keepalive) this often, with a call or without");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload of which the client sends nothing for this long, though it could, gives "
               "its memory back");
@@ -111,13 +125,18 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CLI::App app(
       "ringattn-server: the coordinator of ringattn. Takes attention requests over gRPC, cuts "
       "them over a ring of workers and streams the results back.\n"
-      "SIGTERM or SIGINT drains and ends; a second one ends at once.");
+      "SIGTERM or SIGINT drains and ends: new requests get UNAVAILABLE with RetryInfo, those in "
+      "flight may go on for --drain_timeout and then end with UNAVAILABLE. A second one ends at "
+      "once.\nExits with 71 if its public port stays dead (--dead_after), to be started again.");
   app.set_version_flag("--version", std::string(kVersion));
   AddListeners(&app, &line);
   AddLimits(&app, &line);
   AddTimeouts(&app, &line);
   AddDuration(&app, "--drain_timeout", &line.drain_timeout,
               "on SIGTERM, requests in flight may go on for this long");
+  AddDuration(&app, "--dead_after", &line.server.liveness.dead_after,
+              "exit with 71 once the public port has not answered for this long; the health "
+              "service's name liveness says NOT_SERVING before");
   app.add_option_function<std::string>(
          "--log_level",
          [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
@@ -129,6 +148,11 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error));
   }
+  // Several probes before anything is concluded from them.
+  LivenessOptions& liveness = line.server.liveness;
+  liveness.interval = std::min(liveness.interval, liveness.dead_after / 6);
+  liveness.probe_timeout = std::min(liveness.probe_timeout, liveness.dead_after / 6);
+  liveness.unhealthy_after = liveness.dead_after / 3;
   return line;
 }
 

@@ -169,7 +169,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CommandLine line;
   RawOptions raw;
   line.worker.name = "worker-0";
-  line.worker.coordinator = "127.0.0.1:7401";
+  line.worker.coordinator = "127.0.0.1:7701";
   line.backend.pinned_pool_bytes = int64_t{256} << 20;
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "

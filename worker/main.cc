@@ -14,7 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
 #include "common/observability/log.h"
+#include "common/process/descriptors.h"
 #include "common/wire/allocator.h"
+#include "common/wire/grpc_log.h"
+#include "common/wire/keep_awake.h"
 #include "worker/backend.h"
 #include "worker/command_line.h"
 
@@ -74,6 +77,7 @@ absl::Status Run(const CommandLine& line) {
     LogWarning("faults are injected on purpose");
   }
 
+  const wire::KeepAwake keep_awake;
   const auto leave = [](const std::string&) { kill(getpid(), SIGTERM); };
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Start(options, device.get(), transport.get(), leave, Crash);
@@ -105,10 +109,12 @@ absl::Status Run(const CommandLine& line) {
 
 int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
+  ringattn::RaiseDescriptorLimit();
   const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
   const sigset_t signals = ringattn::worker::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);
+  ringattn::wire::LogForGrpc();
   const absl::Status status = ringattn::worker::Run(line);
   ringattn::LogError(status.message());
   ringattn::ShutdownLogging();
