@@ -26,6 +26,7 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/retry_policy.h"
+#include "common/wire/keep_awake.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn::client {
@@ -100,6 +101,7 @@ class Client {
                   const Done& done);
 
   const ClientOptions options_;
+  const wire::KeepAwake keep_awake_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
