@@ -4,6 +4,7 @@
 //
 //   attention_sweep_test --cases=4000
 //   attention_sweep_test --case=17 --engine=interpreter --kernels=naive
+//   attention_sweep_test --print_digest
 //
 // Under `bazel test` with shard_count the shards share the cases.
 #include <algorithm>
@@ -30,6 +31,9 @@ ABSL_FLAG(bool, twin, true,
           "also run the interpreter, with two threads, and expect the executor's bits");
 ABSL_FLAG(std::string, simd, "best",
           "instruction set of the CPU kernels: best, avx3, avx2 or scalar");
+ABSL_FLAG(bool, print_digest, false,
+          "print a digest of all output bytes: equal digests, equal bits. The digests of shards "
+          "add up (modulo 2^64) to that of all cases");
 ABSL_FLAG(bool, verbose, false, "print every case with its worst ratio to the bounds");
 
 namespace ringattn::tests {
@@ -89,6 +93,32 @@ bool ChooseSimd() {
   return true;
 }
 
+// FNV-1a, over a case's number and each of its outputs.
+class CaseDigest {
+ public:
+  explicit CaseDigest(int64_t index) { AddNumber(index); }
+  void Add(TensorId id, const std::vector<uint8_t>& bytes) {
+    AddNumber(static_cast<int64_t>(id));
+    AddNumber(static_cast<int64_t>(bytes.size()));
+    for (uint8_t byte : bytes) AddByte(byte);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  void AddByte(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3; }
+  void AddNumber(int64_t number) {
+    for (int shift = 0; shift < 64; shift += 8) AddByte(static_cast<uint8_t>(number >> shift));
+  }
+
+  uint64_t value_ = 0xcbf29ce484222325;
+};
+
+uint64_t DigestOf(const Case& c, const TensorMap& outputs) {
+  CaseDigest digest(c.index);
+  for (const auto& [id, bytes] : outputs) digest.Add(id, bytes);
+  return digest.value();
+}
+
 double WorstRatio(const oracle::Report& report) {
   double worst = 0.0;
   for (const oracle::TensorReport& tensor : report.tensors) {
@@ -119,6 +149,7 @@ int Run() {
   if (only < 0) std::printf("%s\n", ToString(CoverageOf(cases)).c_str());
 
   int64_t run = 0, failed = 0;
+  uint64_t digest = 0;
   double worst = 0.0, oracle_seconds = 0.0;
   std::string worst_case;
   const auto begin = std::chrono::steady_clock::now();
@@ -144,6 +175,7 @@ int Run() {
         reason = "the executor and its twin differ in bits";
     }
     ++run;
+    digest += DigestOf(c, result.outputs);
     const double ratio = WorstRatio(result.report);
     if (ratio > worst) {
       worst = ratio;
@@ -161,6 +193,10 @@ int Run() {
   std::printf("sweep: %lld cases, %lld failed, %.1f s (oracle %.1f s)\n",
               static_cast<long long>(run), static_cast<long long>(failed), SecondsSince(begin),
               oracle_seconds);
+  if (absl::GetFlag(FLAGS_print_digest)) {
+    std::printf("digest of the outputs of %lld cases: %016llx\n", static_cast<long long>(run),
+                static_cast<unsigned long long>(digest));
+  }
   return failed == 0 && run > 0 ? 0 : 1;
 }
 
