@@ -11,6 +11,8 @@
 namespace ringattn::server {
 namespace {
 
+constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
+
 // 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
 // overflows for those that it has.
 template <typename T>
@@ -127,7 +129,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);
   }
   return line;
 }

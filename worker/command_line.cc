@@ -21,6 +21,8 @@
 namespace ringattn::worker {
 namespace {
 
+constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
+
 // What is resolved only after parsing.
 struct RawOptions {
   int threads = 0;
@@ -195,7 +197,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
     CheckDeviceFlags(app, line.backend);
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);
   }
   return line;
 }

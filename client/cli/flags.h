@@ -27,7 +27,7 @@ class ShapeFlags {
  public:
   void AddTo(CLI::App* command);
 
-  // Fills in shape and dtype. Errors: INVALID_ARGUMENT naming the flag.
+  // Fills in shape and dtype. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
@@ -48,7 +48,7 @@ class OptionFlags {
  public:
   void AddTo(CLI::App* command);
 
-  // Fills in options and plan. Errors: INVALID_ARGUMENT naming the flag.
+  // Fills in options and plan. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:

@@ -1,0 +1,34 @@
+#include "client/cli/planner_inputs.h"
+
+#include <algorithm>
+
+namespace ringattn::client::cli {
+namespace {
+
+// 0 is "not measured" on either side.
+double Slower(double a, double b) {
+  if (a == 0 || b == 0) return std::max(a, b);
+  return std::min(a, b);
+}
+
+}  // namespace
+
+PlannerInputs InputsOf(const v1::Topology& topology) {
+  PlannerInputs inputs;
+  double flops = 0, link = 0, call_overhead = 0;
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    if (!worker.has_rank()) continue;
+    ++inputs.ready_workers;
+    flops = Slower(flops, worker.flops_per_second());
+    link = Slower(link, worker.link_bytes_per_second());
+    call_overhead = std::max(call_overhead, worker.call_overhead_seconds());
+    inputs.exchange_overhead_s =
+        std::max(inputs.exchange_overhead_s, worker.exchange_overhead_seconds());
+  }
+  if (flops > 0) inputs.device_flops_per_s = flops;
+  if (link > 0) inputs.link_bytes_per_s = link;
+  if (call_overhead > 0) inputs.step_overhead_s = call_overhead;
+  return inputs;
+}
+
+}  // namespace ringattn::client::cli
