@@ -81,13 +81,15 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   }
   const int64_t tokens = LongerAxis(spec);
   if (tokens <= inputs.single_device_threshold_tokens) {
-    return RingSize{1, absl::StrCat(tokens, " tokens are within the single-device threshold of ",
+    return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",
+                                    " within the single-device threshold of ",
                                     inputs.single_device_threshold_tokens)};
   }
-  return RingSize{inputs.ready_workers,
-                  absl::StrCat(tokens, " tokens exceed the single-device threshold of ",
-                               inputs.single_device_threshold_tokens, ": ring over all ",
-                               inputs.ready_workers, " workers")};
+  return RingSize{
+      inputs.ready_workers,
+      absl::StrCat(tokens, tokens == 1 ? " token exceeds" : " tokens exceed",
+                   " the single-device threshold of ", inputs.single_device_threshold_tokens,
+                   ": ring over all ", inputs.ready_workers, " workers")};
 }
 
 // A window that is bounded on both sides and shorter than a shard.

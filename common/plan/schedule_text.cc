@@ -12,10 +12,11 @@
 namespace ringattn {
 namespace {
 
+// Decimal, as everywhere in what people read (client/cli/report.h).
 std::string Bytes(int64_t bytes) {
-  if (bytes < 10 * 1024) return absl::StrCat(bytes, " B");
-  if (bytes < 10 * 1024 * 1024) return absl::StrFormat("%.1f KiB", bytes / 1024.0);
-  return absl::StrFormat("%.1f MiB", bytes / (1024.0 * 1024.0));
+  if (bytes < 10'000) return absl::StrCat(bytes, " B");
+  if (bytes < 10'000'000) return absl::StrFormat("%.1f kB", bytes / 1e3);
+  return absl::StrFormat("%.1f MB", bytes / 1e6);
 }
 
 const char* OpName(ComputeCall::Op op) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -62,7 +64,10 @@ grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits) {
   }
   if (!failure.field.empty()) {
     google::rpc::BadRequest bad_request;
-    AddViolation({failure.field, failure.message}, &bad_request);
+    // The message may begin with the field that the violation names anyway.
+    absl::string_view description = failure.message;
+    absl::ConsumePrefix(&description, absl::StrCat(failure.field, ": "));
+    AddViolation({failure.field, std::string(description)}, &bad_request);
     status.add_details()->PackFrom(bad_request);
   }
   return Finish(status);
