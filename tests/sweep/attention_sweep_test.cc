@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -25,6 +26,8 @@ ABSL_FLAG(uint64_t, seed, 1, "seed of the cases");
 ABSL_FLAG(int64_t, max_cost, ringattn::tests::kDefaultCaseCost,
           "size of the largest cases, see tests/cases/case_generator.h");
 ABSL_FLAG(std::string, shard, "0/1", "INDEX/COUNT: run the cases with index mod COUNT = INDEX");
+ABSL_FLAG(std::string, data, "",
+          "inputs of every case: normal, huge or vast (scores of 1e6 to 1e30); empty: as drawn");
 ABSL_FLAG(std::string, engine, "executor", "executor, interpreter or interpreter_by_row");
 ABSL_FLAG(std::string, kernels, "cpu", "cpu or naive");
 ABSL_FLAG(bool, twin, true,
@@ -70,6 +73,25 @@ bool ParseEngine(Engine* engine) {
   else
     return false;
   return true;
+}
+
+// False for an unknown name. The cases stay what they are but for their inputs.
+bool ChooseData(std::vector<Case>& cases) {
+  const std::string name = absl::GetFlag(FLAGS_data);
+  if (name.empty()) return true;
+  for (const oracle::DataKind kind :
+       {oracle::DataKind::kNormal, oracle::DataKind::kHugeScores, oracle::DataKind::kVastScores}) {
+    if (name != oracle::DataKindName(kind)) continue;
+    for (Case& c : cases) {
+      c.data = kind;
+      // An lse that others computed is rounded otherwise than the kernel's scores, and of
+      // vast ones that is a factor of e^64 and more.
+      const bool vast = kind == oracle::DataKind::kVastScores;
+      if (vast && c.direction == Direction::kBackward) c.recompute_forward = true;
+    }
+    return true;
+  }
+  return false;
 }
 
 // False for an unknown name. A processor without the instruction set keeps its own.
@@ -144,8 +166,12 @@ int Run() {
   const int64_t only = absl::GetFlag(FLAGS_case);
   const uint64_t seed = absl::GetFlag(FLAGS_seed);
   const bool twin = absl::GetFlag(FLAGS_twin) && engine == Engine::kExecutor;
-  const std::vector<Case> cases = GenerateCases(
-      seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases), absl::GetFlag(FLAGS_max_cost));
+  std::vector<Case> cases = GenerateCases(seed, only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases),
+                                          absl::GetFlag(FLAGS_max_cost));
+  if (!ChooseData(cases)) {
+    std::fprintf(stderr, "bad --data; see --help\n");
+    return 2;
+  }
   if (only < 0) std::printf("%s\n", ToString(CoverageOf(cases)).c_str());
 
   int64_t run = 0, failed = 0;
