@@ -79,7 +79,7 @@ struct OperationView {
   std::optional<Plan> plan;
   std::vector<std::string> members;
   std::optional<Failure> failure;
-  // While it computes: the steps that the least advanced member has behind it, of all.
+  // While it computes: how much of its work the least advanced member has behind it.
   double computed_fraction = 0;
 };
 

@@ -24,6 +24,7 @@ void Coordinator::Impl::OnHeartbeat(ConnectionId connection, const v1::Heartbeat
           heartbeat.operation_id() == id && heartbeat.generation() == ring_.generation;
       member.waits_for_peer = named && heartbeat.waits_for_peer();
       if (!named) continue;
+      member.fraction_done = heartbeat.fraction_done();
       const bool advanced = std::make_pair(heartbeat.step(), heartbeat.progress()) >
                             std::make_pair(member.step, member.progress);
       if (!advanced) continue;

@@ -77,6 +77,7 @@ struct OperationRecord {
     uint32_t step = 0;
     uint64_t progress = 0;
     bool waits_for_peer = false;
+    double fraction_done = 0;
     // Since when its transfer of this phase stands still, although it is waited for.
     std::optional<absl::Time> stands_since;
     v1::RankReport report;

@@ -91,8 +91,7 @@ OperationView Coordinator::Impl::ViewOf(const RequestRecord& request) const {
     const std::vector<Member>& members = operation->second.members;
     double fraction = 1;
     for (const Member& member : members) {
-      const double steps = std::max<double>(1, static_cast<double>(request.plan->step_count));
-      if (!member.finished) fraction = std::min(fraction, member.step / steps);
+      if (!member.finished) fraction = std::min(fraction, member.fraction_done);
     }
     view.computed_fraction = fraction;
   }

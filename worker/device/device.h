@@ -33,6 +33,11 @@ struct RunControl {
   std::atomic<bool> stop{false};
   // Grows with every tile (CPU) or call (CUDA) and every completed transfer.
   std::atomic<int64_t> progress{0};
+  // For reports of how far it is: what calls say that they have computed so far
+  // (worker/kernels/work.h; the CPU's say it tile by tile, CUDA's not at all), and how
+  // many calls have been seen to end, in the order of the program.
+  std::atomic<int64_t> work{0};
+  std::atomic<int64_t> calls_done{0};
 };
 
 // A call made ready to be started, any number of times. The device that prepared it may

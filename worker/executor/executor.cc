@@ -40,6 +40,7 @@ void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
   for (; *waited < end; ++*waited) {
     const Started& item = started[*waited];
     absl::Status status = item.event->Wait(absl::InfiniteFuture());
+    if (!item.transfer) control->calls_done.fetch_add(1, std::memory_order_relaxed);
     if (status.ok() || !failure->ok()) continue;
     *failure = absl::Status(
         status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));

@@ -53,7 +53,8 @@ EventRef CpuDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
   return queue_.Start(
       [this, &call, control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-        absl::Status status = kernels_.Run(call.call(), control->stop, &control->progress);
+        absl::Status status = 
+            kernels_.Run(call.call(), control->stop, &control->progress, &control->work);
         // A stopped call counts as done: what follows is stopped too, and the
         // executor reports the cancellation once.
         if (absl::IsCancelled(status)) return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/tile_hulls.h"
 #include "worker/kernels/cpu/wide_rows.h"
+#include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {
 namespace {
@@ -90,7 +91,8 @@ class BackwardPass {
     const QueryTile* tile;
     int64_t first_head;
     int heads;
-    int rows;  // matrix rows
+    int rows;       // matrix rows
+    int64_t pairs;  // visible
     bool uniform;
     int col_begin;
     int col_end;
@@ -150,7 +152,7 @@ class BackwardPass {
         if (!workspace_.turns.Await(counter, task.tile_index - turns.begin, progress_)) return;
         if (works) {
           StoreQueryGradient(task, block);
-          progress_.CountTile();
+          progress_.CountTile(block.pairs * BackwardPairWork(head_dim_, head_dim_v_));
         }
         workspace_.turns.Pass(counter);
       }
@@ -252,6 +254,7 @@ class BackwardPass {
     int from_all = count;
     int to_all = 0;
     block.uniform = true;
+    block.pairs = 0;
     for (int r = 0; r < block.tile->rows; ++r) {
       const int64_t position = workspace_.q.PositionOf(q_run, block.tile->begin + r);
       const RowRange keys =
@@ -269,6 +272,7 @@ class BackwardPass {
         block.delta[m] = call_.delta[at];
         block.visible_begin[m] = sees ? static_cast<int32_t>(from) : 0;
         block.visible_end[m] = sees ? static_cast<int32_t>(to) : 0;
+        block.pairs += to - from;
         if (sees) {
           from_all = std::min(from_all, static_cast<int>(from));
           to_all = std::max(to_all, static_cast<int>(to));

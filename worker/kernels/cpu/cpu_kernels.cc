@@ -27,7 +27,7 @@ absl::Status ForRanges(int64_t count, int64_t per_task, Workspace& workspace,
   workspace.pool.ParallelFor((count + per_task - 1) / per_task, [&](int, int64_t task) {
     if (progress.stopped()) return;
     body(task * per_task, std::min(count, (task + 1) * per_task));
-    progress.CountTile();
+    progress.CountTile(0);
   });
   return progress.stopped() ? absl::CancelledError("kernel stopped") : absl::OkStatus();
 }
@@ -101,8 +101,8 @@ CpuKernels::CpuKernels(int threads) : workspace_(std::make_unique<cpu::Workspace
 CpuKernels::~CpuKernels() = default;
 
 absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
-                             std::atomic<int64_t>* tiles_done) {
-  const cpu::Progress progress(stop, tiles_done);
+                             std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done) {
+  const cpu::Progress progress(stop, tiles_done, work_done);
   return std::visit([&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); },
                     call);
 }

@@ -8,6 +8,7 @@
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/finish_row.h"
 #include "worker/kernels/cpu/wide_rows.h"
+#include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {
 namespace {
@@ -136,7 +137,7 @@ class ForwardPass {
         const int64_t end = std::min(reach.end, begin + key_tile_);
         const bool unmasked = full.begin <= begin && end <= full.end;
         AttendTile(task, run, begin, static_cast<int>(end - begin), unmasked);
-        progress_.CountTile();
+        progress_.CountTile(VisiblePairs(task) * ForwardPairWork(head_dim_, problem_.head_dim_v));
       }
     }
     for (int m = 0; m < task.rows; ++m) {
@@ -246,6 +247,13 @@ class ForwardPass {
       std::fill_n(task.visible_begin + r * task.heads, task.heads, static_cast<int32_t>(from));
       std::fill_n(task.visible_end + r * task.heads, task.heads, static_cast<int32_t>(to));
     }
+  }
+
+  // Of the key tile at hand.
+  static int64_t VisiblePairs(const Task& task) {
+    int64_t pairs = 0;
+    for (int m = 0; m < task.rows; ++m) pairs += task.visible_end[m] - task.visible_begin[m];
+    return pairs;
   }
 
   // Matrix rows [first, first + rows) against the packed key tile.
