@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/wire/durations.h"
+
 namespace ringattn::client::cli {
 namespace {
 
@@ -21,9 +23,9 @@ PlannerInputs InputsOf(const v1::Topology& topology) {
     ++inputs.ready_workers;
     flops = Slower(flops, worker.flops_per_second());
     link = Slower(link, worker.link_bytes_per_second());
-    call_overhead = std::max(call_overhead, worker.call_overhead_seconds());
+    call_overhead = std::max(call_overhead, ToSeconds(worker.call_overhead()));
     inputs.exchange_overhead_s =
-        std::max(inputs.exchange_overhead_s, worker.exchange_overhead_seconds());
+        std::max(inputs.exchange_overhead_s, ToSeconds(worker.exchange_overhead()));
   }
   if (flops > 0) inputs.device_flops_per_s = flops;
   if (link > 0) inputs.link_bytes_per_s = link;

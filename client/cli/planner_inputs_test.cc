@@ -1,5 +1,6 @@
 #include "client/cli/planner_inputs.h"
 
+#include "common/wire/durations.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client::cli {
@@ -12,16 +13,16 @@ TEST(PlannerInputs, TheSlowestMemberCounts) {
     worker->set_rank(topology.workers_size() - 1);
     worker->set_flops_per_second(8e10 * factor);
     worker->set_link_bytes_per_second(3e9 * factor);
-    worker->set_call_overhead_seconds(1e-5 * factor);
-    worker->set_exchange_overhead_seconds(2e-5 * factor);
+    SetSeconds(1e-5 * factor, worker->mutable_call_overhead());
+    SetSeconds(2e-5 * factor, worker->mutable_exchange_overhead());
   }
   topology.add_workers()->set_flops_per_second(1);  // not in the ring
   const PlannerInputs inputs = InputsOf(topology);
   EXPECT_EQ(inputs.ready_workers, 3);
   EXPECT_EQ(inputs.device_flops_per_s, 4e10);
   EXPECT_EQ(inputs.link_bytes_per_s, 1.5e9);
-  EXPECT_EQ(inputs.step_overhead_s, 2e-5);
-  EXPECT_EQ(inputs.exchange_overhead_s, 4e-5);
+  EXPECT_NEAR(inputs.step_overhead_s, 2e-5, 1e-9);
+  EXPECT_NEAR(inputs.exchange_overhead_s, 4e-5, 1e-9);
 }
 
 TEST(PlannerInputs, WhatNobodyMeasuredStaysTheDefault) {

@@ -19,7 +19,7 @@
 #include <map>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/oracle.h"
 

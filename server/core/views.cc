@@ -39,18 +39,20 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_data_address(registration.data_address());
     info->set_metrics_address(registration.metrics_address());
     info->set_flops_per_second(registration.flops_per_second());
-    info->set_call_overhead_seconds(registration.call_overhead_seconds());
+    *info->mutable_call_overhead() = registration.call_overhead();
     const bool measured_ring = worker.committed.generation() == ring_.generation &&
                                worker.committed.link_bytes_per_second() > 0;
     info->set_link_bytes_per_second(measured_ring ? worker.committed.link_bytes_per_second()
                                                   : registration.link_bytes_per_second());
     if (measured_ring) {
-      info->set_exchange_overhead_seconds(worker.committed.exchange_overhead_seconds());
+      *info->mutable_exchange_overhead() = worker.committed.exchange_overhead();
     }
     const std::optional<int> rank = RankOf(connection);
     const bool ready = rank && ring_.phase == RingPhase::kReady;
     if (ready) info->set_rank(*rank);
-    info->set_state(!ready ? "joining" : draining_ ? "draining" : "ready");
+    info->set_state(!ready      ? v1::WORKER_STATE_JOINING
+                    : draining_ ? v1::WORKER_STATE_DRAINING
+                                : v1::WORKER_STATE_READY);
   }
   return topology;
 }
