@@ -4,7 +4,6 @@
 #define RINGATTN_COMMON_PLAN_PLANNER_H_
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,15 +44,6 @@ struct PlannerInputs {
   double exchange_overhead_s = 0;  // of a step's transfers, beside their bytes
 };
 
-// How planning is ended early.
-struct PlanControl {
-  // Asked from the planning thread, before every layout that is looked
-  // at; once true, planning ends. Empty: never.
-  std::function<bool()> cancelled;
-
-  bool IsCancelled() const { return cancelled && cancelled(); }
-};
-
 struct Plan {
   ShardPlan shards;  // layout, world size, stripe, spans
   ScheduleKind schedule = ScheduleKind::kSingle;
@@ -77,11 +67,9 @@ struct Plan {
 //   FAILED_PRECONDITION  world_size exceeds the workers that are ready
 //   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
 //                        cuts shards into too many pieces (above)
-//   CANCELLED            control.cancelled said so
 // The message names the field.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
-                                 const PlanChoice& choice, const PlannerInputs& inputs,
-                                 const PlanControl& control = {});
+                                 const PlanChoice& choice, const PlannerInputs& inputs);
 
 // The costs of a schedule, for plans that the caller made itself.
 Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,

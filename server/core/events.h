@@ -82,7 +82,7 @@ struct DownloadProgressed {
 // waited for in vain since it looked before: while uploading they took none of the bytes that
 // wait for them, or have them all and have not said Uploaded; while downloading they sent
 // nothing though there was room for it. Whoever is not named has moved or was not waited for.
-struct MembersStandStill {
+struct MembersStalled {
   StreamId stream = 0;
   std::vector<int> members;  // ranks in the request's ring
 };
@@ -108,7 +108,7 @@ struct Tick {};
 
 using Event =
     std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                 UploadProgressed, DownloadProgressed, MembersStandStill, DownloadFinished,
+                 UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
                  ShardStreamFailed, CancelRequested, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions

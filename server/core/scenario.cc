@@ -86,7 +86,7 @@ class Scenario {
     if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
     if (verb == "download") return Feed(DownloadProgressed{Stream(words[1])});
     if (verb == "stands") {
-      MembersStandStill event{Stream(words[1]), {}};
+      MembersStalled event{Stream(words[1]), {}};
       for (size_t i = 2; i < words.size(); ++i) {
         event.members.push_back(std::atoi(words[i].c_str()));
       }

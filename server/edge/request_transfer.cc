@@ -227,7 +227,7 @@ bool RequestStream::WaitsFor(const Member& member) const {
 void RequestStream::LookAtMembers(absl::Time now) {
   if (!router_.has_value() || now - looked_at_ < kReportInterval) return;
   looked_at_ = now;
-  MembersStandStill report;
+  MembersStalled report;
   report.stream = id_;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     Member& member = members_[rank];

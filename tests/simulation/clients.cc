@@ -202,7 +202,7 @@ bool Clients::StandsStill(const Stream& stream, int member) const {
 void Clients::ReportMembers(StreamId id) {
   if (!InFlight(id)) return;
   const Stream& stream = streams_.at(id);
-  MembersStandStill report;
+  MembersStalled report;
   report.stream = id;
   for (size_t i = 0; i < stream.members.size(); ++i) {
     if (StandsStill(stream, i)) report.members.push_back(i);

@@ -1,7 +1,7 @@
 // Every failure that the core gives to clients: its code, its reason (contract
 // with client libraries) and its words.
-#ifndef RINGATTN_SERVER_CORE_FAILURES_H_
-#define RINGATTN_SERVER_CORE_FAILURES_H_
+#ifndef RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_
+#define RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_
 
 #include <cstdint>
 #include <string>
@@ -44,4 +44,4 @@ Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
 }  // namespace ringattn::server
 
-#endif  // RINGATTN_SERVER_CORE_FAILURES_H_
+#endif  // RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_

@@ -1,4 +1,4 @@
-#include "server/core/failures.h"
+#include "server/core/client_failures.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

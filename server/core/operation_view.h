@@ -1,0 +1,27 @@
+// OperationView: what GetOperation and progress messages tell of a request.
+#ifndef RINGATTN_SERVER_CORE_OPERATION_VIEW_H_
+#define RINGATTN_SERVER_CORE_OPERATION_VIEW_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/events.h"
+
+namespace ringattn::server {
+
+struct OperationView {
+  std::string request_id;
+  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  uint64_t generation = 0;
+  std::optional<Plan> plan;
+  std::vector<std::string> members;
+  std::optional<Failure> failure;
+  // While it computes: the steps that the least advanced member has behind it, of all.
+  double computed_fraction = 0;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_OPERATION_VIEW_H_
