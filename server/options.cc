@@ -61,6 +61,9 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "sequence length of one request");
   AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
            "bytes of gRPC's own buffers; calls end when they are full");
+  AddCount(group, "--max_queued_requests_per_client", &limits.max_queued_requests_per_client,
+           1 << 20, "of one principal, or of one connection without one");
+  AddDuration(group, "--planning_time_max", &limits.planning_time_max, "for one request's plan");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload of which the client sends nothing for this long, though it could, gives "
               "its memory back");
@@ -78,7 +81,7 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--heartbeat_timeout", &core.heartbeat_timeout,
               "a worker silent for this long is lost");
   AddDuration(group, "--progress_timeout", &core.progress_timeout,
-              "an operation that stands still this long has a stuck worker (at least; grows "
+              "an operation that is stalled this long has a stuck worker (at least; grows "
               "with the predicted step time)");
   AddDuration(group, "--transfer_timeout", &core.transfer_timeout,
               "a worker that reports but takes no bytes of an upload for this long is lost; one "
@@ -101,7 +104,13 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "new requests wait at most this long so that a newcomer can join the ring");
   AddDuration(group, "--retry_after", &core.retry_after, "what clients are told to wait");
   AddCount(group, "--max_operations_per_worker", &core.max_operations_per_worker, 1024,
-           "requests that hold memory on one worker at a time");
+           "requests that hold memory on one worker at a time; a quarter of these places is for "
+           "small ones");
+  AddDuration(group, "--run_ahead_max", &core.run_ahead_max,
+              "a run is sent to workers that will compute for this long yet; what comes meanwhile "
+              "cannot go before it");
+  AddDuration(group, "--run_time_floor", &core.run_time_floor,
+              "a run that takes longer, and 20 times as long as predicted, is ended");
 }
 
 }  // namespace

@@ -57,8 +57,14 @@ struct Limits {
   // stay below 1 GiB; the bytes are what they will upload, not memory.
   int64_t max_queued_requests = 256;
   int64_t max_queued_bytes = 64 * kGiB;
-  // What GetOperation still knows: some 200 bytes each.
+  // One client's part of it: half, so that the others find places whatever it does.
+  int64_t max_queued_requests_per_client = 128;
+  int64_t max_queued_bytes_per_client = 32 * kGiB;
+  // What GetOperation still knows. Of each a report without tensors or places of tokens: at
+  // most 64 ranks of 160 bytes (two spans of 24 in vectors of 24, four counts, a name) and
+  // some words, 11 KiB; of one rank 600 bytes. The bytes bind first for rings above 40.
   int64_t finished_operations_kept = 1024;
+  int64_t finished_operation_bytes = 8 * kMiB;  // of all of them together
 
   // --- Time.
   // Reserved memory is held while a client uploads: longer silence than any
@@ -76,6 +82,11 @@ struct Limits {
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring
   // needs to fill; small requests run side by side instead.
   int64_t single_device_threshold_tokens = 32768;
+  // The longest legal lists take some seconds on one core, once.
+  absl::Duration planning_time_max = absl::Seconds(10);
+  // Plans of earlier requests, kept for equal ones: 3 KiB each and what they follow from, at
+  // most 4 MiB of document boundaries.
+  int64_t plan_cache_bytes = 64 * kMiB;
 };
 
 }  // namespace ringattn

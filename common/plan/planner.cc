@@ -134,9 +134,11 @@ Candidate Describe(const AttentionSpec& spec, Direction direction, const PlanCho
   return {DescribePlan(spec, shards, schedule, inputs), std::move(why)};
 }
 
-Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
-                       const PlannerInputs& inputs, int world_size) {
-  const auto describe = [&](Layout layout, std::string why) {
+absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction direction,
+                                       const PlanChoice& choice, const PlannerInputs& inputs,
+                                       int world_size, const PlanControl& control) {
+  const auto describe = [&](Layout layout, std::string why) -> absl::StatusOr<Candidate> {
+    if (control.IsCancelled()) return absl::CancelledError("planning was cancelled");
     return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why));
   };
   if (choice.layout.has_value()) {
@@ -156,7 +158,9 @@ Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const Pla
   // so long and uneven that each has to be dealt out by itself: the cost model knows.
   std::vector<Candidate> candidates;
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
-    candidates.push_back(describe(layout, ""));
+    absl::StatusOr<Candidate> candidate = describe(layout, "");
+    if (!candidate.ok()) return candidate.status();
+    candidates.push_back(*std::move(candidate));
   }
   const auto seconds = [](const Candidate& candidate) {
     return candidate.plan.predicted_compute_seconds;
@@ -219,17 +223,20 @@ Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Sche
 }
 
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
-                                 const PlanChoice& choice, const PlannerInputs& inputs) {
+                                 const PlanChoice& choice, const PlannerInputs& inputs,
+                                 const PlanControl& control) {
   const absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
   if (!size.ok()) return size.status();
   if (choice.layout == Layout::kStriped && size->world_size > 1) {
     const absl::Status status = CheckPieces(spec, size->world_size, choice.stripe);
     if (!status.ok()) return status;
   }
-  Candidate chosen = ChooseLayout(spec, direction, choice, inputs, size->world_size);
-  chosen.plan.reason =
-      chosen.why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen.why);
-  return std::move(chosen.plan);
+  absl::StatusOr<Candidate> chosen =
+      ChooseLayout(spec, direction, choice, inputs, size->world_size, control);
+  if (!chosen.ok()) return chosen.status();
+  chosen->plan.reason =
+      chosen->why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen->why);
+  return std::move(chosen->plan);
 }
 
 }  // namespace ringattn

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "common/base/limits.h"
@@ -218,6 +219,27 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   MustPlan(spec, choice, 8, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_LT(seconds, 2.0);
+}
+
+TEST(PlannerTest, PlanningIsCancelled) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 100, 65000, 65536};
+  int asked = 0;
+  int until = 1000000;
+  PlanControl control;
+  control.cancelled = [&] { return ++asked > until; };
+  const auto status = [&] {
+    return PlanRequest(spec, Direction::kForward, {}, Workers(4), control).status();
+  };
+  EXPECT_TRUE(status().ok());
+  const int questions = std::exchange(asked, 0);
+  EXPECT_GE(questions, 3);  // one a layout at least
+  for (until = 0; until < questions; ++until) {
+    asked = 0;
+    EXPECT_EQ(status().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(asked, until + 1);  // and nothing is asked after a yes
+  }
 }
 
 TEST(PlannerTest, CostsAddUp) {

@@ -41,6 +41,15 @@ Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t
                        retry_after);
 }
 
+Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                        absl::Duration retry_after) {
+  return MakeRetryable(
+      absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
+      absl::StrCat("this client's part of the queue is full: ", requests, " of ", max_requests,
+                   " requests, ", bytes, " of ", max_bytes, " bytes wait"),
+      retry_after);
+}
+
 Failure RequestIdReused(const std::string& request_id) {
   Failure failure =
       Make(absl::StatusCode::kInvalidArgument, "REQUEST_ID_REUSED",
@@ -74,6 +83,19 @@ Failure DownloadIdle(absl::Duration limit) {
       absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit)));
 }
 
+Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "DEADLINE_TOO_SHORT",
+              absl::StrCat("computing is predicted to take ", absl::FormatDuration(predicted),
+                           ", far more than the ", absl::FormatDuration(left),
+                           " that the deadline leaves"));
+}
+
+Failure RunTooLong(absl::Duration limit, absl::Duration predicted) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "RUN_TOO_LONG",
+              absl::StrCat("computing took longer than ", absl::FormatDuration(limit), ", ",
+                           absl::FormatDuration(predicted), " were predicted"));
+}
+
 // The planner's message starts with the field that it is about.
 Failure NotPlannable(const absl::Status& status) {
   Failure failure = Make(status.code(), "NOT_PLANNABLE", std::string(status.message()));
@@ -81,6 +103,16 @@ Failure NotPlannable(const absl::Status& status) {
     failure.field = failure.message.substr(0, failure.message.find(':'));
   }
   return failure;
+}
+
+Failure PlanningTooLong(const absl::Status& status) {
+  return Make(absl::StatusCode::kResourceExhausted, "PLANNING_TOO_LONG",
+              absl::StrCat(status.message(), ": choose another layout, or fewer documents"));
+}
+
+Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "PLANNER_BUSY",
+                       std::string(status.message()), retry_after);
 }
 
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after) {

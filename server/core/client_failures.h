@@ -16,14 +16,25 @@ Failure Draining(absl::Duration retry_after);
 Failure NoRing(absl::Duration retry_after);
 Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
                   absl::Duration retry_after);
+// Of the places that one client may have in the queue.
+Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                        absl::Duration retry_after);
 Failure RequestIdReused(const std::string& request_id);
 Failure Superseded(const std::string& request_id);
 Failure CancelledByCall();
 Failure DeadlineExceeded(const char* state);
 Failure UploadIdle(absl::Duration limit);
 Failure DownloadIdle(absl::Duration limit);
+// The deadline leaves `left`, and `predicted` is needed.
+Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left);
+// Predictions are rough; this one was wrong by more than they ever are.
+Failure RunTooLong(absl::Duration limit, absl::Duration predicted);
 // The planner's refusal, code and words as they are.
 Failure NotPlannable(const absl::Status& status);
+// Making the plan took too long.
+Failure PlanningTooLong(const absl::Status& status);
+// Too many wait for their plans.
+Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after);
 // The ring is smaller than it was, or has only just begun to gather.
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
 // `buffers` bytes, and `workspace` for the kernels if that is known, on the worker that only

@@ -57,6 +57,19 @@ struct CoordinatorConfig {
   // Operations that hold memory on one worker at a time: one computes while others
   // upload and download, and a slow client occupies one place only.
   int max_operations_per_worker = 8;
+  // Of these, so many (a quarter) are express: for requests that cost far less than what
+  // computes there, and for whoever comes while nothing computes there, one per client. Large
+  // requests, or clients that hardly upload, cannot take them all.
+  int express_operations_per_worker() const { return max_operations_per_worker / 4; }
+  // A run is sent to workers that compute only if they will be done so soon: workers keep
+  // the order in which runs come, and a small one must be able to go before the next large
+  // one. Longer than the way to a worker and back, so that small runs follow each other
+  // without a gap.
+  absl::Duration run_ahead_max = absl::Milliseconds(50);
+  // A run that takes longer than predicted by this factor, and longer than the floor, is
+  // ended: what a client occupies is what its share of the queue was charged for.
+  double run_time_factor = 20.0;
+  absl::Duration run_time_floor = absl::Minutes(10);
   // The first generation is above this: derive it from the start time, so that a
   // restarted coordinator never repeats a number.
   uint64_t initial_generation = 0;

@@ -11,13 +11,14 @@ Coordinator::Coordinator(CoordinatorConfig config)
     : impl_(std::make_unique<Impl>(std::move(config))) {}
 Coordinator::~Coordinator() = default;
 
-std::vector<Action> Coordinator::Handle(const Event& event, absl::Time now) {
-  return impl_->Handle(event, now);
+std::vector<Action> Coordinator::Handle(Event event, absl::Time now) {
+  return impl_->Handle(std::move(event), now);
 }
 v1::Topology Coordinator::topology() const { return impl_->topology(); }
 CoordinatorStats Coordinator::stats() const { return impl_->stats(); }
-std::optional<OperationView> Coordinator::FindOperation(const std::string& request_id) const {
-  return impl_->FindOperation(request_id);
+std::optional<OperationView> Coordinator::FindOperation(const std::string& request_id,
+                                                        const std::string& principal) const {
+  return impl_->FindOperation(request_id, principal);
 }
 
 Coordinator::Impl::Impl(CoordinatorConfig config)
@@ -26,15 +27,25 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
       requests_(&config_, &turn_),
       operations_(&config_, &turn_) {}
 
-std::vector<Action> Coordinator::Impl::Handle(const Event& event, absl::Time now) {
+namespace {
+
+// Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
+bool IsOnlyProgress(const Event& event) {
+  if (const auto* said = std::get_if<WorkerSaid>(&event)) return said->message.has_heartbeat();
+  return std::holds_alternative<UploadProgressed>(event) ||
+         std::holds_alternative<DownloadProgressed>(event) ||
+         std::holds_alternative<MembersStalled>(event);
+}
+
+}  // namespace
+
+std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
   // Ten missed ticks are no jitter: this process was stopped or starved.
   const absl::Duration gap = turn_.started() ? now - turn_.now() : absl::ZeroDuration();
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
   turn_.Begin(now);
-  std::visit([this](const auto& value) { On(value); }, event);
-  const bool only_progress = std::holds_alternative<UploadProgressed>(event) ||
-                             std::holds_alternative<DownloadProgressed>(event) ||
-                             std::holds_alternative<MembersStalled>(event);
+  const bool only_progress = IsOnlyProgress(event);
+  std::visit([this](auto& value) { On(value); }, event);
   if (!only_progress) Settle();
   return turn_.Take();
 }
@@ -55,6 +66,7 @@ void Coordinator::Impl::On(const DrainRequested& event) {
 
 void Coordinator::Impl::Settle() {
   AdvanceRing();
+  AskForPlans();
   StartDueRuns();
   AdmitQueued();
   ReportChanges();
@@ -123,16 +135,19 @@ v1::Topology Coordinator::Impl::topology() const {
     const std::optional<int> rank = ring_.RankOf(connection);
     const bool ready = rank && ring_.ready();
     if (ready) info->set_rank(*rank);
-    info->set_state(!ready ? "joining" : draining_ ? "draining" : "ready");
+    info->set_state(!ready      ? v1::WORKER_STATE_JOINING
+                    : draining_ ? v1::WORKER_STATE_DRAINING
+                                : v1::WORKER_STATE_READY);
   }
   return topology;
 }
 
 CoordinatorStats Coordinator::Impl::stats() const {
   CoordinatorStats stats;
-  stats.queued_requests = queue_.size();
-  stats.queued_bytes = queue_.bytes();
-  stats.active_requests = requests_.size() - queue_.size();
+  stats.queued_requests = queue_.all().requests;
+  stats.queued_bytes = queue_.all().bytes;
+  stats.active_requests = requests_.size() - queue_.all().requests;
+  stats.finished_bytes = requests_.finished_bytes();
   for (const auto& [connection, bytes] : operations_.ReservedByWorker()) {
     stats.reserved_bytes += bytes;
   }
@@ -144,10 +159,12 @@ CoordinatorStats Coordinator::Impl::stats() const {
   return stats;
 }
 
-std::optional<OperationView> Coordinator::Impl::FindOperation(const std::string& request_id) const {
-  std::optional<OperationView> view = requests_.FindView(request_id);
+std::optional<OperationView> Coordinator::Impl::FindOperation(const std::string& request_id,
+                                                              const std::string& principal) const {
+  std::optional<OperationView> view = requests_.FindView(request_id, principal);
   if (!view || view->state != v1::OPERATION_STATE_COMPUTING) return view;
-  const Operation* operation = operations_.Find(requests_.FindById(request_id)->operation_id);
+  const Request& request = *requests_.FindById(request_id, principal);
+  const Operation* operation = operations_.Find(request.operation_id);
   if (operation != nullptr) {
     view->computed_fraction = Operations::ComputedFraction(*operation, view->plan->step_count);
   }

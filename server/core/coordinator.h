@@ -26,6 +26,7 @@ struct CoordinatorStats {
   int64_t queued_bytes = 0;
   int64_t active_requests = 0;
   int64_t reserved_bytes = 0;
+  int64_t finished_bytes = 0;  // memory of what is known of operations that ended
   uint64_t generation = 0;
   int64_t ring_reforms = 0;
   // Workers lost because they took none of an upload's bytes, or sent none of a result's.
@@ -39,13 +40,15 @@ class Coordinator {
   explicit Coordinator(CoordinatorConfig config);
   ~Coordinator();
 
-  // Times never go backwards.
-  std::vector<Action> Handle(const Event& event, absl::Time now);
+  // Times never go backwards. `now` is when everything is known that was said until then: what
+  // waits to be handled is nobody's silence.
+  std::vector<Action> Handle(Event event, absl::Time now);
 
   v1::Topology topology() const;
   CoordinatorStats stats() const;
   // Operations in flight and the last Limits::finished_operations_kept that ended.
-  std::optional<OperationView> FindOperation(const std::string& request_id) const;
+  std::optional<OperationView> FindOperation(const std::string& request_id,
+                                             const std::string& principal) const;
 
  private:
   class Impl;

@@ -4,7 +4,7 @@
 //   Ring        prepare, commit, tear down; when to re-form
 //   Suspicion   who broke the ring
 //   Requests    the clients' side of requests
-//   RequestQueue  those that wait
+//   RequestQueue, FairOrder   those that wait, and whose turn it is
 //   Operations  the workers' side of requests
 //
 // Every value has its own fields and is tested alone. Coordinator hands each event to those
@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "server/core/coordinator.h"
+#include "server/core/fair_order.h"
 #include "server/core/operations.h"
+#include "server/core/placement.h"
 #include "server/core/request_queue.h"
 #include "server/core/requests.h"
 #include "server/core/ring.h"
@@ -33,10 +35,11 @@ class Coordinator::Impl {
  public:
   explicit Impl(CoordinatorConfig config);
 
-  std::vector<Action> Handle(const Event& event, absl::Time now);
+  std::vector<Action> Handle(Event event, absl::Time now);
   v1::Topology topology() const;
   CoordinatorStats stats() const;
-  std::optional<OperationView> FindOperation(const std::string& request_id) const;
+  std::optional<OperationView> FindOperation(const std::string& request_id,
+                                             const std::string& principal) const;
 
  private:
   // coordinator.cc
@@ -66,7 +69,8 @@ class Coordinator::Impl {
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
   // coordinator_requests.cc: the clients
-  void On(const RequestArrived& event);
+  void On(RequestArrived& event);
+  void On(const Planned& event);
   void On(const RequestEnded& event);
   void On(const UploadProgressed& event);
   void On(const DownloadProgressed& event);
@@ -77,11 +81,17 @@ class Coordinator::Impl {
   void CheckRequests();
   void EndRequest(StreamId stream, const Failure& failure);
   Operation* OperationOf(StreamId stream);
+  std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
   // From the queue to a result.
+  void AskForPlans();
+  void AskForPlan(Request& request);
+  void StopPlanning(Request& request);
+  Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
   void AdmitQueued();
-  bool EnsurePlanned(Request& request);
-  bool Admit(Request& request);
-  void StartOperation(Request& request, const std::vector<int>& ranks);
+  std::vector<StreamId> Admissible() const;
+  std::vector<Site> Sites() const;
+  Placement PlaceRequest(const Request& request, std::vector<Site>* sites, bool only_express) const;
+  void StartOperation(Request& request, const Placement& placement);
   void Refuse(Operation& operation, const Operation::Member& by, const v1::Reserved& reserved);
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
@@ -95,8 +105,10 @@ class Coordinator::Impl {
   Suspicion suspicion_;
   Requests requests_;
   RequestQueue queue_;
+  FairOrder order_;  // of requests that have a plan and do not run yet
   Operations operations_;
 
+  uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for
   bool draining_ = false;
   bool drain_unanswered_ = false;
   bool serving_reported_ = false;

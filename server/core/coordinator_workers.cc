@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 #include "server/core/blame.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
@@ -34,9 +35,8 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   }
   roster_.Add(event.connection, event.registration, turn_.now());
   topology_changed_ = true;
-  turn_.Send(event.connection)
-      ->mutable_registered()
-      ->set_heartbeat_interval_seconds(absl::ToDoubleSeconds(config_.heartbeat_interval));
+  SetDuration(config_.heartbeat_interval,
+              turn_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
 }
 
 void Coordinator::Impl::On(const WorkerGone& event) {
@@ -44,7 +44,7 @@ void Coordinator::Impl::On(const WorkerGone& event) {
 }
 
 void Coordinator::Impl::On(const WorkerSaid& event) {
-  if (!roster_.Heard(event.connection, turn_.now())) return;
+  if (!roster_.Heard(event.connection, std::min(event.received, turn_.now()))) return;
   const v1::JoinRequest& message = event.message;
   switch (message.message_case()) {
     case v1::JoinRequest::kHeartbeat:
@@ -145,6 +145,7 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
     }
   }
   operations_.Clear();
+  for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
   suspicion_.Close();
   for (StreamId stream : accepted) EndRequest(stream, failure);
   ring_.Lose();

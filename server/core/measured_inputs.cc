@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/wire/durations.h"
+
 namespace ringattn::server {
 
 PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limits& limits) {
@@ -20,10 +22,10 @@ PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limit
                                           : registration.link_bytes_per_second();
     if (its_flops > 0 && (flops == 0 || its_flops < flops)) flops = its_flops;
     if (its_link > 0 && (link == 0 || its_link < link)) link = its_link;
-    call_overhead = std::max(call_overhead, registration.call_overhead_seconds());
+    call_overhead = std::max(call_overhead, ToSeconds(registration.call_overhead()));
     if (!measured_ring) continue;
     inputs.exchange_overhead_s =
-        std::max(inputs.exchange_overhead_s, worker.committed.exchange_overhead_seconds());
+        std::max(inputs.exchange_overhead_s, ToSeconds(worker.committed.exchange_overhead()));
   }
   if (flops > 0) inputs.device_flops_per_s = flops;
   if (link > 0) inputs.link_bytes_per_s = link;

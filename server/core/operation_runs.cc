@@ -1,5 +1,6 @@
 // Operations: the one order of runs, and who is behind whom in it.
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/client_failures.h"
@@ -22,43 +23,72 @@ bool ShareMembers(const Operation& a, const Operation& b) {
 
 }  // namespace
 
-// In the order in which uploads were complete; an operation that has to wait holds
-// up those behind it that need its members.
-std::vector<StreamId> Operations::StartDueRuns() {
-  std::vector<Operation*> waiting;
+// Those that have all their inputs, each when its turn comes; one that has to wait holds up
+// those behind it that need its members.
+std::vector<StreamId> Operations::StartDueRuns(FairOrder* order) {
+  std::map<StreamId, Operation*> waiting;
+  std::vector<StreamId> streams;
   for (auto& [id, operation] : operations_) {
-    if (operation.phase == Phase::kUploaded) waiting.push_back(&operation);
+    if (operation.phase != Phase::kUploaded) continue;
+    waiting[*operation.stream] = &operation;
+    streams.push_back(*operation.stream);
   }
-  std::sort(waiting.begin(), waiting.end(),
-            [](const auto* a, const auto* b) { return a->run_sequence < b->run_sequence; });
+  order->Sort(&streams);
   std::vector<StreamId> started;
-  for (Operation* operation : waiting) {
-    if (!MayRun(*operation)) continue;
-    StartRun(*operation);
-    started.push_back(*operation->stream);
+  std::vector<const Operation*> held_up;
+  for (StreamId stream : streams) {
+    Operation& operation = *waiting.at(stream);
+    if (MayRun(operation, held_up)) {
+      StartRun(operation);
+      order->Serve(stream);
+      started.push_back(stream);
+    } else {
+      held_up.push_back(&operation);
+    }
   }
   return started;
 }
 
-// Workers run what they are given one after another, so an operation may be sent
-// ahead, but not where its transfers would have to wait for what only some of its
-// members compute: that can take longer than any bound on a transfer.
-bool Operations::MayRun(const Operation& operation) const {
-  for (const auto& [id, other] : operations_) {
-    if (other.run_sequence >= operation.run_sequence) continue;
-    if (other.phase == Phase::kUploaded && ShareMembers(other, operation)) return false;
-    const bool has_transfers = operation.members.size() > 1;
-    if (has_transfers && !HaveSameMembers(other, operation) && Precedes(other, operation)) {
-      return false;
-    }
+// Workers run what they are given one after another, so an operation may be sent ahead of
+// what they compute. But not far ahead: another that comes meanwhile may have its turn
+// before. And not where its transfers would have to wait for what only some of its members
+// compute: that can take longer than any bound on a transfer.
+bool Operations::MayRun(const Operation& operation,
+                        const std::vector<const Operation*>& held_up) const {
+  for (const Operation* other : held_up) {
+    if (ShareMembers(*other, operation)) return false;
   }
-  return true;
+  if (absl::Seconds(SecondsAhead(operation)) > config_.run_ahead_max) return false;
+  if (operation.members.size() == 1) return true;
+  return std::none_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return !HaveSameMembers(entry.second, operation) && Precedes(entry.second, operation);
+  });
+}
+
+// What its busiest member has to compute first, as predicted.
+double Operations::SecondsAhead(const Operation& operation) const {
+  double most = 0;
+  for (const Member& member : operation.members) {
+    double seconds = 0;
+    for (const auto& [id, other] : operations_) {
+      if (other.phase != Phase::kRunning) continue;
+      for (const Member& theirs : other.members) {
+        const bool computes = theirs.connection == member.connection && !theirs.finished;
+        if (computes) seconds += other.run_seconds;
+      }
+    }
+    most = std::max(most, seconds);
+  }
+  return most;
 }
 
 // Sent to all members at once, so that any two operations run in the same order on
 // all workers that they share.
 void Operations::StartRun(Operation& operation) {
+  operation.run_sequence = ++last_run_;
+  operation.turn_wait = turn_.now() - operation.phase_since;
   Enter(operation, Phase::kRunning);
+  operation.run_since = turn_.now();
   for (const Member& member : operation.members) {
     v1::Run* run = turn_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
@@ -121,9 +151,11 @@ const Operation* Operations::FindStalledRun() {
   return nullptr;
 }
 
-// True while `earlier` still occupies a worker that `later` needs.
+// True while `earlier` still occupies a worker that `later`, which runs or will, needs.
 bool Operations::Precedes(const Operation& earlier, const Operation& later) const {
-  if (earlier.phase != Phase::kRunning || earlier.run_sequence >= later.run_sequence) return false;
+  if (earlier.phase != Phase::kRunning) return false;
+  const bool later_runs = later.run_sequence != 0;
+  if (later_runs && earlier.run_sequence >= later.run_sequence) return false;
   return std::any_of(earlier.members.begin(), earlier.members.end(), [&](const Member& member) {
     return !member.finished && later.IsOn(member.connection);
   });

@@ -13,9 +13,10 @@ namespace ringattn::server {
 
 struct OperationView {
   std::string request_id;
+  std::string principal;
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
   uint64_t generation = 0;
-  std::optional<Plan> plan;
+  std::optional<Plan> plan;  // without its spans (plan_summary.h)
   std::vector<std::string> members;
   std::optional<Failure> failure;
   // While it computes: the steps that the least advanced member has behind it, of all.

@@ -28,22 +28,28 @@ std::string Operations::NextId(uint64_t generation) {
   return absl::StrCat(generation, "-", ++last_id_);
 }
 
-Operation& Operations::Start(StreamId stream, const v1::Reserve& reserve,
-                             const std::vector<ConnectionId>& members,
-                             const std::vector<int64_t>& bytes, absl::Duration progress_timeout) {
-  Operation& operation = operations_[reserve.operation_id()];
-  operation.id = reserve.operation_id();
-  operation.generation = reserve.generation();
-  operation.stream = stream;
-  operation.progress_timeout = progress_timeout;
+void Operations::Start(const Order& order) {
+  const std::string& id = order.reserve.operation_id();
+  Operation& operation = operations_[id];
+  operation.id = id;
+  operation.generation = order.reserve.generation();
+  operation.stream = order.stream;
+  operation.client = order.client;
+  operation.cost_seconds = order.cost_seconds;
+  operation.run_seconds = order.run_seconds;
+  operation.is_express = order.is_express;
+  operation.reserves_alone = order.reserves_alone;
+  operation.progress_timeout = std::max(
+      config_.progress_timeout, config_.progress_factor * absl::Seconds(order.step_seconds));
+  operation.run_limit =
+      std::max(config_.run_time_floor, config_.run_time_factor * absl::Seconds(order.run_seconds));
   Enter(operation, Phase::kReserving);
-  for (size_t i = 0; i < members.size(); ++i) {
+  for (size_t i = 0; i < order.members.size(); ++i) {
     Member& member = operation.members.emplace_back();
-    member.connection = members[i];
-    member.bytes = bytes[i];
-    *turn_.Send(members[i])->mutable_reserve() = reserve;
+    member.connection = order.members[i];
+    member.bytes = order.bytes[i];
+    *turn_.Send(member.connection)->mutable_reserve() = order.reserve;
   }
-  return operation;
 }
 
 Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
@@ -76,7 +82,19 @@ void Operations::Withdraw(Operation& operation) {
 
 bool Operations::OthersHoldMemoryOn(ConnectionId connection) const {
   return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
-    return !entry.second.was_refused && entry.second.IsOn(connection);
+    return entry.second.was_accepted && entry.second.IsOn(connection);
+  });
+}
+
+bool Operations::OthersReserve(const Operation* besides) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return &entry.second != besides && !entry.second.was_accepted;
+  });
+}
+
+bool Operations::OneReservesAlone() const {
+  return std::any_of(operations_.begin(), operations_.end(), [](const auto& entry) {
+    return entry.second.reserves_alone && entry.second.phase == Phase::kReserving;
   });
 }
 
@@ -102,7 +120,6 @@ void Operations::CompleteUpload(Operation& operation) {
   for (const Member& member : operation.members) {
     if (!member.uploaded) return;
   }
-  operation.run_sequence = ++last_run_;
   Enter(operation, Phase::kUploaded);
 }
 
@@ -225,6 +242,10 @@ std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
   if (operation.phase == Phase::kUploading && idle > limits.upload_idle_timeout) {
     return UploadIdle(limits.upload_idle_timeout);
   }
+  if (operation.phase == Phase::kRunning &&
+      turn_.now() - operation.run_since > operation.run_limit) {
+    return RunTooLong(operation.run_limit, absl::Seconds(operation.run_seconds));
+  }
   if (operation.phase == Phase::kDownloading && idle > limits.download_idle_timeout) {
     return DownloadIdle(limits.download_idle_timeout);
   }
@@ -233,8 +254,11 @@ std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
 
 Operations::Overdue Operations::CheckTimers() {
   Overdue overdue;
-  for (const auto& [id, operation] : operations_) {
+  for (auto& [id, operation] : operations_) {
     CheckMembers(operation, &overdue);
+    if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
+      operation.run_since = turn_.now();
+    }
     if (!operation.stream) continue;
     if (std::optional<Failure> why = WhyEnded(operation)) {
       overdue.requests.emplace_back(*operation.stream, *std::move(why));
@@ -246,6 +270,7 @@ Operations::Overdue Operations::CheckTimers() {
 void Operations::Forgive(absl::Duration pause) {
   for (auto& [id, operation] : operations_) {
     operation.phase_since += pause;
+    operation.run_since += pause;
     operation.last_advance += pause;
     operation.pending_failure_due += pause;
     for (Member& member : operation.members) {
@@ -285,15 +310,22 @@ const Operation* Operations::Find(const std::string& id) const {
   return found == operations_.end() ? nullptr : &found->second;
 }
 
-bool Operations::IsReserving() const {
-  return std::any_of(operations_.begin(), operations_.end(),
-                     [](const auto& entry) { return entry.second.phase == Phase::kReserving; });
-}
-
-int Operations::CountOn(ConnectionId connection) const {
-  int count = 0;
-  for (const auto& [id, operation] : operations_) count += operation.IsOn(connection);
-  return count;
+Site Operations::SiteOf(ConnectionId connection) const {
+  Site site;
+  for (const auto& [id, operation] : operations_) {
+    for (const Member& member : operation.members) {
+      if (member.connection != connection) continue;
+      if (!member.released) site.reserved_bytes += member.bytes;
+      ++site.operations;
+      site.largest_cost = std::max(site.largest_cost, operation.cost_seconds);
+      site.computes |= operation.phase == Phase::kUploaded ||
+                       (operation.phase == Phase::kRunning && !member.finished);
+      if (!operation.is_express) continue;
+      ++site.express_operations;
+      site.express_clients.insert(operation.client);
+    }
+  }
+  return site;
 }
 
 std::map<ConnectionId, int64_t> Operations::ReservedByWorker() const {

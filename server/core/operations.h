@@ -17,6 +17,8 @@
 
 #include "absl/time/time.h"
 #include "server/core/config.h"
+#include "server/core/fair_order.h"
+#include "server/core/placement.h"
 #include "server/core/turn.h"
 
 namespace ringattn::server {
@@ -52,11 +54,19 @@ struct Operation {
   std::optional<StreamId> stream;  // none: the request has ended
   Phase phase = Phase::kReserving;
   std::vector<Member> members;  // by ring rank
+  std::string client;           // whose share it takes
+  double cost_seconds = 0;      // of devices, as predicted
+  double run_seconds = 0;       // as predicted
+  bool is_express = false;      // holds express places
+  bool reserves_alone = false;  // no other may ask for memory while it does
   bool was_accepted = false;    // every member said yes to Reserve
   bool was_refused = false;     // one said no
   uint64_t run_sequence = 0;    // place in the one order of runs; 0 = none yet
   absl::Duration progress_timeout;
+  absl::Duration run_limit;
   absl::Time phase_since;
+  absl::Duration turn_wait;  // from the last input to its run
+  absl::Time run_since;      // kRunning: nothing has been before it
   // Upload: the client's last bytes. Run: the last sign of progress on any member.
   absl::Time last_advance;
   // A member's failure that a lost worker may explain; fails the request at `due`
@@ -67,8 +77,8 @@ struct Operation {
   bool IsOn(ConnectionId connection) const;
 };
 
-// Not thread safe. References stay valid until the operation is erased, which only
-// Settle-free calls say so ("may erase").
+// Not thread safe. References stay valid until their operation is erased, which OnReserved,
+// OnReleased, EraseIfReleased and Clear may do.
 class Operations {
  public:
   using Phase = Operation::Phase;
@@ -79,10 +89,21 @@ class Operations {
 
   // --- Reserving.
   std::string NextId(uint64_t generation);
-  // Asks every member for its memory. `bytes` by ring rank, as `members`.
-  Operation& Start(StreamId stream, const v1::Reserve& reserve,
-                   const std::vector<ConnectionId>& members, const std::vector<int64_t>& bytes,
-                   absl::Duration progress_timeout);
+  struct Order {
+    StreamId stream = 0;
+    std::string client;
+    double cost_seconds = 0;  // of devices
+    double run_seconds = 0;
+    double step_seconds = 0;
+    bool is_express = false;
+    bool reserves_alone = false;
+    v1::Reserve reserve;
+    // By ring rank.
+    std::vector<ConnectionId> members;
+    std::vector<int64_t> bytes;
+  };
+  // Asks every member for its memory.
+  void Start(const Order& order);
   struct ReserveAnswer {
     enum class Kind { kNothing, kAllReserved, kRefused };
     Kind kind = Kind::kNothing;
@@ -94,8 +115,12 @@ class Operations {
   // The request goes on without this attempt.
   void Withdraw(Operation& operation);
   void Accept(Operation& operation);
-  // True if somebody else who has not been refused holds memory there and will give it back.
+  // True if somebody who was accepted holds memory there and will give it back.
   bool OthersHoldMemoryOn(ConnectionId connection) const;
+  // True if an operation (but `besides`, which may be null) has asked for memory and not got
+  // all of it, or is giving back what it got of it.
+  bool OthersReserve(const Operation* besides) const;
+  bool OneReservesAlone() const;
 
   // --- Uploads and downloads.
   void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
@@ -105,8 +130,8 @@ class Operations {
   void OnStalled(Operation& operation, const std::vector<int>& ranks);
 
   // --- Runs.
-  // Tells the members of those whose turn it is; their streams.
-  std::vector<StreamId> StartDueRuns();
+  // Tells the members of those whose turn it is, and `order` that it was; their streams.
+  std::vector<StreamId> StartDueRuns(FairOrder* order);
   // The operation, if the answer was news to it.
   Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
                         const std::string& worker_name, int generation_rank);
@@ -146,8 +171,8 @@ class Operations {
   const std::map<std::string, Operation>& all() const { return operations_; }
   std::map<std::string, Operation>& all() { return operations_; }
   bool empty() const { return operations_.empty(); }
-  bool IsReserving() const;
-  int CountOn(ConnectionId connection) const;
+  // How one member is occupied; its memory is not known here.
+  Site SiteOf(ConnectionId connection) const;
   // From Reserve until Released: what a worker may hold, whether it has said so or not.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
   // The steps that the least advanced member has behind it, of `step_count`.
@@ -169,7 +194,8 @@ class Operations {
                        uint64_t generation);
   void Enter(Operation& operation, Phase phase);
   void CompleteUpload(Operation& operation);
-  bool MayRun(const Operation& operation) const;
+  bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
+  double SecondsAhead(const Operation& operation) const;
   void StartRun(Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;

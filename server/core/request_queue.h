@@ -1,44 +1,44 @@
-// RequestQueue: requests that are not yet reserving, first come first served.
+// RequestQueue: requests that are not yet reserving, and how much of it each client has.
 #ifndef RINGATTN_SERVER_CORE_REQUEST_QUEUE_H_
 #define RINGATTN_SERVER_CORE_REQUEST_QUEUE_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
-#include <utility>
+#include <map>
+#include <string>
 
 #include "server/core/events.h"
 
 namespace ringattn::server {
 
-// Not thread safe.
+// What waits: of all clients, or of one.
+struct QueueShare {
+  int64_t requests = 0;
+  int64_t bytes = 0;  // that will be uploaded
+};
+
+// Whose turn it is, FairOrder says. Not thread safe.
 class RequestQueue {
  public:
-  void PushBack(StreamId stream, int64_t bytes) {
-    entries_.emplace_back(stream, bytes);
-    bytes_ += bytes;
-  }
-  void PushFront(StreamId stream, int64_t bytes) {
-    entries_.emplace_front(stream, bytes);
-    bytes_ += bytes;
-  }
-  void Remove(StreamId stream) {
-    const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                    [&](const auto& entry) { return entry.first == stream; });
-    if (found == entries_.end()) return;
-    bytes_ -= found->second;
-    entries_.erase(found);
-  }
-  // REQUIRES: not empty.
-  StreamId front() const { return entries_.front().first; }
+  // REQUIRES: the stream is not in it.
+  void Add(StreamId stream, const std::string& client, int64_t bytes);
+  // Nothing if it is not in it.
+  void Remove(StreamId stream);
+
+  bool Has(StreamId stream) const { return entries_.count(stream) > 0; }
+  const QueueShare& all() const { return all_; }
+  QueueShare Of(const std::string& client) const;
   bool empty() const { return entries_.empty(); }
-  int64_t size() const { return static_cast<int64_t>(entries_.size()); }
-  // That will be uploaded.
-  int64_t bytes() const { return bytes_; }
+  struct Entry {
+    std::string client;
+    int64_t bytes = 0;
+  };
+  // By stream.
+  const std::map<StreamId, Entry>& entries() const { return entries_; }
 
  private:
-  std::deque<std::pair<StreamId, int64_t>> entries_;
-  int64_t bytes_ = 0;
+  std::map<StreamId, Entry> entries_;
+  std::map<std::string, QueueShare> by_client_;
+  QueueShare all_;
 };
 
 }  // namespace ringattn::server

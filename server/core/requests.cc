@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cassert>
 
+#include "common/attention/tensors.h"
 #include "server/core/client_failures.h"
+#include "server/core/plan_summary.h"
 
 namespace ringattn::server {
 namespace {
@@ -24,26 +26,36 @@ const char* StateWord(v1::OperationState state) {
 }  // namespace
 
 int64_t InputBytes(const RequestArrived& request) {
-  std::vector<TensorId> inputs = {TensorId::kQ, TensorId::kK, TensorId::kV};
-  if (request.direction == Direction::kBackward) {
-    inputs.push_back(TensorId::kDout);
-    if (!request.recompute_forward) {
-      inputs.push_back(TensorId::kOut);
-      inputs.push_back(TensorId::kLse);
-    }
-  }
   int64_t bytes = 0;
-  for (TensorId id : inputs) bytes += LayoutOf(request.spec, id).bytes();
+  for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
+    bytes += BytesOf(request.spec, id);
+  }
   return bytes;
 }
 
-Request& Requests::Add(const RequestArrived& arrived) {
-  assert(requests_.count(arrived.stream) == 0 && stream_by_id_.count(arrived.request_id) == 0);
-  Request& request = requests_[arrived.stream];
-  request.arrived = arrived;
+int64_t BytesOf(const OperationView& view) {
+  int64_t bytes = sizeof(OperationView) + view.request_id.capacity() + view.principal.capacity();
+  for (const std::string& member : view.members) bytes += sizeof(member) + member.capacity();
+  if (view.plan) bytes += BytesOf(*view.plan);
+  if (view.failure) bytes += view.failure->message.capacity() + view.failure->field.capacity();
+  return bytes;
+}
+
+Requests::Name Requests::NameOf(const Request& request) {
+  return {request.arrived.principal, request.arrived.request_id};
+}
+
+Request& Requests::Add(RequestArrived arrived) {
+  const int64_t bytes = InputBytes(arrived);
+  const auto [entry, is_new] = requests_.try_emplace(arrived.stream);
+  assert(is_new);
+  Request& request = entry->second;
+  request.spec = std::make_shared<const AttentionSpec>(std::move(arrived.spec));
+  arrived.spec = {};
+  request.arrived = std::move(arrived);
   request.arrived_at = turn_.now();
-  request.bytes = InputBytes(arrived);
-  stream_by_id_[arrived.request_id] = arrived.stream;
+  request.bytes = bytes;
+  stream_by_name_[NameOf(request)] = request.stream();
   SetState(request, v1::OPERATION_STATE_QUEUED);
   return request;
 }
@@ -74,12 +86,18 @@ void Requests::Refuse(StreamId stream, const Failure& failure) {
 void Requests::Forget(const Request& request, const std::optional<Failure>& failure) {
   OperationView view = ViewOf(request);
   view.failure = failure;
-  finished_.push_back(std::move(view));
-  while (static_cast<int64_t>(finished_.size()) > config_.limits.finished_operations_kept) {
+  stream_by_name_.erase(NameOf(request));
+  requests_.erase(StreamId{request.stream()});
+
+  const int64_t bytes = BytesOf(view);
+  finished_bytes_ += bytes;
+  finished_.push_back({std::move(view), bytes});
+  const Limits& limits = config_.limits;
+  while (static_cast<int64_t>(finished_.size()) > limits.finished_operations_kept ||
+         finished_bytes_ > limits.finished_operation_bytes) {
+    finished_bytes_ -= finished_.front().bytes;
     finished_.pop_front();
   }
-  stream_by_id_.erase(request.arrived.request_id);
-  requests_.erase(StreamId{request.stream()});
 }
 
 std::vector<std::pair<StreamId, Failure>> Requests::CheckTimers(
@@ -102,26 +120,35 @@ Request* Requests::Find(StreamId stream) {
   return found == requests_.end() ? nullptr : &found->second;
 }
 
-const Request* Requests::FindById(const std::string& request_id) const {
-  const auto found = stream_by_id_.find(request_id);
-  return found == stream_by_id_.end() ? nullptr : &requests_.at(found->second);
+const Request* Requests::Find(StreamId stream) const {
+  const auto found = requests_.find(stream);
+  return found == requests_.end() ? nullptr : &found->second;
 }
 
-std::optional<OperationView> Requests::FindView(const std::string& request_id) const {
-  if (const Request* request = FindById(request_id)) return ViewOf(*request);
+const Request* Requests::FindById(const std::string& request_id,
+                                  const std::string& principal) const {
+  const auto found = stream_by_name_.find(Name{principal, request_id});
+  return found == stream_by_name_.end() ? nullptr : &requests_.at(found->second);
+}
+
+std::optional<OperationView> Requests::FindView(const std::string& request_id,
+                                                const std::string& principal) const {
+  if (const Request* request = FindById(request_id, principal)) return ViewOf(*request);
   const auto ended =
-      std::find_if(finished_.rbegin(), finished_.rend(),
-                   [&](const OperationView& view) { return view.request_id == request_id; });
+      std::find_if(finished_.rbegin(), finished_.rend(), [&](const Finished& finished) {
+        return finished.view.request_id == request_id && finished.view.principal == principal;
+      });
   if (ended == finished_.rend()) return std::nullopt;
-  return *ended;
+  return ended->view;
 }
 
 OperationView Requests::ViewOf(const Request& request) const {
   OperationView view;
   view.request_id = request.arrived.request_id;
+  view.principal = request.arrived.principal;
   view.state = request.state;
   view.generation = request.generation;
-  view.plan = request.plan;
+  if (request.plan != nullptr) view.plan = *request.plan;
   view.members = request.member_names;
   return view;
 }

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,15 +20,20 @@
 namespace ringattn::server {
 
 struct Request {
-  RequestArrived arrived;
+  RequestArrived arrived;                     // without its spec
+  std::shared_ptr<const AttentionSpec> spec;  // until it is accepted
   absl::Time arrived_at;
   int64_t bytes = 0;  // of all inputs
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
-  std::optional<Plan> plan;
+  std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
   uint64_t plan_generation = 0;
-  std::string operation_id;  // empty while queued
+  uint64_t asked_generation = 0;  // for which a plan is being made; 0: for none
+  double planning_seconds = 0;    // of one core, roughly
+  std::string operation_id;       // empty while queued
   // A worker had no memory: not worth another try before this many releases.
   uint64_t blocked_until_release = 0;
+  // Refused while others reserved as well: it may be that they were in each other's way.
+  bool reserves_alone = false;
   // What workers that refused said their kernels need for this plan beside the buffers.
   std::map<ConnectionId, int64_t> workspace_bytes;
   absl::Time accepted_at;
@@ -46,6 +51,8 @@ struct Request {
 
 // The bytes that a client will upload.
 int64_t InputBytes(const RequestArrived& request);
+// Memory that it takes.
+int64_t BytesOf(const OperationView& view);
 
 // Not thread safe. References stay valid until their request ends.
 class Requests {
@@ -54,7 +61,7 @@ class Requests {
   Requests(const CoordinatorConfig* config, Turn* turn) : config_(*config), turn_(*turn) {}
 
   // REQUIRES: neither the stream nor its request_id is known.
-  Request& Add(const RequestArrived& arrived);
+  Request& Add(RequestArrived arrived);
   void SetState(Request& request, v1::OperationState state);
   // Both end it: the request is gone, its view remains.
   void Succeed(Request& request);
@@ -68,21 +75,34 @@ class Requests {
       std::optional<absl::Time> ringless_since) const;
 
   Request* Find(StreamId stream);
-  const Request* FindById(const std::string& request_id) const;
+  const Request* Find(StreamId stream) const;
+  // Ids are the principal's own.
+  const Request* FindById(const std::string& request_id, const std::string& principal) const;
   // In flight or lately ended.
-  std::optional<OperationView> FindView(const std::string& request_id) const;
+  std::optional<OperationView> FindView(const std::string& request_id,
+                                        const std::string& principal) const;
   bool empty() const { return requests_.empty(); }
   int64_t size() const { return static_cast<int64_t>(requests_.size()); }
+  // Of what has ended.
+  int64_t finished_bytes() const { return finished_bytes_; }
 
  private:
+  using Name = std::pair<std::string, std::string>;  // principal, request_id
+  struct Finished {
+    OperationView view;
+    int64_t bytes = 0;
+  };
+
+  static Name NameOf(const Request& request);
   OperationView ViewOf(const Request& request) const;
   void Forget(const Request& request, const std::optional<Failure>& failure);
 
   const CoordinatorConfig& config_;
   Turn& turn_;
   std::map<StreamId, Request> requests_;
-  std::unordered_map<std::string, StreamId> stream_by_id_;
-  std::deque<OperationView> finished_;
+  std::map<Name, StreamId> stream_by_name_;
+  std::deque<Finished> finished_;  // the newest last
+  int64_t finished_bytes_ = 0;
 };
 
 }  // namespace ringattn::server

@@ -19,11 +19,12 @@
 //   NAME reserved OP | refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
-//   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
+//   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [world=N] [deadline=D]
+//   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S
-//   shard S MEMBER REASON    cancel ID
-//   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats   memory
+//   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
+//   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
 //   predicted ID   # seconds that the plan says
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_SCENARIO_H_

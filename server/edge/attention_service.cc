@@ -31,8 +31,7 @@ void Fill(const OperationView& view, v1::GetOperationResponse* response) {
   response->set_generation(view.generation);
   if (view.plan.has_value()) *response->mutable_plan() = MakePlanReport(*view.plan, view.members);
   if (view.failure.has_value()) {
-    response->set_error_code(static_cast<int>(view.failure->code));
-    response->set_error_message(view.failure->message);
+    *response->mutable_error() = ToRpcStatus(*view.failure);
   }
 }
 
@@ -58,7 +57,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServe
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const bool asked = context_->core->Ask(
       [context = context_, reactor, request, response](const Coordinator& core) {
-        const std::optional<OperationView> view = core.FindOperation(request->request_id());
+        const std::optional<OperationView> view = core.FindOperation(request->request_id(), /*principal=*/"");
         if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
         Fill(*view, response);
         reactor->Finish(grpc::Status::OK);
@@ -73,7 +72,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const bool asked =
       context_->core->Ask([context = context_, reactor, request](const Coordinator& core) {
-        const std::optional<OperationView> view = core.FindOperation(request->request_id());
+        const std::optional<OperationView> view = core.FindOperation(request->request_id(), /*principal=*/"");
         if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
         if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
         const std::string id = request->request_id();

@@ -245,7 +245,7 @@ void RequestStream::SendProgress(absl::Time now, const Coordinator& core) {
   next_progress_ = now + request_->reply.progress_interval;
   // A client that does not read gets no backlog of news.
   if (!plan_.has_value() || outgoing_.size() > 4) return;
-  const std::optional<OperationView> view = core.FindOperation(request_->request_id);
+  const std::optional<OperationView> view = core.FindOperation(request_->request_id, /*principal=*/"");
   if (!view.has_value()) return;
   const auto fraction = [](int64_t part, int64_t whole) {
     return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);

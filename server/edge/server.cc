@@ -169,6 +169,8 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       if (auto stream = Find(a.stream)) stream->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // whoever wants to know asks the core
+    void operator()(const PlanThis&) {}      // seen to by CoreLoop
+    void operator()(const CancelPlan&) {}    // likewise
     void operator()(const TopologyChanged& a) {
       v1::Topology topology = core.topology();
       if (!a.only_memory) OnMembers(topology);
