@@ -4,6 +4,7 @@
 #ifndef RINGATTN_COMMON_BASE_LIMITS_H_
 #define RINGATTN_COMMON_BASE_LIMITS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/time/time.h"
@@ -13,6 +14,12 @@ namespace ringattn {
 inline constexpr int64_t kKiB = 1024;
 inline constexpr int64_t kMiB = 1024 * kKiB;
 inline constexpr int64_t kGiB = 1024 * kMiB;
+
+// Chunks of a tensor that arrive in any order leave gaps, and what lies between them is
+// remembered in some 64 bytes each (ByteRangeSet): 16 MiB per tensor. A client that shuffles
+// 1 MiB chunks of the largest tensor leaves fewer than 2^18; one that sends every second byte
+// is stopped here. A rank's part of a chunk is one range, so workers hold no more.
+inline constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
 
 struct Limits {
   // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no
