@@ -64,6 +64,19 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload of which the client sends nothing for this long, though it could, gives "
               "its memory back");
+  AddDuration(group, "--header_timeout", &limits.header_timeout,
+              "a call's header must come within this");
+  AddCount(group, "--min_upload_bytes_per_second", &limits.min_upload_bytes_per_second, kGiB,
+           "an upload that falls behind this rate by --upload_grace gives its memory back");
+  AddDuration(group, "--upload_grace", &limits.upload_grace, "see --min_upload_bytes_per_second");
+  AddDuration(group, "--upload_grace_contended", &limits.upload_grace_contended,
+              "instead of --upload_grace while other requests wait in the queue");
+  AddCount(group, "--max_streams_per_client", &limits.max_streams_per_client, int64_t{1} << 16,
+           "calls that one client (who it authenticated as, else its connection) may have open");
+  AddCount(group, "--max_streams_per_connection", &limits.max_streams_per_connection,
+           int64_t{1} << 16, "calls that may be open on one connection");
+  AddCount(group, "--max_streams_without_header", &limits.max_streams_without_header,
+           int64_t{1} << 16, "calls that may be open without a header; the oldest makes room");
   AddDuration(group, "--download_idle_timeout", &limits.download_idle_timeout,
               "a download of which the client takes nothing for this long gives its memory back");
   AddDuration(group, "--default_deadline", &limits.default_deadline,

@@ -43,9 +43,12 @@ struct Limits {
   // --- Messages.
   int64_t max_inline_bytes = kMiB;  // all inline tensors of a header together
   int64_t max_header_bytes = 4 * kMiB;
-  // Up: larger chunks were no faster (1.7 GB/s at 16 MiB, 1.5 at 1 MiB), and each
-  // stream may have two of them in memory.
+  // Up, what is taken: each stream may have two of them in memory.
   int64_t max_chunk_bytes_up = 16 * kMiB;
+  // Up, what is best: amortises a message's cost and passes through the caches while gRPC,
+  // the coordinator and the worker handle neighbours side by side. Whole chunks of 16 MiB
+  // wait for one another: three times slower.
+  int64_t recommended_chunk_bytes = kMiB;
   // Down: a stock client refuses messages over 4 MiB in all.
   int64_t max_chunk_bytes_down_default = kMiB;
   // Smaller chunks would spend more on their framing than on bytes.
@@ -67,13 +70,35 @@ struct Limits {
   // What GetOperation still knows: some 200 bytes each.
   int64_t finished_operations_kept = 1024;
 
+  // --- Streams: Forward and Backward calls that are open at a time. Some 20 KiB each
+  // before their header, so a few MiB in all; with one, as many as may wait and as many
+  // again that are served or end.
+  // Those without a header yet have places of their own, and the oldest makes room: a
+  // client sends the header with the call, so that only who holds it back stays here.
+  int64_t max_streams_without_header = 256;
+  // Half the queue: one client cannot fill it. Twice what one call can be split into.
+  int64_t max_streams_per_client = 128;
+  int64_t max_streams_per_connection = 128;
+
   // --- Time.
+  // From the call to its header: the largest, 4 MiB, at 0.4 MB/s.
+  absl::Duration header_timeout = absl::Seconds(10);
+  // An upload holds memory and a place at its workers. While its bytes could be taken it may
+  // fall behind this rate by upload_grace, and by less while other requests wait in the
+  // queue all the while; then it ends. 64 KiB/s is 0.5 Mbit/s. A chunk counts when it is
+  // whole: 1 MiB within 5 s is 0.2 MB/s, so slower lines send smaller chunks.
+  int64_t min_upload_bytes_per_second = 64 * kKiB;
+  absl::Duration upload_grace = absl::Seconds(30);
+  absl::Duration upload_grace_contended = absl::Seconds(5);
   // Reserved memory is held while a client uploads: longer silence than any
   // retransmission gives it back.
   absl::Duration upload_idle_timeout = absl::Seconds(30);
   // Likewise while a client downloads. Within it a reader must take a chunk; of the
   // largest, 16 MiB, that is 0.6 MB/s.
   absl::Duration download_idle_timeout = absl::Seconds(30);
+  // A failed call's status may wait behind a message that the client does not take: then
+  // the call is cut off, and the client gets code and words without the details.
+  absl::Duration unread_status_timeout = absl::Seconds(10);
   // Requests without a deadline get this one: 128M tokens on CPUs end earlier or
   // never.
   absl::Duration default_deadline = absl::Hours(6);

@@ -8,7 +8,7 @@
 namespace ringattn::wire {
 
 void KeepFreedMemory() {
-  // Above what a few streams have in flight (request_stream.h), below what anybody misses.
+  // Above what a few streams have in flight (coordinator_relay.h), below what anybody misses.
   mallopt(M_TRIM_THRESHOLD, 32 << 20);
   // Setting either threshold ends glibc's own adjustment of both. Larger than any
   // buffer that gRPC reads into.

@@ -54,6 +54,10 @@ struct WorkerGone {  // the stream ended, for whatever reason
 // A validated request. Its stream stays open until FinishRequest or FailRequest.
 struct RequestArrived {
   StreamId stream = 0;
+  // Who asks, as authenticated; empty: anybody. Request ids are the principal's own.
+  std::string principal;
+  // Whose share of the service it takes: the principal, or else the connection it came on.
+  std::string client;
   std::string request_id;    // never empty: the edge makes one up
   uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
   AttentionSpec spec;

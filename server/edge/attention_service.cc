@@ -43,11 +43,11 @@ bool IsEnded(const OperationView& view) {
 }  // namespace
 
 ByteStreamReactor* AttentionServiceImpl::Forward(grpc::CallbackServerContext* call) {
-  return RequestStream::Start(context_, call, Direction::kForward);
+  return RequestCall::Start(context_, call, Direction::kForward);
 }
 
 ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call) {
-  return RequestStream::Start(context_, call, Direction::kBackward);
+  return RequestCall::Start(context_, call, Direction::kBackward);
 }
 
 // Both calls look the operation up on the core's thread and answer from there: gRPC

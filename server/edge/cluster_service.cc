@@ -101,6 +101,13 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_queued_bytes(limits.max_queued_bytes);
   SetDuration(limits.upload_idle_timeout, proto->mutable_upload_idle_timeout());
   SetDuration(limits.download_idle_timeout, proto->mutable_download_idle_timeout());
+  SetDuration(limits.header_timeout, proto->mutable_header_timeout());
+  proto->set_min_upload_bytes_per_second(limits.min_upload_bytes_per_second);
+  SetDuration(limits.upload_grace, proto->mutable_upload_grace());
+  SetDuration(limits.upload_grace_contended, proto->mutable_upload_grace_contended());
+  proto->set_max_streams_per_client(limits.max_streams_per_client);
+  proto->set_max_streams_per_connection(limits.max_streams_per_connection);
+  proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);
   proto->set_finished_operations_kept(limits.finished_operations_kept);

@@ -67,7 +67,7 @@ Server::Server(ServerOptions options)
     : options_(std::move(options)),
       server_metrics_(&metrics_),
       core_(options_.core, this),
-      registry_(2 * options_.core.limits.max_queued_requests),
+      registry_(options_.core.limits),
       channels_(options_.core.limits),
       request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
                        &registry_,           &channels_,      &server_metrics_},
@@ -153,7 +153,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     Server* server;
     const Coordinator& core;
 
-    std::shared_ptr<RequestStream> Find(StreamId stream) { return server->registry_.Find(stream); }
+    std::shared_ptr<RequestCall> Find(StreamId stream) { return server->registry_.Find(stream); }
     void operator()(const SendToWorker& a) { server->join_service_.Send(a.connection, a.message); }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
     void operator()(const AcceptRequest& a) {
@@ -194,7 +194,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
 
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   server_metrics_.SetStats(core.stats());
-  for (const std::shared_ptr<RequestStream>& stream : registry_.All()) stream->OnTick(now, core);
+  for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
 }
 
 }  // namespace ringattn::server

@@ -69,32 +69,67 @@ std::shared_ptr<ShardStream> ShardStream::Open(std::shared_ptr<ShardStreamOwner>
 }
 
 void ShardStream::Write(grpc::ByteBuffer message, int64_t payload_bytes) {
-  absl::MutexLock lock(&mutex_);
-  if (closed_) return;
-  outgoing_.push_back({std::move(message), payload_bytes});
-  StartNext();
+  Next next = Next::kNothing;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    outgoing_.push_back({std::move(message), payload_bytes});
+    next = TakeWrite();
+  }
+  Start(next);
 }
 
 void ShardStream::WritesDone() {
-  absl::MutexLock lock(&mutex_);
-  half_close_ = true;
-  StartNext();
+  Next next = Next::kNothing;
+  {
+    absl::MutexLock lock(&mutex_);
+    half_close_ = true;
+    next = TakeWrite();
+  }
+  Start(next);
 }
 
-void ShardStream::StartNext() {
-  if (writing_ || closed_) return;
+ShardStream::Next ShardStream::TakeWrite() {
+  if (writing_ || closed_) return Next::kNothing;
+  Next next = Next::kNothing;
   if (!outgoing_.empty()) {
     writing_ = true;
-    StartWrite(&outgoing_.front().message);
+    in_flight_ = std::move(outgoing_.front());
+    outgoing_.pop_front();
+    next = Next::kWrite;
   } else if (half_close_ && !half_closed_) {
     half_closed_ = true;
-    StartWritesDone();
+    next = Next::kHalfClose;
   }
+  // The stream's own hold may go before Start is done.
+  if (next != Next::kNothing) AddHold();
+  return next;
+}
+
+void ShardStream::Start(Next next) {
+  switch (next) {
+    case Next::kNothing:
+      return;
+    case Next::kRead:
+      StartRead(&incoming_);
+      break;
+    case Next::kWrite:
+      StartWrite(&in_flight_.message);
+      break;
+    case Next::kHalfClose:
+      StartWritesDone();
+      break;
+  }
+  RemoveHold();
 }
 
 void ShardStream::Read() {
-  absl::MutexLock lock(&mutex_);
-  if (!closed_) StartRead(&incoming_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    AddHold();
+  }
+  Start(Next::kRead);
 }
 
 void ShardStream::Close() {
@@ -120,20 +155,22 @@ void ShardStream::OnReadDone(bool ok) {
 
 void ShardStream::OnWriteDone(bool ok) {
   int64_t written = 0;
+  Next next = Next::kNothing;
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    written = std::exchange(in_flight_, {}).payload_bytes;
     if (!ok) return Close();
-    written = outgoing_.front().payload_bytes;
-    outgoing_.pop_front();
-    StartNext();
+    next = TakeWrite();
   }
+  Start(next);
   owner_->OnShardWritten(rank_, written);
 }
 
 void ShardStream::OnDone(const grpc::Status& status) {
   const std::shared_ptr<ShardStream> self = std::move(self_);
-  owner_->OnShardEnded(rank_, status);
+  const std::shared_ptr<ShardStreamOwner> owner = std::move(owner_);
+  owner->OnShardEnded(rank_, status);
 }
 
 }  // namespace ringattn::server
