@@ -73,9 +73,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                                         const ClientOptions& options) {
   if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
   if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
-  if (options.max_chunk_bytes_up < 1 || options.max_chunk_bytes_down < 1 ||
-      options.max_chunk_bytes_up > (1u << 30) || options.max_chunk_bytes_down > (1u << 30)) {
-    return absl::InvalidArgumentError("max_chunk_bytes must be in 1..2^30");
+  if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
+      options.max_chunk_bytes_down > (1u << 30)) {
+    return absl::InvalidArgumentError(
+        "max_chunk_bytes_down must be in 1..2^30, max_chunk_bytes_up in 0..2^30");
   }
   wire::KeepGrpcRunning();
   std::unique_ptr<Client> client(new Client(options));
