@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
   return {reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)};
 }
 
+// Tensors by their id: those that only some options have.
+template <typename Bytes>
+using TensorMap = std::map<v1::TensorId, Bytes>;
+
 // `Bytes`: what shows a tensor's memory.
 template <typename Bytes>
 struct BasicForwardArgs {
@@ -40,13 +45,15 @@ struct BasicForwardArgs {
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {};
+  TensorMap<Bytes> more = {};  // inputs that the options ask for
 };
 using ForwardArgs = BasicForwardArgs<ConstBytes>;
 
 template <typename Bytes>
 struct BasicForwardResults {
   Bytes out;
-  Bytes lse;  // fp32
+  Bytes lse;                   // fp32
+  TensorMap<Bytes> more = {};  // outputs that the options ask for
 };
 using ForwardResults = BasicForwardResults<MutableBytes>;
 
@@ -60,12 +67,14 @@ struct BasicBackwardArgs {
   // True: `out` and `lse` are given too. False: the server computes them again.
   bool has_forward_result = false;
   Bytes out = {}, lse = {};
+  TensorMap<Bytes> more = {};  // inputs that the options ask for
 };
 using BackwardArgs = BasicBackwardArgs<ConstBytes>;
 
 template <typename Bytes>
 struct BasicBackwardResults {
   Bytes dq, dk, dv;
+  TensorMap<Bytes> more = {};  // outputs that the options ask for
 };
 using BackwardResults = BasicBackwardResults<MutableBytes>;
 

@@ -1,8 +1,13 @@
 #include "client/call_plan.h"
 
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "client/tensor_bytes.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client {
 namespace {
@@ -78,52 +83,105 @@ void SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan*
   plan->on_progress = options.on_progress;
 }
 
+// The caller's buffers by tensor: those with a name in the arguments, and `more`.
+template <typename Bytes>
+class Buffers {
+ public:
+  Buffers(std::initializer_list<std::pair<v1::TensorId, Bytes>> named, const TensorMap<Bytes>& more)
+      : buffers_(more) {
+    for (const auto& [tensor, bytes] : named) buffers_.emplace(tensor, bytes);
+  }
+
+  // The request's tensors, each with its buffer, in the order in which they are streamed.
+  // INVALID_ARGUMENT for a buffer of a tensor that the request does not have.
+  template <typename Tensor>
+  absl::StatusOr<std::vector<Tensor>> InOrder(const std::vector<TensorId>& wanted) {
+    std::vector<Tensor> tensors;
+    for (TensorId id : wanted) {
+      const v1::TensorId tensor = ToProto(id);
+      const auto found = buffers_.find(tensor);
+      tensors.push_back({tensor, found == buffers_.end() ? Bytes() : found->second});
+      if (found != buffers_.end()) buffers_.erase(found);
+    }
+    if (buffers_.empty()) return tensors;
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorIdName(buffers_.begin()->first), " is no tensor of this request"));
+  }
+
+ private:
+  TensorMap<Bytes> buffers_;
+};
+
 template <typename Input, typename Output>
-CallPlan ForwardTensors(const BasicForwardArgs<Input>& args,
-                        const BasicForwardResults<Output>& results) {
+absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const v1::AttentionShape& shape,
+                                     v1::DataType dtype, bool recompute_forward,
+                                     Buffers<Input> inputs, Buffers<Output> outputs) {
+  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  if (!spec.ok()) return spec.status();
+  const Direction direction =
+      kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
   CallPlan plan;
-  plan.kind = CallKind::kForward;
-  plan.inputs = {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}};
-  plan.outputs = {{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}};
+  plan.kind = kind;
+  auto in = inputs.template InOrder<InputTensor>(InputsOf(*spec, direction, recompute_forward));
+  if (!in.ok()) return in.status();
+  auto out = outputs.template InOrder<OutputTensor>(OutputsOf(*spec, direction));
+  if (!out.ok()) return out.status();
+  plan.inputs = *std::move(in);
+  plan.outputs = *std::move(out);
+  if (absl::Status status = CheckSizes(shape, dtype, plan); !status.ok()) return status;
   return plan;
 }
 
 template <typename Input, typename Output>
-CallPlan BackwardTensors(const BasicBackwardArgs<Input>& args,
-                         const BasicBackwardResults<Output>& results) {
-  CallPlan plan;
-  plan.kind = CallKind::kBackward;
-  plan.inputs = {{v1::TENSOR_ID_Q, args.q},
-                 {v1::TENSOR_ID_K, args.k},
-                 {v1::TENSOR_ID_V, args.v},
-                 {v1::TENSOR_ID_DOUT, args.dout}};
+absl::StatusOr<CallPlan> ForwardTensors(const BasicForwardArgs<Input>& args,
+                                        const BasicForwardResults<Output>& results) {
+  return PlanTensors(
+      CallKind::kForward, args.shape, args.dtype, /*recompute_forward=*/false,
+      Buffers<Input>(
+          {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}},
+          args.more),
+      Buffers<Output>({{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}},
+                      results.more));
+}
+
+template <typename Input, typename Output>
+absl::StatusOr<CallPlan> BackwardTensors(const BasicBackwardArgs<Input>& args,
+                                         const BasicBackwardResults<Output>& results) {
+  TensorMap<Input> inputs = args.more;
   if (args.has_forward_result) {
-    plan.inputs.push_back({v1::TENSOR_ID_OUT, args.out});
-    plan.inputs.push_back({v1::TENSOR_ID_LSE, args.lse});
+    inputs.emplace(v1::TENSOR_ID_OUT, args.out);
+    inputs.emplace(v1::TENSOR_ID_LSE, args.lse);
   }
-  plan.outputs = {{v1::TENSOR_ID_DQ, results.dq},
-                  {v1::TENSOR_ID_DK, results.dk},
-                  {v1::TENSOR_ID_DV, results.dv}};
-  return plan;
+  return PlanTensors(CallKind::kBackward, args.shape, args.dtype, !args.has_forward_result,
+                     Buffers<Input>({{v1::TENSOR_ID_Q, args.q},
+                                     {v1::TENSOR_ID_K, args.k},
+                                     {v1::TENSOR_ID_V, args.v},
+                                     {v1::TENSOR_ID_DOUT, args.dout}},
+                                    inputs),
+                     Buffers<Output>({{v1::TENSOR_ID_DQ, results.dq},
+                                      {v1::TENSOR_ID_DK, results.dk},
+                                      {v1::TENSOR_ID_DV, results.dv}},
+                                     results.more));
 }
 
 }  // namespace
 
 absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results) {
-  return CheckSizes(args.shape, args.dtype, ForwardTensors(args, results));
+  return ForwardTensors(args, results).status();
 }
 
 absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results) {
-  return CheckSizes(args.shape, args.dtype, BackwardTensors(args, results));
+  return BackwardTensors(args, results).status();
 }
 
 absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
                                      const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,
                                      const ChunkLimits& limits) {
-  CallPlan plan = ForwardTensors(args, results);
+  absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
   SetOptions(options, limits, &plan);
-  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   InlineSmallInputs(&plan, request.mutable_header());
@@ -135,9 +193,10 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
                                       const BasicBackwardResults<MutableRuns>& results,
                                       const CallOptions& options, const std::string& request_id,
                                       const ChunkLimits& limits) {
-  CallPlan plan = BackwardTensors(args, results);
+  absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
   SetOptions(options, limits, &plan);
-  if (absl::Status status = CheckSizes(args.shape, args.dtype, plan); !status.ok()) return status;
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);

@@ -5,9 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::client {
 namespace {
+
+void AddTo(const google::protobuf::Duration& more, google::protobuf::Duration* sum) {
+  SetDuration(ToDuration(*sum) + ToDuration(more), sum);
+}
 
 struct Interval {
   double begin = std::numeric_limits<double>::infinity();
@@ -92,8 +97,7 @@ v1::PlanReport MergePlans(const std::vector<CallReport>& parts) {
         merged.add_members(member);
       }
     }
-    merged.set_predicted_compute_seconds(merged.predicted_compute_seconds() +
-                                         plan.predicted_compute_seconds());
+    AddTo(plan.predicted_compute_time(), merged.mutable_predicted_compute_time());
     merged.set_exchanged_bytes(merged.exchanged_bytes() + plan.exchanged_bytes());
     for (const v1::RankPlan& rank : plan.ranks()) AddRankPlan(rank, &merged);
   }
@@ -120,13 +124,16 @@ class StageMerger {
   void Add(double accepted, const v1::Summary& summary) {
     double at = accepted;
     for (const v1::StageTime& stage : summary.stages()) {
-      if (stage.stage() == "queue") {
-        Of("queue").Add(accepted - stage.seconds(), accepted);
+      const double seconds = ToSeconds(stage.time());
+      if (stage.stage() == v1::STAGE_QUEUE) {
+        Of(v1::STAGE_QUEUE).Add(accepted - seconds, accepted);
         continue;
       }
-      Of(stage.stage()).Add(at, at + stage.seconds());
-      if (stage.stage() == "compute") compute_.Add(at, at + summary.compute_seconds());
-      at += stage.seconds();
+      Of(stage.stage()).Add(at, at + seconds);
+      if (stage.stage() == v1::STAGE_COMPUTE) {
+        compute_.Add(at, at + ToSeconds(summary.compute_time()));
+      }
+      at += seconds;
     }
   }
 
@@ -134,20 +141,20 @@ class StageMerger {
     for (const auto& [name, interval] : stages_) {
       v1::StageTime* stage = merged->add_stages();
       stage->set_stage(name);
-      stage->set_seconds(interval.length());
+      SetSeconds(interval.length(), stage->mutable_time());
     }
-    merged->set_compute_seconds(compute_.length());
+    SetSeconds(compute_.length(), merged->mutable_compute_time());
   }
 
  private:
-  Interval& Of(const std::string& name) {
+  Interval& Of(v1::Stage name) {
     for (auto& [known, interval] : stages_) {
       if (known == name) return interval;
     }
     return stages_.emplace_back(name, Interval()).second;
   }
 
-  std::vector<std::pair<std::string, Interval>> stages_;
+  std::vector<std::pair<v1::Stage, Interval>> stages_;
   Interval compute_;
 };
 
@@ -161,15 +168,15 @@ void AddRank(const v1::RankReport& rank, double shift_seconds, v1::Summary* merg
     added->set_worker(rank.worker());
     found = ranks->end() - 1;
   }
-  found->set_compute_seconds(found->compute_seconds() + rank.compute_seconds());
-  found->set_ring_wait_seconds(found->ring_wait_seconds() + rank.ring_wait_seconds());
+  AddTo(rank.compute_time(), found->mutable_compute_time());
+  AddTo(rank.ring_wait_time(), found->mutable_ring_wait_time());
   found->set_sent_bytes(found->sent_bytes() + rank.sent_bytes());
   found->set_tiles(found->tiles() + rank.tiles());
   for (const v1::TimelineEvent& event : rank.timeline()) {
     v1::TimelineEvent* shifted = found->add_timeline();
     *shifted = event;
-    shifted->set_begin_seconds(event.begin_seconds() + shift_seconds);
-    shifted->set_end_seconds(event.end_seconds() + shift_seconds);
+    SetSeconds(ToSeconds(event.begin()) + shift_seconds, shifted->mutable_begin());
+    SetSeconds(ToSeconds(event.end()) + shift_seconds, shifted->mutable_end());
   }
 }
 

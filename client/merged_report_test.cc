@@ -1,5 +1,6 @@
 #include "client/merged_report.h"
 
+#include "common/wire/durations.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -23,25 +24,28 @@ CallReport Part(double began, const char* worker) {
   plan->set_layout(v1::LAYOUT_CONTIGUOUS);
   plan->set_world_size(1);
   plan->add_members(worker);
-  plan->set_predicted_compute_seconds(0.5);
+  SetSeconds(0.5, plan->mutable_predicted_compute_time());
   plan->add_ranks()->set_tiles(10);
-  for (const auto& [name, seconds] : std::initializer_list<std::pair<const char*, double>>{
-           {"queue", 0.5}, {"upload", 2}, {"compute", 1}, {"download", 0.25}}) {
+  for (const auto& [name, seconds] :
+       std::initializer_list<std::pair<v1::Stage, double>>{{v1::STAGE_QUEUE, 0.5},
+                                                           {v1::STAGE_UPLOAD, 2},
+                                                           {v1::STAGE_COMPUTE, 1},
+                                                           {v1::STAGE_DOWNLOAD, 0.25}}) {
     v1::StageTime* stage = part.summary.add_stages();
     stage->set_stage(name);
-    stage->set_seconds(seconds);
+    SetSeconds(seconds, stage->mutable_time());
   }
-  part.summary.set_compute_seconds(1);
+  SetSeconds(1, part.summary.mutable_compute_time());
   part.summary.set_flops(100);
   part.summary.set_bytes_up(30);
   part.summary.set_bytes_down(20);
   part.summary.set_attempts(1);
   v1::RankReport* rank = part.summary.add_ranks();
   rank->set_worker(worker);
-  rank->set_compute_seconds(0.75);
+  SetSeconds(0.75, rank->mutable_compute_time());
   v1::TimelineEvent* event = rank->add_timeline();
-  event->set_begin_seconds(2);
-  event->set_end_seconds(3);
+  SetSeconds(2, event->mutable_begin());
+  SetSeconds(3, event->mutable_end());
   return part;
 }
 
@@ -57,10 +61,12 @@ TEST(MergedReport, FromTheFirstBeginToTheLastEnd) {
   EXPECT_DOUBLE_EQ(merged.times.finished_seconds, 8);
   ASSERT_EQ(merged.summary.stages_size(), 4);
   std::vector<double> seconds;
-  for (const v1::StageTime& stage : merged.summary.stages()) seconds.push_back(stage.seconds());
+  for (const v1::StageTime& stage : merged.summary.stages()) {
+    seconds.push_back(ToSeconds(stage.time()));
+  }
   // Two seconds apart: queue 0.5..1 and 2.5..3, upload 1..3 and 3..5, and so on.
   EXPECT_THAT(seconds, ElementsAre(2.5, 4, 3, 2.25));
-  EXPECT_DOUBLE_EQ(merged.summary.compute_seconds(), 3);
+  EXPECT_DOUBLE_EQ(ToSeconds(merged.summary.compute_time()), 3);
   EXPECT_EQ(merged.summary.flops(), 200);
   EXPECT_EQ(merged.summary.bytes_up(), 60u);
   EXPECT_EQ(merged.summary.bytes_down(), 40u);
@@ -76,11 +82,11 @@ TEST(MergedReport, WorkersAreSummedAndTheirTimelinesShifted) {
   ASSERT_EQ(merged.summary.ranks_size(), 2);
   const v1::RankReport& a = merged.summary.ranks(0);
   EXPECT_EQ(a.worker(), "a");
-  EXPECT_DOUBLE_EQ(a.compute_seconds(), 1.5);
+  EXPECT_DOUBLE_EQ(ToSeconds(a.compute_time()), 1.5);
   ASSERT_EQ(a.timeline_size(), 2);
-  EXPECT_DOUBLE_EQ(a.timeline(0).begin_seconds(), 2);
-  EXPECT_DOUBLE_EQ(a.timeline(1).begin_seconds(), 5);
-  EXPECT_DOUBLE_EQ(a.timeline(1).end_seconds(), 6);
+  EXPECT_DOUBLE_EQ(ToSeconds(a.timeline(0).begin()), 2);
+  EXPECT_DOUBLE_EQ(ToSeconds(a.timeline(1).begin()), 5);
+  EXPECT_DOUBLE_EQ(ToSeconds(a.timeline(1).end()), 6);
 }
 
 TEST(MergedReport, APlanSaysWhatAllPartsHaveInCommon) {
@@ -91,7 +97,7 @@ TEST(MergedReport, APlanSaysWhatAllPartsHaveInCommon) {
   EXPECT_EQ(plan.layout(), v1::LAYOUT_UNSPECIFIED);
   EXPECT_EQ(plan.world_size(), 1u);
   EXPECT_THAT(plan.members(), ElementsAre("a", "b"));
-  EXPECT_DOUBLE_EQ(plan.predicted_compute_seconds(), 1);
+  EXPECT_DOUBLE_EQ(ToSeconds(plan.predicted_compute_time()), 1);
   ASSERT_EQ(plan.ranks_size(), 1);
   EXPECT_EQ(plan.ranks(0).tiles(), 20u);
 }

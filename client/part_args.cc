@@ -41,8 +41,7 @@ class Slicer {
 
  private:
   static bool IsOfKeys(v1::TensorId tensor) {
-    return tensor == v1::TENSOR_ID_K || tensor == v1::TENSOR_ID_V || tensor == v1::TENSOR_ID_DK ||
-           tensor == v1::TENSOR_ID_DV;
+    return InfoOf(static_cast<TensorId>(tensor)).axis == Axis::kKv;
   }
 
   // Of one row.

@@ -1,71 +1,71 @@
 #include "client/tensor_bytes.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client {
+namespace {
 
-const char* TensorIdName(v1::TensorId tensor) {
-  constexpr const char* kNames[] = {"?", "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"};
-  return tensor >= 0 && tensor < 10 ? kNames[tensor] : "?";
+// Far above every limit, and no product of two of them overflows int64.
+constexpr uint64_t kMaxDimension = uint64_t{1} << 60;
+
+absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
+  const std::optional<TensorId> id = TensorFromNumber(tensor);
+  if (id.has_value()) return *id;
+  return absl::InvalidArgumentError(absl::StrCat(static_cast<int>(tensor), " names no tensor"));
 }
 
-std::vector<uint64_t> TensorDimensions(const v1::AttentionShape& shape, v1::TensorId tensor) {
-  const uint64_t heads = shape.num_heads();
-  const uint64_t kv_heads = KvHeads(shape);
-  const uint64_t dim = shape.head_dim();
-  const uint64_t dim_v = HeadDimV(shape);
-  std::vector<uint64_t> dimensions;
-  if (!shape.has_packed()) dimensions.push_back(shape.batch());
-  const auto append = [&](uint64_t a, uint64_t b, uint64_t c) {
-    dimensions.insert(dimensions.end(), {a, b, c});
-  };
-  switch (tensor) {
-    case v1::TENSOR_ID_Q:
-    case v1::TENSOR_ID_DQ:
-      append(shape.seq_len_q(), heads, dim);
-      break;
-    case v1::TENSOR_ID_K:
-    case v1::TENSOR_ID_DK:
-      append(shape.seq_len_kv(), kv_heads, dim);
-      break;
-    case v1::TENSOR_ID_V:
-    case v1::TENSOR_ID_DV:
-      append(shape.seq_len_kv(), kv_heads, dim_v);
-      break;
-    case v1::TENSOR_ID_OUT:
-    case v1::TENSOR_ID_DOUT:
-      append(shape.seq_len_q(), heads, dim_v);
-      break;
-    case v1::TENSOR_ID_LSE:
-      dimensions.insert(dimensions.end(), {heads, shape.seq_len_q()});
-      break;
-    default:
-      break;
+}  // namespace
+
+const char* TensorIdName(v1::TensorId tensor) {
+  const std::optional<TensorId> id = TensorFromNumber(tensor);
+  return id.has_value() ? TensorName(*id) : "?";
+}
+
+absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::DataType dtype) {
+  const std::optional<DType> type = FromProto(dtype);
+  if (!type.has_value()) return absl::InvalidArgumentError("dtype is not set");
+  for (uint64_t dimension : {shape.batch(), shape.seq_len_q(), shape.seq_len_kv()}) {
+    if (dimension > kMaxDimension) {
+      return absl::InvalidArgumentError("shape: the size of a tensor overflows");
+    }
   }
-  return dimensions;
+  AttentionSpec spec;
+  spec.dtype = *type;
+  spec.shape.packed = shape.has_packed();
+  spec.shape.batch = static_cast<int64_t>(shape.batch());
+  spec.shape.seq_len_q = static_cast<int64_t>(shape.seq_len_q());
+  spec.shape.seq_len_kv = static_cast<int64_t>(shape.seq_len_kv());
+  spec.shape.num_heads = shape.num_heads();
+  spec.shape.num_kv_heads = static_cast<int64_t>(KvHeads(shape));
+  spec.shape.head_dim = shape.head_dim();
+  spec.shape.head_dim_v = static_cast<int64_t>(HeadDimV(shape));
+  return spec;
+}
+
+absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
+                                                      v1::DataType dtype, v1::TensorId tensor) {
+  const absl::StatusOr<TensorId> id = Known(tensor);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  if (!spec.ok()) return spec.status();
+  return DimensionsOf(*spec, *id);
 }
 
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
                                      v1::TensorId tensor) {
-  uint64_t bytes = 0;
-  switch (tensor == v1::TENSOR_ID_LSE ? v1::DATA_TYPE_FLOAT32 : dtype) {
-    case v1::DATA_TYPE_FLOAT32:
-      bytes = 4;
-      break;
-    case v1::DATA_TYPE_BFLOAT16:
-    case v1::DATA_TYPE_FLOAT16:
-      bytes = 2;
-      break;
-    default:
-      return absl::InvalidArgumentError("dtype is not set");
+  const absl::StatusOr<TensorId> id = Known(tensor);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  if (!spec.ok()) return spec.status();
+  const int64_t bytes = BytesOf(*spec, *id);
+  if (bytes >= kSaturatedBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape: the size of ", TensorName(*id), " overflows"));
   }
-  for (const uint64_t dimension : TensorDimensions(shape, tensor)) {
-    if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shape: the size of ", TensorIdName(tensor), " overflows"));
-    }
-  }
-  return bytes;
+  return static_cast<uint64_t>(bytes);
 }
 
 }  // namespace ringattn::client

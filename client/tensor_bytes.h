@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/attention/tensors.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 
@@ -19,16 +20,20 @@ inline uint64_t HeadDimV(const v1::AttentionShape& shape) {
   return shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
 }
 
-// The dimensions of proto/ringattn/v1/tensor.proto, without a batch axis when packed.
-std::vector<uint64_t> TensorDimensions(const v1::AttentionShape& shape, v1::TensorId tensor);
+// The problem as the table of tensors sees it (common/attention/tensors.h). Only what is
+// needed to know the size of a buffer is checked; whether the request makes sense is the
+// server's to say.
+// Errors: INVALID_ARGUMENT for an unknown dtype or a size beyond 2^60.
+absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::DataType dtype);
 
-// Only what is needed to know the size of a buffer is checked here; whether the
-// request makes sense is the server's to say.
-// Errors: INVALID_ARGUMENT for an unknown dtype or a product that overflows.
+// Of one tensor: the dimensions of proto/ringattn/v1/tensor.proto, without a batch axis
+// when packed; bytes. Errors: as SpecForSizes, and for a tensor that does not exist.
+absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
+                                                      v1::DataType dtype, v1::TensorId tensor);
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
                                      v1::TensorId tensor);
 
-// "q", "lse", ...
+// "q", "lse", ...; "?" for a number that is no tensor.
 const char* TensorIdName(v1::TensorId tensor);
 
 }  // namespace ringattn::client

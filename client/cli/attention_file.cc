@@ -20,7 +20,10 @@ std::string Dimensions(absl::Span<const int64_t> shape) {
 }
 
 FileDType FileDTypeOf(v1::DataType dtype, v1::TensorId tensor) {
-  if (tensor == v1::TENSOR_ID_LSE || dtype == v1::DATA_TYPE_FLOAT32) return FileDType::kF32;
+  if (InfoOf(static_cast<TensorId>(tensor)).element == ElementOf::kFloat32 ||
+      dtype == v1::DATA_TYPE_FLOAT32) {
+    return FileDType::kF32;
+  }
   return dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
 }
 
@@ -145,9 +148,10 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
         path, view->name,
         absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ", FileDTypeName(dtype)));
   }
-  const std::vector<uint64_t> expected = TensorDimensions(problem.shape, tensor);
-  if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end(),
-                  [](int64_t a, uint64_t b) { return static_cast<uint64_t>(a) == b; })) {
+  const auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+  if (!dimensions.ok()) return dimensions.status();
+  const std::vector<int64_t>& expected = *dimensions;
+  if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end())) {
     return Wrong(path, view->name,
                  absl::StrCat("has shape ", Dimensions(view->shape),
                               "; beside the others it must "
@@ -162,9 +166,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     bool with_cu_seqlens) {
   std::vector<TensorDeclaration> declarations;
   for (const v1::TensorId tensor : tensors) {
-    const std::vector<uint64_t> dimensions = TensorDimensions(problem.shape, tensor);
-    declarations.push_back({TensorIdName(tensor), FileDTypeOf(problem.dtype, tensor),
-                            std::vector<int64_t>(dimensions.begin(), dimensions.end())});
+    auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+    if (!dimensions.ok()) return dimensions.status();
+    declarations.push_back(
+        {TensorIdName(tensor), FileDTypeOf(problem.dtype, tensor), *std::move(dimensions)});
   }
   with_cu_seqlens = with_cu_seqlens && problem.shape.has_packed();
   const v1::PackedDocuments& packed = problem.shape.packed();
@@ -192,9 +197,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
 }
 
 std::string Describe(const Problem& problem, v1::TensorId tensor) {
-  return absl::StrCat(TensorIdName(tensor), " ",
-                      tensor == v1::TENSOR_ID_LSE ? "fp32" : ShortName(problem.dtype), " [",
-                      absl::StrJoin(TensorDimensions(problem.shape, tensor), ", "), "]");
+  return absl::StrCat(
+      TensorIdName(tensor), " ",
+      FileDTypeOf(problem.dtype, tensor) == FileDType::kF32 ? "fp32" : ShortName(problem.dtype),
+      " [", absl::StrJoin(*TensorDimensions(problem.shape, problem.dtype, tensor), ", "), "]");
 }
 
 }  // namespace ringattn::client::cli

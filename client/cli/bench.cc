@@ -16,6 +16,7 @@
 #include "client/tensor_bytes.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/verify.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -71,9 +72,9 @@ double MedianOf(const std::vector<CallReport>& reports, const Of& of) {
   return Median(std::move(values));
 }
 
-double StageSeconds(const CallReport& report, absl::string_view name) {
+double StageSeconds(const CallReport& report, v1::Stage wanted) {
   for (const v1::StageTime& stage : report.summary.stages()) {
-    if (stage.stage() == name) return stage.seconds();
+    if (stage.stage() == wanted) return ToSeconds(stage.time());
   }
   return 0;
 }
@@ -206,27 +207,29 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
     double busiest = 0;
     for (const v1::RankReport& rank : report.summary.ranks()) {
-      busiest = std::max(busiest, rank.compute_seconds());
+      busiest = std::max(busiest, ToSeconds(rank.compute_time()));
     }
     return busiest;
   });
   const double compute_seconds =
-      MedianOf(reports, [](const CallReport& r) { return r.summary.compute_seconds(); });
+      MedianOf(reports, [](const CallReport& r) { return ToSeconds(r.summary.compute_time()); });
   const v1::Summary& last = reports.back().summary;
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0; };
   figures.flops_per_second = {ratio(last.flops(), compute_seconds),
                               ratio(last.flops(), kernel_seconds)};
   const double wire = measured.loopback_bytes_per_second;
   figures.upload = {
-      ratio(last.bytes_up(),
-            MedianOf(reports, [](const CallReport& r) { return StageSeconds(r, "upload"); })),
+      ratio(
+          last.bytes_up(),
+          MedianOf(reports, [](const CallReport& r) { return StageSeconds(r, v1::STAGE_UPLOAD); })),
       wire};
   // Both ways, over all time that is neither queue nor compute: what the coordinator
   // calls download ends when the last byte is written, not when it has arrived. Of
   // several streams, whose stages overlap, over all time.
   const double wire_seconds = MedianOf(reports, [](const CallReport& r) {
     if (r.streams() > 1) return r.times.finished_seconds;
-    return r.times.finished_seconds - StageSeconds(r, "queue") - r.summary.compute_seconds();
+    return r.times.finished_seconds - StageSeconds(r, v1::STAGE_QUEUE) -
+           ToSeconds(r.summary.compute_time());
   });
   figures.payload = {ratio(last.bytes_up() + last.bytes_down(), wire_seconds), wire};
   const double tokens =

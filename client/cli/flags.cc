@@ -10,8 +10,7 @@
 #include "absl/strings/strip.h"
 #include "client/call.h"
 #include "client/error.h"
-#include "common/wire/proto_values.h"
-#include "common/wire/raw_request.h"
+#include "common/request/validation.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -195,17 +194,33 @@ void AddServerFlag(CLI::App* command, std::string* server) {
   command->add_option("--server", *server, "The service's gRPC address, host:port")->required();
 }
 
+namespace {
+
+template <typename Header>
+Header HeaderOf(const Problem& problem) {
+  Header header;
+  *header.mutable_shape() = problem.shape;
+  header.set_dtype(problem.dtype);
+  *header.mutable_options() = problem.options;
+  *header.mutable_plan() = problem.plan;
+  return header;
+}
+
+std::variant<ValidRequest, Rejection> Validate(const Problem& problem, Direction direction,
+                                               bool has_forward_result) {
+  if (direction == Direction::kForward) {
+    return ValidateRequest(HeaderOf<v1::ForwardHeader>(problem), Limits());
+  }
+  auto header = HeaderOf<v1::BackwardHeader>(problem);
+  header.set_has_forward_result(has_forward_result);
+  return ValidateRequest(header, Limits());
+}
+
+}  // namespace
+
 absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,
                                              bool has_forward_result) {
-  RawRequest raw;
-  raw.direction = direction;
-  ReadShape(problem.shape, &raw);
-  raw.dtype = FromProto(problem.dtype);
-  ReadOptions(problem.options, &raw);
-  ReadPlan(problem.plan, &raw);
-  raw.has_forward_result = has_forward_result;
-
-  auto checked = ValidateRequest(raw, Limits());
+  auto checked = Validate(problem, direction, has_forward_result);
   if (auto* valid = std::get_if<ValidRequest>(&checked)) return std::move(*valid);
   const Rejection& rejection = std::get<Rejection>(checked);
   std::vector<FieldViolation> violations;
@@ -233,6 +248,16 @@ std::string ShortName(v1::Schedule schedule) {
 
 std::string ShortName(v1::Transport transport) {
   return WithoutPrefix(v1::Transport_Name(transport), "TRANSPORT_");
+}
+
+std::string ShortName(v1::Stage stage) { return WithoutPrefix(v1::Stage_Name(stage), "STAGE_"); }
+
+std::string ShortName(v1::TimelineCategory category) {
+  return WithoutPrefix(v1::TimelineCategory_Name(category), "TIMELINE_CATEGORY_");
+}
+
+std::string ShortName(v1::WorkerState state) {
+  return WithoutPrefix(v1::WorkerState_Name(state), "WORKER_STATE_");
 }
 
 std::string ShortName(v1::DataType dtype) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
+#include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn::client::cli {
 
@@ -77,6 +78,9 @@ absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction d
 std::string ShortName(v1::Layout layout);
 std::string ShortName(v1::Schedule schedule);
 std::string ShortName(v1::Transport transport);
+std::string ShortName(v1::Stage stage);
+std::string ShortName(v1::TimelineCategory category);
+std::string ShortName(v1::WorkerState state);
 std::string ShortName(v1::DataType dtype);  // "fp32", "bf16", "fp16"
 
 }  // namespace ringattn::client::cli

@@ -67,7 +67,8 @@ int RunGenerate(const Flags& flags) {
     Json object = {{"command", "generate"}, {"output", flags.output}, {"tensors", Json::object()}};
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
-          {"dtype", ShortName(problem.dtype)}, {"shape", TensorDimensions(problem.shape, tensor)}};
+          {"dtype", ShortName(problem.dtype)},
+          {"shape", *TensorDimensions(problem.shape, problem.dtype, tensor)}};
     }
     Print(object);
     return kSuccess;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -54,7 +55,7 @@ Json PlanJson(const v1::PlanReport& plan) {
       {"stripe", plan.stripe()},
       {"members", Json(std::vector<std::string>(plan.members().begin(), plan.members().end()))},
       {"reason", plan.reason()},
-      {"predicted_compute_seconds", plan.predicted_compute_seconds()},
+      {"predicted_compute_seconds", ToSeconds(plan.predicted_compute_time())},
       {"exchanged_bytes", plan.exchanged_bytes()},
       {"ranks", Json::array()}};
   for (const v1::RankPlan& rank : plan.ranks()) {
@@ -80,13 +81,15 @@ Json MeasuredJson(const CallReport& report) {
     ring_bytes += rank.sent_bytes();
     ranks.push_back({{"rank", rank.rank()},
                      {"worker", rank.worker()},
-                     {"compute_seconds", rank.compute_seconds()},
-                     {"ring_wait_seconds", rank.ring_wait_seconds()},
+                     {"compute_seconds", ToSeconds(rank.compute_time())},
+                     {"ring_wait_seconds", ToSeconds(rank.ring_wait_time())},
                      {"sent_bytes", rank.sent_bytes()},
                      {"tiles", rank.tiles()}});
   }
   Json stages = Json::object();
-  for (const v1::StageTime& stage : summary.stages()) stages[stage.stage()] = stage.seconds();
+  for (const v1::StageTime& stage : summary.stages()) {
+    stages[ShortName(stage.stage())] = ToSeconds(stage.time());
+  }
   return {{"request_id", report.accepted.request_id()},
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
@@ -101,9 +104,9 @@ Json MeasuredJson(const CallReport& report) {
             {"uploaded", report.times.uploaded_seconds},
             {"first_output", report.times.first_output_seconds},
             {"finished", report.times.finished_seconds}}},
-          {"compute_seconds", summary.compute_seconds()},
+          {"compute_seconds", ToSeconds(summary.compute_time())},
           {"flops", summary.flops()},
-          {"flops_per_second", PerSecond(summary.flops(), summary.compute_seconds())},
+          {"flops_per_second", PerSecond(summary.flops(), ToSeconds(summary.compute_time()))},
           {"ranks", ranks}};
 }
 
@@ -135,10 +138,10 @@ std::string CallText(const CallReport& report) {
   }
   absl::StrAppendFormat(&text, "time   %.3f s in all", report.times.finished_seconds);
   for (const v1::StageTime& stage : summary.stages()) {
-    absl::StrAppendFormat(&text, ", %s %.3f", stage.stage(), stage.seconds());
+    absl::StrAppendFormat(&text, ", %s %.3f", ShortName(stage.stage()), ToSeconds(stage.time()));
   }
   absl::StrAppendFormat(&text, "\nrate   %sFLOP/s (%sFLOP)",
-                        HumanRate(PerSecond(summary.flops(), summary.compute_seconds())),
+                        HumanRate(PerSecond(summary.flops(), ToSeconds(summary.compute_time()))),
                         HumanRate(summary.flops()));
   uint64_t ring_bytes = 0;
   for (const v1::RankReport& rank : summary.ranks()) ring_bytes += rank.sent_bytes();

@@ -32,7 +32,7 @@ void PrintText(const v1::Topology& topology) {
   for (const v1::WorkerInfo& worker : topology.workers()) {
     std::printf("%-4s  %-16s  %-10s  %-20s  %7u  %10s  %10s  %s\n",
                 worker.has_rank() ? absl::StrCat(worker.rank()).c_str() : "-",
-                worker.name().c_str(), worker.state().c_str(), worker.device().c_str(),
+                worker.name().c_str(), ShortName(worker.state()).c_str(), worker.device().c_str(),
                 worker.threads(), HumanBytes(worker.memory_bytes()).c_str(),
                 HumanBytes(worker.reserved_bytes()).c_str(), worker.data_address().c_str());
   }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/flags.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -87,21 +89,23 @@ class RequestBars {
     const double accepted = report_.times.accepted_seconds;
     double at = accepted;
     for (const v1::StageTime& stage : report_.summary.stages()) {
-      if (stage.stage() == "queue") {
-        const double begin = std::max(0.0, accepted - stage.seconds());
+      if (stage.stage() == v1::STAGE_QUEUE) {
+        const double begin = std::max(0.0, accepted - ToSeconds(stage.time()));
         Bar(kCoordinatorProcess, "stages", "queue", "queue", begin, accepted);
         continue;
       }
-      Bar(kCoordinatorProcess, "stages", stage.stage(), stage.stage(), at, at + stage.seconds());
-      at += stage.seconds();
+      const std::string name = ShortName(stage.stage());
+      Bar(kCoordinatorProcess, "stages", name, name, at, at + ToSeconds(stage.time()));
+      at += ToSeconds(stage.time());
     }
   }
 
   void Rank(int process, const v1::RankReport& rank) {
     const double accepted = report_.times.accepted_seconds;
     for (const v1::TimelineEvent& event : rank.timeline()) {
-      Bar(process, event.category(), event.name(), event.category(),
-          accepted + event.begin_seconds(), accepted + event.end_seconds());
+      const std::string category = ShortName(event.category());
+      Bar(process, category, event.name(), category, accepted + ToSeconds(event.begin()),
+          accepted + ToSeconds(event.end()));
     }
   }
 

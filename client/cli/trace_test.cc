@@ -1,5 +1,6 @@
 #include "client/cli/trace.h"
 
+#include "common/wire/durations.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client::cli {
@@ -14,16 +15,16 @@ TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
   v1::RankReport* rank = report.summary.add_ranks();
   rank->set_rank(3);
   rank->set_worker("worker-3");
-  const auto add = [&](const char* name, const char* category, double begin, double end) {
+  const auto add = [&](const char* name, v1::TimelineCategory category, double begin, double end) {
     v1::TimelineEvent* event = rank->add_timeline();
     event->set_name(name);
     event->set_category(category);
-    event->set_begin_seconds(begin);
-    event->set_end_seconds(end);
+    SetSeconds(begin, event->mutable_begin());
+    SetSeconds(end, event->mutable_end());
   };
-  add("step 0 forward", "compute", 1.0, 1.5);
-  add("step 0 exchange", "exchange", 1.0, 1.2);
-  add("step 1 forward", "compute", 1.5, 2.0);
+  add("step 0 forward", v1::TIMELINE_CATEGORY_COMPUTE, 1.0, 1.5);
+  add("step 0 exchange", v1::TIMELINE_CATEGORY_EXCHANGE, 1.0, 1.2);
+  add("step 1 forward", v1::TIMELINE_CATEGORY_COMPUTE, 1.5, 2.0);
   const Json trace = TraceJson(report);
   int rows[3] = {}, at = 0;
   for (const Json& event : trace["traceEvents"]) {
@@ -51,9 +52,9 @@ TEST(Trace, PartsOfACallAreSideBySide) {
     rank->set_rank(i);
     rank->set_worker("worker-7");
     v1::TimelineEvent* event = rank->add_timeline();
-    event->set_category("compute");
-    event->set_begin_seconds(2);
-    event->set_end_seconds(3);
+    event->set_category(v1::TIMELINE_CATEGORY_COMPUTE);
+    SetSeconds(2, event->mutable_begin());
+    SetSeconds(3, event->mutable_end());
     report.parts.push_back(part);
   }
   std::vector<double> begins;

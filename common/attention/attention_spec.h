@@ -47,46 +47,13 @@ struct AttentionOptions {
   int64_t window_right = -1;  // -1 = unlimited
 };
 
+enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
+
 struct AttentionSpec {
   DType dtype = DType::kFloat32;
   AttentionShape shape;
   AttentionOptions options;
 };
-
-// The tensors of the protocol, in the order in which they are streamed.
-enum class TensorId : uint8_t {
-  kQ = 1,
-  kK = 2,
-  kV = 3,
-  kOut = 4,
-  kLse = 5,
-  kDout = 6,
-  kDq = 7,
-  kDk = 8,
-  kDv = 9,
-};
-const char* TensorName(TensorId id);  // "q", "k", ...
-
-// How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where
-// `rows` is the axis that is cut into shards:
-//   q, out, dout, dq : outer = batch, rows = seq_len_q,  inner = heads * dim * element
-//   k, v, dk, dv     : outer = batch, rows = seq_len_kv, inner = kv heads * dim * element
-//   lse              : outer = batch * num_heads, rows = seq_len_q, inner = 4
-struct TensorLayout {
-  int64_t outer = 0;
-  int64_t rows = 0;
-  int64_t inner_bytes = 0;
-  bool on_kv_axis = false;  // cut along k/v's token axis rather than q's
-
-  int64_t bytes() const { return outer * rows * inner_bytes; }
-};
-TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
-
-// The shape a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
-std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
-
-// The element type of a tensor: fp32 for lse, spec.dtype otherwise.
-DType DTypeOf(const AttentionSpec& spec, TensorId id);
 
 }  // namespace ringattn
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/oracle/oracle.h"
 
 namespace ringattn::oracle {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/oracle/oracle.h"
 
 namespace ringattn::oracle {

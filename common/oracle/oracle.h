@@ -33,7 +33,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 
 namespace ringattn::oracle {
 

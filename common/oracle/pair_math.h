@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/oracle/numeric.h"
 #include "common/oracle/oracle.h"
 

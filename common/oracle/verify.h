@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/oracle.h"
 

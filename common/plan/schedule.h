@@ -34,11 +34,10 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/plan/shard_plan.h"
 
 namespace ringattn {
-
-enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
 
 enum class ScheduleKind : uint8_t { kSingle = 0, kRing = 1 };
 const char* ScheduleKindName(ScheduleKind kind);

@@ -25,7 +25,7 @@ BufferId ScheduleBuilder::AddBuffer(int rank, std::string name, int64_t bytes) {
 
 int64_t ScheduleBuilder::ShardBytes(int rank, TensorId id) const {
   const TensorLayout layout = LayoutOf(spec_, id);
-  return layout.outer * (layout.on_kv_axis ? kv_rows(rank) : q_rows(rank)) * layout.inner_bytes;
+  return layout.ShardBytes(ShardRows(plan_, layout, rank));
 }
 
 BufferId ScheduleBuilder::AddTensor(int rank, TensorId id) {

@@ -45,6 +45,9 @@ ShardMap::ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards)
   }
 }
 
+ShardMap::ShardMap(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor)
+    : ShardMap(LayoutOf(spec, tensor), ShardsOf(plan, LayoutOf(spec, tensor))) {}
+
 const ShardMap::OwnedSpan& ShardMap::OwnerOf(int64_t token) const {
   const int64_t key = period_ == 1 ? token : token % period_;
   const auto next = std::partition_point(by_token_.begin(), by_token_.end(),
@@ -96,8 +99,6 @@ std::vector<ByteRun> ShardMap::FromLocal(int rank, int64_t offset, int64_t bytes
   return runs;
 }
 
-int64_t ShardMap::local_bytes(int rank) const {
-  return layout_.outer * rows_[rank] * layout_.inner_bytes;
-}
+int64_t ShardMap::local_bytes(int rank) const { return layout_.ShardBytes(rows_[rank]); }
 
 }  // namespace ringattn

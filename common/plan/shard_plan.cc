@@ -199,6 +199,38 @@ std::vector<Piece> SlicePieces(const std::vector<Piece>& pieces, int64_t begin, 
   return slice;
 }
 
+std::vector<Shard> ShardsOf(const ShardPlan& plan, const TensorLayout& layout) {
+  const Shard all = layout.rows == 0 ? Shard{} : Shard{{0, layout.rows, 1}};
+  switch (layout.axis) {
+    case Axis::kQ:
+      return plan.q;
+    case Axis::kKv:
+      return plan.kv;
+    case Axis::kReplicated:
+      return std::vector<Shard>(plan.world_size, all);
+    case Axis::kRankZero: {
+      std::vector<Shard> shards(plan.world_size);
+      shards[0] = all;
+      return shards;
+    }
+  }
+  return {};
+}
+
+int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank) {
+  switch (layout.axis) {
+    case Axis::kQ:
+      return RowsIn(plan.q[rank]);
+    case Axis::kKv:
+      return RowsIn(plan.kv[rank]);
+    case Axis::kReplicated:
+      return layout.rows;
+    case Axis::kRankZero:
+      return rank == 0 ? layout.rows : 0;
+  }
+  return 0;
+}
+
 std::string ToString(const ShardPlan& plan) {
   std::string text = absl::StrCat("layout ", LayoutName(plan.layout), ", ", plan.world_size,
                                   plan.world_size == 1 ? " rank" : " ranks");

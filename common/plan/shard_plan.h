@@ -21,6 +21,7 @@
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
+#include "common/attention/tensors.h"
 
 namespace ringattn {
 
@@ -65,6 +66,11 @@ struct ShardPlan {
 ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size,
                         int64_t stripe = 1);
 
+// The rows of every rank of a tensor.
+std::vector<Shard> ShardsOf(const ShardPlan& plan, const TensorLayout& layout);
+// How many they are of one rank.
+int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank);
+
 // Cuts a shard at document boundaries. Pieces are in local row order, non-empty,
 // and cover every row exactly once.
 std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens);
@@ -88,9 +94,10 @@ struct ByteRun {
 // Immutable, cheap to copy, thread safe.
 class ShardMap {
  public:
-  // REQUIRES: the shards cover the axis, each token once, and are made of spans of
-  // stride 1 or, as striped ones, of spans of one stride that begin below it.
+  // REQUIRES: the shards cover the axis, each token once (so not Axis::kReplicated), and are
+  // made of spans of stride 1 or, as striped ones, of spans of one stride that begin below it.
   ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards);
+  ShardMap(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
 
   // Runs that cover [offset, offset + bytes) of the global tensor, ascending, as
   // few as there are: one per span touched and outer index, one per token where the

@@ -1,13 +1,15 @@
 #include "common/request/validation.h"
 
+#include <google/protobuf/text_format.h>
+
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
@@ -15,47 +17,48 @@ namespace {
 
 using absl::StatusCode;
 
-RawRequest Good() {
-  RawRequest raw;
-  raw.batch = 2;
-  raw.seq_len_q = 10;
-  raw.seq_len_kv = 12;
-  raw.num_heads = 4;
-  raw.num_kv_heads = 2;
-  raw.head_dim = 16;
-  raw.head_dim_v = 8;
-  raw.dtype = DType::kBFloat16;
-  return raw;
+constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+constexpr StatusCode kTooMuch = StatusCode::kResourceExhausted;
+constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
+
+constexpr char kGood[] = R"(
+  shape { batch: 2 seq_len_q: 10 seq_len_kv: 12 num_heads: 4 num_kv_heads: 2 head_dim: 16
+          head_dim_v: 8 }
+  dtype: DATA_TYPE_BFLOAT16)";
+constexpr char kGoodPacked[] = R"(
+  shape { batch: 1 seq_len_q: 10 seq_len_kv: 12 num_heads: 4 num_kv_heads: 2 head_dim: 16
+          head_dim_v: 8
+          packed { cu_seqlens_q: [0, 4, 4, 10] cu_seqlens_k: [0, 6, 12, 12] } }
+  dtype: DATA_TYPE_BFLOAT16)";
+
+// `text` merged over `base`.
+template <typename Header = v1::ForwardHeader>
+Header Parse(const char* base, const std::string& text = "") {
+  Header header;
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(base, &header));
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(text, &header)) << text;
+  return header;
 }
 
-RawRequest GoodPacked() {
-  RawRequest raw = Good();
-  raw.batch = 1;
-  raw.packed = true;
-  raw.cu_seqlens_q = {0, 4, 4, 10};
-  raw.cu_seqlens_k = {0, 6, 12, 12};
-  return raw;
-}
-
-Rejection Reject(const RawRequest& raw, const Limits& limits = Limits()) {
-  auto result = ValidateRequest(raw, limits);
+template <typename Header>
+Rejection Reject(const Header& header, const Limits& limits = Limits()) {
+  auto result = ValidateRequest(header, limits);
   if (Rejection* rejection = std::get_if<Rejection>(&result)) return *rejection;
-  ADD_FAILURE() << "was accepted";
+  ADD_FAILURE() << "was accepted: " << header.ShortDebugString();
   return {};
 }
 
-ValidRequest Accept(const RawRequest& raw) {
-  auto result = ValidateRequest(raw, Limits());
+template <typename Header>
+ValidRequest Accept(const Header& header) {
+  auto result = ValidateRequest(header, Limits());
   if (ValidRequest* request = std::get_if<ValidRequest>(&result)) return *request;
   ADD_FAILURE() << std::get<Rejection>(result).ToStatus();
   return {};
 }
 
-// Changes one thing and expects exactly one violation, at `field`.
-void ExpectViolation(const std::string& field, StatusCode code,
-                     const std::function<void(RawRequest&)>& spoil, RawRequest raw = Good()) {
-  spoil(raw);
-  const Rejection rejection = Reject(raw);
+template <typename Header>
+void ExpectOneViolation(const Header& header, const std::string& field, StatusCode code) {
+  const Rejection rejection = Reject(header);
   ASSERT_EQ(rejection.violations.size(), 1u) << field << " " << rejection.ToStatus();
   EXPECT_EQ(rejection.violations[0].field, field);
   EXPECT_EQ(rejection.violations[0].code, code) << field;
@@ -63,15 +66,16 @@ void ExpectViolation(const std::string& field, StatusCode code,
   EXPECT_FALSE(rejection.violations[0].description.empty());
 }
 
-constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
-constexpr StatusCode kTooMuch = StatusCode::kResourceExhausted;
-constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
+// Changes one thing and expects exactly one violation, at `field`.
+void ExpectViolation(const std::string& field, StatusCode code, const std::string& text) {
+  ExpectOneViolation(Parse(kGood, text), field, code);
+}
 
 TEST(ValidationTest, AcceptsAndResolvesDefaults) {
-  RawRequest raw = Good();
-  raw.num_kv_heads = 0;
-  raw.head_dim_v = 0;
-  const ValidRequest request = Accept(raw);
+  v1::ForwardHeader header = Parse(kGood);
+  header.mutable_shape()->set_num_kv_heads(0);
+  header.mutable_shape()->set_head_dim_v(0);
+  const ValidRequest request = Accept(header);
   EXPECT_EQ(request.spec.shape.num_kv_heads, 4);
   EXPECT_EQ(request.spec.shape.head_dim_v, 16);
   EXPECT_EQ(request.spec.shape.cu_seqlens_q, (std::vector<int64_t>{0, 10}));
@@ -84,176 +88,166 @@ TEST(ValidationTest, AcceptsAndResolvesDefaults) {
 }
 
 TEST(ValidationTest, ZeroesThatMeanSomethingAreKept) {
-  RawRequest raw = Good();
-  raw.softmax_scale = 0.0;
-  raw.window = RawWindow{0, 0};
-  raw.seq_len_q = 0;
-  raw.seq_len_kv = 0;
-  const ValidRequest request = Accept(raw);
+  v1::ForwardHeader header =
+      Parse(kGood, "options { softmax_scale: 0 window {} } shape { seq_len_q: 0 seq_len_kv: 0 }");
+  const ValidRequest request = Accept(header);
   EXPECT_EQ(request.spec.options.softmax_scale, 0.0);
   EXPECT_EQ(request.spec.options.window_left, 0);
-  raw.softmax_scale = -2.5;
-  EXPECT_EQ(Accept(raw).spec.options.softmax_scale, -2.5);
+  header.mutable_options()->set_softmax_scale(-2.5);
+  EXPECT_EQ(Accept(header).spec.options.softmax_scale, -2.5);
 }
 
 TEST(ValidationTest, PackedDocuments) {
-  const ValidRequest request = Accept(GoodPacked());
+  const ValidRequest request = Accept(Parse(kGoodPacked));
   EXPECT_EQ(request.spec.shape.num_documents(), 3);
   EXPECT_EQ(request.spec.shape.cu_seqlens_k, (std::vector<int64_t>{0, 6, 12, 12}));
 }
 
 TEST(ValidationTest, BackwardNamesItsTensors) {
-  RawRequest raw = Good();
-  raw.direction = Direction::kBackward;
-  const ValidRequest recomputed = Accept(raw);
+  auto header = Parse<v1::BackwardHeader>(kGood);
+  const ValidRequest recomputed = Accept(header);
   EXPECT_TRUE(recomputed.recompute_forward);
   EXPECT_TRUE(recomputed.choice.recompute_forward);
   EXPECT_EQ(recomputed.inputs.size(), 4u);
-  raw.has_forward_result = true;
-  const ValidRequest given = Accept(raw);
+  header.set_has_forward_result(true);
+  const ValidRequest given = Accept(header);
   EXPECT_FALSE(given.recompute_forward);
   EXPECT_EQ(given.inputs.size(), 6u);
   EXPECT_EQ(given.outputs, (std::vector<TensorId>{TensorId::kDq, TensorId::kDk, TensorId::kDv}));
 }
 
 TEST(ValidationTest, Shapes) {
-  for (uint64_t bad : {uint64_t{257}, kHuge, uint64_t{1} << 32, uint64_t{0}}) {
-    ExpectViolation("shape.head_dim", kInvalid, [&](RawRequest& raw) { raw.head_dim = bad; });
-    if (bad != 0) {
-      ExpectViolation("shape.head_dim_v", kInvalid, [&](RawRequest& raw) { raw.head_dim_v = bad; });
-    }
+  for (const char* bad : {"257", "4294967295"}) {
+    ExpectViolation("shape.head_dim", kInvalid, absl::StrCat("shape { head_dim: ", bad, " }"));
+    ExpectViolation("shape.head_dim_v", kInvalid, absl::StrCat("shape { head_dim_v: ", bad, " }"));
   }
-  ExpectViolation("shape.batch", kInvalid, [](RawRequest& raw) { raw.batch = 0; });
-  ExpectViolation("shape.num_heads", kInvalid, [](RawRequest& raw) { raw.num_heads = 0; });
-  ExpectViolation("shape.num_kv_heads", kInvalid, [](RawRequest& raw) { raw.num_kv_heads = 3; });
+  ExpectViolation("shape.head_dim", kInvalid, "shape { head_dim: 0 }");
+  ExpectViolation("shape.batch", kInvalid, "shape { batch: 0 }");
+  ExpectViolation("shape.num_heads", kInvalid, "shape { num_heads: 0 }");
+  ExpectViolation("shape.num_kv_heads", kInvalid, "shape { num_kv_heads: 3 }");
   for (uint64_t bad : {uint64_t{5000}, kHuge, uint64_t{1} << 63}) {
-    ExpectViolation("shape.batch", kTooMuch, [&](RawRequest& raw) { raw.batch = bad; });
+    ExpectViolation("shape.batch", kTooMuch, absl::StrCat("shape { batch: ", bad, " }"));
   }
   for (uint64_t bad : {(uint64_t{1} << 27) + 1, kHuge, uint64_t{1} << 63}) {
-    ExpectViolation("shape.seq_len_q", kTooMuch, [&](RawRequest& raw) { raw.seq_len_q = bad; });
-    ExpectViolation("shape.seq_len_kv", kTooMuch, [&](RawRequest& raw) { raw.seq_len_kv = bad; });
+    ExpectViolation("shape.seq_len_q", kTooMuch, absl::StrCat("shape { seq_len_q: ", bad, " }"));
+    ExpectViolation("shape.seq_len_kv", kTooMuch, absl::StrCat("shape { seq_len_kv: ", bad, " }"));
   }
-  ExpectViolation("shape.num_heads", kTooMuch, [](RawRequest& raw) { raw.num_heads = 2048; });
-  ExpectViolation("dtype", kInvalid, [](RawRequest& raw) { raw.dtype.reset(); });
-  ExpectViolation("shape.packed", kInvalid, [](RawRequest& raw) { raw.cu_seqlens_q = {0, 10}; });
+  ExpectViolation("shape.num_heads", kTooMuch, "shape { num_heads: 2048 }");
+  ExpectViolation("dtype", kInvalid, "dtype: DATA_TYPE_UNSPECIFIED");
 }
 
 TEST(ValidationTest, CuSeqlens) {
-  const auto expect = [](const std::string& field, StatusCode code,
-                         const std::function<void(RawRequest&)>& spoil) {
-    ExpectViolation(field, code, spoil, GoodPacked());
+  using Packed = v1::PackedDocuments;
+  const auto expect = [](const std::string& field, const std::function<void(Packed&)>& spoil) {
+    v1::ForwardHeader header = Parse(kGoodPacked);
+    spoil(*header.mutable_shape()->mutable_packed());
+    ExpectOneViolation(header, field, kInvalid);
   };
-  expect("shape.packed.cu_seqlens_q[0]", kInvalid,
-         [](RawRequest& raw) { raw.cu_seqlens_q[0] = 1; });
-  expect("shape.packed.cu_seqlens_q[2]", kInvalid,
-         [](RawRequest& raw) { raw.cu_seqlens_q[2] = 3; });
-  expect("shape.packed.cu_seqlens_k[3]", kInvalid,
-         [](RawRequest& raw) { raw.cu_seqlens_k[3] = 13; });
-  expect("shape.packed.cu_seqlens_k[3]", kInvalid,
-         [](RawRequest& raw) { raw.cu_seqlens_k[3] = kHuge; });
-  expect("shape.packed.cu_seqlens_k", kInvalid, [](RawRequest& raw) {
-    raw.cu_seqlens_k = {0, 12};
+  expect("shape.packed.cu_seqlens_q[0]", [](Packed& p) { p.set_cu_seqlens_q(0, 1); });
+  expect("shape.packed.cu_seqlens_q[2]", [](Packed& p) { p.set_cu_seqlens_q(2, 3); });
+  expect("shape.packed.cu_seqlens_k[3]", [](Packed& p) { p.set_cu_seqlens_k(3, 13); });
+  expect("shape.packed.cu_seqlens_k[3]", [](Packed& p) { p.set_cu_seqlens_k(3, kHuge); });
+  expect("shape.packed.cu_seqlens_k", [](Packed& p) {
+    p.mutable_cu_seqlens_k()->Truncate(1);
+    p.add_cu_seqlens_k(12);
   });
-  expect("shape.batch", kInvalid, [](RawRequest& raw) { raw.batch = 2; });
-  RawRequest raw = GoodPacked();
-  raw.cu_seqlens_q.clear();
-  raw.cu_seqlens_k.clear();
-  EXPECT_EQ(Reject(raw).violations.size(), 2u);
-  raw.cu_seqlens_q.assign((1 << 18) + 2, 0);
-  raw.cu_seqlens_q.back() = 10;
-  raw.cu_seqlens_k = raw.cu_seqlens_q;
-  raw.cu_seqlens_k.back() = 12;
-  EXPECT_EQ(Reject(raw).code, kTooMuch);
+  ExpectOneViolation(Parse(kGoodPacked, "shape { batch: 2 }"), "shape.batch", kInvalid);
+
+  v1::ForwardHeader header = Parse(kGoodPacked);
+  Packed& packed = *header.mutable_shape()->mutable_packed();
+  packed.clear_cu_seqlens_q();
+  packed.clear_cu_seqlens_k();
+  EXPECT_EQ(Reject(header).violations.size(), 2u);
+  packed.mutable_cu_seqlens_q()->Resize((1 << 18) + 1, 0);
+  packed.add_cu_seqlens_q(10);
+  packed.mutable_cu_seqlens_k()->Resize((1 << 18) + 1, 0);
+  packed.add_cu_seqlens_k(12);
+  EXPECT_EQ(Reject(header).code, kTooMuch);
 }
 
 TEST(ValidationTest, Options) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  for (double bad : {infinity, -infinity, std::nan(""), 1e300}) {
+  for (const char* bad : {"inf", "-inf", "nan", "1e300"}) {
     ExpectViolation("options.softmax_scale", kInvalid,
-                    [&](RawRequest& raw) { raw.softmax_scale = bad; });
+                    absl::StrCat("options { softmax_scale: ", bad, " }"));
   }
-  for (double bad : {0.0, -1.0, infinity, std::nan(""), 1e300, 1e-300}) {
-    ExpectViolation("options.softcap", kInvalid, [&](RawRequest& raw) { raw.softcap = bad; });
+  for (const char* bad : {"0", "-1", "inf", "nan", "1e300", "1e-300"}) {
+    ExpectViolation("options.softcap", kInvalid, absl::StrCat("options { softcap: ", bad, " }"));
   }
-  ExpectViolation("options.window.left", kInvalid, [](RawRequest& raw) {
-    raw.window = RawWindow{-2, 0};
-  });
-  ExpectViolation("options.window.right", kInvalid, [](RawRequest& raw) {
-    raw.window = RawWindow{0, std::numeric_limits<int64_t>::min()};
-  });
+  ExpectViolation("options.window.left", kInvalid, "options { window { left: -2 } }");
+  ExpectViolation("options.window.right", kInvalid,
+                  "options { window { right: -9223372036854775808 } }");
 }
 
 TEST(ValidationTest, PlanAndReply) {
-  ExpectViolation("plan.world_size", kInvalid, [](RawRequest& raw) { raw.world_size = 0; });
-  ExpectViolation("plan.world_size", kTooMuch, [](RawRequest& raw) { raw.world_size = kHuge; });
-  ExpectViolation("plan.world_size", kInvalid, [](RawRequest& raw) {
-    raw.world_size = 2;
-    raw.schedule = ScheduleKind::kSingle;
-  });
-  ExpectViolation("plan.stripe", kInvalid, [](RawRequest& raw) { raw.stripe = 4; });
-  ExpectViolation("plan.stripe", kInvalid, [](RawRequest& raw) {
-    raw.stripe = 0;
-    raw.layout = Layout::kStriped;
-  });
-  ExpectViolation("reply.max_chunk_bytes", kTooMuch,
-                  [](RawRequest& raw) { raw.reply_max_chunk_bytes = 17 << 20; });
-  ExpectViolation("reply.max_chunk_bytes", kInvalid,
-                  [](RawRequest& raw) { raw.reply_max_chunk_bytes = 0; });
-  ExpectViolation("reply.progress_interval", kInvalid,
-                  [](RawRequest& raw) { raw.reply_progress_interval_seconds = std::nan(""); });
+  ExpectViolation("plan.world_size", kInvalid, "plan { world_size: 0 }");
+  ExpectViolation("plan.world_size", kTooMuch, "plan { world_size: 4294967295 }");
+  ExpectViolation("plan.world_size", kInvalid, "plan { world_size: 2 schedule: SCHEDULE_SINGLE }");
+  ExpectViolation("plan.stripe", kInvalid, "plan { stripe: 4 }");
+  ExpectViolation("plan.stripe", kInvalid, "plan { stripe: 0 layout: LAYOUT_STRIPED }");
+  ExpectViolation("reply.max_chunk_bytes", kTooMuch, "reply { max_chunk_bytes: 17825792 }");
+  ExpectViolation("reply.max_chunk_bytes", kInvalid, "reply { max_chunk_bytes: 0 }");
+  ExpectViolation("reply.progress_interval", kInvalid, "reply { progress_interval {} }");
   ExpectViolation("request_id", kInvalid,
-                  [](RawRequest& raw) { raw.request_id = std::string(129, 'x'); });
-  ExpectViolation("request_id", kInvalid, [](RawRequest& raw) { raw.request_id = "a\nb"; });
-  ExpectViolation("has_forward_result", kInvalid,
-                  [](RawRequest& raw) { raw.has_forward_result = true; });
+                  absl::StrCat("request_id: '", std::string(129, 'x'), "'"));
+  ExpectViolation("request_id", kInvalid, R"(request_id: "a\nb")");
+}
+
+TEST(ValidationTest, EnumsThatAreNoValue) {
+  v1::ForwardHeader header = Parse(kGood);
+  header.mutable_plan()->set_layout(static_cast<v1::Layout>(99));
+  ExpectOneViolation(header, "plan.layout", kInvalid);
+  header = Parse(kGood);
+  header.mutable_plan()->set_schedule(static_cast<v1::Schedule>(99));
+  ExpectOneViolation(header, "plan.schedule", kInvalid);
 }
 
 TEST(ValidationTest, InlineTensors) {
-  RawRequest raw = Good();
-  raw.inline_tensors = {{TensorId::kQ, 2 * 10 * 4 * 16 * 2}};
-  Accept(raw);
-  ExpectViolation(
-      "inline_tensors[0].data", kInvalid, [](RawRequest& r) { r.inline_tensors[0].bytes += 1; },
-      raw);
-  ExpectViolation(
-      "inline_tensors[1].tensor", kInvalid,
-      [](RawRequest& r) { r.inline_tensors.push_back(r.inline_tensors[0]); }, raw);
-  ExpectViolation(
-      "inline_tensors[0].tensor", kInvalid,
-      [](RawRequest& r) { r.inline_tensors[0].tensor = TensorId::kDout; }, raw);
-  ExpectViolation(
-      "inline_tensors[0].tensor", kInvalid,
-      [](RawRequest& r) { r.inline_tensors[0].tensor.reset(); }, raw);
-  ExpectViolation(
-      "inline_tensors", kTooMuch, [](RawRequest& r) { r.inline_tensors[0].bytes = kHuge; }, raw);
+  v1::ForwardHeader good = Parse(kGood, "inline_tensors { tensor: TENSOR_ID_Q }");
+  good.mutable_inline_tensors(0)->set_data(std::string(2 * 10 * 4 * 16 * 2, '\0'));
+  Accept(good);
+
+  v1::ForwardHeader header = good;
+  header.mutable_inline_tensors(0)->mutable_data()->push_back('\0');
+  ExpectOneViolation(header, "inline_tensors[0].data", kInvalid);
+  header = good;
+  *header.add_inline_tensors() = good.inline_tensors(0);
+  ExpectOneViolation(header, "inline_tensors[1].tensor", kInvalid);
+  for (int tensor : {static_cast<int>(v1::TENSOR_ID_DOUT), 0, 99}) {
+    header = good;
+    header.mutable_inline_tensors(0)->set_tensor(static_cast<v1::TensorId>(tensor));
+    ExpectOneViolation(header, "inline_tensors[0].tensor", kInvalid);
+  }
+  header = good;
+  header.mutable_inline_tensors(0)->mutable_data()->resize((1 << 20) + 1);
+  ExpectOneViolation(header, "inline_tensors", kTooMuch);
 }
 
 TEST(ValidationTest, BytesOverTheLimit) {
-  RawRequest raw = Good();
-  raw.seq_len_q = 1 << 27;
-  raw.num_heads = raw.num_kv_heads = 1024;
-  const Rejection rejection = Reject(raw);
+  v1::ForwardHeader header =
+      Parse(kGood, "shape { seq_len_q: 134217728 num_heads: 1024 num_kv_heads: 1024 }");
+  const Rejection rejection = Reject(header);
   EXPECT_EQ(rejection.code, kTooMuch);
   EXPECT_EQ(rejection.violations[0].field, "shape");
-  // Every legal maximum at once: products stay exact, nothing wraps to "small".
-  raw.batch = 4096;
-  raw.seq_len_kv = 1 << 27;
-  raw.head_dim = raw.head_dim_v = 256;
-  raw.dtype = DType::kFloat32;
-  EXPECT_EQ(Reject(raw).violations.size(), 6u);  // five tensors and their sum
+  // Every legal maximum at once: sizes saturate, nothing wraps to "small".
+  header = Parse(kGood, R"(
+    shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024
+            num_kv_heads: 1024 head_dim: 256 head_dim_v: 256 }
+    dtype: DATA_TYPE_FLOAT32)");
+  EXPECT_EQ(Reject(header).violations.size(), 6u);  // five tensors and their sum
 }
 
 TEST(ValidationTest, ReportsEverythingAtOnce) {
-  RawRequest raw;
-  raw.num_kv_heads = 3;
-  raw.head_dim = 300;
-  raw.softcap = -1;
-  raw.window = RawWindow{-5, -6};
-  raw.world_size = 1000;
-  raw.found_in_decoding = {UnsupportedField("options.dropout"), UnknownField("options.field_99")};
-  const Rejection rejection = Reject(raw);
+  v1::ForwardHeader header = Parse("", R"(
+    shape { num_kv_heads: 3 head_dim: 300 }
+    options { softcap: -1 window { left: -5 right: -6 } dropout { rate: 0.1 } }
+    plan { world_size: 1000 })");
+  header.mutable_options()
+      ->GetReflection()
+      ->MutableUnknownFields(header.mutable_options())
+      ->AddVarint(99, 1);
+  const Rejection rejection = Reject(header);
   EXPECT_EQ(rejection.code, kInvalid);
-  for (const char* field : {"options.dropout", "options.field_99", "shape.batch", "shape.num_heads",
+  for (const char* field : {"options.dropout", "options.99", "shape.batch", "shape.num_heads",
                             "shape.head_dim", "dtype", "options.softcap", "options.window.left",
                             "options.window.right", "plan.world_size"}) {
     EXPECT_TRUE(std::any_of(rejection.violations.begin(), rejection.violations.end(),
@@ -264,25 +258,23 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
 }
 
 TEST(ValidationTest, TheGravestCodeWins) {
-  RawRequest raw = Good();
-  raw.found_in_decoding = {UnsupportedField("options.alibi")};
-  EXPECT_EQ(Reject(raw).code, StatusCode::kUnimplemented);
-  raw.batch = kHuge;
-  EXPECT_EQ(Reject(raw).code, StatusCode::kUnimplemented);
-  raw.head_dim = 0;
-  EXPECT_EQ(Reject(raw).code, kInvalid);
+  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} }")).code, StatusCode::kUnimplemented);
+  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} } shape { batch: 5000 }")).code,
+            StatusCode::kUnimplemented);
+  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} } shape { head_dim: 0 }")).code, kInvalid);
 }
 
 TEST(ValidationTest, DetailsAreBounded) {
-  RawRequest raw = GoodPacked();
-  raw.seq_len_q = 5000;
-  raw.cu_seqlens_q.clear();
+  v1::ForwardHeader header = Parse(kGoodPacked, "shape { seq_len_q: 5000 }");
+  v1::PackedDocuments& packed = *header.mutable_shape()->mutable_packed();
+  packed.clear_cu_seqlens_q();
   for (int i = 0; i < 2500; ++i) {
-    raw.cu_seqlens_q.push_back(10);
-    raw.cu_seqlens_q.push_back(5);
+    packed.add_cu_seqlens_q(10);
+    packed.add_cu_seqlens_q(5);
   }
-  raw.cu_seqlens_k.assign(5000, 0);
-  const Rejection rejection = Reject(raw);
+  packed.clear_cu_seqlens_k();
+  packed.mutable_cu_seqlens_k()->Resize(5000, 0);
+  const Rejection rejection = Reject(header);
   size_t bytes = 0;
   for (const Violation& violation : rejection.violations) {
     bytes += violation.field.size() + violation.description.size();
@@ -307,23 +299,27 @@ TEST(ValidationTest, RandomHeaders) {
     }
   };
   int accepted = 0;
-  for (int round = 0; round < 200000; ++round) {
-    RawRequest raw;
-    raw.batch = number();
-    raw.seq_len_q = number();
-    raw.seq_len_kv = number();
-    raw.num_heads = number();
-    raw.num_kv_heads = random() % 2 == 0 ? 0 : number();
-    raw.head_dim = number();
-    raw.head_dim_v = number();
-    raw.dtype = DType::kFloat32;
-    raw.packed = random() % 2 == 0;
-    if (raw.packed) {
-      raw.batch = 1;
-      raw.cu_seqlens_q = {0, number(), raw.seq_len_q};
-      raw.cu_seqlens_k = {0, number(), raw.seq_len_kv};
+  for (int round = 0; round < 100000; ++round) {
+    v1::ForwardHeader header;
+    header.set_dtype(v1::DATA_TYPE_FLOAT32);
+    v1::AttentionShape& raw = *header.mutable_shape();
+    raw.set_batch(number());
+    raw.set_seq_len_q(number());
+    raw.set_seq_len_kv(number());
+    raw.set_num_heads(number());
+    raw.set_num_kv_heads(random() % 2 == 0 ? 0 : number());
+    raw.set_head_dim(number());
+    raw.set_head_dim_v(number());
+    if (random() % 2 == 0) {
+      raw.set_batch(1);
+      for (uint64_t end : {uint64_t{0}, number(), raw.seq_len_q()}) {
+        raw.mutable_packed()->add_cu_seqlens_q(end);
+      }
+      for (uint64_t end : {uint64_t{0}, number(), raw.seq_len_kv()}) {
+        raw.mutable_packed()->add_cu_seqlens_k(end);
+      }
     }
-    const auto result = ValidateRequest(raw, Limits());
+    const auto result = ValidateRequest(header, Limits());
     if (const Rejection* rejection = std::get_if<Rejection>(&result)) {
       ASSERT_FALSE(rejection->violations.empty());
       continue;
@@ -337,9 +333,9 @@ TEST(ValidationTest, RandomHeaders) {
     ASSERT_TRUE(std::is_sorted(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end()));
     ASSERT_EQ(shape.cu_seqlens_q.size(), shape.cu_seqlens_k.size());
     ASSERT_EQ(shape.cu_seqlens_k.back(), shape.seq_len_kv);
-    ASSERT_LE(LayoutOf(spec, TensorId::kQ).bytes(), Limits().max_tensor_bytes);
+    ASSERT_LE(BytesOf(spec, TensorId::kQ), Limits().max_tensor_bytes);
   }
-  EXPECT_GT(accepted, 2000);
+  EXPECT_GT(accepted, 1000);
 }
 
 }  // namespace

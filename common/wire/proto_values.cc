@@ -54,11 +54,6 @@ std::optional<ScheduleKind> FromProto(v1::Schedule schedule) {
   return ValueOf(kSchedules, schedule);
 }
 
-std::optional<TensorId> TensorIdFromNumber(int number) {
-  if (number < v1::TENSOR_ID_Q || number > v1::TENSOR_ID_DV) return std::nullopt;
-  return static_cast<TensorId>(number);
-}
-
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
   proto->set_batch(shape.batch);
   proto->set_seq_len_q(shape.seq_len_q);
@@ -71,15 +66,6 @@ void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
   v1::PackedDocuments* packed = proto->mutable_packed();
   packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
   packed->mutable_cu_seqlens_k()->Add(shape.cu_seqlens_k.begin(), shape.cu_seqlens_k.end());
-}
-
-void ToProto(const AttentionOptions& options, v1::AttentionOptions* proto) {
-  proto->set_softmax_scale(options.softmax_scale);
-  if (options.softcap != 0) proto->set_softcap(options.softcap);
-  proto->set_causal(options.causal);
-  if (options.window_left < 0 && options.window_right < 0) return;
-  proto->mutable_window()->set_left(options.window_left);
-  proto->mutable_window()->set_right(options.window_right);
 }
 
 AttentionShape FromProto(const v1::AttentionShape& proto) {
@@ -100,18 +86,6 @@ AttentionShape FromProto(const v1::AttentionShape& proto) {
     shape.cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
   }
   return shape;
-}
-
-AttentionOptions FromProto(const v1::AttentionOptions& proto) {
-  AttentionOptions options;
-  options.softmax_scale = proto.softmax_scale();
-  options.softcap = proto.softcap();
-  options.causal = proto.causal();
-  if (proto.has_window()) {
-    options.window_left = proto.window().left();
-    options.window_right = proto.window().right();
-  }
-  return options;
 }
 
 }  // namespace ringattn

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "common/attention/attention_spec.h"
+#include "common/attention/tensors.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
 #include "ringattn/v1/attention.pb.h"
@@ -23,16 +24,12 @@ inline v1::TensorId ToProto(TensorId id) { return static_cast<v1::TensorId>(id);
 std::optional<DType> FromProto(v1::DataType dtype);
 std::optional<Layout> FromProto(v1::Layout layout);
 std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
-// By number, as chunks carry it.
-std::optional<TensorId> TensorIdFromNumber(int number);
 
-// Appends to an empty message. Options without effect are left unset.
+// Appends to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
-void ToProto(const AttentionOptions& options, v1::AttentionOptions* proto);
 
 // What this service itself has written. REQUIRES: sizes within Limits.
 AttentionShape FromProto(const v1::AttentionShape& proto);
-AttentionOptions FromProto(const v1::AttentionOptions& proto);
 
 }  // namespace ringattn
 

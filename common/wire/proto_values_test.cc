@@ -1,5 +1,7 @@
 #include "common/wire/proto_values.h"
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 
@@ -27,12 +29,12 @@ TEST(ProtoValues, EnumsRoundTrip) {
 }
 
 TEST(ProtoValues, TensorIdsAreNumberedAlike) {
-  for (int number = v1::TENSOR_ID_Q; number <= v1::TENSOR_ID_DV; ++number) {
-    ASSERT_TRUE(TensorIdFromNumber(number).has_value());
-    EXPECT_EQ(ToProto(*TensorIdFromNumber(number)), number);
-  }
-  for (int number : {-1, 0, v1::TENSOR_ID_DV + 1, 1 << 30}) {
-    EXPECT_FALSE(TensorIdFromNumber(number).has_value()) << number;
+  const google::protobuf::EnumDescriptor* type = v1::TensorId_descriptor();
+  EXPECT_EQ(static_cast<size_t>(type->value_count()) - 1, AllTensors().size());
+  for (const TensorInfo& info : AllTensors()) {
+    const auto* value = type->FindValueByNumber(ToProto(info.id));
+    ASSERT_NE(value, nullptr) << info.name;
+    EXPECT_EQ(absl::AsciiStrToLower(value->name()), absl::StrCat("tensor_id_", info.name));
   }
 }
 
@@ -71,33 +73,6 @@ TEST(ProtoValues, ShapesRoundTrip) {
     EXPECT_EQ(read.cu_seqlens_q, shape.cu_seqlens_q);
     EXPECT_EQ(read.cu_seqlens_k, shape.cu_seqlens_k);
   }
-}
-
-TEST(ProtoValues, OptionsRoundTripAndNothingIsSetInVain) {
-  v1::AttentionOptions plain;
-  ToProto(AttentionOptions{.softmax_scale = 0.5}, &plain);
-  EXPECT_FALSE(plain.has_softcap());
-  EXPECT_FALSE(plain.has_window());
-  const AttentionOptions read_plain = FromProto(plain);
-  EXPECT_EQ(read_plain.softmax_scale, 0.5);
-  EXPECT_EQ(read_plain.softcap, 0);
-  EXPECT_FALSE(read_plain.causal);
-  EXPECT_EQ(read_plain.window_left, -1);
-  EXPECT_EQ(read_plain.window_right, -1);
-
-  v1::AttentionOptions proto;
-  ToProto(AttentionOptions{.softmax_scale = 0.25,
-                           .softcap = 30,
-                           .causal = true,
-                           .window_left = -1,
-                           .window_right = 7},
-          &proto);
-  const AttentionOptions read = FromProto(proto);
-  EXPECT_EQ(read.softmax_scale, 0.25);
-  EXPECT_EQ(read.softcap, 30);
-  EXPECT_TRUE(read.causal);
-  EXPECT_EQ(read.window_left, -1);
-  EXPECT_EQ(read.window_right, 7);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "common/wire/durations.h"
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
@@ -61,10 +62,10 @@ PlannerInputs Coordinator::Impl::CurrentPlannerInputs() const {
                                           : registration.link_bytes_per_second();
     if (its_flops > 0 && (flops == 0 || its_flops < flops)) flops = its_flops;
     if (its_link > 0 && (link == 0 || its_link < link)) link = its_link;
-    call_overhead = std::max(call_overhead, registration.call_overhead_seconds());
+    call_overhead = std::max(call_overhead, ToSeconds(registration.call_overhead()));
     if (!measured_ring) continue;
     inputs.exchange_overhead_s =
-        std::max(inputs.exchange_overhead_s, worker.committed.exchange_overhead_seconds());
+        std::max(inputs.exchange_overhead_s, ToSeconds(worker.committed.exchange_overhead()));
   }
   if (flops > 0) inputs.device_flops_per_s = flops;
   if (link > 0) inputs.link_bytes_per_s = link;

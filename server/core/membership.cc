@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 #include "server/core/failures.h"
 #include "server/core/impl.h"
 
@@ -40,9 +41,8 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   worker.last_heard = now_;
   newest_join_ = now_;
   topology_changed_ = true;
-  Send(event.connection)
-      ->mutable_registered()
-      ->set_heartbeat_interval_seconds(absl::ToDoubleSeconds(config_.heartbeat_interval));
+  SetDuration(config_.heartbeat_interval,
+              Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
 }
 
 void Coordinator::Impl::On(const WorkerGone& event) {

@@ -8,16 +8,10 @@ namespace ringattn::server {
 namespace {
 
 int64_t InputBytes(const RequestArrived& request) {
-  std::vector<TensorId> inputs = {TensorId::kQ, TensorId::kK, TensorId::kV};
-  if (request.direction == Direction::kBackward) {
-    inputs.push_back(TensorId::kDout);
-    if (!request.recompute_forward) {
-      inputs.push_back(TensorId::kOut);
-      inputs.push_back(TensorId::kLse);
-    }
-  }
   int64_t bytes = 0;
-  for (TensorId id : inputs) bytes += LayoutOf(request.spec, id).bytes();
+  for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
+    bytes += BytesOf(request.spec, id);
+  }
   return bytes;
 }
 

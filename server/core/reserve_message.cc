@@ -1,5 +1,6 @@
 #include "server/core/reserve_message.h"
 
+#include "common/request/option_fields.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::server {
@@ -14,7 +15,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
   reserve.set_recompute_forward(request.recompute_forward);
   ToProto(request.spec.shape, reserve.mutable_shape());
   reserve.set_dtype(ToProto(request.spec.dtype));
-  ToProto(request.spec.options, reserve.mutable_options());
+  WriteOptions(request.spec.options, reserve.mutable_options());
   reserve.set_layout(ToProto(plan.shards.layout));
   reserve.set_schedule(ToProto(plan.schedule));
   reserve.set_stripe(plan.shards.stripe);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::server {
 namespace {
@@ -149,7 +150,7 @@ class Scenario {
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
     joined.registration.set_flops_per_second(Number(words, "flops"));
     joined.registration.set_link_bytes_per_second(Number(words, "link"));
-    joined.registration.set_call_overhead_seconds(Number(words, "call"));
+    SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
@@ -189,7 +190,8 @@ class Scenario {
     } else if (verb == "committed") {
       message.mutable_committed()->set_generation(generation);
       message.mutable_committed()->set_link_bytes_per_second(Number(words, "link"));
-      message.mutable_committed()->set_exchange_overhead_seconds(Number(words, "exchange"));
+      SetSeconds(Number(words, "exchange"),
+                 message.mutable_committed()->mutable_exchange_overhead());
     } else if (verb == "torndown") {
       message.mutable_torn_down()->set_generation(generation);
     } else if (verb == "failed") {

@@ -41,7 +41,9 @@ v1::Topology Coordinator::Impl::topology() const {
     const std::optional<int> rank = RankOf(connection);
     const bool ready = rank && ring_.phase == RingPhase::kReady;
     if (ready) info->set_rank(*rank);
-    info->set_state(!ready ? "joining" : draining_ ? "draining" : "ready");
+    info->set_state(!ready      ? v1::WORKER_STATE_JOINING
+                    : draining_ ? v1::WORKER_STATE_DRAINING
+                                : v1::WORKER_STATE_READY);
   }
   return topology;
 }

@@ -31,8 +31,7 @@ void Fill(const OperationView& view, v1::GetOperationResponse* response) {
   response->set_generation(view.generation);
   if (view.plan.has_value()) *response->mutable_plan() = MakePlanReport(*view.plan, view.members);
   if (view.failure.has_value()) {
-    response->set_error_code(static_cast<int>(view.failure->code));
-    response->set_error_message(view.failure->message);
+    *response->mutable_error() = ToRpcStatus(*view.failure);
   }
 }
 

@@ -4,14 +4,11 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "common/request/option_fields.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::server {
 namespace {
-
-void SetDuration(absl::Duration duration, google::protobuf::Duration* proto) {
-  proto->set_seconds(absl::ToInt64Seconds(duration));
-  proto->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(duration % absl::Seconds(1))));
-}
 
 // Writes the newest topology whenever the last write is done. Deletes itself.
 class WatchStream final : public grpc::ServerWriteReactor<v1::WatchTopologyResponse>,
@@ -83,9 +80,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING}) {
     info.add_schedules(schedule);
   }
-  for (const char* option : {"softmax_scale", "softcap", "causal", "window"}) {
-    info.add_options(option);
-  }
+  for (const std::string& option : ServedOptions()) info.add_options(option);
   v1::Limits* proto = info.mutable_limits();
   proto->set_max_tokens(limits.max_tokens);
   proto->set_max_heads(limits.max_heads);

@@ -29,9 +29,8 @@ DownloadMerger::DownloadMerger(const ValidRequest& request, const ShardPlan& sha
       read_ahead_bytes_(read_ahead_bytes),
       members_(shards.world_size) {
   for (TensorId id : request.outputs) {
-    const TensorLayout layout = LayoutOf(request.spec, id);
-    outputs_.push_back({id, ShardMap(layout, layout.on_kv_axis ? shards.kv : shards.q)});
-    total_bytes_ += layout.bytes();
+    outputs_.push_back({id, ShardMap(request.spec, shards, id)});
+    total_bytes_ += BytesOf(request.spec, id);
   }
   for (int rank = 0; rank < shards.world_size; ++rank) SkipEmpty(rank);
   StartChunk();

@@ -5,8 +5,8 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/wire/durations.h"
 #include "google/rpc/error_details.pb.h"
-#include "google/rpc/status.pb.h"
 
 namespace ringattn::server {
 namespace {
@@ -47,17 +47,14 @@ grpc::Status Finish(const google::rpc::Status& details) {
 
 }  // namespace
 
-grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits) {
+google::rpc::Status ToRpcStatus(const Failure& failure) {
   google::rpc::Status status;
   status.set_code(static_cast<int>(failure.code));
   status.set_message(Printable(failure.message, kMaxMessageBytes));
   AddErrorInfo(failure.reason, &status);
   if (failure.retry_after.has_value()) {
     google::rpc::RetryInfo retry;
-    const absl::Duration delay = *failure.retry_after;
-    retry.mutable_retry_delay()->set_seconds(absl::ToInt64Seconds(delay));
-    retry.mutable_retry_delay()->set_nanos(
-        static_cast<int32_t>(absl::ToInt64Nanoseconds(delay % absl::Seconds(1))));
+    SetDuration(*failure.retry_after, retry.mutable_retry_delay());
     status.add_details()->PackFrom(retry);
   }
   if (!failure.field.empty()) {
@@ -65,7 +62,11 @@ grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits) {
     AddViolation({failure.field, failure.message}, &bad_request);
     status.add_details()->PackFrom(bad_request);
   }
-  return Finish(status);
+  return status;
+}
+
+grpc::Status ToGrpcStatus(const Failure& failure, const Limits&) {
+  return Finish(ToRpcStatus(failure));
 }
 
 grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {

@@ -6,7 +6,8 @@
 #include <grpcpp/support/status.h>
 
 #include "common/base/limits.h"
-#include "common/request/validation.h"
+#include "common/request/violations.h"
+#include "google/rpc/status.pb.h"
 #include "server/core/events.h"
 
 namespace ringattn::server {
@@ -15,6 +16,7 @@ namespace ringattn::server {
 // Limits::max_error_detail_bytes: a longer trailer would hide the code itself.
 // All functions are pure and thread safe.
 grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits);
+google::rpc::Status ToRpcStatus(const Failure& failure);
 
 // ErrorInfo.reason is INVALID_REQUEST, NOT_IMPLEMENTED or OVER_LIMIT.
 grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/wire/durations.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 
@@ -13,7 +14,7 @@ void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* desc
   descriptor->set_tensor(ToProto(id));
   descriptor->set_dtype(ToProto(DTypeOf(spec, id)));
   for (int64_t dimension : DimensionsOf(spec, id)) descriptor->add_dimensions(dimension);
-  descriptor->set_bytes(LayoutOf(spec, id).bytes());
+  descriptor->set_bytes(BytesOf(spec, id));
 }
 
 template <typename Set>
@@ -38,7 +39,7 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
   report.set_stripe(plan.shards.stripe);
   for (const std::string& member : members) report.add_members(member);
   report.set_reason(plan.reason);
-  report.set_predicted_compute_seconds(plan.predicted_compute_seconds);
+  SetSeconds(plan.predicted_compute_seconds, report.mutable_predicted_compute_time());
   report.set_exchanged_bytes(plan.exchanged_bytes);
   for (int rank = 0; rank < plan.shards.world_size; ++rank) {
     v1::RankPlan* added = report.add_ranks();
@@ -94,17 +95,17 @@ v1::Progress MakeProgress(const OperationView& view, const TransferTotals& total
 v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, double flops,
                         const TransferTotals& totals) {
   v1::Summary summary;
-  const std::pair<const char*, absl::Duration> stages[] = {{"queue", begin.queue_time},
-                                                           {"upload", begin.upload_time},
-                                                           {"compute", begin.compute_time},
-                                                           {"download", download_time}};
+  const std::pair<v1::Stage, absl::Duration> stages[] = {{v1::STAGE_QUEUE, begin.queue_time},
+                                                         {v1::STAGE_UPLOAD, begin.upload_time},
+                                                         {v1::STAGE_COMPUTE, begin.compute_time},
+                                                         {v1::STAGE_DOWNLOAD, download_time}};
   for (const auto& [stage, duration] : stages) {
     v1::StageTime* added = summary.add_stages();
     added->set_stage(stage);
-    added->set_seconds(absl::ToDoubleSeconds(duration));
+    SetDuration(duration, added->mutable_time());
   }
   for (const v1::RankReport& report : begin.reports) *summary.add_ranks() = report;
-  summary.set_compute_seconds(absl::ToDoubleSeconds(begin.compute_time));
+  SetDuration(begin.compute_time, summary.mutable_compute_time());
   summary.set_flops(flops);
   summary.set_bytes_up(totals.bytes_up);
   summary.set_bytes_down(totals.bytes_down);

@@ -7,7 +7,9 @@
 #include "absl/time/clock.h"
 #include "common/base/version.h"
 #include "common/plan/shard_plan.h"
+#include "common/request/option_fields.h"
 #include "common/request/validation.h"
+#include "common/wire/durations.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/transport.h"
 
@@ -15,7 +17,9 @@ namespace ringattn::server {
 namespace {
 
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
-  return {*FromProto(reserve.dtype()), FromProto(reserve.shape()), FromProto(reserve.options())};
+  const AttentionShape shape = FromProto(reserve.shape());
+  Violations violations(/*max_bytes=*/1024);
+  return {*FromProto(reserve.dtype()), shape, ReadOptions(reserve.options(), shape, violations)};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {
@@ -24,9 +28,8 @@ ShardPlan PlanOf(const v1::Reserve& reserve) {
 }
 
 ShardMap MapOf(const v1::Reserve& reserve, TensorId id) {
-  const TensorLayout layout = LayoutOf(SpecOf(reserve), id);
   const ShardPlan plan = PlanOf(reserve);
-  return ShardMap(layout, layout.on_kv_axis ? plan.kv : plan.q);
+  return ShardMap(SpecOf(reserve), plan, id);
 }
 
 // Of some 300 KB, as a ring of many steps has: more than a stock client's window.
@@ -34,9 +37,9 @@ void AddTimeline(v1::RankReport* report) {
   for (int i = 0; i < 8192; ++i) {
     v1::TimelineEvent* event = report->add_timeline();
     event->set_name(absl::StrCat("step ", i, " forward"));
-    event->set_category("compute");
-    event->set_begin_seconds(i + 0.25);
-    event->set_end_seconds(i + 0.75);
+    event->set_category(v1::TIMELINE_CATEGORY_COMPUTE);
+    SetSeconds(i + 0.25, event->mutable_begin());
+    SetSeconds(i + 0.75, event->mutable_end());
   }
 }
 
@@ -205,8 +208,8 @@ void FakeWorker::Reserve(const v1::Reserve& reserve) {
   auto operation = std::make_shared<Operation>();
   operation->reserve = reserve;
   const Direction direction = reserve.backward() ? Direction::kBackward : Direction::kForward;
-  operation->inputs = InputsOf(direction, reserve.recompute_forward());
-  operation->outputs = OutputsOf(direction);
+  operation->inputs = InputsOf(SpecOf(reserve), direction, reserve.recompute_forward());
+  operation->outputs = OutputsOf(SpecOf(reserve), direction);
   {
     absl::MutexLock lock(&mutex_);
     const auto rank = std::find(reserve.members().begin(), reserve.members().end(),

@@ -28,8 +28,8 @@ ValidRequest MakeRequest(int64_t batch, int64_t sq, int64_t sk, int64_t heads, i
   shape.head_dim = shape.head_dim_v = dim;
   shape.cu_seqlens_q = {0, sq};
   shape.cu_seqlens_k = {0, sk};
-  request.inputs = InputsOf(Direction::kForward, false);
-  request.outputs = OutputsOf(Direction::kForward);
+  request.inputs = InputsOf(request.spec, Direction::kForward, false);
+  request.outputs = OutputsOf(request.spec, Direction::kForward);
   return request;
 }
 
@@ -136,7 +136,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
     for (TensorId id : request.inputs) {
       const TensorLayout layout = LayoutOf(request.spec, id);
       for (int rank = 0; rank < c.world_size; ++rank) {
-        const Shard& shard = (layout.on_kv_axis ? plan.kv : plan.q)[rank];
+        const Shard shard = ShardsOf(plan, layout)[rank];
         EXPECT_EQ((locals[{static_cast<int>(id), rank}]), Shred(tensors[id], layout, shard));
       }
     }
@@ -159,8 +159,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
       const TensorLayout layout = LayoutOf(request.spec, id);
       tensors[id] = RandomBytes(layout.bytes(), 77 + static_cast<uint32_t>(id));
       for (int rank = 0; rank < c.world_size; ++rank) {
-        const std::string local =
-            Shred(tensors[id], layout, (layout.on_kv_axis ? plan.kv : plan.q)[rank]);
+        const std::string local = Shred(tensors[id], layout, ShardsOf(plan, layout)[rank]);
         for (size_t at = 0; at < local.size(); at += 3000) {
           const std::string data = local.substr(at, 3000);
           const uint32_t crc = wire::Crc32c(data.data(), data.size());

@@ -39,17 +39,16 @@ UploadRouter::UploadRouter(const ValidRequest& request, const ShardPlan& shards,
                            const Limits& limits)
     : max_chunk_bytes_(limits.max_chunk_bytes_up), world_size_(shards.world_size) {
   for (TensorId id : request.inputs) {
-    const TensorLayout layout = LayoutOf(request.spec, id);
-    inputs_.push_back({id, ShardMap(layout, layout.on_kv_axis ? shards.kv : shards.q),
-                       ByteRangeSet(layout.bytes())});
-    total_bytes_ += layout.bytes();
+    const int64_t bytes = BytesOf(request.spec, id);
+    inputs_.push_back({id, ShardMap(request.spec, shards, id), ByteRangeSet(bytes)});
+    total_bytes_ += bytes;
   }
 }
 
 std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
                                            const std::vector<grpc::Slice>& payload, int64_t bytes,
                                            Input** input) {
-  const std::optional<TensorId> id = TensorIdFromNumber(chunk.tensor);
+  const std::optional<TensorId> id = TensorFromNumber(chunk.tensor);
   if (!id.has_value()) {
     return BadChunk("chunk.tensor", absl::StrCat(chunk.tensor, " names no tensor"));
   }

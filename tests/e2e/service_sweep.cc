@@ -23,6 +23,7 @@
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
+#include "common/request/option_fields.h"
 #include "common/wire/proto_values.h"
 #include "tests/cases/case_generator.h"
 #include "tests/sweep/run_problem.h"
@@ -44,7 +45,7 @@ namespace {
 template <typename Args>
 void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   ToProto(c.spec.shape, &args->shape);
-  ToProto(c.spec.options, &args->options);
+  WriteOptions(c.spec.options, &args->options);
   args->plan.set_layout(ToProto(c.layout));
   args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
   args->plan.set_world_size(c.world_size);

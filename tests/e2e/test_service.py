@@ -151,11 +151,12 @@ def test_the_summary_and_the_timeline(ring):
     result = run(ring.attention, inputs, causal=True, schedule=RING, world_size=4, timeline=True,
                  layout=pb.LAYOUT_ZIGZAG)
     stages = {s.stage for s in result.summary.stages}
-    assert {"queue", "upload", "compute", "download"} <= stages
+    assert {pb.STAGE_QUEUE, pb.STAGE_UPLOAD, pb.STAGE_COMPUTE, pb.STAGE_DOWNLOAD} <= stages
     assert result.summary.flops > 0
     for rank in result.summary.ranks:
         assert rank.tiles > 0
-        assert {"compute", "exchange"} <= {bar.category for bar in rank.timeline}
+        categories = {bar.category for bar in rank.timeline}
+        assert {pb.TIMELINE_CATEGORY_COMPUTE, pb.TIMELINE_CATEGORY_EXCHANGE} <= categories
 
 
 # ---------------------------------------------------------------- operations

@@ -113,7 +113,7 @@ class Interpreter {
 
   absl::Status CopyShard(int rank, size_t id, TensorId tensor, uint8_t* whole, bool to_buffer) {
     const TensorLayout layout = LayoutOf(spec_, tensor);
-    const auto tokens = TokensOf(layout.on_kv_axis ? plan_.kv[rank] : plan_.q[rank]);
+    const auto tokens = TokensOf(ShardsOf(plan_, layout)[rank]);
     const int64_t rows = static_cast<int64_t>(tokens.size());
     GuardedBuffer& buffer = buffers_[rank][id];
     const int64_t bytes = layout.outer * rows * layout.inner_bytes;

@@ -64,15 +64,16 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
       if (device_free.has_value() && begin > *device_free) {
         report.ring_wait_time += begin - *device_free;
         if (with_timeline) {
-          report.timeline.push_back(
-              {absl::StrCat("step ", item.step, " wait"), "wait", *device_free, begin});
+          report.timeline.push_back({absl::StrCat("step ", item.step, " wait"),
+                                     TimelineBar::Kind::kWait, *device_free, begin});
         }
       }
       device_free = end;
     }
     if (with_timeline) {
-      report.timeline.push_back({absl::StrCat("step ", item.step, " ", item.name),
-                                 item.transfer ? "exchange" : "compute", begin, end});
+      report.timeline.push_back(
+          {absl::StrCat("step ", item.step, " ", item.name),
+           item.transfer ? TimelineBar::Kind::kExchange : TimelineBar::Kind::kCompute, begin, end});
     }
   }
   if (started.empty()) report.begin = report.end = absl::Now();

@@ -81,8 +81,10 @@ class Operation {
 
 // One bar of the timeline.
 struct TimelineBar {
-  std::string name;      // "step 3 forward"
-  std::string category;  // "compute", "exchange", "wait"
+  // kWait: the device waited for an exchange.
+  enum class Kind : uint8_t { kCompute, kExchange, kWait };
+  std::string name;  // "step 3 forward"
+  Kind kind = Kind::kCompute;
   absl::Time begin;
   absl::Time end;
 };

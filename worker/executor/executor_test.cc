@@ -170,8 +170,8 @@ TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
     EXPECT_EQ(report.sent_bytes, kSteps * 8);
     int calls = 0, exchanges = 0;
     for (const TimelineBar& bar : report.timeline) {
-      calls += bar.category == "compute";
-      exchanges += bar.category == "exchange";
+      calls += bar.kind == TimelineBar::Kind::kCompute;
+      exchanges += bar.kind == TimelineBar::Kind::kExchange;
     }
     EXPECT_EQ(calls, kSteps);
     EXPECT_EQ(exchanges, kSteps);

@@ -73,8 +73,7 @@ DeviceBuffer* Operation::OutputBuffer(TensorId id) {
 
 int64_t Operation::ShardBytes(TensorId id) const {
   const TensorLayout layout = LayoutOf(spec_, id);
-  const std::vector<Shard>& shards = layout.on_kv_axis ? plan_.kv : plan_.q;
-  return layout.outer * RowsIn(shards[program_.rank]) * layout.inner_bytes;
+  return layout.ShardBytes(ShardRows(plan_, layout, program_.rank));
 }
 
 }  // namespace ringattn::worker

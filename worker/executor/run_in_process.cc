@@ -10,8 +10,7 @@ namespace ringattn::worker {
 namespace {
 
 ShardMap MapOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {
-  const TensorLayout layout = LayoutOf(spec, id);
-  return ShardMap(layout, layout.on_kv_axis ? plan.kv : plan.q);
+  return ShardMap(spec, plan, id);
 }
 
 absl::Status FillInputs(const AttentionSpec& spec, const ShardPlan& plan, const TensorMap& inputs,

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::worker {
 namespace {
@@ -132,8 +133,7 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
         LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
         absl::MutexLock lock(&mutex_);
         heartbeat_interval_ =
-            std::max(absl::Seconds(message.registered().heartbeat_interval_seconds()),
-                     absl::Milliseconds(10));
+            std::max(ToDuration(message.registered().heartbeat_interval()), absl::Milliseconds(10));
         break;
       }
       case v1::JoinResponse::kLeave:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/option_fields.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::worker {
@@ -81,7 +82,11 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (!shape.ok()) return shape.status();
   const std::optional<Layout> layout = FromProto(reserve.layout());
   if (!layout) return Malformed("layout");
-  result.spec = {*dtype, *std::move(shape), FromProto(reserve.options())};
+  Violations violations(/*max_bytes=*/1024);
+  const AttentionOptions options = ReadOptions(reserve.options(), *shape, violations);
+  if (!violations.empty())
+    return Malformed(std::move(violations).ToRejection().ToStatus().message());
+  result.spec = {*dtype, *std::move(shape), options};
 
   const int ring_size = result.members.size();
   if (reserve.schedule() == v1::SCHEDULE_SINGLE && ring_size != 1) return Malformed("schedule");

@@ -1,17 +1,30 @@
 #include "worker/service/run_report.h"
 
 #include "common/plan/planner.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::worker {
 namespace {
 
-void AddBar(const std::string& name, const std::string& category, absl::Time origin,
+void AddBar(const std::string& name, v1::TimelineCategory category, absl::Time origin,
             absl::Time begin, absl::Time end, v1::RankReport* report) {
   v1::TimelineEvent* event = report->add_timeline();
   event->set_name(name);
   event->set_category(category);
-  event->set_begin_seconds(absl::ToDoubleSeconds(begin - origin));
-  event->set_end_seconds(absl::ToDoubleSeconds(end - origin));
+  SetDuration(begin - origin, event->mutable_begin());
+  SetDuration(end - origin, event->mutable_end());
+}
+
+v1::TimelineCategory ToProto(TimelineBar::Kind kind) {
+  switch (kind) {
+    case TimelineBar::Kind::kCompute:
+      return v1::TIMELINE_CATEGORY_COMPUTE;
+    case TimelineBar::Kind::kExchange:
+      return v1::TIMELINE_CATEGORY_EXCHANGE;
+    case TimelineBar::Kind::kWait:
+      return v1::TIMELINE_CATEGORY_WAIT;
+  }
+  return v1::TIMELINE_CATEGORY_UNSPECIFIED;
 }
 
 }  // namespace
@@ -21,21 +34,22 @@ v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& 
   v1::RankReport proto;
   proto.set_rank(operation.operation().program().rank);
   proto.set_worker(worker_name);
-  proto.set_compute_seconds(absl::ToDoubleSeconds(report.compute_time));
-  proto.set_ring_wait_seconds(absl::ToDoubleSeconds(report.ring_wait_time));
+  SetDuration(report.compute_time, proto.mutable_compute_time());
+  SetDuration(report.ring_wait_time, proto.mutable_ring_wait_time());
   proto.set_sent_bytes(report.sent_bytes);
   proto.set_tiles(report.tiles);
   if (!operation.info().with_timeline) return proto;
   const absl::Time origin = operation.reserved_time();
   if (operation.uploaded_time() > origin) {
-    AddBar("upload", "upload", origin, origin, operation.uploaded_time(), &proto);
+    AddBar("upload", v1::TIMELINE_CATEGORY_UPLOAD, origin, origin, operation.uploaded_time(),
+           &proto);
   }
   const ShardOperation::CopyTimes copies = operation.upload_copies();
   if (copies.begin < copies.end) {
-    AddBar("copy to device", "h2d", origin, copies.begin, copies.end, &proto);
+    AddBar("copy to device", v1::TIMELINE_CATEGORY_H2D, origin, copies.begin, copies.end, &proto);
   }
   for (const TimelineBar& bar : report.timeline) {
-    AddBar(bar.name, bar.category, origin, bar.begin, bar.end, &proto);
+    AddBar(bar.name, ToProto(bar.kind), origin, bar.begin, bar.end, &proto);
   }
   return proto;
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/limits.h"
 #include "common/base/version.h"
+#include "common/wire/durations.h"
 #include "common/wire/transport.h"
 
 namespace ringattn::worker {
@@ -95,7 +96,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control.registration.set_metrics_address(metrics_address_);
   control.registration.set_flops_per_second(options_.flops_per_second);
   control.registration.set_link_bytes_per_second(options_.link_bytes_per_second);
-  control.registration.set_call_overhead_seconds(options_.call_overhead_seconds);
+  SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));
   control_->Start({[this](const v1::JoinResponse& message) { core_.OnMessage(message); },

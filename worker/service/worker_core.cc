@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/wire/durations.h"
 #include "worker/service/run_report.h"
 
 namespace ringattn::worker {
@@ -146,7 +147,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
   v1::Committed* committed = message.mutable_committed();
   committed->set_generation(commit.generation());
   committed->set_link_bytes_per_second(rates->link_bytes_per_second);
-  committed->set_exchange_overhead_seconds(absl::ToDoubleSeconds(rates->exchange_overhead));
+  SetDuration(rates->exchange_overhead, committed->mutable_exchange_overhead());
   send_(std::move(message));
 }
 

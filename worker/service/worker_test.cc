@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/wire/durations.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/testing/cluster.h"
@@ -41,7 +42,7 @@ TEST(Worker, RegistersWhatItIs) {
   EXPECT_EQ(registration->memory_bytes(), 12345u);
   EXPECT_EQ(registration->threads(), 3u);
   EXPECT_EQ(registration->flops_per_second(), 5e9);
-  EXPECT_EQ(registration->call_overhead_seconds(), 2e-5);
+  EXPECT_EQ(ToSeconds(registration->call_overhead()), 2e-5);
   EXPECT_EQ(registration->data_address(), cluster.worker(0).data_address());
   EXPECT_FALSE(registration->incarnation().empty());
 }
@@ -51,8 +52,8 @@ TEST(Worker, SaysWhatItMeasuredOfItsRing) {
     Cluster cluster(world_size);
     for (const v1::Committed& committed : cluster.Form(1)) {
       EXPECT_EQ(committed.link_bytes_per_second() > 1e5, world_size > 1);
-      EXPECT_EQ(committed.exchange_overhead_seconds() > 0, world_size > 1);
-      EXPECT_LT(committed.exchange_overhead_seconds(), 5);
+      EXPECT_EQ(ToSeconds(committed.exchange_overhead()) > 0, world_size > 1);
+      EXPECT_LT(ToSeconds(committed.exchange_overhead()), 5);
     }
   }
 }
@@ -90,7 +91,7 @@ TEST(Worker, ReportsTimesTilesAndTimeline) {
   for (int rank = 0; rank < 2; ++rank) {
     const v1::RankReport& report = finished[rank].report();
     EXPECT_EQ(report.worker(), Cluster::Name(rank));
-    EXPECT_GT(report.compute_seconds(), 0);
+    EXPECT_GT(ToSeconds(report.compute_time()), 0);
     EXPECT_GT(report.tiles(), 0u);
     EXPECT_GT(report.sent_bytes(), 0u);
     ASSERT_GT(report.timeline_size(), 2);
@@ -115,8 +116,10 @@ TEST(Worker, StagedTensorBytesMakeTheSameResult) {
   for (const v1::Finished& finished : cluster.AwaitFinished()) {
     double copied = 0, computed = 1e9;
     for (const v1::TimelineEvent& bar : finished.report().timeline()) {
-      if (bar.category() == "h2d") copied = bar.end_seconds();
-      if (bar.category() == "compute") computed = std::min(computed, bar.begin_seconds());
+      if (bar.category() == v1::TIMELINE_CATEGORY_H2D) copied = ToSeconds(bar.end());
+      if (bar.category() == v1::TIMELINE_CATEGORY_COMPUTE) {
+        computed = std::min(computed, ToSeconds(bar.begin()));
+      }
     }
     EXPECT_GT(copied, 0.0);
     EXPECT_GE(computed, copied) << "computed on inputs that were not there";

@@ -65,10 +65,7 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size) {
   return request;
 }
 
-ShardMap TestRequest::MapOf(TensorId id) const {
-  const TensorLayout layout = LayoutOf(spec, id);
-  return ShardMap(layout, layout.on_kv_axis ? plan.kv : plan.q);
-}
+ShardMap TestRequest::MapOf(TensorId id) const { return ShardMap(spec, plan, id); }
 
 TestExchange::TestExchange(const std::string& data_address, const std::string& secret) {
   grpc::ChannelArguments arguments;

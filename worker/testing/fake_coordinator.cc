@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::worker {
 
@@ -70,7 +71,7 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* context, Stream* stream)
   }
   const std::string name = message.register_().name();
   v1::JoinResponse registered;
-  registered.mutable_registered()->set_heartbeat_interval_seconds(0.05);
+  SetSeconds(0.05, registered.mutable_registered()->mutable_heartbeat_interval());
   {
     absl::MutexLock lock(&mutex_);
     peers_[name] = Peer{stream, message.register_()};

@@ -1,0 +1,126 @@
+// The tensors of a request: one table that validation, the schedule, admission, the
+// edge, the client, the files of the command line and the oracle ask. A tensor that is
+// not in it does not exist.
+//
+//   dense                                        packed
+//   q, dq    [batch, seq_len_q, heads, dim]      [total_q, heads, dim]
+//   k, dk    [batch, seq_len_kv, kv_heads, dim]  [total_kv, kv_heads, dim]
+//   v, dv    [.., seq_len_kv, kv_heads, dim_v]   [total_kv, kv_heads, dim_v]
+//   out, dout [batch, seq_len_q, heads, dim_v]   [total_q, heads, dim_v]
+//   lse fp32 [batch, heads, seq_len_q]           [heads, total_q]
+//
+// Pure functions of their arguments; thread safe.
+#ifndef RINGATTN_COMMON_ATTENTION_TENSORS_H_
+#define RINGATTN_COMMON_ATTENTION_TENSORS_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "common/attention/attention_spec.h"
+#include "common/attention/dtype.h"
+
+namespace ringattn {
+
+// One numbering with v1::TensorId. Tensors are streamed in ascending order, in both
+// directions.
+enum class TensorId : uint8_t {
+  kQ = 1,
+  kK = 2,
+  kV = 3,
+  kOut = 4,
+  kLse = 5,
+  kDout = 6,
+  kDq = 7,
+  kDk = 8,
+  kDv = 9,
+};
+
+// Which ranks hold which rows of a tensor.
+enum class Axis : uint8_t {
+  kQ,           // cut along q's tokens, as ShardPlan::q says
+  kKv,          // cut along k/v's tokens, as ShardPlan::kv says
+  kReplicated,  // every rank holds all of it
+  kRankZero,    // rank 0 holds all of it
+};
+
+// What a tensor is to a direction.
+enum class TensorUse : uint8_t {
+  kNone,
+  kInput,
+  kForwardResult,  // an input of backward, unless backward computes it again
+  kOutput,
+};
+
+// How a tensor's axes follow from the shape.
+enum class TensorForm : uint8_t {
+  kRows,        // [batch, tokens, heads, dim]
+  kStatistics,  // [batch, heads, tokens]
+};
+enum class HeadsOf : uint8_t { kQuery, kKeyValue };
+enum class DimOf : uint8_t { kNone, kKey, kValue };
+enum class ElementOf : uint8_t { kRequest, kFloat32 };
+
+struct TensorInfo {
+  TensorId id;
+  const char* name;  // in files, messages and JSON
+  Axis axis;
+  TensorForm form;
+  HeadsOf heads;
+  DimOf dim;
+  ElementOf element;
+  TensorUse forward;
+  TensorUse backward;
+  std::optional<TensorId> gradient_of;
+};
+
+// Every tensor, in the order of their ids.
+absl::Span<const TensorInfo> AllTensors();
+const TensorInfo& InfoOf(TensorId id);
+const char* TensorName(TensorId id);  // "q", "k", ...
+std::optional<TensorId> TensorFromName(absl::string_view name);
+// By number, as chunks carry it.
+std::optional<TensorId> TensorFromNumber(int number);
+
+// The tensors that a request sends and gets, in the order in which they are streamed.
+std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
+                               bool recompute_forward);
+std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
+
+// The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
+std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
+// The element type: fp32 for statistics, the spec's otherwise.
+DType DTypeOf(const AttentionSpec& spec, TensorId id);
+
+// No size is larger: a product of legal dimensions may exceed int64 (pairs of a long
+// sequence with itself, for every head of every batch row), so sizes stop here. Four
+// such sizes can be added.
+inline constexpr int64_t kSaturatedBytes = int64_t{1} << 60;
+// The product, at most kSaturatedBytes. REQUIRES: no factor is negative.
+int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
+
+// How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
+// the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
+// heads, tokens and 4 for kStatistics.
+struct TensorLayout {
+  int64_t outer = 0;
+  int64_t rows = 0;
+  int64_t inner_bytes = 0;
+  Axis axis = Axis::kQ;
+
+  int64_t bytes() const { return SaturatingProduct({outer, rows, inner_bytes}); }
+  // Of a shard with `shard_rows` of the rows.
+  int64_t ShardBytes(int64_t shard_rows) const {
+    return SaturatingProduct({outer, shard_rows, inner_bytes});
+  }
+};
+TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
+
+// Bytes of the whole tensor; saturates.
+int64_t BytesOf(const AttentionSpec& spec, TensorId id);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_ATTENTION_TENSORS_H_

@@ -1,0 +1,96 @@
+#include "common/attention/tensors.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+AttentionSpec Example(bool packed) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape = {packed, packed ? 1 : 3, 10, 14, 6, 2, 5, 7, {0, 10}, {0, 14}};
+  return spec;
+}
+
+TEST(TensorsTest, BytesAgreeWithDimensions) {
+  for (bool packed : {false, true}) {
+    const AttentionSpec spec = Example(packed);
+    for (const TensorInfo& info : AllTensors()) {
+      const TensorId id = info.id;
+      int64_t bytes = ElementBytes(DTypeOf(spec, id));
+      for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
+      EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes) << TensorName(id);
+      EXPECT_EQ(LayoutOf(spec, id).rows, info.axis == Axis::kKv ? 14 : 10);
+    }
+  }
+}
+
+TEST(TensorsTest, Dimensions) {
+  using Dimensions = std::vector<int64_t>;
+  const AttentionSpec dense = Example(false);
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kQ), (Dimensions{3, 10, 6, 5}));
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kDk), (Dimensions{3, 14, 2, 5}));
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kV), (Dimensions{3, 14, 2, 7}));
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kOut), (Dimensions{3, 10, 6, 7}));
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kLse), (Dimensions{3, 6, 10}));
+  const AttentionSpec packed = Example(true);
+  EXPECT_EQ(DimensionsOf(packed, TensorId::kDv), (Dimensions{14, 2, 7}));
+  EXPECT_EQ(DimensionsOf(packed, TensorId::kLse), (Dimensions{6, 10}));
+}
+
+TEST(TensorsTest, LseIsFp32) {
+  EXPECT_EQ(DTypeOf(Example(false), TensorId::kLse), DType::kFloat32);
+  EXPECT_EQ(DTypeOf(Example(false), TensorId::kDq), DType::kBFloat16);
+  EXPECT_EQ(LayoutOf(Example(false), TensorId::kLse).outer, 18);
+}
+
+TEST(TensorsTest, UsesByDirection) {
+  using Ids = std::vector<TensorId>;
+  using T = TensorId;
+  const AttentionSpec spec = Example(false);
+  EXPECT_EQ(InputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kK, T::kV}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward), (Ids{T::kOut, T::kLse}));
+  EXPECT_EQ(InputsOf(spec, Direction::kBackward, false),
+            (Ids{T::kQ, T::kK, T::kV, T::kOut, T::kLse, T::kDout}));
+  EXPECT_EQ(InputsOf(spec, Direction::kBackward, true), (Ids{T::kQ, T::kK, T::kV, T::kDout}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDk, T::kDv}));
+}
+
+TEST(TensorsTest, GradientsHaveTheShapeAndPlaceOfWhatTheyAreOf) {
+  const AttentionSpec spec = Example(false);
+  for (const TensorInfo& info : AllTensors()) {
+    if (!info.gradient_of) continue;
+    EXPECT_EQ(DimensionsOf(spec, info.id), DimensionsOf(spec, *info.gradient_of)) << info.name;
+    EXPECT_EQ(info.axis, InfoOf(*info.gradient_of).axis) << info.name;
+  }
+}
+
+TEST(TensorsTest, NamesAndNumbers) {
+  for (const TensorInfo& info : AllTensors()) {
+    EXPECT_EQ(TensorFromName(info.name), info.id);
+    EXPECT_EQ(TensorFromNumber(static_cast<int>(info.id)), info.id);
+  }
+  EXPECT_EQ(TensorFromName("w"), std::nullopt);
+  for (int number : {-1, 0, static_cast<int>(AllTensors().size()) + 1}) {
+    EXPECT_EQ(TensorFromNumber(number), std::nullopt) << number;
+  }
+}
+
+TEST(TensorsTest, SizesSaturate) {
+  constexpr int64_t kLarge = int64_t{1} << 40;
+  EXPECT_EQ(SaturatingProduct({kLarge, kLarge}), kSaturatedBytes);
+  EXPECT_EQ(SaturatingProduct({kLarge, kLarge, 0}), 0);
+  EXPECT_EQ(SaturatingProduct({0, kLarge, kLarge}), 0);
+  EXPECT_EQ(SaturatingProduct({kSaturatedBytes, 1}), kSaturatedBytes);
+  EXPECT_EQ(SaturatingProduct({kSaturatedBytes, 3}), kSaturatedBytes);
+  EXPECT_EQ(SaturatingProduct({3, 5, 7}), 105);
+  AttentionSpec spec = Example(false);
+  spec.shape.batch = spec.shape.seq_len_q = spec.shape.num_heads = kLarge;
+  EXPECT_EQ(BytesOf(spec, TensorId::kQ), kSaturatedBytes);
+  EXPECT_EQ(BytesOf(spec, TensorId::kLse), kSaturatedBytes);
+}
+
+}  // namespace
+}  // namespace ringattn

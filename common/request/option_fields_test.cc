@@ -1,0 +1,96 @@
+#include "common/request/option_fields.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+// A value with effect for every field. A field of the message that is not here fails
+// the test: whoever adds one says what it means.
+struct Sample {
+  const char* field;
+  const char* text;
+};
+constexpr Sample kSamples[] = {
+    {"softmax_scale", "softmax_scale: 0.3"},
+    {"softcap", "softcap: 30"},
+    {"causal", "causal: true"},
+    {"window", "window { left: 5 right: 7 }"},
+    {"dropout", "dropout { rate: 0.1 seed: 4 }"},
+    {"alibi", "alibi { slopes: 0.5 }"},
+    {"bias", "bias { per_head: true }"},
+    {"mask", "mask { encoding: MASK_ENCODING_BITS }"},
+    {"segment_ids", "segment_ids {}"},
+    {"sinks", "sinks {}"},
+    {"dilation_levels", "dilation_levels { segment_length: 64 dilation_rate: 2 }"},
+    {"deterministic", "deterministic: DETERMINISM_SAME_RING"},
+};
+
+v1::AttentionOptions Parse(const std::string& text) {
+  v1::AttentionOptions options;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &options)) << text;
+  return options;
+}
+
+AttentionShape SomeShape() {
+  AttentionShape shape;
+  shape.head_dim = 16;
+  return shape;
+}
+
+const OptionField* Find(const std::string& name) {
+  for (const OptionField& field : OptionFields()) {
+    if (field.name == name) return &field;
+  }
+  return nullptr;
+}
+
+TEST(OptionFields, EveryFieldOfTheMessageIsInTheTableOnce) {
+  const auto* type = v1::AttentionOptions::GetDescriptor();
+  EXPECT_EQ(static_cast<size_t>(type->field_count()), OptionFields().size());
+  EXPECT_EQ(static_cast<size_t>(type->field_count()), std::size(kSamples));
+  for (int i = 0; i < type->field_count(); ++i) {
+    const std::string& name = type->field(i)->name();
+    EXPECT_NE(Find(name), nullptr) << name;
+    EXPECT_TRUE(std::any_of(std::begin(kSamples), std::end(kSamples), [&](const Sample& sample) {
+      return name == sample.field;
+    })) << name;
+  }
+}
+
+// Read, written and read again: the message that came is the message that travels.
+TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
+  for (const Sample& sample : kSamples) {
+    const v1::AttentionOptions proto = Parse(sample.text);
+    Violations violations(4096);
+    const AttentionOptions options = ReadOptions(proto, SomeShape(), violations);
+    if (Find(sample.field)->read == nullptr) {
+      const Rejection rejection = std::move(violations).ToRejection();
+      ASSERT_EQ(rejection.violations.size(), 1u) << sample.field;
+      EXPECT_EQ(rejection.violations[0].field, std::string("options.") + sample.field);
+      EXPECT_EQ(rejection.code, absl::StatusCode::kUnimplemented);
+      continue;
+    }
+    EXPECT_TRUE(violations.empty()) << sample.field;
+    v1::AttentionOptions written;
+    WriteOptions(options, &written);
+    v1::AttentionOptions expected = proto;
+    if (!expected.has_softmax_scale()) expected.set_softmax_scale(0.25);  // resolved
+    EXPECT_EQ(written.SerializeAsString(), expected.SerializeAsString()) << sample.field;
+  }
+}
+
+TEST(OptionFields, ServedOptionsAreThoseThatAreRead) {
+  EXPECT_EQ(ServedOptions(),
+            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window"}));
+}
+
+}  // namespace
+}  // namespace ringattn
