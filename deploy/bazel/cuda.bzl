@@ -30,13 +30,21 @@ _FLAGS = [
     "-Xcompiler=-fPIC,-Wall",
     "-Xptxas=-v",
     "-UNDEBUG",
-] + _architecture_flags()
+]
+
+# Kernels for sm_90a alone: its instructions exist in no later architecture either. Without
+# Hopper among the architectures such sources compile to nothing.
+_HOPPER_FLAGS = [
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-DRINGATTN_SM90A=1",
+] if [a for a in ARCHITECTURES if a in ("90", "90a")] else _architecture_flags()
 
 def _cuda_objects_impl(ctx):
     headers = depset(
         ctx.files.hdrs,
         transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps],
     )
+    architectures = _HOPPER_FLAGS if ctx.attr.hopper else _architecture_flags()
     objects = []
     for source in ctx.files.srcs:
         name = source.basename[:-len(".cu")]
@@ -52,7 +60,7 @@ cat {log} >&2
 exit $status
 """.format(
                 nvcc = NVCC,
-                flags = " ".join(["'%s'" % flag for flag in _FLAGS]),
+                flags = " ".join(["'%s'" % flag for flag in _FLAGS + architectures]),
                 bin = ctx.bin_dir.path,
                 source = source.path,
                 object = unchecked.path,
@@ -86,6 +94,7 @@ _cuda_objects = rule(
         "hdrs": attr.label_list(allow_files = [".cuh", ".h"]),
         "deps": attr.label_list(providers = [CcInfo]),
         "spills": attr.string_dict(),
+        "hopper": attr.bool(),
         "_check": attr.label(
             default = "//deploy/bazel:check_ptxas.py",
             allow_single_file = True,
@@ -93,7 +102,7 @@ _cuda_objects = rule(
     },
 )
 
-def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {}, **kwargs):
+def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {}, hopper = False, **kwargs):
     """A cc_library whose sources are .cu files.
 
     Args:
@@ -103,6 +112,8 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
       textual_hdrs: headers of the .cu files alone (.cuh).
       deps: C++ libraries whose headers the sources include.
       spills: bytes per thread that kernels of a source may spill, by file name; 0 unless named.
+      hopper: compile for sm_90a alone (and define RINGATTN_SM90A), or for nothing of use where
+        ARCHITECTURES lacks it.
       **kwargs: visibility, testonly.
     """
     _cuda_objects(
@@ -111,6 +122,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
         hdrs = hdrs + textual_hdrs,
         deps = deps,
         spills = {source: str(bytes) for source, bytes in spills.items()},
+        hopper = hopper,
         tags = ["cuda"],
         target_compatible_with = TARGET_COMPATIBLE_WITH,
         testonly = kwargs.get("testonly", False),

@@ -119,6 +119,12 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
                                           handle->forward.staging_bytes())) {
     return nullptr;
   }
+  // Once, as for a ring pass.
+  handle->forward.WriteTables(handle->forward_workspace.staging);
+  if (cudaMemcpy(handle->forward_workspace.device, handle->forward_workspace.staging,
+                 handle->forward.table_bytes(), cudaMemcpyHostToDevice) != cudaSuccess) {
+    return nullptr;
+  }
   if (dout != nullptr) {
     ringattn::BackwardCall backward;
     backward.problem = &problem;
@@ -143,8 +149,9 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
 
 int ringattn_forward(void* opaque, cudaStream_t stream) {
   Handle* handle = static_cast<Handle*>(opaque);
-  handle->forward_workspace.context.stream = stream;
-  return Failed(handle->forward.Start(handle->forward_workspace.context));
+  char* tables = static_cast<char*>(handle->forward_workspace.device);
+  return Failed(handle->forward.Launch(
+      {stream, tables, tables + handle->forward.table_bytes(), nullptr}));
 }
 
 // The main kernel alone; gradients accumulate.

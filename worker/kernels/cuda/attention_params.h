@@ -39,7 +39,7 @@ struct KvRange {
   int32_t row_count = 0;
   int32_t full_begin = 0;
   int32_t full_end = 0;
-  int32_t unused = 0;
+  int32_t piece = 0;  // of the blocks' pieces, counted through
 };
 
 // Forward: q rows [q_row_begin, q_row_begin + q_rows) against ranges

@@ -234,6 +234,7 @@ absl::Status LoadKernels() {
       if (entry != nullptr) entries.push_back(entry);
     }
   };
+  for (const void* entry : sm90::ForwardEntries()) entries.push_back(entry);
   for (const KernelFamily& family : {kForwardKernels, kBackwardKernels}) {
     for (TileKernel (*const kernel)() : family.sm80) add(kernel());
     for (int head_dim_class : {64, 128, 256}) add(family.simt(head_dim_class));
@@ -252,6 +253,16 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   if (absl::Status status = CheckProblem(problem); !status.ok()) return status;
   PreparedForward prepared;
   prepared.dtype_ = problem.dtype;
+  if (sm90::ServesForward(call, device)) {
+    auto hopper = sm90::PrepareForward(call, device, tuning);
+    if (!hopper.ok()) return hopper.status();
+    prepared.sm90_ = *std::move(hopper);
+    prepared.tile_count_ = prepared.sm90_->has_work();
+    prepared.params_.common.batch = static_cast<int32_t>(problem.batch);
+    prepared.table_bytes_ = prepared.sm90_->table_bytes();
+    prepared.scratch_bytes_ = prepared.sm90_->scratch_bytes();
+    return prepared;
+  }
   prepared.kernel_ = ChooseForward(problem, device);
   const TileKernel& kernel = prepared.kernel_;
 
@@ -302,6 +313,7 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
 }
 
 void PreparedForward::WriteTables(void* target) const {
+  if (sm90_) return sm90_->WriteTables(target);
   WriteTable(plan_.tiles, target, 0);
   WriteTable(plan_.ranges, target, ranges_offset_);
   WriteTable(plan_.combines, target, combines_offset_);
@@ -319,6 +331,7 @@ absl::Status PreparedForward::Start(const LaunchContext& context) const {
 
 absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
+  if (sm90_) return sm90_->Launch(launch);
   ForwardParams params = params_;
   params.common.stop_word = launch.stop_word;
   params.tiles = TableAt<ForwardTile>(launch.tables, 0);

@@ -34,11 +34,13 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/sm90/forward.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
 namespace ringattn::cuda {
@@ -90,7 +92,10 @@ class PreparedForward {
   int64_t scratch_bytes() const { return scratch_bytes_; }
   void WriteTables(void* target) const;
   // Frees the host's copy: afterwards only Launch may be called.
-  void DropTables() { plan_ = {}; }
+  void DropTables() {
+    plan_ = {};
+    if (sm90_) sm90_->DropTables();
+  }
   absl::Status Launch(const TableLaunch& launch) const;
 
  private:
@@ -107,6 +112,7 @@ class PreparedForward {
   int64_t table_bytes_ = 0;
   int64_t partial_floats_ = 0;
   int64_t scratch_bytes_ = 0;
+  std::optional<sm90::PreparedForward> sm90_;  // then it has the tables and the launch
 };
 
 // The call's problem and pointers are copied; the call itself need not outlive this.

@@ -1,0 +1,273 @@
+#include "worker/kernels/cuda/sm90/forward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+#include "worker/kernels/cuda/elementwise.h"
+#include "worker/kernels/cuda/simt_kernels.h"
+#include "worker/kernels/cuda/sm90/forward_kernels.h"
+#include "worker/kernels/cuda/sm90/tensor_maps.h"
+
+namespace ringattn::cuda::sm90 {
+namespace {
+
+constexpr int64_t kTableAlignment = 256;
+constexpr int64_t kMaximalGridZ = 65535;
+constexpr float kLog2E = 1.4426950408889634f;
+// Of K and V that the tiles running at one time should meet: about half of an H200's L2.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+
+struct HeadDimClass {
+  int64_t head_dim;
+  ForwardKernel (*kernel)();
+};
+constexpr HeadDimClass kClasses[] = {{64, ForwardKernel_d64},
+                                     {96, ForwardKernel_d96},
+                                     {128, ForwardKernel_d128},
+                                     {192, ForwardKernel_d192},
+                                     {256, ForwardKernel_d256}};
+
+ForwardKernel KernelFor(const ForwardCall& call) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  for (const HeadDimClass& candidate : kClasses) {
+    if (dim <= candidate.head_dim) return candidate.kernel();
+  }
+  return {};
+}
+
+absl::Status ToStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
+}
+
+int64_t AlignUp(int64_t bytes) {
+  return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
+}
+
+template <typename T>
+int64_t TableBytes(const std::vector<T>& table) {
+  return AlignUp(static_cast<int64_t>(table.size() * sizeof(T)));
+}
+
+template <typename T>
+void WriteTable(const std::vector<T>& table, void* tables, int64_t offset) {
+  if (table.empty()) return;
+  std::memcpy(static_cast<char*>(tables) + offset, table.data(), table.size() * sizeof(T));
+}
+
+template <typename T>
+const T* TableAt(const void* tables, int64_t offset) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(tables) + offset);
+}
+
+bool Aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Pieces in the order in which PlanForwardTiles counts them.
+absl::Status MapPieces(const ForwardCall& call, const ForwardKernel& kernel,
+                       std::vector<PieceMaps>& maps) {
+  const AttentionProblem& problem = *call.problem;
+  for (const KvBlock& block : call.blocks) {
+    MappedTensor tensor;
+    tensor.heads = problem.num_kv_heads;
+    tensor.row_pitch = block.rows;
+    tensor.batch = problem.batch;
+    tensor.box_rows = kernel.tile_keys;
+    for (const Piece& piece : block.pieces) {
+      PieceMaps& target = maps.emplace_back();
+      if (piece.length == 0) continue;
+      tensor.rows = piece.local_begin + piece.length;
+      tensor.data = block.k;
+      tensor.columns = problem.head_dim;
+      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.k); !s.ok()) return s;
+      tensor.data = block.v;
+      tensor.columns = problem.head_dim_v;
+      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.v); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// How many packs of heads share a section.
+int32_t SectionHeads(const ForwardCall& call, int64_t packs_per_kv_head, int64_t heads) {
+  const AttentionProblem& problem = *call.problem;
+  int64_t bytes = 0;  // of one kv head
+  for (const KvBlock& block : call.blocks) {
+    bytes += block.rows * (problem.head_dim + problem.head_dim_v) * 2;
+  }
+  const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
+  return static_cast<int32_t>(std::min(kv_heads * packs_per_kv_head, heads));
+}
+
+// Positions advance evenly in q and in all blocks: the limits of a row are those of the row
+// before plus one.
+bool OneStride(const ForwardCall& call) {
+  int64_t stride = 0;
+  const auto same = [&stride](const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (piece.length == 0) continue;
+      if (stride == 0) stride = piece.stride;
+      if (piece.stride != stride) return false;
+    }
+    return true;
+  };
+  if (!same(call.q_pieces)) return false;
+  for (const KvBlock& block : call.blocks) {
+    if (!same(block.pieces)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool ServesForward(const ForwardCall& call, const DeviceInfo& device) {
+  const AttentionProblem& problem = *call.problem;
+  if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
+  if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
+  const ForwardKernel kernel = KernelFor(call);
+  if (kernel.bf16 == nullptr || kernel.shared_bytes > device.shared_bytes_per_block) return false;
+  bool aligned = Aligned16(call.q) && Aligned16(call.out) && Aligned16(call.out_acc);
+  for (const KvBlock& block : call.blocks) {
+    aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
+  }
+  return aligned && OneStride(call);
+}
+
+std::vector<const void*> ForwardEntries() {
+  std::vector<const void*> entries;
+  for (const HeadDimClass& candidate : kClasses) {
+    const ForwardKernel kernel = candidate.kernel();
+    if (kernel.bf16 != nullptr) entries.insert(entries.end(), {kernel.bf16, kernel.fp16});
+  }
+  return entries;
+}
+
+absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const DeviceInfo& device,
+                                               const ForwardTuning& tuning) {
+  const AttentionProblem& problem = *call.problem;
+  PreparedForward prepared;
+  prepared.dtype_ = problem.dtype;
+  prepared.kernel_ = KernelFor(call);
+  const ForwardKernel& kernel = prepared.kernel_;
+
+  ForwardKernelParams& params = prepared.params_;
+  ForwardParams& forward = params.forward;
+  CommonParams& common = forward.common;
+  common.q_rows = call.q_rows;
+  common.batch = static_cast<int32_t>(problem.batch);
+  common.num_heads = static_cast<int32_t>(problem.num_heads);
+  common.num_kv_heads = static_cast<int32_t>(problem.num_kv_heads);
+  common.group_size = static_cast<int32_t>(problem.num_heads / problem.num_kv_heads);
+  common.head_dim = static_cast<int32_t>(problem.head_dim);
+  common.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+  common.softmax_scale = problem.softmax_scale;
+  common.scale_log2 = problem.softmax_scale * kLog2E;
+  common.softcap = problem.softcap;
+  forward.q = call.q;
+  forward.out_acc = call.out_acc;
+  forward.lse = call.lse;
+  forward.out = call.out;
+  forward.initial = call.initial;
+  forward.final = call.final;
+  forward.tile_rows = kernel.tile_rows;
+
+  // Short queries: all heads of a group share a tile, so that K/V are read once.
+  int64_t longest_piece = 0;
+  for (const Piece& piece : call.q_pieces) longest_piece = std::max(longest_piece, piece.length);
+  const int64_t group_size = common.group_size;
+  const bool packed = group_size > 1 && longest_piece * group_size <= kernel.tile_rows;
+  const int32_t pack = packed ? static_cast<int32_t>(group_size) : 1;
+  forward.head_pack = pack;
+  const int64_t packs = problem.num_heads / pack;
+
+  ForwardTileShape shape;
+  shape.q_rows = kernel.tile_rows / pack;
+  shape.keys = kernel.tile_keys;
+  shape.blocks_per_tile = problem.batch * packs;
+  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  prepared.plan_ = PlanForwardTiles(call, shape);
+  const ForwardPlan& plan = prepared.plan_;
+
+  const int64_t items = static_cast<int64_t>(plan.tiles.size()) * shape.blocks_per_tile;
+  if (items > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a forward call of ", items, " tiles and heads"));
+  }
+  params.tiles = static_cast<int32_t>(plan.tiles.size());
+  params.heads = static_cast<int32_t>(shape.blocks_per_tile);
+  params.section_heads = SectionHeads(call, group_size / pack, shape.blocks_per_tile);
+  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
+  prepared.blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
+
+  MappedTensor q;
+  q.data = call.q;
+  q.columns = problem.head_dim;
+  q.heads = problem.num_heads;
+  q.rows = q.row_pitch = call.q_rows;
+  q.batch = problem.batch;
+  q.box_heads = pack;
+  q.box_rows = shape.q_rows;
+  if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
+  if (absl::Status s = MapPieces(call, kernel, prepared.maps_); !s.ok()) return s;
+
+  prepared.combine_count_ = static_cast<int64_t>(plan.combines.size());
+  prepared.tiles_offset_ = AlignUp(sizeof(WorkCounters));
+  prepared.ranges_offset_ = prepared.tiles_offset_ + TableBytes(plan.tiles);
+  prepared.combines_offset_ = prepared.ranges_offset_ + TableBytes(plan.ranges);
+  prepared.maps_offset_ = prepared.combines_offset_ + TableBytes(plan.combines);
+  prepared.table_bytes_ = prepared.maps_offset_ + TableBytes(prepared.maps_);
+  const int64_t partial_rows = plan.slots * shape.blocks_per_tile * kernel.tile_rows;
+  prepared.partial_floats_ = partial_rows * problem.head_dim_v;
+  prepared.scratch_bytes_ = AlignUp(prepared.partial_floats_ * 4) + AlignUp(partial_rows * 4);
+  return prepared;
+}
+
+void PreparedForward::WriteTables(void* target) const {
+  std::memset(target, 0, tiles_offset_);
+  WriteTable(plan_.tiles, target, tiles_offset_);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+  WriteTable(plan_.combines, target, combines_offset_);
+  WriteTable(maps_, target, maps_offset_);
+}
+
+absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
+  if (!has_work()) return absl::OkStatus();
+  ForwardKernelParams params = params_;
+  ForwardParams& forward = params.forward;
+  forward.common.stop_word = launch.stop_word;
+  forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
+  forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
+  forward.partial_out = static_cast<float*>(launch.scratch);
+  forward.partial_lse = forward.partial_out + AlignUp(partial_floats_ * 4) / 4;
+  params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
+
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  absl::Status status =
+      ToStatus(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kernel_.shared_bytes),
+               "shared memory of an attention kernel");
+  if (!status.ok()) return status;
+  void* arguments[] = {&params};
+  status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads), arguments,
+                                     kernel_.shared_bytes, launch.stream),
+                    "attention kernel launch");
+  if (combine_count_ == 0) return status;
+  CombineParams combine;
+  combine.tiles = TableAt<CombineTile>(launch.tables, combines_offset_);
+  combine.forward = forward;
+  for (int64_t begin = 0; begin < forward.common.batch && status.ok(); begin += kMaximalGridZ) {
+    combine.forward.common.batch_begin = static_cast<int32_t>(begin);
+    status = ToStatus(
+        LaunchCombine(dtype_, combine, combine_count_,
+                      std::min(forward.common.batch - begin, kMaximalGridZ), launch.stream),
+        "combine launch");
+  }
+  return status;
+}
+
+}  // namespace ringattn::cuda::sm90
