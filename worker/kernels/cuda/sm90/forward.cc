@@ -9,6 +9,7 @@
 #include "worker/kernels/cuda/elementwise.h"
 #include "worker/kernels/cuda/simt_kernels.h"
 #include "worker/kernels/cuda/sm90/forward_kernels.h"
+#include "worker/kernels/cuda/sm90/keyless_rows.h"
 #include "worker/kernels/cuda/sm90/tensor_maps.h"
 
 namespace ringattn::cuda::sm90 {
@@ -99,7 +100,10 @@ int32_t SectionHeads(const ForwardCall& call, int64_t packs_per_kv_head, int64_t
     bytes += block.rows * (problem.head_dim + problem.head_dim_v) * 2;
   }
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
-  return static_cast<int32_t>(std::min(kv_heads * packs_per_kv_head, heads));
+  // Sections of equal size: a small last one would start its longest tiles at the very end.
+  const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
+  const int64_t sections = (heads + largest - 1) / largest;
+  return static_cast<int32_t>((heads + sections - 1) / sections);
 }
 
 // Positions advance evenly in q and in all blocks: the limits of a row are those of the row
@@ -138,7 +142,7 @@ bool ServesForward(const ForwardCall& call, const DeviceInfo& device) {
 }
 
 std::vector<const void*> ForwardEntries() {
-  std::vector<const void*> entries;
+  std::vector<const void*> entries = KeylessRowsEntries();
   for (const HeadDimClass& candidate : kClasses) {
     const ForwardKernel kernel = candidate.kernel();
     if (kernel.bf16 != nullptr) entries.insert(entries.end(), {kernel.bf16, kernel.fp16});
@@ -192,12 +196,16 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   prepared.plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = prepared.plan_;
 
-  const int64_t items = static_cast<int64_t>(plan.tiles.size()) * shape.blocks_per_tile;
+  // Tiles without keys come last.
+  size_t tiles = plan.tiles.size();
+  while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
+  prepared.keyless_tiles_ = static_cast<int32_t>(plan.tiles.size() - tiles);
+  const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
   if (items > std::numeric_limits<int32_t>::max()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a forward call of ", items, " tiles and heads"));
   }
-  params.tiles = static_cast<int32_t>(plan.tiles.size());
+  params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
   params.section_heads = SectionHeads(call, group_size / pack, shape.blocks_per_tile);
   params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
@@ -246,6 +254,13 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
   params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
 
+  if (keyless_tiles_ > 0) {
+    const absl::Status status =
+        ToStatus(LaunchKeylessRows(dtype_, forward, forward.tiles + params.tiles, keyless_tiles_,
+                                   launch.stream),
+                 "keyless rows launch");
+    if (!status.ok() || params.tiles == 0) return status;
+  }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   absl::Status status =
       ToStatus(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -37,7 +37,7 @@ std::vector<const void*> ForwardEntries();
 class PreparedForward {
  public:
   // False for calls that have nothing to write.
-  bool has_work() const { return params_.tiles > 0 && params_.heads > 0; }
+  bool has_work() const { return params_.tiles + keyless_tiles_ > 0 && params_.heads > 0; }
   int64_t table_bytes() const { return table_bytes_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
   void WriteTables(void* target) const;
@@ -57,6 +57,7 @@ class PreparedForward {
   ForwardPlan plan_;
   std::vector<PieceMaps> maps_;
   int32_t blocks_ = 0;
+  int32_t keyless_tiles_ = 0;
   int64_t combine_count_ = 0;
   int64_t tiles_offset_ = 0;  // in the tables, bytes
   int64_t ranges_offset_ = 0;

@@ -3,7 +3,9 @@
 // Steady state of one group, for key tile j: the product S(j) = q K(j)^T is issued, then
 // output += P(j - 1) V(j - 1) behind it; while the tensor cores are busy with the second,
 // softmax(j) runs on the first. With turns, the groups issue their pair of products one
-// after another, so that a group's softmax also runs under the other's products.
+// after another, so that a group's softmax also runs under the other's products. (Issuing the
+// next item's first scores before the epilogue was tried: ptxas then serialises all products,
+// C7514, at two thirds of the speed.)
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_CONSUMER_CUH_
 
@@ -89,68 +91,64 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       WaitBarrier(shared + Shape::kQFull, round & 1);
-      const WorkSlot& slot = slots[round & 1];
-      if (!slot.valid) break;
+      if (!slots[round & 1].valid) break;
+      float factor[2];
+      bool last;
+      // The scores of the current stage of K have arrived; it is free afterwards, and after
+      // the last one q is.
+      const auto finish_scores = [&] {
+        const KeyTile& tile = key_tiles[k.stage];
+        const int flags = tile.flags;
+        if (transform) TransformScores(scores, common);
+        if (flags & KeyTile::kMasked) {
+          const int q_rows[2] = {packed_rows & 0xffff, packed_rows >> 16};
+          MaskScores(scores, tile, q_rows, lane % 4 * 2);
+        }
+        last = flags & KeyTile::kLast;
+        release(shared + Shape::kKEmpty + 8 * k.stage);
+        if (last) release(shared + Shape::kQEmpty);
+        k.Advance();
+      };
+
+      WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
+      IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
       rows.Reset();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) output[i] = 0.0f;
-
-      if (slot.tile.range_begin < slot.tile.range_end) {
-        float factor[2];
-        bool last;
-        // The scores of the current stage of K have arrived; it is free afterwards.
-        const auto finish_scores = [&] {
-          const KeyTile& tile = key_tiles[k.stage];
-          const int flags = tile.flags;
-          if (transform) TransformScores(scores, common);
-          if (flags & KeyTile::kMasked) {
-            const int q_rows[2] = {packed_rows & 0xffff, packed_rows >> 16};
-            MaskScores(scores, tile, q_rows, lane % 4 * 2);
-          }
-          last = flags & KeyTile::kLast;
-          release(shared + Shape::kKEmpty + 8 * k.stage);
-          k.Advance();
-        };
-
-        WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
-        IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
-        WaitProducts<0>();
-        PinRegisters(scores);
-        finish_scores();
-        MoveOffsets(scores, multiplier, headroom, rows, factor);
-        Exponentials(scores, multiplier, rows);
-        PackProbabilities<T>(scores, p);
+      WaitProducts<0>();
+      PinRegisters(scores);
+      finish_scores();
+      MoveOffsets(scores, multiplier, headroom, rows, factor);
+      Exponentials(scores, multiplier, rows);
+      PackProbabilities<T>(scores, p);
 
 #pragma unroll 1
-        while (!last) {
-          WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
-          AwaitTurn(group);
-          IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
-          WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
-          IssueValues(output, p, shared + Shape::kV + v.stage * Shape::kKvBytes);
-          PassTurn(group);
-          WaitProducts<1>();
-          PinRegisters(scores);
-          finish_scores();
-          const bool moved = MoveOffsets(scores, multiplier, headroom, rows, factor);
-          Exponentials(scores, multiplier, rows);
-          WaitProducts<0>();
-          PinRegisters(output);
-          release(shared + Shape::kVEmpty + 8 * v.stage);
-          v.Advance();
-          PackProbabilities<T>(scores, p);
-          if (moved) Rescale(output, factor);
-        }
-        release(shared + Shape::kQEmpty);
+      while (!last) {
+        WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
+        AwaitTurn(group);
+        IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
         WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
         IssueValues(output, p, shared + Shape::kV + v.stage * Shape::kKvBytes);
+        PassTurn(group);
+        WaitProducts<1>();
+        PinRegisters(scores);
+        finish_scores();
+        const bool moved = MoveOffsets(scores, multiplier, headroom, rows, factor);
+        Exponentials(scores, multiplier, rows);
         WaitProducts<0>();
         PinRegisters(output);
         release(shared + Shape::kVEmpty + 8 * v.stage);
         v.Advance();
-      } else {
-        release(shared + Shape::kQEmpty);
+        PackProbabilities<T>(scores, p);
+        if (moved) Rescale(output, factor);
       }
+      WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
+      IssueValues(output, p, shared + Shape::kV + v.stage * Shape::kKvBytes);
+      WaitProducts<0>();
+      PinRegisters(output);
+      release(shared + Shape::kVEmpty + 8 * v.stage);
+      v.Advance();
+      const WorkSlot& slot = slots[round & 1];
       ForwardEpilogue<T, kDim>::Store(params.forward, slot.tile, slot.first_head, slot.batch, row,
                                       output, rows);
     }

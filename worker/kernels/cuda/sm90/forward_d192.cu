@@ -2,7 +2,7 @@
 #include "worker/kernels/cuda/sm90/forward_kernels.cuh"
 
 #ifndef SHAPE
-#define SHAPE 384, 192, 128, 112, false
+#define SHAPE 384, 192, 128, 112, true
 #endif
 namespace ringattn::cuda::sm90 {
 RINGATTN_SM90_FORWARD(d192, SHAPE)
