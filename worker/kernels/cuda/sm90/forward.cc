@@ -20,6 +20,8 @@ constexpr int64_t kMaximalGridZ = 65535;
 constexpr float kLog2E = 1.4426950408889634f;
 // Of K and V that the tiles running at one time should meet: about half of an H200's L2.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// Waves of a section of uneven tiles below which all heads are one section.
+constexpr int64_t kUnevenWaves = 12;
 
 struct HeadDimClass {
   int64_t head_dim;
@@ -93,17 +95,32 @@ absl::Status MapPieces(const ForwardCall& call, const ForwardKernel& kernel,
 }
 
 // How many packs of heads share a section.
-int32_t SectionHeads(const ForwardCall& call, int64_t packs_per_kv_head, int64_t heads) {
+int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count) {
   const AttentionProblem& problem = *call.problem;
   int64_t bytes = 0;  // of one kv head
   for (const KvBlock& block : call.blocks) {
     bytes += block.rows * (problem.head_dim + problem.head_dim_v) * 2;
   }
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
-  // Sections of equal size: a small last one would start its longest tiles at the very end.
   const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
-  const int64_t sections = (heads + largest - 1) / largest;
-  return static_cast<int32_t>((heads + sections - 1) / sections);
+  const int64_t sections = (heads + largest - 1) / std::max<int64_t>(largest, 1);
+  // Uneven tiles (causal) balance by starting with the longest of all heads, and blocks that
+  // run through keys of like length in step share them in the cache anyway: sections pay
+  // only when they are many waves long.
+  int64_t total = 0, longest = 0;
+  for (int64_t i = 0; i < tiles; ++i) {
+    int64_t keys = 0;
+    for (int32_t r = plan.tiles[i].range_begin; r < plan.tiles[i].range_end; ++r) {
+      keys += plan.ranges[r].row_count;
+    }
+    total += keys;
+    longest = std::max(longest, keys);
+  }
+  const int64_t section_heads = (heads + sections - 1) / std::max<int64_t>(sections, 1);
+  const bool uneven = longest * tiles * 4 > total * 5;
+  if (uneven && section_heads * tiles < kUnevenWaves * sm_count) return static_cast<int32_t>(heads);
+  return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
 }
 
 // Positions advance evenly in q and in all blocks: the limits of a row are those of the row
@@ -207,7 +224,8 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   }
   params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
-  params.section_heads = SectionHeads(call, group_size / pack, shape.blocks_per_tile);
+  params.section_heads = SectionHeads(call, plan, params.tiles, group_size / pack,
+                                      shape.blocks_per_tile, device.sm_count);
   params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
   prepared.blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
 

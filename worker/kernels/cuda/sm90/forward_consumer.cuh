@@ -26,15 +26,15 @@ struct ForwardConsumer {
   using Scores = float[kKeys / 2];
   using Probabilities = uint32_t[kKeys / 4];
 
-  // Issues scores = q K^T. `q` and `k` are shared addresses of the first panels.
+  // Issues scores = q K^T, from the operands' descriptors.
   static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t q, uint32_t k) {
     ProductFence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       const int panel = step / 4;
       const int within = step % 4 * 32;
-      MultiplyShared<T>(scores, RowDescriptor(q + panel * Shape::kQPanelBytes + within),
-                        RowDescriptor(k + panel * Shape::kKvPanelBytes + within), step > 0);
+      MultiplyShared<T>(scores, q + DescriptorBytes(panel * Shape::kQPanelBytes + within),
+                        k + DescriptorBytes(panel * Shape::kKvPanelBytes + within), step > 0);
     }
     CommitProducts();
   }
@@ -45,8 +45,7 @@ struct ForwardConsumer {
     ProductFence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      MultiplyRegisters<T>(output, p + step * 4,
-                           ColumnDescriptor(v + step * 16 * kPanelRowBytes, Shape::kKvPanelBytes),
+      MultiplyRegisters<T>(output, p + step * 4, v + DescriptorBytes(step * 16 * kPanelRowBytes),
                            1);
     }
     CommitProducts();
@@ -73,7 +72,10 @@ struct ForwardConsumer {
     const bool transform = common.softcap > 0.0f || common.scale_log2 <= 0.0f;
     const float multiplier = transform ? 1.0f : common.scale_log2;
     const float headroom = kHeadroom / multiplier;
-    const uint32_t q = shared + Shape::kQ + group * 64 * kPanelRowBytes;
+    const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
+    const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
+    const uint32_t v_stages = ColumnDescriptor(shared + Shape::kV, Shape::kKvPanelBytes);
+    constexpr uint32_t kStageStep = DescriptorBytes(Shape::kKvBytes);
     const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
     const KeyTile* key_tiles = reinterpret_cast<const KeyTile*>(memory + Shape::kKeyTiles);
     RingPosition<Shape::kStages> k, v;
@@ -111,7 +113,7 @@ struct ForwardConsumer {
       };
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
-      IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
+      IssueScores(scores, q, k_stages + k.stage * kStageStep);
       rows.Reset();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) output[i] = 0.0f;
@@ -126,15 +128,16 @@ struct ForwardConsumer {
       while (!last) {
         WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
         AwaitTurn(group);
-        IssueScores(scores, q, shared + Shape::kK + k.stage * Shape::kKvBytes);
+        IssueScores(scores, q, k_stages + k.stage * kStageStep);
         WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
-        IssueValues(output, p, shared + Shape::kV + v.stage * Shape::kKvBytes);
+        IssueValues(output, p, v_stages + v.stage * kStageStep);
         PassTurn(group);
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
         const bool moved = MoveOffsets(scores, multiplier, headroom, rows, factor);
         Exponentials(scores, multiplier, rows);
+        PinRegisters(scores);  // or the exponentials would sink below the wait
         WaitProducts<0>();
         PinRegisters(output);
         release(shared + Shape::kVEmpty + 8 * v.stage);
@@ -143,7 +146,7 @@ struct ForwardConsumer {
         if (moved) Rescale(output, factor);
       }
       WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
-      IssueValues(output, p, shared + Shape::kV + v.stage * Shape::kKvBytes);
+      IssueValues(output, p, v_stages + v.stage * kStageStep);
       WaitProducts<0>();
       PinRegisters(output);
       release(shared + Shape::kVEmpty + 8 * v.stage);

@@ -21,19 +21,25 @@ namespace ringattn::cuda::sm90 {
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 
-// Descriptor of an operand that is read along its rows (A and B of q k^T): groups of 8
-// rows lie 1024 bytes apart; the leading offset is not used. A k16 step is 32 bytes on.
-__device__ __forceinline__ uint64_t RowDescriptor(uint32_t address) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 16) |
-         ((address & 0x3ffff) >> 4);
-}
+// The lower words of operands' descriptors, with the address of their first panel; the
+// upper word is the same for all: 128-byte swizzle, groups of 8 rows 1024 bytes apart.
+inline constexpr uint32_t kDescriptorHigh = (1u << 30) | (1024u >> 4);
 
-// Descriptor of an operand that is read along its columns (B of p v, whose k axis is the
-// tile's rows): panels lie `panel_bytes` apart, groups of 8 rows 1024 bytes. A k16 step is
-// 16 rows, 2048 bytes, on.
-__device__ __forceinline__ uint64_t ColumnDescriptor(uint32_t address, uint32_t panel_bytes) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) |
-         (uint64_t{panel_bytes >> 4} << 16) | ((address & 0x3ffff) >> 4);
+// An operand that is read along its rows (A and B of q k^T): the other offset is not used.
+// A k16 step is 32 bytes on.
+__device__ __forceinline__ uint32_t RowDescriptor(uint32_t address) {
+  return (1u << 16) | (address >> 4);
+}
+// An operand that is read along its columns (B of p v, whose k axis is the tile's rows), of
+// panels that lie `panel_bytes` apart. A k16 step is 16 rows, 2048 bytes, on.
+__device__ __forceinline__ uint32_t ColumnDescriptor(uint32_t address, uint32_t panel_bytes) {
+  return (panel_bytes >> 4 << 16) | (address >> 4);
+}
+// The same, so many bytes on: shared addresses never carry beyond their 14 bits.
+__device__ __forceinline__ constexpr uint32_t DescriptorBytes(uint32_t bytes) { return bytes >> 4; }
+
+__device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
+  return uint64_t{kDescriptorHigh} << 32 | low;
 }
 
 // Before the first product of a batch: registers written by ordinary code are ready.
@@ -122,8 +128,10 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
 
 // Scores: kCount = n / 2 accumulators per thread.
 template <typename T, int kCount>
-__device__ __forceinline__ void MultiplyShared(float (&d)[kCount], uint64_t a, uint64_t b,
-                                               int accumulate) {
+__device__ __forceinline__ void MultiplyShared(float (&d)[kCount], uint32_t a_descriptor,
+                                               uint32_t b_descriptor, int accumulate) {
+  const uint64_t a = WholeDescriptor(a_descriptor);
+  const uint64_t b = WholeDescriptor(b_descriptor);
   if constexpr (kCount == 32) {
     RINGATTN_WGMMA(SHARED, 64, 32, "%32", "%33", "%34")
   } else if constexpr (kCount == 40) {
@@ -147,7 +155,8 @@ __device__ __forceinline__ void MultiplyShared(float (&d)[kCount], uint64_t a, u
 // Output: kCount = n / 2 accumulators per thread.
 template <typename T, int kCount>
 __device__ __forceinline__ void MultiplyRegisters(float (&d)[kCount], const uint32_t* a,
-                                                  uint64_t b, int accumulate) {
+                                                  uint32_t b_descriptor, int accumulate) {
+  const uint64_t b = WholeDescriptor(b_descriptor);
   if constexpr (kCount == 32) {
     RINGATTN_WGMMA(REGISTERS, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
   } else if constexpr (kCount == 48) {
