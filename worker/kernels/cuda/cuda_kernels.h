@@ -72,6 +72,7 @@ struct LaunchContext {
 // Forward options that a caller may force; 0 = chosen here.
 struct ForwardTuning {
   int32_t max_key_splits = 0;  // 1 = never split the keys
+  int64_t long_keys = 0;  // sm_90: keys per q tile from which the kernel for long ranges serves
 };
 
 // Launches with tables that are on the device already.
@@ -88,6 +89,7 @@ class PreparedForward {
   int64_t staging_bytes() const { return table_bytes_; }
   absl::Status Start(const LaunchContext& context) const;
 
+  bool uses_sm90() const { return sm90_.has_value(); }
   int64_t table_bytes() const { return table_bytes_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
   void WriteTables(void* target) const;

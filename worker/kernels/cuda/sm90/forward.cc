@@ -23,23 +23,28 @@ constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // Waves of a section of uneven tiles below which all heads are one section.
 constexpr int64_t kUnevenWaves = 12;
 
+// `long_kernel`, where there is one, takes over when a q tile sees many keys.
 struct HeadDimClass {
   int64_t head_dim;
   ForwardKernel (*kernel)();
+  ForwardKernel (*long_kernel)();
 };
-constexpr HeadDimClass kClasses[] = {{64, ForwardKernel_d64},
-                                     {96, ForwardKernel_d96},
-                                     {128, ForwardKernel_d128},
-                                     {192, ForwardKernel_d192},
-                                     {256, ForwardKernel_d256}};
+constexpr HeadDimClass kClasses[] = {{64, ForwardKernel_d64, nullptr},
+                                     {96, ForwardKernel_d96, nullptr},
+                                     {128, ForwardKernel_d128, ForwardKernel_d128_long},
+                                     {192, ForwardKernel_d192, nullptr},
+                                     {256, ForwardKernel_d256, nullptr}};
+// Keys per q tile, on average: at 32K and 64K the long kernel of d128 is 1 to 4% faster, at
+// 8K and 16K up to 2% slower (H200, 2026-11-22).
+constexpr int64_t kLongKeys = 24576;
 
-ForwardKernel KernelFor(const ForwardCall& call) {
-  const AttentionProblem& problem = *call.problem;
+// Null above 256.
+const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   for (const HeadDimClass& candidate : kClasses) {
-    if (dim <= candidate.head_dim) return candidate.kernel();
+    if (dim <= candidate.head_dim) return &candidate;
   }
-  return {};
+  return nullptr;
 }
 
 absl::Status ToStatus(cudaError_t error, const char* what) {
@@ -94,6 +99,18 @@ absl::Status MapPieces(const ForwardCall& call, const ForwardKernel& kernel,
   return absl::OkStatus();
 }
 
+int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
+  int64_t keys = 0;
+  for (int32_t r = tile.range_begin; r < tile.range_end; ++r) keys += plan.ranges[r].row_count;
+  return keys;
+}
+
+int64_t MeanKeys(const ForwardPlan& plan) {
+  int64_t keys = 0;
+  for (const ForwardTile& tile : plan.tiles) keys += KeysOf(plan, tile);
+  return keys / static_cast<int64_t>(plan.tiles.size());
+}
+
 // How many packs of heads share a section.
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
                      int64_t packs_per_kv_head, int64_t heads, int64_t sm_count) {
@@ -110,10 +127,7 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
   // only when they are many waves long.
   int64_t total = 0, longest = 0;
   for (int64_t i = 0; i < tiles; ++i) {
-    int64_t keys = 0;
-    for (int32_t r = plan.tiles[i].range_begin; r < plan.tiles[i].range_end; ++r) {
-      keys += plan.ranges[r].row_count;
-    }
+    const int64_t keys = KeysOf(plan, plan.tiles[i]);
     total += keys;
     longest = std::max(longest, keys);
   }
@@ -149,7 +163,9 @@ bool ServesForward(const ForwardCall& call, const DeviceInfo& device) {
   if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
   if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
-  const ForwardKernel kernel = KernelFor(call);
+  const HeadDimClass* head_dim_class = ClassOf(problem);
+  if (head_dim_class == nullptr) return false;
+  const ForwardKernel kernel = head_dim_class->kernel();
   if (kernel.bf16 == nullptr || kernel.shared_bytes > device.shared_bytes_per_block) return false;
   bool aligned = Aligned16(call.q) && Aligned16(call.out) && Aligned16(call.out_acc);
   for (const KvBlock& block : call.blocks) {
@@ -160,9 +176,12 @@ bool ServesForward(const ForwardCall& call, const DeviceInfo& device) {
 
 std::vector<const void*> ForwardEntries() {
   std::vector<const void*> entries = KeylessRowsEntries();
-  for (const HeadDimClass& candidate : kClasses) {
-    const ForwardKernel kernel = candidate.kernel();
+  const auto add = [&entries](const ForwardKernel& kernel) {
     if (kernel.bf16 != nullptr) entries.insert(entries.end(), {kernel.bf16, kernel.fp16});
+  };
+  for (const HeadDimClass& candidate : kClasses) {
+    add(candidate.kernel());
+    if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
   }
   return entries;
 }
@@ -172,8 +191,9 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   const AttentionProblem& problem = *call.problem;
   PreparedForward prepared;
   prepared.dtype_ = problem.dtype;
-  prepared.kernel_ = KernelFor(call);
-  const ForwardKernel& kernel = prepared.kernel_;
+  const HeadDimClass& head_dim_class = *ClassOf(problem);
+  ForwardKernel& kernel = prepared.kernel_;
+  kernel = head_dim_class.kernel();
 
   ForwardKernelParams& params = prepared.params_;
   ForwardParams& forward = params.forward;
@@ -194,7 +214,6 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   forward.out = call.out;
   forward.initial = call.initial;
   forward.final = call.final;
-  forward.tile_rows = kernel.tile_rows;
 
   // Short queries: all heads of a group share a tile, so that K/V are read once.
   int64_t longest_piece = 0;
@@ -212,6 +231,17 @@ absl::StatusOr<PreparedForward> PrepareForward(const ForwardCall& call, const De
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
   prepared.plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = prepared.plan_;
+  if (head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+    const ForwardKernel candidate = head_dim_class.long_kernel();
+    const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
+    if (candidate.shared_bytes <= device.shared_bytes_per_block &&
+        MeanKeys(plan) >= threshold) {
+      kernel = candidate;
+      shape.keys = kernel.tile_keys;
+      prepared.plan_ = PlanForwardTiles(call, shape);
+    }
+  }
+  forward.tile_rows = kernel.tile_rows;
 
   // Tiles without keys come last.
   size_t tiles = plan.tiles.size();

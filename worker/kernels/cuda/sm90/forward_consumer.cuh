@@ -93,20 +93,26 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       WaitBarrier(shared + Shape::kQFull, round & 1);
-      if (!slots[round & 1].valid) break;
+      int valid = 0;
+      if (lane == 0) valid = slots[round & 1].valid;
+      if (!__shfl_sync(0xffffffff, valid, 0)) break;
       float factor[2];
       bool last;
-      // The scores of the current stage of K have arrived; it is free afterwards, and after
-      // the last one q is.
+      // What the current stage of K holds; asked for while its product runs.
+      KeyTile tile;
+      const auto read_tile = [&] {
+        tile = {};
+        if (lane == 0) tile = key_tiles[k.stage];
+        tile.flags = __shfl_sync(0xffffffff, tile.flags, 0);
+      };
+      // Its scores have arrived: it is free afterwards, and after the last one q is.
       const auto finish_scores = [&] {
-        const KeyTile& tile = key_tiles[k.stage];
-        const int flags = tile.flags;
         if (transform) TransformScores(scores, common);
-        if (flags & KeyTile::kMasked) {
+        if (tile.flags & KeyTile::kMasked) {
           const int q_rows[2] = {packed_rows & 0xffff, packed_rows >> 16};
           MaskScores(scores, tile, q_rows, lane % 4 * 2);
         }
-        last = flags & KeyTile::kLast;
+        last = tile.flags & KeyTile::kLast;
         release(shared + Shape::kKEmpty + 8 * k.stage);
         if (last) release(shared + Shape::kQEmpty);
         k.Advance();
@@ -114,6 +120,7 @@ struct ForwardConsumer {
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
       IssueScores(scores, q, k_stages + k.stage * kStageStep);
+      read_tile();
       rows.Reset();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) output[i] = 0.0f;
@@ -132,6 +139,7 @@ struct ForwardConsumer {
         WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
         IssueValues(output, p, v_stages + v.stage * kStageStep);
         PassTurn(group);
+        read_tile();
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
@@ -151,9 +159,8 @@ struct ForwardConsumer {
       PinRegisters(output);
       release(shared + Shape::kVEmpty + 8 * v.stage);
       v.Advance();
-      const WorkSlot& slot = slots[round & 1];
-      ForwardEpilogue<T, kDim>::Store(params.forward, slot.tile, slot.first_head, slot.batch, row,
-                                      output, rows);
+      const WorkSlot slot = slots[round & 1].Broadcast();
+      ForwardEpilogue<T, kDim>::Store(params.forward, slot, row, output, rows);
     }
   }
 };

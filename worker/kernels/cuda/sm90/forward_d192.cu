@@ -1,9 +1,6 @@
 // head_dim up to 192: 128 x 112 tiles, two consumer warpgroups.
 #include "worker/kernels/cuda/sm90/forward_kernels.cuh"
 
-#ifndef SHAPE
-#define SHAPE 384, 192, 128, 112, true
-#endif
 namespace ringattn::cuda::sm90 {
-RINGATTN_SM90_FORWARD(d192, SHAPE)
+RINGATTN_SM90_FORWARD(d192, 384, 192, 128, 112, true)
 }  // namespace ringattn::cuda::sm90

@@ -45,7 +45,7 @@ __device__ __forceinline__ void RunForward(const ForwardKernelParams& params, ch
 // Within namespace ringattn::cuda::sm90. `name` is the kernel's (d128); what follows are
 // ForwardShape's numbers. Without sm_90a among the targets there is no kernel.
 #if RINGATTN_SM90A
-#define RINGATTN_SM90_FORWARD_KERNELS(name, threads, ...)                               \
+#define RINGATTN_SM90_FORWARD(name, threads, ...)                                       \
   __global__ void __launch_bounds__(threads, 1) sm90_bf16_attention_forward_##name(     \
       const __grid_constant__ ForwardKernelParams params) {                             \
     extern __shared__ __align__(1024) char shared[];                                    \
@@ -68,10 +68,8 @@ __device__ __forceinline__ void RunForward(const ForwardKernelParams& params, ch
             Half::kSharedBytes};                                                        \
   }
 #else
-#define RINGATTN_SM90_FORWARD_KERNELS(name, ...) \
+#define RINGATTN_SM90_FORWARD(name, ...) \
   ForwardKernel ForwardKernel_##name() { return {}; }
 #endif
-// Lets the numbers come from a macro.
-#define RINGATTN_SM90_FORWARD(...) RINGATTN_SM90_FORWARD_KERNELS(__VA_ARGS__)
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_KERNELS_CUH_

@@ -9,6 +9,7 @@ namespace ringattn::cuda::sm90 {
 ForwardKernel ForwardKernel_d64();
 ForwardKernel ForwardKernel_d96();
 ForwardKernel ForwardKernel_d128();
+ForwardKernel ForwardKernel_d128_long();
 ForwardKernel ForwardKernel_d192();
 ForwardKernel ForwardKernel_d256();
 

@@ -30,8 +30,10 @@ struct ForwardProducer {
     position.Advance();
   }
 
-  // Executed by one lane. Values follow their keys one tile late: the consumers multiply
-  // with them one tile late too, and a wait for their stage must not hold up the next keys.
+  // Executed by one lane, from the last key to the first: under a causal mask the blocks
+  // then start at different keys and ask the L2 cache for different lines (1% at 64K
+  // tokens). Values follow their keys one tile late: the consumers multiply with them one
+  // tile late too, and a wait for their stage must not hold up the next keys.
   static __device__ __forceinline__ void LoadItem(const ForwardKernelParams& params,
                                                   KeyTile* key_tiles, uint32_t shared,
                                                   int range_begin, int range_end, int kv_head,
@@ -45,7 +47,7 @@ struct ForwardProducer {
            late_row, batch);
     };
 #pragma unroll 1
-    for (int index = range_begin; index < range_end; ++index) {
+    for (int index = range_end - 1; index >= range_begin; --index) {
       const KvRange& range = params.forward.ranges[index];
       const int piece = range.piece;
       const int begin = static_cast<int>(range.row_begin);
@@ -53,9 +55,10 @@ struct ForwardProducer {
       AcquireMap(&params.maps[piece].k);
       AcquireMap(&params.maps[piece].v);
 #pragma unroll 1
-      for (int row = 0; row < count; row += Shape::kKeys) {
+      for (int row = (count - 1) / Shape::kKeys * Shape::kKeys; row >= 0; row -= Shape::kKeys) {
+        const bool last = index == range_begin && row == 0;
         Claim(k, shared + Shape::kKEmpty);
-        int32_t flags = index + 1 == range_end && row + Shape::kKeys >= count ? KeyTile::kLast : 0;
+        int32_t flags = last ? KeyTile::kLast : 0;
         if (row < range.full_begin || row + Shape::kKeys > range.full_end) {
           flags |= KeyTile::kMasked;
         }
@@ -68,7 +71,7 @@ struct ForwardProducer {
         late_row = begin + row;
       }
     }
-    if (late_piece >= 0) load_values();
+    load_values();
   }
 
   // Executed by one whole warp.
@@ -86,10 +89,10 @@ struct ForwardProducer {
     uint32_t item = blockIdx.x;
     while (true) {
       // Everything that is read from memory is asked for before the wait for q's buffer.
-      const bool valid = item < items && !Stopped(common.stop_word);
+      const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
       uint32_t next = items;
-      uint32_t tile_word = 0;
-      int head = 0, batch = 0, range_begin = 0, range_end = 0;
+      ForwardTile item_tile;
+      int head = 0, batch = 0;
       if (valid) {
         if (lane == 0 && items > gridDim.x) {
           next = gridDim.x + atomicAdd(&params.counters->next, 1u);
@@ -102,27 +105,21 @@ struct ForwardProducer {
         const int packed_head = first + rest % heads;
         batch = packed_head / packs;
         head = packed_head % packs * pack;
-        static_assert(sizeof(ForwardTile) == 24);
-        if (lane < 6) {
-          tile_word = reinterpret_cast<const uint32_t*>(params.forward.tiles + tile)[lane];
-        }
-        range_begin = __shfl_sync(0xffffffff, tile_word, 3);
-        range_end = __shfl_sync(0xffffffff, tile_word, 4);
+        item_tile = params.forward.tiles[tile];
       }
       WorkSlot& slot = slots[round & 1];
       WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
-      if (lane < 6) reinterpret_cast<uint32_t*>(&slot.tile)[lane] = tile_word;
       if (lane == 0) {
+        slot.tile = item_tile;
         slot.first_head = head;
         slot.batch = batch;
         slot.valid = valid;
       }
-      __syncwarp();
       if (!valid) {
         if (lane == 0) Arrive(shared + Shape::kQFull);
         break;
       }
-      const int q_row = static_cast<int>(__shfl_sync(0xffffffff, tile_word, 0));
+      const int q_row = static_cast<int>(item_tile.q_row_begin);
       if (lane == 0) {
         ArriveExpecting(shared + Shape::kQFull, params.q_box_bytes * Shape::kPanels);
 #pragma unroll
@@ -131,7 +128,7 @@ struct ForwardProducer {
                   shared + Shape::kQFull, panel * kPanelColumns, head, q_row, batch, kEvictFirst);
         }
         LoadItem(params, reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles), shared,
-                 range_begin, range_end, head / common.group_size, batch, k, v);
+                 item_tile.range_begin, item_tile.range_end, head / common.group_size, batch, k, v);
       }
       __syncwarp();
       item = __shfl_sync(0xffffffff, next, 0);

@@ -10,12 +10,28 @@ namespace ringattn::cuda::sm90 {
 
 // One item of work as the consumers see it. The ring of two slots lives by the barriers
 // of q: a slot is rewritten only after every consumer has left q of the item after it.
+// Slots and key tiles are written by the lane that arrives at the barrier, and read by the
+// lanes that arrive at the other, which tell the rest of their warps: the order is then
+// plain to compute-sanitizer too.
 struct WorkSlot {
   ForwardTile tile;
   int32_t first_head;
   int32_t batch;
   int32_t valid;  // 0: no more work
   int32_t unused;
+
+  // The slot as lane 0 reads it.
+  __device__ __forceinline__ WorkSlot Broadcast() const {
+    WorkSlot copy = {};
+    static_assert(sizeof(copy) % 4 == 0);
+    if ((threadIdx.x & 31) == 0) copy = *this;
+    uint32_t* words = reinterpret_cast<uint32_t*>(&copy);
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(copy) / 4; ++i) {
+      words[i] = __shfl_sync(0xffffffff, words[i], 0);
+    }
+    return copy;
+  }
 };
 
 // What the producer says about the keys of a stage of K, so that the consumers need not
@@ -40,7 +56,7 @@ struct ForwardShape {
   static constexpr int kRows = kRows_;
   static constexpr int kKeys = kKeys_;
   static constexpr bool kTakeTurns = kTakeTurns_;
-  static constexpr int kStages = 2;  // of K and of V
+  static constexpr int kStages = 2;  // of K and of V; three were no faster
   static constexpr int kGroups = kRows / 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;

@@ -45,15 +45,18 @@ __device__ __forceinline__ void TransformScores(float (&scores)[kCount],
   }
 }
 
-// `q_rows` are the thread's two rows in the tile (of q: packed heads share one), `column`
-// its first column in the key tile.
+// `tile` as lane 0 has read it. `q_rows` are the thread's two rows in the tile (of q: packed
+// heads share one), `column` its first column in the key tile.
 template <int kCount>
 __device__ __forceinline__ void MaskScores(float (&scores)[kCount], const KeyTile& tile,
                                            const int (&q_rows)[2], int column) {
+  const int tile_lower = __shfl_sync(0xffffffff, tile.lower, 0) - column;
+  const int tile_upper = __shfl_sync(0xffffffff, tile.upper, 0) - column;
+  const int last = __shfl_sync(0xffffffff, tile.columns, 0) - 1 - column;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int lower = tile.lower + q_rows[half] - column;
-    const int upper = min(tile.upper + q_rows[half], tile.columns - 1) - column;
+    const int lower = tile_lower + q_rows[half];
+    const int upper = min(tile_upper + q_rows[half], last);
 #pragma unroll
     for (int n = 0; n < kCount / 4; ++n) {
 #pragma unroll
