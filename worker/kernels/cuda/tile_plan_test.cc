@@ -173,7 +173,7 @@ TEST_P(TilePlanTest, BackwardTilesCoverEachVisiblePairOnce) {
 INSTANTIATE_TEST_SUITE_P(Seeds, TilePlanTest, testing::Range(0, 300));
 
 // Ranges name their piece, counted through all blocks, empty pieces included.
-TEST(TilePlanTest, RangesNameTheirPiece) {
+TEST(TilePlanRangesTest, NameTheirPiece) {
   AttentionProblem problem;
   problem.bands = {Band{}, Band{}};
   ForwardCall call;
