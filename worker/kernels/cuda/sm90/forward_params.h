@@ -22,9 +22,9 @@ struct PieceMaps {
 };
 
 // Which block computes what: items are handed out in order of their index, the first
-// gridDim.x by block index, the others by a counter. Heads are cut into sections whose
-// K/V fit in the L2 cache together (or not at all); within a section the tiles come in the table's order
-// (longest first), each for all heads of the section.
+// gridDim.x by block index, the others by a counter. Heads are cut into sections whose K/V
+// fit in the L2 cache together (or not at all); within a section the tiles come in the
+// table's order (longest first), each for all heads of the section.
 struct WorkCounters {
   uint32_t next = 0;      // items handed out beyond the first gridDim.x
   uint32_t finished = 0;  // blocks; the last one zeroes both for the next launch
