@@ -79,7 +79,7 @@ TEST(Sm90ForwardTest, ServesOneStride) {
 TEST(Sm90ForwardTest, TablesBeginWithZeroedCounters) {
   if (!Built()) GTEST_SKIP() << "built without sm_90a";
   const Request request(1024);
-  auto prepared = PrepareForward(request.call, kHopper, {});
+  auto prepared = sm90::PrepareForward(request.call, kHopper, {});
   ASSERT_TRUE(prepared.ok());
   EXPECT_TRUE(prepared->has_work());
   std::vector<char> tables(prepared->table_bytes(), 0x5a);
@@ -95,9 +95,9 @@ TEST(Sm90ForwardTest, KeylessCallsHaveWorkOnlyWhereTheyWrite) {
   if (!Built()) GTEST_SKIP() << "built without sm_90a";
   Request request(128);
   request.call.blocks.clear();
-  EXPECT_TRUE(PrepareForward(request.call, kHopper, {})->has_work());
+  EXPECT_TRUE(sm90::PrepareForward(request.call, kHopper, {})->has_work());
   request.call.initial = request.call.final = false;
-  EXPECT_FALSE(PrepareForward(request.call, kHopper, {})->has_work());
+  EXPECT_FALSE(sm90::PrepareForward(request.call, kHopper, {})->has_work());
 }
 
 }  // namespace
