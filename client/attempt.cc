@@ -180,11 +180,7 @@ class StreamAttempt final : public Attempt,
       return status;
     }
     times_.accepted_seconds = SecondsSinceStart();
-    uint64_t chunk_bytes = plan_->max_chunk_bytes_up;
-    if (accepted.max_chunk_bytes_up() > 0) {
-      chunk_bytes = std::min<uint64_t>(chunk_bytes, accepted.max_chunk_bytes_up());
-    }
-    source_.emplace(plan_->inputs, chunk_bytes);
+    source_.emplace(plan_->inputs, ChunkBytesUp(plan_->max_chunk_bytes_up, accepted));
     accepted_ = std::move(accepted);
     PassGate();
     return absl::OkStatus();

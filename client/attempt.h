@@ -26,7 +26,7 @@ struct CallPlan {
   grpc::ByteBuffer header;  // the stream's first message, request_id included
   std::vector<InputTensor> inputs;
   std::vector<OutputTensor> outputs;
-  uint64_t max_chunk_bytes_up = 0;
+  uint64_t max_chunk_bytes_up = 0;  // 0: as the server recommends
   bool with_crc32c = true;
   std::function<void(const v1::Progress&)> on_progress;  // may be empty
 };

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "client/split_operation.h"
 #include "client/split_plan.h"
+#include "common/security/credentials.h"
 #include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
@@ -73,15 +74,16 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                                         const ClientOptions& options) {
   if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
   if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
-  if (options.max_chunk_bytes_up < 1 || options.max_chunk_bytes_down < 1 ||
-      options.max_chunk_bytes_up > (1u << 30) || options.max_chunk_bytes_down > (1u << 30)) {
-    return absl::InvalidArgumentError("max_chunk_bytes must be in 1..2^30");
+  if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
+      options.max_chunk_bytes_down > (1u << 30)) {
+    return absl::InvalidArgumentError(
+        "max_chunk_bytes_down must be in 1..2^30, max_chunk_bytes_up in 0..2^30");
   }
   wire::KeepGrpcRunning();
   std::unique_ptr<Client> client(new Client(options));
   const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
   const auto credentials =
-      options.credentials ? options.credentials : grpc::InsecureChannelCredentials();
+      options.credentials ? options.credentials : TransportSecurity().ChannelCredentials();
   for (int i = 0; i < options.channels; ++i) {
     client->channels_.push_back(grpc::CreateCustomChannel(target, credentials, arguments));
   }

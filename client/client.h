@@ -26,6 +26,7 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/retry_policy.h"
+#include "common/wire/keep_awake.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn::client {
@@ -38,9 +39,9 @@ struct ClientOptions {
   int channels = 4;
   // Null: plain text.
   std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
-  // Large enough to amortise the cost per message, small enough to pass through caches:
-  // 4 MiB were a fifth slower. The server takes 16 MiB.
-  uint32_t max_chunk_bytes_up = 1 << 20;
+  // 0: as the server recommends (Accepted.recommended_chunk_bytes, 1 MiB). More is slower, less
+  // is for slow lines: a chunk should not take longer than 5 s. The server takes 16 MiB.
+  uint32_t max_chunk_bytes_up = 0;
   uint32_t max_chunk_bytes_down = 1 << 20;
   RetryOptions retry = {};
 };
@@ -100,6 +101,7 @@ class Client {
                   const Done& done);
 
   const ClientOptions options_;
+  const wire::KeepAwake keep_awake_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();

@@ -16,6 +16,7 @@
 #include <grpcpp/server_builder.h>
 
 #include "client/tensor_bytes.h"
+#include "common/security/credentials.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -71,7 +72,7 @@ class FakeAttentionServer final : public v1::AttentionService::Service {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(32 << 20);
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     address_ = "127.0.0.1:" + std::to_string(port);

@@ -110,6 +110,7 @@ v1::Accepted MergeAccepted(const std::string& request_id, const std::vector<Call
   merged.set_transport(parts[0].accepted.transport());
   merged.set_max_chunk_bytes_up(parts[0].accepted.max_chunk_bytes_up());
   merged.set_max_chunk_bytes_down(parts[0].accepted.max_chunk_bytes_down());
+  merged.set_recommended_chunk_bytes(parts[0].accepted.recommended_chunk_bytes());
   for (const CallReport& part : parts) {
     merged.set_generation(std::max(merged.generation(), part.accepted.generation()));
   }

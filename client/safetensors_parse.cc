@@ -251,16 +251,23 @@ absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> f
   }
   uint64_t header_bytes = 0;
   for (int i = 0; i < 8; ++i) header_bytes |= static_cast<uint64_t>(file[i]) << (8 * i);
+  // The first eight bytes of another kind of file, read as a number, are no news to anybody.
+  if (header_bytes > file.size() - 8 && (file.size() == 8 || file[8] != '{')) {
+    return Invalid("not a safetensors file: it does not begin with a header's length and \"{\"");
+  }
   if (header_bytes > kMaxSafetensorsHeaderBytes) {
-    return Invalid(absl::StrCat("not a safetensors file: header of ", header_bytes,
-                                " bytes, over the limit of ", kMaxSafetensorsHeaderBytes));
+    return Invalid(absl::StrCat("header of ", header_bytes, " bytes, over the limit of ",
+                                kMaxSafetensorsHeaderBytes));
   }
   if (header_bytes > file.size() - 8) {
-    return Invalid(absl::StrCat("header of ", header_bytes, " bytes in a file of ", file.size()));
+    return Invalid(
+        absl::StrCat("cut short: header of ", header_bytes, " bytes in a file of ", file.size()));
   }
   const absl::Span<const uint8_t> header = file.subspan(8, header_bytes);
   const absl::Span<const uint8_t> data = file.subspan(8 + header_bytes);
-  if (header.empty() || header[0] != '{') return Invalid("header does not begin with {");
+  if (header.empty() || header[0] != '{') {
+    return Invalid("not a safetensors file: its header does not begin with \"{\"");
+  }
 
   HeaderReader reader;
   if (!nlohmann::json::sax_parse(header.begin(), header.end(), &reader)) {

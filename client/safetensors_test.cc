@@ -14,6 +14,7 @@ namespace ringattn::client {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string TempPath(const std::string& name) { return testing::TempDir() + "/" + name; }
 
@@ -162,6 +163,24 @@ TEST(Safetensors, HeaderLengths) {
   EXPECT_FALSE(ParseSafetensors({reinterpret_cast<const uint8_t*>(few.data()), 7}).ok());
 }
 
+// Text begins with a "length" of 10^18; a header that is too long, or cut off, is not that.
+TEST(Safetensors, WhatIsNoSafetensorsFileIsCalledThat) {
+  const auto error_of = [](const std::string& content) {
+    const auto contents =
+        ParseSafetensors({reinterpret_cast<const uint8_t*>(content.data()), content.size()});
+    return contents.ok() ? "accepted" : std::string(contents.status().message());
+  };
+  const std::string text = "import torch\nprint(1)\n";
+  EXPECT_THAT(error_of(text), HasSubstr("not a safetensors file"));
+  EXPECT_THAT(error_of(text), Not(HasSubstr("bytes")));
+  EXPECT_THAT(error_of(std::string(8, '\x7f')), HasSubstr("not a safetensors file"));
+  const std::string huge(8, '\x01');
+  EXPECT_THAT(error_of(huge + "{}"), HasSubstr("over the limit"));
+  const Image cut(Padded("{\"x\":"), 0, 4096);
+  EXPECT_THAT(std::string(ParseSafetensors(cut.bytes()).status().message()),
+              HasSubstr("cut short: header of 4096 bytes in a file of 16"));
+}
+
 TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
   struct Case {
     std::string header;
@@ -170,8 +189,8 @@ TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
   };
   const std::string x = R"("dtype":"F32","shape":[2])";
   const Case cases[] = {
-      {"[]", 0, "does not begin with {"},
-      {" {}", 0, "does not begin with {"},
+      {"[]", 0, "does not begin with \"{\""},
+      {" {}", 0, "does not begin with \"{\""},
       {"{", 0, "not valid JSON"},
       {"{} x", 0, "not valid JSON"},
       {R"({"x":{)" + x + "}}", 8, "data_offsets are missing"},

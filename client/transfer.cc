@@ -33,6 +33,15 @@ std::optional<uint32_t> CopyPayload(absl::Span<const wire::Fragment> payload, ui
 
 }  // namespace
 
+uint64_t ChunkBytesUp(uint64_t wanted, const v1::Accepted& accepted) {
+  constexpr uint64_t kUsual = 1 << 20;
+  uint64_t bytes = wanted;
+  if (bytes == 0) bytes = accepted.recommended_chunk_bytes();
+  if (bytes == 0) bytes = kUsual;
+  const uint64_t most = accepted.max_chunk_bytes_up();
+  return most > 0 ? std::min(bytes, most) : bytes;
+}
+
 ChunkSource::ChunkSource(std::vector<InputTensor> inputs, uint64_t max_chunk_bytes)
     : inputs_(std::move(inputs)), max_chunk_bytes_(max_chunk_bytes) {
   assert(max_chunk_bytes >= 1);
@@ -63,7 +72,8 @@ std::optional<ChunkSource::Chunk> ChunkSource::Next() {
 OutputAssembler::OutputAssembler(std::vector<OutputTensor> outputs) {
   for (OutputTensor& output : outputs) {
     total_bytes_ += output.bytes.size();
-    outputs_.push_back({.tensor = output, .covered = {}});
+    outputs_.push_back(
+        {.tensor = output, .arrived = ByteRangeSet(static_cast<int64_t>(output.bytes.size()))});
   }
 }
 
@@ -100,40 +110,26 @@ absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
   if (output == nullptr) {
     return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
   }
-  const char* name = TensorIdName(output->tensor.tensor);
-  const uint64_t size = output->tensor.bytes.size();
   const uint64_t begin = header.offset;
-  if (begin > size || payload_bytes > size - begin) {
-    return ServerError(absl::StrCat("chunk of ", name, " at ", begin, " with ", payload_bytes,
-                                    " bytes, beyond its ", size));
+  const std::string place =
+      absl::StrCat("chunk of ", TensorIdName(output->tensor.tensor), " at ", begin, " ");
+  switch (output->arrived.Add(begin, payload_bytes)) {
+    case ByteRangeSet::Added::kNew:
+      break;
+    case ByteRangeSet::Added::kOutside:
+      return ServerError(absl::StrCat(place, "with ", payload_bytes, " bytes, beyond its ",
+                                      output->tensor.bytes.size()));
+    case ByteRangeSet::Added::kOverlaps:
+      return ServerError(absl::StrCat(place, "overlaps an earlier one"));
+    case ByteRangeSet::Added::kTooManyRanges:
+      return ServerError(absl::StrCat(place, "leaves too many gaps"));
   }
   if (payload_bytes == 0) return absl::OkStatus();
-  const uint64_t end = begin + payload_bytes;
-
-  // Neighbours in the covered set: `after` begins at or behind us.
-  auto after = output->covered.lower_bound(begin);
-  auto before = after == output->covered.begin() ? output->covered.end() : std::prev(after);
-  const bool overlaps = (after != output->covered.end() && after->first < end) ||
-                        (before != output->covered.end() && before->second > begin);
-  if (overlaps) {
-    return ServerError(absl::StrCat("chunk of ", name, " at ", begin, " overlaps an earlier one"));
-  }
 
   const auto crc = CopyPayload(payload, begin, header.crc32c.has_value(), output->tensor.bytes);
   if (crc != header.crc32c) {
-    return absl::DataLossError(
-        absl::StrCat("chunk of ", name, " at ", begin, " arrived with a wrong crc32c"));
+    return absl::DataLossError(absl::StrCat(place, "arrived with a wrong crc32c"));
   }
-
-  uint64_t merged_begin = begin, merged_end = end;
-  if (after != output->covered.end() && after->first == end) {
-    merged_end = after->second;
-    output->covered.erase(after);
-  }
-  if (before != output->covered.end() && before->second == begin) {
-    merged_begin = before->first;
-  }
-  output->covered[merged_begin] = merged_end;
   received_bytes_ += payload_bytes;
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 #define RINGATTN_CLIENT_TRANSFER_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "absl/status/status.h"
 #include "client/byte_runs.h"
 #include "client/call.h"
+#include "common/base/byte_range_set.h"
 #include "common/wire/chunk_codec.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
@@ -27,6 +27,10 @@ struct OutputTensor {
   v1::TensorId tensor;
   MutableRuns bytes;
 };
+
+// The size of chunks up: `wanted`, or what the server recommends where that is 0, or 1 MiB
+// where it recommends nothing; never more than it takes. At least 1.
+uint64_t ChunkBytesUp(uint64_t wanted, const v1::Accepted& accepted);
 
 // Deals the inputs out in chunks, tensor after tensor. Thread compatible.
 class ChunkSource {
@@ -66,7 +70,8 @@ class OutputAssembler {
       const google::protobuf::RepeatedPtrField<v1::TensorDescriptor>& announced) const;
 
   // Errors, after which the outputs are worthless: INTERNAL for a chunk of an unknown
-  // tensor, out of range or overlapping an earlier one; DATA_LOSS if the crc differs.
+  // tensor, out of range, overlapping an earlier one or leaving too many gaps; DATA_LOSS if the crc
+  // differs.
   absl::Status Add(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
                    uint64_t payload_bytes);
 
@@ -79,7 +84,7 @@ class OutputAssembler {
  private:
   struct Output {
     OutputTensor tensor;
-    std::map<uint64_t, uint64_t> covered;  // begin -> end, disjoint, not touching
+    ByteRangeSet arrived;
   };
 
   Output* Find(int tensor);

@@ -100,5 +100,18 @@ TEST(OutputAssembler, AnnouncementsMustMatch) {
   EXPECT_FALSE(assembler.CheckAnnounced(announced).ok());
 }
 
+TEST(ChunkBytesUpTest, TheServersAdviceUnlessAskedForOtherwise) {
+  v1::Accepted accepted;
+  EXPECT_EQ(ChunkBytesUp(0, accepted), 1u << 20) << "no advice: what is usual";
+  EXPECT_EQ(ChunkBytesUp(5000, accepted), 5000u);
+  accepted.set_recommended_chunk_bytes(2 << 20);
+  accepted.set_max_chunk_bytes_up(16 << 20);
+  EXPECT_EQ(ChunkBytesUp(0, accepted), 2u << 20);
+  EXPECT_EQ(ChunkBytesUp(4 << 20, accepted), 4u << 20);
+  EXPECT_EQ(ChunkBytesUp(32 << 20, accepted), 16u << 20) << "more than the server takes";
+  accepted.set_max_chunk_bytes_up(1 << 10);
+  EXPECT_EQ(ChunkBytesUp(0, accepted), 1u << 10) << "advice above what it takes";
+}
+
 }  // namespace
 }  // namespace ringattn::client

@@ -13,14 +13,19 @@
 #include "absl/time/clock.h"
 #include "common/base/version.h"
 #include "common/observability/log.h"
+#include "common/process/descriptors.h"
 #include "common/process/secret_file.h"
 #include "common/wire/allocator.h"
 #include "common/wire/grpc_lifetime.h"
+#include "common/wire/grpc_log.h"
 #include "server/edge/server.h"
 #include "server/options.h"
 
 namespace ringattn::server {
 namespace {
+
+// The supervisor's to replace (sysexits.h: EX_OSERR).
+constexpr int kExitDeaf = 71;
 
 int Die(const absl::Status& status) {
   std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
@@ -55,11 +60,16 @@ int Run(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
 
   InitLogging("ringattn-server", line.log_level);
+  wire::LogForGrpc();
   line.server.secret = *std::move(secret);
   line.server.core.version = kVersion;
   // Milliseconds: above every generation of an earlier process, as rings do not form
   // a thousand times a second.
   line.server.core.initial_generation = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  line.server.on_dead = [] {
+    ShutdownLogging();
+    _exit(kExitDeaf);
+  };
   wire::KeepGrpcRunning();
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
   if (!server.ok()) return Die(server.status());
@@ -76,7 +86,8 @@ int Run(int argc, char** argv) {
 
   int signal_number = 0;
   sigwait(&signals, &signal_number);
-  LogInfo("draining", {{"signal", signal_number}});
+  LogInfo("draining", {{"signal", signal_number},
+                       {"drain_timeout_seconds", absl::ToDoubleSeconds(line.drain_timeout)}});
   std::thread([signals] {
     int second = 0;
     sigwait(&signals, &second);
@@ -95,5 +106,6 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
+  ringattn::RaiseDescriptorLimit();
   return ringattn::server::Run(argc, argv);
 }

@@ -1,5 +1,6 @@
 #include "server/options.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +11,8 @@
 
 namespace ringattn::server {
 namespace {
+
+constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
 // overflows for those that it has.
@@ -61,9 +64,38 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "sequence length of one request");
   AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
            "bytes of gRPC's own buffers; calls end when they are full");
+  group
+      ->add_option("--max_connections", line->server.max_connections,
+                   "public connections at a time, further ones are refused with a reason; 0: what "
+                   "the limit on file descriptors leaves room for, at most 10000")
+      ->check(CLI::Range(0, 1 << 20))
+      ->type_name("N")
+      ->capture_default_str();
+  AddCount(group, "--max_watchers", &line->server.topology.max_watchers, size_t{1} << 16,
+           "WatchTopology streams at a time");
+  AddCount(group, "--max_reflection_threads", &line->server.max_reflection_threads, 1024,
+           "streams of server reflection at a time, less a few, each of which has a thread");
+  AddDuration(group, "--min_ping_interval", &line->server.min_ping_interval,
+              "a client may ping (keepalive) this often, with a call or without");
+  AddCount(group, "--max_queued_requests_per_client", &limits.max_queued_requests_per_client,
+           int64_t{1} << 20, "of one principal, or of one connection without one");
+  AddDuration(group, "--planning_time_max", &limits.planning_time_max, "for one request's plan");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload of which the client sends nothing for this long, though it could, gives "
               "its memory back");
+  AddDuration(group, "--header_timeout", &limits.header_timeout,
+              "a call's header must come within this");
+  AddCount(group, "--min_upload_bytes_per_second", &limits.min_upload_bytes_per_second, kGiB,
+           "an upload that falls behind this rate by --upload_grace gives its memory back");
+  AddDuration(group, "--upload_grace", &limits.upload_grace, "see --min_upload_bytes_per_second");
+  AddDuration(group, "--upload_grace_contended", &limits.upload_grace_contended,
+              "instead of --upload_grace while other requests wait in the queue");
+  AddCount(group, "--max_streams_per_client", &limits.max_streams_per_client, int64_t{1} << 16,
+           "calls that one client (who it authenticated as, else its connection) may have open");
+  AddCount(group, "--max_streams_per_connection", &limits.max_streams_per_connection,
+           int64_t{1} << 16, "calls that may be open on one connection");
+  AddCount(group, "--max_streams_without_header", &limits.max_streams_without_header,
+           int64_t{1} << 16, "calls that may be open without a header; the oldest makes room");
   AddDuration(group, "--download_idle_timeout", &limits.download_idle_timeout,
               "a download of which the client takes nothing for this long gives its memory back");
   AddDuration(group, "--default_deadline", &limits.default_deadline,
@@ -78,7 +110,7 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--heartbeat_timeout", &core.heartbeat_timeout,
               "a worker silent for this long is lost");
   AddDuration(group, "--progress_timeout", &core.progress_timeout,
-              "an operation that stands still this long has a stuck worker (at least; grows "
+              "an operation that is stalled this long has a stuck worker (at least; grows "
               "with the predicted step time)");
   AddDuration(group, "--transfer_timeout", &core.transfer_timeout,
               "a worker that reports but takes no bytes of an upload for this long is lost; one "
@@ -101,7 +133,13 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "new requests wait at most this long so that a newcomer can join the ring");
   AddDuration(group, "--retry_after", &core.retry_after, "what clients are told to wait");
   AddCount(group, "--max_operations_per_worker", &core.max_operations_per_worker, 1024,
-           "requests that hold memory on one worker at a time");
+           "requests that hold memory on one worker at a time; a quarter of these places is for "
+           "small ones");
+  AddDuration(group, "--run_ahead_max", &core.run_ahead_max,
+              "a run is sent to workers that will compute for this long yet; what comes meanwhile "
+              "cannot go before it");
+  AddDuration(group, "--run_time_floor", &core.run_time_floor,
+              "a run that takes longer, and 20 times as long as predicted, is ended");
 }
 
 }  // namespace
@@ -111,13 +149,18 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CLI::App app(
       "ringattn-server: the coordinator of ringattn. Takes attention requests over gRPC, cuts "
       "them over a ring of workers and streams the results back.\n"
-      "SIGTERM or SIGINT drains and ends; a second one ends at once.");
+      "SIGTERM or SIGINT drains and ends: new requests get UNAVAILABLE with RetryInfo, those in "
+      "flight may go on for --drain_timeout and then end with UNAVAILABLE. A second one ends at "
+      "once.\nExits with 71 if its public port stays dead (--dead_after), to be started again.");
   app.set_version_flag("--version", std::string(kVersion));
   AddListeners(&app, &line);
   AddLimits(&app, &line);
   AddTimeouts(&app, &line);
   AddDuration(&app, "--drain_timeout", &line.drain_timeout,
               "on SIGTERM, requests in flight may go on for this long");
+  AddDuration(&app, "--dead_after", &line.server.liveness.dead_after,
+              "exit with 71 once the public port has not answered for this long; the health "
+              "service's name liveness says NOT_SERVING before");
   app.add_option_function<std::string>(
          "--log_level",
          [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
@@ -127,8 +170,13 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);
   }
+  // Several probes before anything is concluded from them.
+  LivenessOptions& liveness = line.server.liveness;
+  liveness.interval = std::min(liveness.interval, liveness.dead_after / 6);
+  liveness.probe_timeout = std::min(liveness.probe_timeout, liveness.dead_after / 6);
+  liveness.unhealthy_after = liveness.dead_after / 3;
   return line;
 }
 

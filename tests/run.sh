@@ -19,6 +19,9 @@ section "installing what is missing"
 grpcurl=$(./deploy/install_grpcurl.sh) || fatal "grpcurl could not be built"
 export RINGATTN_GRPCURL=$grpcurl
 
+section "sources: format and rules"
+./tests/lib/source_checks.sh || true
+
 section "unit tests, sweeps and simulation: bazel test //..."
 ./tests/lib/unit_tests.sh || true
 

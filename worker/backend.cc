@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/device_name.h"
 #include "worker/service/measurement.h"
@@ -19,9 +20,8 @@
 namespace ringattn::worker {
 namespace {
 
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(20);  // of each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
-constexpr absl::Duration kLinkMeasurement = absl::Milliseconds(30);
 
 #ifndef RINGATTN_WITH_CUDA
 absl::StatusOr<int> CountCudaDevices() {
@@ -48,16 +48,16 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
                                    ? options.memory_limit_bytes
                                    : MachineMemoryBytes() / 10 * 8 / options.local_workers;
   backend.device = std::make_unique<CpuDevice>(options.threads, backend.memory_limit_bytes);
-  backend.transport = std::make_unique<TcpRingTransport>(options.transport);
-  absl::StatusOr<double> flops = MeasureFlopsPerSecond(
+  backend.transport = std::make_unique<TcpRingTransport>(
+      TcpTransportOptions{.host = options.ring_host,
+                          .step_timeout = options.ring_step_timeout,
+                          .connect_timeout = options.ring_connect_timeout});
+  absl::StatusOr<std::vector<KernelRate>> rates = MeasureKernelRates(
       *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
-  if (!flops.ok()) return flops.status();
+  if (!rates.ok()) return rates.status();
   absl::StatusOr<double> call = MeasureCallSeconds(*backend.device, kCallMeasurement);
   if (!call.ok()) return call.status();
-  absl::StatusOr<double> link = MeasureLinkBytesPerSecond(options.transport.host, kLinkMeasurement);
-  if (!link.ok()) return link.status();
-  backend.flops_per_second = *flops;
-  backend.link_bytes_per_second = *link;
+  backend.kernel_rates = *std::move(rates);
   backend.call_overhead_seconds = *call;
   return backend;
 }

@@ -1,5 +1,6 @@
-// Backend: a device, the ring transport that serves its memory, and what both can do.
-// The only place that knows which implementations there are.
+// Backend: a device, the ring transport that serves its memory, and what both can do. The
+// only place that knows which implementations of the two there are (with cuda_backend.cc, its
+// part for GPUs): main.cc hands over what the command line says and gets interfaces back.
 #ifndef RINGATTN_WORKER_BACKEND_H_
 #define RINGATTN_WORKER_BACKEND_H_
 
@@ -7,11 +8,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/plan/kernel_rate.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/device/device.h"
 
 namespace ringattn::worker {
@@ -28,10 +30,14 @@ struct BackendOptions {
   int local_workers = 1;
   int local_rank = 0;              // of local_workers; what auto takes
   int64_t memory_limit_bytes = 0;  // what requests may take; 0: the backend's default
-  TcpTransportOptions transport;
-  int64_t pinned_pool_bytes = 0;  // CUDA
-  int nccl_max_ctas = 0;          // CUDA; 0: the transport's default
-  std::string nccl_library;       // CUDA; empty: where NcclLibrary::Load looks
+  // The ring's, whatever moves its bytes.
+  std::string ring_host = "127.0.0.1";  // of this machine, where the peers can reach it
+  absl::Duration ring_step_timeout = absl::Minutes(10);
+  absl::Duration ring_connect_timeout = absl::Seconds(30);
+  int64_t pinned_pool_bytes = 0;       // CUDA
+  int nccl_max_ctas = 0;               // CUDA; 0: the transport's default
+  std::string nccl_library;            // CUDA; empty: where NcclLibrary::Load looks
+  std::string kernel_family = "auto";  // CUDA; a family's name: it alone, for debugging
   // The device is beyond repair; the process should end so that it can be replaced.
   std::function<void(const std::string& what)> on_broken;
 };
@@ -41,8 +47,8 @@ struct Backend {
   std::unique_ptr<RingTransport> transport;
   bool host_memory = true;         // the device's memory is the host's
   int64_t memory_limit_bytes = 0;  // what requests may take
-  double flops_per_second = 0;     // measured
-  double link_bytes_per_second = 0;
+  // Measured.
+  std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
 };
 

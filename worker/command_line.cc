@@ -21,6 +21,8 @@
 namespace ringattn::worker {
 namespace {
 
+constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
+
 // What is resolved only after parsing.
 struct RawOptions {
   int threads = 0;
@@ -96,6 +98,13 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")
       ->capture_default_str();
+  app->add_option(
+         "--kernel_family", line->backend.kernel_family,
+         "GPU, for debugging: the kernel family that serves every request, and refuses what "
+         "it cannot serve; auto: for each request the first that can")
+      ->check(CLI::IsMember({"auto", "sm90", "sm80", "simt"}))
+      ->type_name("NAME")
+      ->capture_default_str();
   app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
                   "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
       ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
@@ -112,7 +121,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
                   "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
       ->type_name("HOST:PORT")
       ->capture_default_str();
-  app->add_option("--ring_address", line->backend.transport.host,
+  app->add_option("--ring_address", line->backend.ring_host,
                   "name or address of this machine that the other workers can reach")
       ->type_name("HOST")
       ->capture_default_str();
@@ -122,7 +131,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
 }
 
 void AddTimeouts(CLI::App* app, CommandLine* line) {
-  AddDuration(app, "--ring_step_timeout", &line->backend.transport.step_timeout,
+  AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "longest time for one ring step's transfers, peers' slowness included");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
               "longest time to connect to all peers while a ring is formed");
@@ -146,14 +155,16 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
   if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library"}, with);
+  refuse(
+      {"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library", "--kernel_family"},
+      with);
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
       raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
   line->backend.threads = line->worker.threads;
-  line->backend.transport.connect_timeout = line->worker.ring.connect_timeout;
+  line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
   line->worker.secret = *std::move(secret);
@@ -169,7 +180,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CommandLine line;
   RawOptions raw;
   line.worker.name = "worker-0";
-  line.worker.coordinator = "127.0.0.1:7401";
+  line.worker.coordinator = "127.0.0.1:7701";
   line.backend.pinned_pool_bytes = int64_t{256} << 20;
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
@@ -195,7 +206,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
     CheckDeviceFlags(app, line.backend);
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);
   }
   return line;
 }

@@ -8,8 +8,8 @@
 #include "absl/time/time.h"
 #include "common/observability/log.h"
 #include "worker/backend.h"
+#include "worker/faults/fault_injection.h"
 #include "worker/service/worker.h"
-#include "worker/testing/fault_injection.h"
 
 namespace ringattn::worker {
 

@@ -3,20 +3,20 @@
 #include <utility>
 
 #include "common/observability/log.h"
-#include "worker/comm/lone/lone_ring_transport.h"
+#include "worker/comm/fallback/fallback_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_ring_transport.h"
-#include "worker/comm/preferring/preferring_ring_transport.h"
+#include "worker/comm/single_rank/single_rank_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/service/measurement.h"
 
 namespace ringattn::worker {
 namespace {
 
-// 5e11 operations: a few milliseconds, and every SM has work.
+// 5e11 operations forward: a few milliseconds on tensor cores, and every SM has work.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(60);
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // of each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
 // What is free at the start belongs to this worker, but for what NCCL (buffers for every
@@ -32,8 +32,8 @@ bool SharesMemory(const BackendOptions& options) {
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOptions& options,
                                                                  int cuda_index) {
   NcclTransportOptions nccl_options{.device = cuda_index,
-                                    .step_timeout = options.transport.step_timeout,
-                                    .connect_timeout = options.transport.connect_timeout,
+                                    .step_timeout = options.ring_step_timeout,
+                                    .connect_timeout = options.ring_connect_timeout,
                                     .on_stuck = options.on_broken,
                                     .library = options.nccl_library};
   if (options.nccl_max_ctas > 0) nccl_options.max_ctas = options.nccl_max_ctas;
@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOp
   if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
   // One GPU needs no transport, and a machine with one may well lack the library.
   LogWarning("no NCCL", {{"reason", nccl.status().message()}});
-  return std::make_unique<LoneRingTransport>(nccl.status());
+  return std::make_unique<SingleRankTransport>(nccl.status());
 }
 
 absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOptions& options,
@@ -56,8 +56,8 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
       {.cuda_index = cuda_index,
        .regions = [device] { return device->regions(); },
        .allocate = [device](int64_t bytes) { return device->Allocate(bytes); },
-       .step_timeout = options.transport.step_timeout,
-       .connect_timeout = options.transport.connect_timeout,
+       .step_timeout = options.ring_step_timeout,
+       .connect_timeout = options.ring_connect_timeout,
        .on_stuck = options.on_broken});
 }
 
@@ -78,22 +78,22 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
     }
   }
   absl::StatusOr<std::unique_ptr<RingTransport>> other =
-      only_peer ? std::make_unique<LoneRingTransport>(
+      only_peer ? std::make_unique<SingleRankTransport>(
                       absl::FailedPreconditionError("--ring_transport=peer"))
                 : MakeNcclTransport(options, cuda_index);
   if (!other.ok()) return other.status();
-  PreferringRingTransport::Hooks hooks;
-  hooks.first_suits = [](const std::vector<std::string>& blobs) {
+  FallbackRingTransport::Hooks hooks;
+  hooks.primary_suits = [](const std::vector<std::string>& blobs) {
     return DecodePeerBlobs(blobs).status();
   };
-  hooks.on_choice = [can_copy = peer != nullptr](bool first, const absl::Status& why) {
-    if (first) return LogInfo("the ring's GPUs copy from one another");
+  hooks.on_choice = [can_copy = peer != nullptr](bool primary, const absl::Status& why) {
+    if (primary) return LogInfo("the ring's GPUs copy from one another");
     // What this worker could do and the ring cannot is worth a warning.
     if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", why.message()}});
     LogInfo("the ring uses NCCL");
   };
-  return std::make_unique<PreferringRingTransport>(std::move(peer), *std::move(other),
-                                                   std::move(hooks));
+  return std::make_unique<FallbackRingTransport>(std::move(peer), *std::move(other),
+                                                 std::move(hooks));
 }
 
 }  // namespace
@@ -109,24 +109,20 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
     if (!free.ok()) return free.status();
     backend.memory_limit_bytes = DefaultMemoryLimit(*free);
   }
-  absl::StatusOr<std::unique_ptr<CudaDevice>> device =
-      CudaDevice::Create({.device = cuda_index,
-                          .pinned_pool_bytes = options.pinned_pool_bytes,
-                          .in_regions = SharesMemory(options),
-                          .memory_limit_bytes = backend.memory_limit_bytes,
-                          .on_broken = options.on_broken});
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(
+      {.device = cuda_index,
+       .pinned_pool_bytes = options.pinned_pool_bytes,
+       .in_regions = SharesMemory(options),
+       .memory_limit_bytes = backend.memory_limit_bytes,
+       .kernel_family = options.kernel_family == "auto" ? "" : options.kernel_family,
+       .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
-  absl::StatusOr<double> flops =
-      MeasureFlopsPerSecond(**device, kMeasuredCall, kComputeMeasurement);
-  if (!flops.ok()) return flops.status();
+  absl::StatusOr<std::vector<KernelRate>> rates =
+      MeasureKernelRates(**device, kMeasuredCall, kComputeMeasurement);
+  if (!rates.ok()) return rates.status();
   absl::StatusOr<double> call = MeasureCallSeconds(**device, kCallMeasurement);
   if (!call.ok()) return call.status();
-  // Before a ring is formed no peer can be measured. A copy from the host is what two
-  // GPUs without a faster link exchange at; the ring measures itself once it stands.
-  absl::StatusOr<double> link = (*device)->MeasureHostLinkBytesPerSecond();
-  if (!link.ok()) return link.status();
-  backend.flops_per_second = *flops;
-  backend.link_bytes_per_second = *link;
+  backend.kernel_rates = *std::move(rates);
   backend.call_overhead_seconds = *call;
   absl::StatusOr<std::unique_ptr<RingTransport>> transport =
       MakeTransport(options, cuda_index, device->get());

@@ -7,14 +7,19 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/version.h"
 #include "common/observability/log.h"
+#include "common/process/descriptors.h"
 #include "common/wire/allocator.h"
+#include "common/wire/grpc_log.h"
+#include "common/wire/keep_awake.h"
 #include "worker/backend.h"
 #include "worker/command_line.h"
 
@@ -50,6 +55,19 @@ sigset_t EndSignals() {
   _exit(kExitBroken);
 }
 
+// "sm80 forward bf16,fp16 3.7e+14 FLOP/s; ..."
+std::string RatesText(const std::vector<KernelRate>& rates) {
+  std::string text;
+  for (const KernelRate& rate : rates) {
+    std::vector<std::string> dtypes;
+    for (const DType dtype : rate.dtypes) dtypes.emplace_back(DTypeName(dtype));
+    absl::StrAppend(&text, text.empty() ? "" : "; ", rate.family,
+                    rate.direction == Direction::kBackward ? " backward " : " forward ",
+                    absl::StrJoin(dtypes, ","), " ", rate.flops_per_second, " FLOP/s");
+  }
+  return text;
+}
+
 // Returns only if the worker cannot start.
 absl::Status Run(const CommandLine& line) {
   WorkerOptions options = line.worker;
@@ -61,8 +79,7 @@ absl::Status Run(const CommandLine& line) {
   if (!backend.ok()) return backend.status();
   std::unique_ptr<Device>& device = backend->device;
   std::unique_ptr<RingTransport>& transport = backend->transport;
-  options.flops_per_second = backend->flops_per_second;
-  options.link_bytes_per_second = backend->link_bytes_per_second;
+  options.kernel_rates = backend->kernel_rates;
   options.call_overhead_seconds = backend->call_overhead_seconds;
   options.memory_limit_bytes = backend->memory_limit_bytes;
   if (line.faults.has_value()) {
@@ -74,6 +91,7 @@ absl::Status Run(const CommandLine& line) {
     LogWarning("faults are injected on purpose");
   }
 
+  const wire::KeepAwake keep_awake;
   const auto leave = [](const std::string&) { kill(getpid(), SIGTERM); };
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Start(options, device.get(), transport.get(), leave, Crash);
@@ -84,8 +102,7 @@ absl::Status Run(const CommandLine& line) {
                         {"data_address", (*worker)->data_address()},
                         {"metrics_address", (*worker)->metrics_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},
-                        {"flops_per_second", options.flops_per_second},
-                        {"link_bytes_per_second", options.link_bytes_per_second},
+                        {"kernel_rates", RatesText(options.kernel_rates)},
                         {"call_overhead_seconds", options.call_overhead_seconds}});
   if (!line.port_file.empty()) {
     if (absl::Status status = WritePortFile(line.port_file, **worker); !status.ok()) return status;
@@ -105,10 +122,12 @@ absl::Status Run(const CommandLine& line) {
 
 int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
+  ringattn::RaiseDescriptorLimit();
   const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
   const sigset_t signals = ringattn::worker::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);
+  ringattn::wire::LogForGrpc();
   const absl::Status status = ringattn::worker::Run(line);
   ringattn::LogError(status.message());
   ringattn::ShutdownLogging();

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "client/cli/attention_file.h"
+#include "client/cli/file_paths.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
@@ -48,7 +49,10 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   auto client = Client::Connect(flags.server, client_options);
   if (!client.ok()) return client.status();
 
-  ProgressBar bar;
+  const auto interval = ParseProgressInterval(flags.progress_interval);
+  if (!interval.ok()) return interval.status();
+  ProgressBar bar(*interval);
+  bar.Update("connecting", -1);
   CallOptions options{.request_id = flags.request_id,
                       .streams = flags.streams,
                       .deadline = *deadline,
@@ -63,6 +67,13 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
 
 CallResult Perform(const AttentionFlags& flags, const std::vector<v1::TensorId>& outputs,
                    const Attend& attend, Problem* problem) {
+  absl::Status paths = CheckFilePaths({{"--input", flags.input}},
+                                      {{"--output", flags.output}, {"--trace", flags.trace}});
+  if (!paths.ok()) return paths;
+  for (const absl::Status& status : {ParseDeadline(flags.deadline).status(),
+                                     ParseProgressInterval(flags.progress_interval).status()}) {
+    if (!status.ok()) return status;
+  }
   auto input = SafetensorsFile::Open(flags.input);
   if (!input.ok()) return input.status();
   if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
@@ -70,15 +81,15 @@ CallResult Perform(const AttentionFlags& flags, const std::vector<v1::TensorId>&
   // Space for the results is reserved first: better to fail before the computation.
   auto output = CreateFor(flags.output, *problem, outputs, true);
   if (!output.ok()) return output.status();
+  auto trace = TraceFile::Open(flags.trace);
+  if (!trace.ok()) return trace.status();
   OpenedFiles files{*problem, *std::move(input), *std::move(output), 0};
   for (const TensorView& tensor : files.input.tensors()) files.tensor_bytes += tensor.bytes;
 
   auto report = CallServer(flags, attend, files);
   if (!report.ok()) return report;
   if (absl::Status status = files.output->Commit(); !status.ok()) return status;
-  if (!flags.trace.empty()) {
-    if (absl::Status status = WriteTrace(flags.trace, *report); !status.ok()) return status;
-  }
+  if (absl::Status status = trace->Write(*report); !status.ok()) return status;
   return report;
 }
 
@@ -97,6 +108,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
   AddStreamsFlag(command, &streams);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
+  AddProgressFlag(command, &progress_interval);
   command->add_flag("--json", json, "Print one JSON object (docs/cli-json.md)");
 }
 

@@ -23,6 +23,7 @@ struct AttentionFlags {
   std::string request_id;
   int streams = 1;
   std::string trace;
+  std::string progress_interval = "10s";
   bool json = false;
 
   void AddTo(CLI::App* command, const std::string& input_help, const std::string& output_help);

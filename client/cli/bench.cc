@@ -148,20 +148,22 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
   if (!deadline.ok()) return deadline.status();
   auto client = Client::Connect(flags.server, {.channels = flags.streams});
   if (!client.ok()) return client.status();
+  auto trace = TraceFile::Open(flags.trace);
+  if (!trace.ok()) return trace.status();
   ProgressBar bar;
-  bar.Update("making inputs", 0);
+  bar.Update("making inputs", -1);
   Tensors tensors = MakeTensors(flags, problem, spec);
   CallOptions options{.streams = flags.streams, .deadline = *deadline};
 
   Measured measured;
-  bar.Update("first run", 0);
+  bar.Update("first run", -1);
   auto report = CallForward(**client, problem, tensors, options);
   if (!report.ok()) return report.status();
   if (flags.backward) {
     report = CallBackward(**client, problem, tensors, options);
     if (!report.ok()) return report.status();
   }
-  bar.Update("verifying", 0);
+  bar.Update("verifying", -1);
   measured.verdict = Judge(flags, spec, tensors);
   if (!measured.verdict.passed()) return measured;
 
@@ -180,10 +182,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
       LoopbackBytesPerSecond(probe, static_cast<int>(measured.reports.back().streams()));
   if (!loopback.ok()) return loopback.status();
   measured.loopback_bytes_per_second = *loopback;
-  if (!flags.trace.empty()) {
-    absl::Status status = WriteTrace(flags.trace, measured.reports.back());
-    if (!status.ok()) return status;
-  }
+  if (absl::Status status = trace->Write(measured.reports.back()); !status.ok()) return status;
   return measured;
 }
 

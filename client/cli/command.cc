@@ -2,10 +2,23 @@
 
 #include <cstdio>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
 
 namespace ringattn::client::cli {
+namespace {
+
+// Marks a status as a matter of usage.
+constexpr absl::string_view kUsageUrl = "ringattn.cli/usage";
+
+}  // namespace
+
+absl::Status UsageError(absl::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kUsageUrl, absl::Cord());
+  return status;
+}
 
 int Fail(const absl::Status& status, bool json) {
   std::fprintf(stderr, "error: %s\n", FormatError(status).c_str());
@@ -21,7 +34,7 @@ int Fail(const absl::Status& status, bool json) {
     }
     Print({{"error", error}});
   }
-  return kFailure;
+  return status.GetPayload(kUsageUrl).has_value() ? kUsage : kFailure;
 }
 
 void Print(const Json& object) {
@@ -33,10 +46,26 @@ absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text) {
   if (text.empty()) return absl::InfiniteDuration();
   absl::Duration duration;
   if (!absl::ParseDuration(text, &duration) || duration <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--deadline=", text, ": expected a positive duration like 30s or 1.5m"));
   }
   return duration;
+}
+
+void AddProgressFlag(CLI::App* command, std::string* interval) {
+  command
+      ->add_option(
+          "--progress_interval", *interval,
+          "Where stderr is no terminal: a line there this often while it takes; 0 for none")
+      ->capture_default_str();
+}
+
+absl::StatusOr<absl::Duration> ParseProgressInterval(const std::string& text) {
+  absl::Duration duration;
+  if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration()) {
+    return UsageError(absl::StrCat("--progress_interval=", text, ": expected a duration like 10s"));
+  }
+  return duration == absl::ZeroDuration() ? absl::InfiniteDuration() : duration;
 }
 
 }  // namespace ringattn::client::cli

@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 
@@ -37,15 +38,24 @@ void AddBench(CLI::App& app, Run& run);
 void AddUp(CLI::App& app, Run& run);
 void AddDown(CLI::App& app, Run& run);
 
+// INVALID_ARGUMENT for what the command line itself gets wrong, before a file or a
+// server is asked: Fail makes it kUsage.
+absl::Status UsageError(absl::string_view message);
+
 // Prints the error, with its code and violations, to stderr and, if `json`, as an
-// object {"error": ...} to stdout. Returns kFailure.
+// object {"error": ...} to stdout. Returns kUsage for a UsageError, else kFailure.
 int Fail(const absl::Status& status, bool json);
 
 // One object on stdout.
 void Print(const Json& object);
 
-// "30s", "1.5m"; "" is infinite. Errors: INVALID_ARGUMENT.
+// "30s", "1.5m"; "" is infinite. Errors: UsageError.
 absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text);
+
+// --progress_interval of commands that take long: between two lines on stderr where it is
+// no terminal. "0" is never. Errors: UsageError.
+void AddProgressFlag(CLI::App* command, std::string* interval);
+absl::StatusOr<absl::Duration> ParseProgressInterval(const std::string& text);
 
 }  // namespace ringattn::client::cli
 

@@ -1,6 +1,9 @@
 #include <cstdio>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "client/cli/command.h"
 #include "client/launcher/state_dir.h"
 
@@ -9,15 +12,24 @@ namespace {
 
 struct Flags {
   std::string state_dir = DefaultStateDir();
-  std::string timeout = "30s";
+  std::string timeout;  // empty: the launcher's own
 };
 
 int RunDown(const Flags& flags) {
-  absl::Duration timeout;
-  if (!absl::ParseDuration(flags.timeout, &timeout) || timeout < absl::ZeroDuration()) {
+  absl::Duration timeout = EndTimeout(flags.state_dir);
+  if (!flags.timeout.empty() &&
+      (!absl::ParseDuration(flags.timeout, &timeout) || timeout < absl::ZeroDuration())) {
     return Fail(absl::InvalidArgumentError("--timeout: not a duration like 30s"), false);
   }
-  const auto stopped = StopLauncher(flags.state_dir, timeout);
+  const absl::Time start = absl::Now();
+  const auto report = [&](const std::vector<std::string>& running) {
+    std::fprintf(stderr, "after %.0f s of at most %.0f: %s\n",
+                 absl::ToDoubleSeconds(absl::Now() - start), absl::ToDoubleSeconds(timeout),
+                 running.empty()
+                     ? "the launcher ends"
+                     : absl::StrCat("still running: ", absl::StrJoin(running, ", ")).c_str());
+  };
+  const auto stopped = StopLauncher(flags.state_dir, timeout, report);
   if (!stopped.ok()) return Fail(stopped.status(), false);
   std::printf(*stopped ? "ended\n" : "nothing runs in %s\n", flags.state_dir.c_str());
   return kSuccess;
@@ -27,11 +39,15 @@ int RunDown(const Flags& flags) {
 
 void AddDown(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("down", "End what `ringattn up` started");
+  CLI::App* command = app.add_subcommand(
+      "down",
+      "End what `ringattn up` started: requests in flight may go on for its --drain_timeout, new "
+      "ones are refused; then the coordinator ends, then the workers");
   command->add_option("--state_dir", flags->state_dir, "The one that `up` was given")
       ->capture_default_str();
-  command->add_option("--timeout", flags->timeout, "Kill it if it has not ended by then")
-      ->capture_default_str();
+  command->add_option("--timeout", flags->timeout,
+                      "Kill it if it has not ended by then; unless given, --drain_timeout and "
+                      "--stop_timeout of `up` and 5s");
   command->callback([flags, &run] { run = [flags] { return RunDown(*flags); }; });
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/call.h"
+#include "client/cli/command.h"
 #include "client/error.h"
 #include "common/request/validation.h"
 
@@ -19,7 +20,7 @@ constexpr char kShapeGroup[] = "Shape";
 constexpr char kOptionGroup[] = "What is computed";
 constexpr char kPlanGroup[] = "Where it is computed (never changes the result)";
 
-absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
+absl::Status Invalid(absl::string_view message) { return UsageError(message); }
 
 absl::StatusOr<uint64_t> TotalOf(const std::vector<uint64_t>& lengths, absl::string_view flag) {
   uint64_t total = 0;

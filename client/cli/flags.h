@@ -28,7 +28,7 @@ class ShapeFlags {
  public:
   void AddTo(CLI::App* command);
 
-  // Fills in shape and dtype. Errors: INVALID_ARGUMENT naming the flag.
+  // Fills in shape and dtype. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
@@ -49,7 +49,7 @@ class OptionFlags {
  public:
   void AddTo(CLI::App* command);
 
-  // Fills in options and plan. Errors: INVALID_ARGUMENT naming the flag.
+  // Fills in options and plan. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:

@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/cli/command.h"
+#include "common/base/version.h"
 #include "common/wire/allocator.h"
 
 int main(int argc, char** argv) {
@@ -16,9 +17,10 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Exact attention as a service: make inputs, call the service, check its results, run it "
       "locally.\nExit codes: 0 done, 1 a result is wrong (verify, bench), 2 wrong usage, 3 any "
-      "other failure.",
+      "other failure, 4 not everything could be judged (verify).",
       "ringattn");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(ringattn::kVersion));
   app.get_formatter()->column_width(36);
   Run run;
   AddGenerate(app, run);

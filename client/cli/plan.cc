@@ -2,10 +2,17 @@
 #include <cstdio>
 #include <memory>
 
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
+#include "client/cli/planner_inputs.h"
 #include "client/cli/report.h"
+#include "client/client.h"
 #include "common/plan/planner.h"
 #include "common/plan/schedule.h"
 
@@ -17,17 +24,55 @@ struct Flags {
   OptionFlags options;
   bool backward = false;
   bool with_forward_result = false;
-  int workers = 4;
-  double device_flops_per_s = PlannerInputs().device_flops_per_s;
-  double link_bytes_per_s = PlannerInputs().link_bytes_per_s;
+  std::string server;
+  std::string deadline = "10s";
+  std::optional<int> workers;  // kDefaultWorkers, or as many as the server's ring has
+  std::optional<double> device_flops_per_s;
+  std::optional<double> link_bytes_per_s;
   bool json = false;
 };
 
+constexpr int kDefaultWorkers = 4;
+
 struct Planned {
+  PlannerInputs inputs;
   AttentionSpec spec;
   Plan plan;
   Schedule schedule;
 };
+
+// What the service's own planner would count on (server/core/measured_inputs.h).
+absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequest& request) {
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return deadline.status();
+  auto client = Client::Connect(flags.server, {.channels = 1});
+  if (!client.ok()) return client.status();
+  const auto info = (*client)->GetServerInfo(*deadline);
+  if (!info.ok()) return info.status();
+  const auto topology = (*client)->GetTopology(*deadline);
+  if (!topology.ok()) return topology.status();
+  PlannerInputs inputs = InputsOf(*topology, request.spec, request.direction);
+  inputs.single_device_threshold_tokens =
+      static_cast<int64_t>(info->limits().single_device_threshold_tokens());
+  return inputs;
+}
+
+absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& request) {
+  PlannerInputs inputs;
+  if (flags.server.empty()) {
+    // As many as asked for: there is no server that could have fewer.
+    inputs.ready_workers =
+        std::max(flags.workers.value_or(kDefaultWorkers), request.choice.world_size.value_or(0));
+  } else {
+    auto measured = InputsOfServer(flags, request);
+    if (!measured.ok()) return measured.status();
+    inputs = *measured;
+    if (flags.workers) inputs.ready_workers = *flags.workers;
+  }
+  if (flags.device_flops_per_s) inputs.device_flops_per_s = *flags.device_flops_per_s;
+  if (flags.link_bytes_per_s) inputs.link_bytes_per_s = *flags.link_bytes_per_s;
+  return inputs;
+}
 
 absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   Problem problem;
@@ -36,15 +81,28 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   const Direction direction = flags.backward ? Direction::kBackward : Direction::kForward;
   auto valid = ValidateLocally(problem, direction, flags.with_forward_result);
   if (!valid.ok()) return valid.status();
-  const PlannerInputs inputs{
-      // As many as asked for: there is no server that could have fewer.
-      .ready_workers = std::max(flags.workers, valid->choice.world_size.value_or(0)),
-      .device_flops_per_s = flags.device_flops_per_s,
-      .link_bytes_per_s = flags.link_bytes_per_s};
-  auto plan = PlanRequest(valid->spec, direction, valid->choice, inputs);
+  auto inputs = InputsOf(flags, *valid);
+  if (!inputs.ok()) return inputs.status();
+  auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule = MakeSchedule(valid->spec, plan->shards, direction, valid->recompute_forward);
-  return Planned{std::move(valid->spec), *std::move(plan), std::move(schedule)};
+  Schedule schedule =
+      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward);
+  return Planned{*inputs, std::move(valid->spec), *std::move(plan), std::move(schedule)};
+}
+
+// Where the prediction's rates come from.
+const char* RateSource(const Flags& flags) {
+  if (!flags.server.empty()) return "server";
+  return flags.device_flops_per_s && flags.link_bytes_per_s ? "flags" : "defaults";
+}
+
+std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
+  const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
+                                         HumanBytes(inputs.link_bytes_per_s), "/s between workers");
+  if (!flags.server.empty()) return absl::StrCat("with what ", flags.server, " measured: ", rates);
+  if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
+  return absl::StrCat("with default rates, which are no machine's: ", rates,
+                      "; --server takes a service's");
 }
 
 Json SpansJson(const Shard& shard) {
@@ -92,6 +150,12 @@ Json ToJson(const Flags& flags, const Planned& planned) {
             {"stripe", plan.shards.stripe},
             {"reason", plan.reason},
             {"predicted_compute_seconds", plan.predicted_compute_seconds},
+            {"rates",
+             {{"source", RateSource(flags)},
+              {"device_flops_per_s", planned.inputs.device_flops_per_s},
+              {"link_bytes_per_s", planned.inputs.link_bytes_per_s},
+              {"step_overhead_s", planned.inputs.step_overhead_s},
+              {"exchange_overhead_s", planned.inputs.exchange_overhead_s}}},
             {"exchanged_bytes", plan.exchanged_bytes},
             {"flops", plan.flops},
             {"ranks", ranks}}}};
@@ -107,8 +171,9 @@ int RunPlan(const Flags& flags) {
   const Plan& plan = planned->plan;
   std::printf("%s, %s: %s\n", ScheduleKindName(plan.schedule), LayoutName(plan.shards.layout),
               plan.reason.c_str());
-  std::printf("%sFLOP, %s exchanged, predicted %.4g s\n\n", HumanRate(plan.flops).c_str(),
-              HumanBytes(plan.exchanged_bytes).c_str(), plan.predicted_compute_seconds);
+  std::printf("%sFLOP, %s exchanged\npredicted %.4g s %s\n\n", HumanRate(plan.flops).c_str(),
+              HumanBytes(plan.exchanged_bytes).c_str(), plan.predicted_compute_seconds,
+              RateText(flags, planned->inputs).c_str());
   std::printf("%s\n%s", ToString(plan.shards).c_str(),
               ToString(planned->schedule, planned->spec).c_str());
   return kSuccess;
@@ -120,22 +185,36 @@ void AddPlan(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
       "plan",
-      "Shards and schedule of a request, computed here without a server: spans, transfers "
-      "with their bytes, tiles per rank and step");
+      "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
+      "per rank and step. Needs no server; with one, plans for its ring and its rates");
   flags->shape.AddTo(command);
   flags->options.AddTo(command);
   command->add_flag("--backward", flags->backward, "Plan the backward pass");
   command->add_flag("--with_forward_result", flags->with_forward_result,
                     "Backward: out and lse are sent, not computed again");
-  command->add_option("--workers", flags->workers, "Workers that are ready")
-      ->check(CLI::Range(1, 1024))
+  command->add_option("--server", flags->server,
+                      "host:port of a service: plan for the workers that it has, with the rates "
+                      "that they measured");
+  command->add_option("--deadline", flags->deadline, "Of --server: give up after this long")
       ->capture_default_str();
-  command->add_option("--device_flops_per_s", flags->device_flops_per_s, "For the prediction")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--link_bytes_per_s", flags->link_bytes_per_s, "For the prediction")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command
+      ->add_option("--workers", flags->workers,
+                   absl::StrCat("Workers that are ready; ", kDefaultWorkers,
+                                ", or the server's, unless given"))
+      ->check(CLI::Range(1, 1024));
+  const PlannerInputs defaults;
+  command
+      ->add_option(
+          "--device_flops_per_s", flags->device_flops_per_s,
+          absl::StrFormat("For the prediction; unless given, the server's or %g, the order "
+                          "of magnitude of one CPU core",
+                          defaults.device_flops_per_s))
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--link_bytes_per_s", flags->link_bytes_per_s,
+                   absl::StrFormat("For the prediction; unless given, the server's or %g",
+                                   defaults.link_bytes_per_s))
+      ->check(CLI::PositiveNumber);
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
   command->callback([flags, &run] { run = [flags] { return RunPlan(*flags); }; });
 }

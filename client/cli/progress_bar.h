@@ -1,9 +1,11 @@
-// A bar on stderr for work that takes a while; nothing at all where stderr is no
-// terminal, so that logs and pipes stay clean.
+// A sign of life on stderr for work that takes a while: a bar where stderr is a
+// terminal, elsewhere (logs, pipes) a line now and then, none of quick work.
 #ifndef RINGATTN_CLIENT_CLI_PROGRESS_BAR_H_
 #define RINGATTN_CLIENT_CLI_PROGRESS_BAR_H_
 
+#include <functional>
 #include <string>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
@@ -12,24 +14,39 @@
 
 namespace ringattn::client::cli {
 
-// Thread safe.
+inline constexpr absl::Duration kProgressLineInterval = absl::Seconds(10);
+
+// Thread safe. A thread of its own shows the time that passes, so that work that says
+// nothing for a while is seen to go on.
 class ProgressBar {
  public:
-  ProgressBar();
+  struct Options {
+    bool terminal = false;
+    // Without a terminal: between two lines.
+    absl::Duration line_interval = kProgressLineInterval;
+    std::function<void(const std::string&)> write;  // to stderr; one call at a time
+  };
+
+  explicit ProgressBar(absl::Duration line_interval = kProgressLineInterval);
+  explicit ProgressBar(Options options);
   ~ProgressBar();  // takes the bar away
 
-  bool visible() const { return visible_; }
-
-  // Draws at most ten times a second.
+  // What is being done, and how much of it in [0, 1]; below 0: nobody can tell.
   void Update(absl::string_view what, double fraction);
 
-  void Clear();
-
  private:
-  const bool visible_;
+  void Loop();
+  void Show(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  const absl::Time began_ = absl::Now();
   absl::Mutex mutex_;
-  absl::Time drawn_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time shown_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  bool bar_stands_ ABSL_GUARDED_BY(mutex_) = false;
   std::string what_ ABSL_GUARDED_BY(mutex_);
+  double fraction_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace ringattn::client::cli

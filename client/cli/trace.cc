@@ -1,9 +1,11 @@
 #include "client/cli/trace.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <utility>
 #include <vector>
@@ -170,13 +172,44 @@ Json TraceJson(const CallReport& report) {
   return events.Take();
 }
 
-absl::Status WriteTrace(const std::string& path, const CallReport& report) {
-  errno = 0;
-  std::ofstream file(path, std::ios::trunc);
-  file << TraceJson(report).dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
-  file.close();
-  if (file.fail()) return absl::ErrnoToStatus(errno != 0 ? errno : EIO, "--trace=" + path);
-  return absl::OkStatus();
+absl::StatusOr<TraceFile> TraceFile::Open(const std::string& path) {
+  TraceFile file;
+  if (path.empty()) return file;
+  file.path_ = path;
+  file.descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  file.made_ = file.descriptor_ >= 0;
+  if (!file.made_) file.descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file.descriptor_ < 0) return absl::ErrnoToStatus(errno, "--trace=" + path);
+  return file;
+}
+
+TraceFile::TraceFile(TraceFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      made_(std::exchange(other.made_, false)) {}
+
+TraceFile::~TraceFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+  if (made_) unlink(path_.c_str());
+}
+
+absl::Status TraceFile::Write(const CallReport& report) {
+  if (descriptor_ < 0) return absl::OkStatus();
+  const std::string text =
+      TraceJson(report).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  // Only files have a length to cut: pipes and devices say EINVAL.
+  if (ftruncate(descriptor_, 0) != 0 && errno != EINVAL) {
+    return absl::ErrnoToStatus(errno, "--trace=" + path_);
+  }
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t count = write(descriptor_, text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return absl::ErrnoToStatus(count < 0 ? errno : EIO, "--trace=" + path_);
+    done += static_cast<size_t>(count);
+  }
+  made_ = false;
+  const int closed = close(std::exchange(descriptor_, -1));
+  return closed == 0 ? absl::OkStatus() : absl::ErrnoToStatus(errno, "--trace=" + path_);
 }
 
 }  // namespace ringattn::client::cli

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/call.h"
 #include "client/cli/command.h"
 
@@ -16,8 +17,27 @@ namespace ringattn::client::cli {
 // several streams: since the first of them began, each with rows of its own.
 Json TraceJson(const CallReport& report);
 
-// Errors: the system's, naming the file.
-absl::Status WriteTrace(const std::string& path, const CallReport& report);
+// The file that a timeline goes to, opened before the call so that a path that cannot be
+// written costs no computation. Not thread safe.
+class TraceFile {
+ public:
+  // "" is no file: Write does nothing. What the file holds stays until Write. Errors: the
+  // system's, naming the file.
+  static absl::StatusOr<TraceFile> Open(const std::string& path);
+
+  TraceFile(TraceFile&& other) noexcept;
+  TraceFile& operator=(TraceFile&&) = delete;
+  ~TraceFile();  // removes a file that Open made and nobody wrote
+
+  absl::Status Write(const CallReport& report);
+
+ private:
+  TraceFile() = default;
+
+  std::string path_;
+  int descriptor_ = -1;
+  bool made_ = false;
+};
 
 }  // namespace ringattn::client::cli
 

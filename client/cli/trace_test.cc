@@ -1,5 +1,8 @@
 #include "client/cli/trace.h"
 
+#include <filesystem>
+#include <fstream>
+
 #include "common/wire/durations.h"
 #include "gtest/gtest.h"
 
@@ -68,6 +71,34 @@ TEST(Trace, PartsOfACallAreSideBySide) {
   EXPECT_EQ(begins, (std::vector<double>{3e6, 13e6}));
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_NE(rows[0], rows[1]);
+}
+
+TEST(TraceFile, APathThatCannotBeWrittenFailsWhenItIsOpened) {
+  const std::string folder = testing::TempDir();
+  EXPECT_EQ(TraceFile::Open(folder + "/no/such/folder").status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_FALSE(TraceFile::Open(folder).ok());
+  const auto none = TraceFile::Open("");
+  EXPECT_TRUE(none.ok());
+}
+
+TEST(TraceFile, AFileIsReplacedOnceTheCallHasSucceeded) {
+  const std::string path = testing::TempDir() + "/trace.json";
+  const auto content = [&] {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  std::filesystem::remove(path);
+  ASSERT_TRUE(TraceFile::Open(path).ok());
+  EXPECT_FALSE(std::filesystem::exists(path)) << "of a call that failed";
+  std::ofstream(path) << std::string(100'000, 'x');
+  ASSERT_TRUE(TraceFile::Open(path).ok());
+  EXPECT_EQ(content().size(), 100'000u) << "of a call that failed";
+  auto file = TraceFile::Open(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE(file->Write(CallReport()).ok());
+  EXPECT_TRUE(Json::accept(content()));
+  EXPECT_LT(content().size(), 10'000u);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "client/launcher/launcher.h"
@@ -17,7 +18,9 @@ namespace {
 struct Flags {
   LauncherOptions launcher;
   std::string ready_timeout = "60s";
+  std::string drain_timeout = "30s";
   std::string stop_timeout = "10s";
+  std::string silent_timeout = "40s";
   bool detach = false;
 };
 
@@ -107,13 +110,23 @@ int RunDetached(const LauncherOptions& options) {
 int RunUp(const Flags& flags) {
   LauncherOptions options = flags.launcher;
   const std::pair<const std::string&, absl::Duration*> durations[] = {
-      {flags.ready_timeout, &options.ready_timeout}, {flags.stop_timeout, &options.stop_timeout}};
+      {flags.ready_timeout, &options.ready_timeout},
+      {flags.drain_timeout, &options.drain_timeout},
+      {flags.stop_timeout, &options.stop_timeout},
+      {flags.silent_timeout, &options.silent_timeout}};
   for (const auto& [text, target] : durations) {
     if (!absl::ParseDuration(text, target) || *target <= absl::ZeroDuration()) {
       return Fail(absl::InvalidArgumentError(
                       absl::StrCat("\"", text, "\" is not a positive duration like 30s")),
                   false);
     }
+  }
+  for (const std::string& flag : options.server_flags) {
+    // Whoever waits for the coordinator must know it too.
+    if (!absl::StartsWith(flag, "--drain_timeout")) continue;
+    return Fail(absl::InvalidArgumentError("--server_flag=--drain_timeout: give --drain_timeout "
+                                           "to `up` itself"),
+                false);
   }
   if (options.device == "cuda" && options.threads > 0) {
     return Fail(absl::InvalidArgumentError("--threads means nothing with --device=cuda: it is for "
@@ -132,7 +145,8 @@ void AddUp(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand(
       "up",
       "Run a coordinator and workers on this machine; restarts what dies, replaces what "
-      "stands stopped, ends all of them on SIGTERM or Ctrl-C");
+      "stands stopped or does not answer. SIGTERM, Ctrl-C or `ringattn down` drains and ends all "
+      "of them; a second signal ends them at once");
   const CLI::Range port(0, 65535);
   command->add_option("--workers", options.workers, "Worker processes")
       ->check(CLI::Range(1, 64))
@@ -170,7 +184,17 @@ void AddUp(CLI::App& app, Run& run) {
                       "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
   command->add_option("--ready_timeout", flags->ready_timeout, "Give up if not ready by then")
       ->capture_default_str();
-  command->add_option("--stop_timeout", flags->stop_timeout, "Kill what has not ended by then")
+  command
+      ->add_option("--drain_timeout", flags->drain_timeout,
+                   "Told to end, requests in flight may go on for this long; new ones are refused")
+      ->capture_default_str();
+  command
+      ->add_option("--stop_timeout", flags->stop_timeout,
+                   "Kill what has not ended this long after that")
+      ->capture_default_str();
+  command
+      ->add_option("--silent_timeout", flags->silent_timeout,
+                   "Replace a coordinator whose port has not answered for this long")
       ->capture_default_str();
   command->callback([flags, &run] { run = [flags] { return RunUp(*flags); }; });
 }

@@ -9,6 +9,7 @@
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/verify_json.h"
 #include "client/tensor_bytes.h"
 #include "common/oracle/verify.h"
@@ -20,6 +21,7 @@ struct Flags {
   std::string input;
   std::string output;
   std::string forward;
+  std::string progress_interval = "10s";
   OptionFlags options;
   int64_t rows = 64;
   uint64_t seed = 1;
@@ -82,6 +84,8 @@ absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Sourc
 }
 
 absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
+  const auto interval = ParseProgressInterval(flags.progress_interval);
+  if (!interval.ok()) return interval.status();
   const auto input = Source::Open(flags.input);
   if (!input.ok()) return input.status();
   const auto output = Source::Open(flags.output);
@@ -124,6 +128,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.output, ": none of out, lse, dq, dk, dv is there to verify"));
   }
+  ProgressBar bar(*interval);
+  bar.Update("verifying", -1);
   return oracle::Verify(valid->spec, inputs, outputs, given,
                         {.rows = flags.rows, .seed = flags.seed});
 }
@@ -176,6 +182,7 @@ void AddVerify(CLI::App& app, Run& run) {
   command->add_option("--seed", flags->seed, "Chooses the rows")
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();
+  AddProgressFlag(command, &flags->progress_interval);
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
   command->callback([flags, &run] { run = [flags] { return RunVerify(*flags); }; });
 }

@@ -15,8 +15,10 @@ Json ReportJson(const oracle::Report& report) {
     Json& json = tensors[TensorName(tensor.tensor)];
     json = {{"passed", tensor.passed},
             {"rows", tensor.rows},
+            {"total_rows", tensor.total_rows},
             {"failed_elements", tensor.failed_elements},
             {"element", JudgedJson(tensor.element)}};
+    if (tensor.suspects.has_value()) json["suspects"] = *tensor.suspects;
     if (tensor.tensor != TensorId::kLse) json["norm"] = JudgedJson(tensor.norm);
   }
   Json unjudged = Json::object();

@@ -7,8 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace ringattn::client {
@@ -80,6 +83,27 @@ char ProcessState(pid_t pid) {
   // "pid (name) S ...": the name may hold anything, parentheses too.
   const size_t end = line.rfind(')');
   return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : 0;
+}
+
+std::vector<std::string> DescribeChildren(pid_t parent) {
+  std::vector<std::string> children;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    pid_t pid = 0;
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;
+    // "pid (name) S parent ...": the name may hold anything.
+    const size_t begin = line.find('(');
+    const size_t end = line.rfind(')');
+    if (begin == std::string::npos || end == std::string::npos || end + 4 > line.size()) continue;
+    const char state = line[end + 2];
+    if (state == 'Z' || std::atoi(line.c_str() + end + 4) != parent) continue;
+    children.push_back(
+        absl::StrCat(line.substr(begin + 1, end - begin - 1), " (process id ", pid, ")"));
+  }
+  return children;
 }
 
 std::string DescribeExit(int wait_status) {

@@ -22,6 +22,9 @@ absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command,
 // no such process.
 char ProcessState(pid_t pid);
 
+// The running children of `parent`, as "name (process id 7)". Reads all of /proc.
+std::vector<std::string> DescribeChildren(pid_t parent);
+
 // "exited with 3", "killed by signal 9"; from waitpid's status.
 std::string DescribeExit(int wait_status);
 

@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/error.h"
+#include "common/security/credentials.h"
 
 namespace ringattn::client {
 
@@ -17,7 +18,7 @@ absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadli
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   grpc::GenericStub stub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+      grpc::CreateCustomChannel(address, TransportSecurity().ChannelCredentials(), arguments));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
   // HealthCheckRequest{}: the server as a whole. (A ByteBuffer without slices is no message.)

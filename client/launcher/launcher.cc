@@ -1,6 +1,7 @@
 #include "client/launcher/launcher.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,8 +18,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
+#include "client/launcher/child_process.h"
 #include "client/launcher/health.h"
 #include "client/launcher/worker_device.h"
+#include "common/process/descriptors.h"
+#include "common/process/listener_probe.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client {
@@ -28,6 +32,8 @@ constexpr char kServerName[] = "ringattn-server";
 constexpr char kWorkerName[] = "ringattn-worker";
 constexpr char kPortFile[] = "server.json";
 constexpr absl::Duration kPollPause = absl::Milliseconds(200);
+constexpr absl::Duration kProbeTimeout = absl::Seconds(1);
+constexpr absl::Duration kEndMargin = absl::Seconds(5);
 
 sigset_t EndingSignals() {
   sigset_t signals;
@@ -110,11 +116,15 @@ absl::StatusOr<Binaries> FindBinaries(const std::string& bin_dir) {
 }
 
 Launcher::Launcher(const LauncherOptions& options, const Binaries& binaries, StateDir state)
-    : options_(options), binaries_(binaries), state_(std::move(state)), supervisor_({}, LogLine) {}
+    : options_(options),
+      binaries_(binaries),
+      state_(std::move(state)),
+      supervisor_({.silent_max = options.silent_timeout}, LogLine) {}
 
 absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(const LauncherOptions& options) {
   const sigset_t signals = WatchedSignals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
+  RaiseDescriptorLimit();
   auto binaries = FindBinaries(options.bin_dir);
   if (!binaries.ok()) return binaries.status();
   auto state = StateDir::Acquire(options.state_dir);
@@ -122,9 +132,13 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(const LauncherOptions&
   std::unique_ptr<Launcher> launcher(new Launcher(options, *binaries, *std::move(state)));
   auto secret = launcher->state_.WriteSecret();
   if (!secret.ok()) return secret.status();
+  // For `down`: after it, something is wrong.
+  absl::Status status =
+      launcher->state_.WriteEndTimeout(options.drain_timeout + options.stop_timeout + kEndMargin);
+  if (!status.ok()) return status;
   launcher->secret_file_ = *secret;
-  if (absl::Status status = launcher->StartServer(); !status.ok()) return status;
-  if (absl::Status status = launcher->StartWorkers(); !status.ok()) return status;
+  if (status = launcher->StartServer(); !status.ok()) return status;
+  if (status = launcher->StartWorkers(); !status.ok()) return status;
   return launcher;
 }
 
@@ -138,7 +152,8 @@ std::vector<std::string> Launcher::ServerCommand() const {
       absl::StrCat("--control_listen=", listen(control_address_, options_.control_port)),
       absl::StrCat("--metrics_listen=", listen(metrics_address_, options_.metrics_port)),
       absl::StrCat("--secret_file=", secret_file_),
-      absl::StrCat("--port_file=", state_.File(kPortFile))};
+      absl::StrCat("--port_file=", state_.File(kPortFile)),
+      absl::StrCat("--drain_timeout=", absl::FormatDuration(options_.drain_timeout))};
   command.insert(command.end(), options_.server_flags.begin(), options_.server_flags.end());
   return command;
 }
@@ -170,7 +185,11 @@ absl::Status Launcher::StartServer() {
   unlink(port_file.c_str());
   const std::string log = state_.File("server.log");
   absl::Status status = supervisor_.Add(
-      {.name = kServerName, .command = [this] { return ServerCommand(); }, .log_path = log});
+      {.name = kServerName,
+       .command = [this] { return ServerCommand(); },
+       .log_path = log,
+       .answers =
+           [this] { return address_.empty() || ProbeListener(address_, kProbeTimeout).ok(); }});
   if (!status.ok()) return status;
   const absl::Time end = absl::Now() + options_.ready_timeout;
   while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
@@ -179,8 +198,10 @@ absl::Status Launcher::StartServer() {
     // Started by us this moment: if it ends, it will end again (its port is taken,
     // most likely).
     if (supervisor_.exit_count(kServerName) > 0 || absl::Now() > end) {
-      return absl::UnavailableError(
-          absl::StrCat("the coordinator did not come up; ", log, " ends with:\n", TailOf(log)));
+      return absl::UnavailableError(absl::StrCat("the coordinator did not come up; it said:\n",
+                                                 supervisor_.exit_count(kServerName) > 0
+                                                     ? supervisor_.last_words(kServerName)
+                                                     : TailOf(log)));
     }
   }
   return absl::OkStatus();
@@ -197,6 +218,22 @@ absl::Status Launcher::StartWorkers() {
   return absl::OkStatus();
 }
 
+// A broken device (70) may be mended by another start, as may what a signal ended or the
+// coordinator sent away (0). All else
+// that a worker exits with before it has served is about its flags and its machine.
+absl::Status Launcher::CheckWorkers() const {
+  constexpr int kExitBroken = 70;
+  for (int index = 0; index < options_.workers; ++index) {
+    const std::string name = WorkerChild(index);
+    if (supervisor_.exit_count(name) == 0) continue;
+    const int exit = supervisor_.last_exit(name);
+    if (exit == 0 || !WIFEXITED(exit) || WEXITSTATUS(exit) == kExitBroken) continue;
+    return absl::UnavailableError(absl::StrCat(name, " cannot start: it ", DescribeExit(exit),
+                                               " and said:\n", supervisor_.last_words(name)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Launcher::WaitUntilReady() {
   auto client = Client::Connect(address_, {.channels = 1});
   if (!client.ok()) return client.status();
@@ -205,6 +242,7 @@ absl::Status Launcher::WaitUntilReady() {
   while (absl::Now() < end) {
     if (WaitForSignal(absl::Milliseconds(50))) return absl::CancelledError("told to end");
     supervisor_.Poll();
+    if (absl::Status status = CheckWorkers(); !status.ok()) return status;
     const auto topology = (*client)->GetTopology(absl::Seconds(2));
     if (!topology.ok()) {
       seen = std::string(topology.status().message());
@@ -234,11 +272,15 @@ bool Launcher::WaitForSignal(absl::Duration pause) {
 
 void Launcher::Run() {
   while (!WaitForSignal(kPollPause)) supervisor_.Poll();
-  LogLine("ending");
+  LogLine(absl::StrCat("ending: requests in flight may go on for ",
+                       absl::FormatDuration(options_.drain_timeout),
+                       "; a second signal ends at once"));
+  bool hurried = false;
+  const auto hurry = [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); };
   // The coordinator first: it lets what is in flight finish, for which it needs the
-  // workers. Half of the time is its, half theirs.
-  supervisor_.End({kServerName}, options_.stop_timeout / 2);
-  supervisor_.EndAll(options_.stop_timeout / 2);
+  // workers. Half of the time after that is its, half theirs.
+  supervisor_.End({kServerName}, options_.drain_timeout + options_.stop_timeout / 2, hurry);
+  supervisor_.EndAll(options_.stop_timeout / 2, hurry);
 }
 
 }  // namespace ringattn::client

@@ -27,7 +27,12 @@ struct LauncherOptions {
   std::vector<std::string> server_flags;  // passed on as they are
   std::vector<std::string> worker_flags;
   absl::Duration ready_timeout = absl::Seconds(60);
+  // Told to end, requests in flight may go on for this long (the coordinator's
+  // --drain_timeout); after it all processes together have stop_timeout to end.
+  absl::Duration drain_timeout = absl::Seconds(30);
   absl::Duration stop_timeout = absl::Seconds(10);
+  // A coordinator whose port has not answered for this long is replaced.
+  absl::Duration silent_timeout = absl::Seconds(40);
 };
 
 struct Binaries {
@@ -49,10 +54,12 @@ class Launcher {
   static absl::StatusOr<std::unique_ptr<Launcher>> Start(const LauncherOptions& options);
 
   // Until the service is healthy and every worker is in the ring.
-  // Errors: UNAVAILABLE after ready_timeout, CANCELLED if told to end meanwhile.
+  // Errors: UNAVAILABLE after ready_timeout, or with a worker's last words once it ends
+  // because it cannot start; CANCELLED if told to end meanwhile.
   absl::Status WaitUntilReady();
 
-  // Supervises until SIGTERM or SIGINT, then ends everything.
+  // Supervises until SIGTERM or SIGINT, then ends everything: the coordinator drains, the
+  // workers end after it. A second signal ends all at once.
   void Run();
 
   const std::string& address() const { return address_; }
@@ -64,6 +71,8 @@ class Launcher {
 
   absl::Status StartServer();
   absl::Status StartWorkers();
+  // Not OK if one has ended that will end again.
+  absl::Status CheckWorkers() const;
   std::vector<std::string> ServerCommand() const;
   std::vector<std::string> WorkerCommand(int index) const;
   // Waits for a signal that ends us, a child's end, or `pause`. True: we are to end.

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr char kPidFile[] = "launcher.pid";
 constexpr char kSecretFile[] = "secret";
+constexpr char kEndTimeoutFile[] = "end_timeout";
 
 absl::Status SystemError(const std::string& what) { return absl::ErrnoToStatus(errno, what); }
 
@@ -89,6 +91,15 @@ StateDir::~StateDir() {
   close(lock_);
 }
 
+absl::Status StateDir::WriteEndTimeout(absl::Duration timeout) const {
+  const std::string path = File(kEndTimeoutFile);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return SystemError(path);
+  const absl::Status status = WriteWhole(fd, absl::FormatDuration(timeout), path);
+  close(fd);
+  return status;
+}
+
 absl::StatusOr<std::string> StateDir::WriteSecret() const {
   unsigned char bytes[32];
   if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) return SystemError("getrandom");
@@ -119,11 +130,26 @@ std::optional<pid_t> RunningLauncher(const std::string& path) {
   return running;
 }
 
-absl::StatusOr<bool> StopLauncher(const std::string& path, absl::Duration timeout) {
+absl::Duration EndTimeout(const std::string& path) {
+  std::ifstream file(absl::StrCat(path, "/", kEndTimeoutFile));
+  std::string text;
+  absl::Duration timeout;
+  const bool read = std::getline(file, text) && absl::ParseDuration(text, &timeout);
+  return read ? timeout : absl::Minutes(1);
+}
+
+absl::StatusOr<bool> StopLauncher(
+    const std::string& path, absl::Duration timeout,
+    const std::function<void(const std::vector<std::string>&)>& report) {
   const std::optional<pid_t> pid = RunningLauncher(path);
   if (!pid) return false;
+  absl::Time report_at = absl::Now() + absl::Seconds(1);
   const auto gone_by = [&](absl::Time end) {
     while (absl::Now() < end) {
+      if (absl::Now() >= report_at) {
+        report(DescribeChildren(*pid));
+        report_at += absl::Seconds(5);
+      }
       const char state = ProcessState(*pid);
       if (RunningLauncher(path) != pid && (state == 0 || state == 'Z')) return true;
       absl::SleepFor(absl::Milliseconds(20));

@@ -5,8 +5,10 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +34,8 @@ class StateDir {
   std::string File(const std::string& name) const { return path_ + "/" + name; }
   const std::string& path() const { return path_; }
 
+  // For EndTimeout. Errors: the system's.
+  absl::Status WriteEndTimeout(absl::Duration timeout) const;
   // Writes a new random secret, readable by the owner only. Its path.
   absl::StatusOr<std::string> WriteSecret() const;
 
@@ -45,10 +49,17 @@ class StateDir {
 // The launcher that runs in `path`, if one does.
 std::optional<pid_t> RunningLauncher(const std::string& path);
 
+// How long the launcher that runs in `path` may take to end, as it wrote down; a minute if
+// it did not.
+absl::Duration EndTimeout(const std::string& path);
+
 // Ends the launcher that runs in `path`: SIGTERM, after `timeout` SIGKILL, upon which
-// the kernel ends its children. True if there was one.
+// the kernel ends its children. True if there was one. `report` is told who still runs,
+// after a second and every five.
 // Errors: the system's; DEADLINE_EXCEEDED if it does not even go then.
-absl::StatusOr<bool> StopLauncher(const std::string& path, absl::Duration timeout);
+absl::StatusOr<bool> StopLauncher(
+    const std::string& path, absl::Duration timeout,
+    const std::function<void(const std::vector<std::string>&)>& report = [](const auto&) {});
 
 }  // namespace ringattn::client
 

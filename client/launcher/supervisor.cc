@@ -2,16 +2,37 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
 
 namespace ringattn::client {
+namespace {
+
+int64_t SizeOf(const std::string& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  return error ? 0 : static_cast<int64_t>(size);
+}
+
+// What the file holds after `begin`, or the last 2,000 bytes of it.
+std::string WordsAfter(const std::string& path, int64_t begin) {
+  constexpr int64_t kMost = 2000;
+  std::ifstream file(path);
+  file.seekg(std::max(begin, SizeOf(path) - kMost));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
 
 Supervisor::~Supervisor() { EndAll(absl::ZeroDuration()); }
 
@@ -23,12 +44,15 @@ absl::Status Supervisor::Add(ChildSpec spec) {
 }
 
 absl::Status Supervisor::Start(Child& child) {
+  child.log_begin = SizeOf(child.spec.log_path);
   auto pid = StartChild(child.spec.command(), child.spec.log_path);
   if (!pid.ok()) return pid.status();
   child.pid = *pid;
   child.started = absl::Now();
   child.restart_at = absl::InfiniteFuture();
   child.stopped_since = absl::InfiniteFuture();
+  child.answered = child.started;
+  child.probe_at = child.started + options_.probe_interval;
   log_(absl::StrCat("started ", child.spec.name, ", process id ", child.pid));
   return absl::OkStatus();
 }
@@ -39,7 +63,8 @@ void Supervisor::Poll() {
     if (child.ended) continue;
     if (child.pid != 0) {
       Reap(child);
-      if (child.pid != 0) KillIfStopped(child);
+      if (child.pid != 0 && !KillIfStopped(child)) KillIfSilent(child);
+      BoundLog(child);
     } else if (now >= child.restart_at) {
       if (absl::Status status = Start(child); !status.ok()) {
         log_(absl::StrCat("cannot start ", child.spec.name, ": ", status.ToString()));
@@ -61,19 +86,46 @@ void Supervisor::Reap(Child& child) {
                     "; starting it again in ", absl::FormatDuration(child.backoff)));
   child.pid = 0;
   ++child.exits;
+  child.last_exit = wait_status;
+  child.last_words = WordsAfter(child.spec.log_path, child.log_begin);
   child.restart_at = now + child.backoff;
 }
 
-void Supervisor::KillIfStopped(Child& child) {
+bool Supervisor::KillIfStopped(Child& child) {
   const absl::Time now = absl::Now();
   if (ProcessState(child.pid) != 'T') {
     child.stopped_since = absl::InfiniteFuture();
-    return;
+    return false;
   }
   child.stopped_since = std::min(child.stopped_since, now);
-  if (now - child.stopped_since < options_.stopped_max) return;
+  if (now - child.stopped_since < options_.stopped_max) return true;
   log_(absl::StrCat(child.spec.name, ", process id ", child.pid, ", stands stopped: killing it"));
   kill(child.pid, SIGKILL);
+  return true;
+}
+
+void Supervisor::KillIfSilent(Child& child) {
+  if (child.spec.answers == nullptr || absl::Now() < child.probe_at) return;
+  const bool answers = child.spec.answers();
+  const absl::Time now = absl::Now();
+  child.probe_at = now + options_.probe_interval;
+  if (answers) child.answered = now;
+  if (now - child.answered < options_.silent_max) return;
+  log_(absl::StrCat(child.spec.name, ", process id ", child.pid, ", has not answered for ",
+                    absl::FormatDuration(now - child.answered), ": killing it"));
+  kill(child.pid, SIGKILL);
+}
+
+// The child keeps the file open, at its end (O_APPEND) wherever that is.
+void Supervisor::BoundLog(Child& child) {
+  const std::string& path = child.spec.log_path;
+  if (SizeOf(path) <= options_.max_log_bytes) return;
+  std::error_code error;
+  std::filesystem::copy_file(path, path + ".1", std::filesystem::copy_options::overwrite_existing,
+                             error);
+  if (error) log_(absl::StrCat(path, ": cannot be copied, and is emptied: ", error.message()));
+  if (truncate(path.c_str(), 0) != 0) log_(absl::StrCat(path, ": cannot be emptied"));
+  child.log_begin = 0;
 }
 
 const Supervisor::Child& Supervisor::Find(absl::string_view name) const {
@@ -85,8 +137,13 @@ const Supervisor::Child& Supervisor::Find(absl::string_view name) const {
 
 int Supervisor::exit_count(absl::string_view name) const { return Find(name).exits; }
 pid_t Supervisor::pid(absl::string_view name) const { return Find(name).pid; }
+int Supervisor::last_exit(absl::string_view name) const { return Find(name).last_exit; }
+const std::string& Supervisor::last_words(absl::string_view name) const {
+  return Find(name).last_words;
+}
 
-void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeout) {
+void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeout,
+                     const std::function<bool()>& hurry) {
   std::vector<Child*> left;
   for (Child& child : children_) {
     if (std::find(names.begin(), names.end(), child.spec.name) == names.end()) continue;
@@ -105,21 +162,23 @@ void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeo
   };
   const absl::Time end = absl::Now() + timeout;
   reap(WNOHANG);
-  while (!left.empty() && absl::Now() < end) {
+  bool hurried = false;
+  while (!left.empty() && absl::Now() < end && !(hurried = hurry())) {
     absl::SleepFor(absl::Milliseconds(10));
     reap(WNOHANG);
   }
   for (Child* child : left) {
-    log_(absl::StrCat(child->spec.name, " did not end in time: killing it"));
+    log_(absl::StrCat(child->spec.name, hurried ? " is killed at once, as told"
+                                                : " did not end in time: killing it"));
     kill(child->pid, SIGKILL);
   }
   reap(0);
 }
 
-void Supervisor::EndAll(absl::Duration timeout) {
+void Supervisor::EndAll(absl::Duration timeout, const std::function<bool()>& hurry) {
   std::vector<std::string> names;
   for (const Child& child : children_) names.push_back(child.spec.name);
-  End(names, timeout);
+  End(names, timeout, hurry);
 }
 
 }  // namespace ringattn::client

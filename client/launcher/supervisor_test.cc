@@ -1,7 +1,9 @@
 #include "client/launcher/supervisor.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 
@@ -18,7 +20,10 @@ class SupervisorTest : public testing::Test {
   SupervisorTest()
       : supervisor_({.stopped_max = absl::Milliseconds(300),
                      .initial_backoff = absl::Milliseconds(20),
-                     .max_backoff = absl::Milliseconds(100)},
+                     .max_backoff = absl::Milliseconds(100),
+                     .probe_interval = absl::Milliseconds(10),
+                     .silent_max = absl::Milliseconds(200),
+                     .max_log_bytes = 100'000},
                     [this](const std::string& line) { log_ += line + "\n"; }) {}
 
   absl::Status Add(const std::string& name, const std::string& script) {
@@ -73,6 +78,56 @@ TEST_F(SupervisorTest, AShortStopIsLeftAlone) {
     supervisor_.Poll();
   }
   EXPECT_EQ(supervisor_.pid("a"), first);
+}
+
+TEST_F(SupervisorTest, KillsAndReplacesWhatDoesNotAnswer) {
+  int asked = 0;
+  ASSERT_TRUE(supervisor_
+                  .Add({.name = "deaf",
+                        .command =
+                            [] {
+                              return std::vector<std::string>{"/bin/sh", "-c", "exec sleep 100"};
+                            },
+                        .log_path = testing::TempDir() + "/deaf.log",
+                        .answers = [&] { return ++asked <= 3; }})
+                  .ok());
+  const pid_t first = supervisor_.pid("deaf");
+  ASSERT_TRUE(PollUntil(
+      [&] { return supervisor_.exit_count("deaf") == 1 && supervisor_.pid("deaf") != 0; }));
+  EXPECT_NE(supervisor_.pid("deaf"), first);
+  EXPECT_GT(asked, 3);
+  EXPECT_TRUE(absl::StrContains(log_, "has not answered for"));
+}
+
+TEST_F(SupervisorTest, LogsAreBounded) {
+  ASSERT_TRUE(Add("flood", "yes a line of sixteen | head -c 1000000; exec sleep 100").ok());
+  const std::string log = testing::TempDir() + "/flood.log";
+  // All of it is out, and the log has been emptied since.
+  ASSERT_TRUE(PollUntil([&] {
+    return std::filesystem::exists(log + ".1") && std::filesystem::file_size(log) <= 100'000;
+  }));
+}
+
+TEST_F(SupervisorTest, RemembersLastWords) {
+  ASSERT_TRUE(Add("wrong", "echo wrong flag; exit 9").ok());
+  ASSERT_TRUE(PollUntil([&] { return supervisor_.exit_count("wrong") == 1; }));
+  EXPECT_EQ(supervisor_.last_words("wrong"), "wrong flag\n");
+  EXPECT_EQ(WEXITSTATUS(supervisor_.last_exit("wrong")), 9);
+}
+
+TEST_F(SupervisorTest, AHurryCutsTheEndShort) {
+  ASSERT_TRUE(Add("stubborn", "trap '' TERM; echo set; while :; do sleep 0.05; done").ok());
+  std::string word;
+  ASSERT_TRUE(PollUntil([&] {
+    std::ifstream(testing::TempDir() + "/stubborn.log") >> word;
+    return word == "set";
+  }));
+  int asked = 0;
+  const absl::Time start = absl::Now();
+  supervisor_.EndAll(absl::Seconds(100), [&] { return ++asked == 3; });
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_EQ(supervisor_.pid("stubborn"), 0);
+  EXPECT_TRUE(absl::StrContains(log_, "stubborn is killed at once"));
 }
 
 TEST_F(SupervisorTest, PausesGrowWhileAChildKeepsDying) {

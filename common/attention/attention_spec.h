@@ -36,6 +36,7 @@ struct AttentionShape {
 
   int64_t group_size() const { return num_heads / num_kv_heads; }
   int64_t num_documents() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
+  bool operator==(const AttentionShape&) const = default;
 };
 
 // Options that change the result. Meaning: docs/semantics.md.
@@ -45,6 +46,8 @@ struct AttentionOptions {
   bool causal = false;
   int64_t window_left = -1;   // -1 = unlimited
   int64_t window_right = -1;  // -1 = unlimited
+
+  bool operator==(const AttentionOptions&) const = default;
 };
 
 enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
@@ -53,6 +56,8 @@ struct AttentionSpec {
   DType dtype = DType::kFloat32;
   AttentionShape shape;
   AttentionOptions options;
+
+  bool operator==(const AttentionSpec&) const = default;
 };
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #ifndef RINGATTN_COMMON_BASE_LIMITS_H_
 #define RINGATTN_COMMON_BASE_LIMITS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/time/time.h"
@@ -13,6 +14,12 @@ namespace ringattn {
 inline constexpr int64_t kKiB = 1024;
 inline constexpr int64_t kMiB = 1024 * kKiB;
 inline constexpr int64_t kGiB = 1024 * kMiB;
+
+// Chunks of a tensor that arrive in any order leave gaps, and what lies between them is
+// remembered in some 64 bytes each (ByteRangeSet): 16 MiB per tensor. A client that shuffles
+// 1 MiB chunks of the largest tensor leaves fewer than 2^18; one that sends every second byte
+// is stopped here. A rank's part of a chunk is one range, so workers hold no more.
+inline constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
 
 struct Limits {
   // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no
@@ -36,9 +43,12 @@ struct Limits {
   // --- Messages.
   int64_t max_inline_bytes = kMiB;  // all inline tensors of a header together
   int64_t max_header_bytes = 4 * kMiB;
-  // Up: larger chunks were no faster (1.7 GB/s at 16 MiB, 1.5 at 1 MiB), and each
-  // stream may have two of them in memory.
+  // Up, what is taken: each stream may have two of them in memory.
   int64_t max_chunk_bytes_up = 16 * kMiB;
+  // Up, what is best: amortises a message's cost and passes through the caches while gRPC,
+  // the coordinator and the worker handle neighbours side by side. Whole chunks of 16 MiB
+  // wait for one another: three times slower.
+  int64_t recommended_chunk_bytes = kMiB;
   // Down: a stock client refuses messages over 4 MiB in all.
   int64_t max_chunk_bytes_down_default = kMiB;
   // Smaller chunks would spend more on their framing than on bytes.
@@ -57,16 +67,44 @@ struct Limits {
   // stay below 1 GiB; the bytes are what they will upload, not memory.
   int64_t max_queued_requests = 256;
   int64_t max_queued_bytes = 64 * kGiB;
-  // What GetOperation still knows: some 200 bytes each.
+  // One client's part of it: half, so that the others find places whatever it does.
+  int64_t max_queued_requests_per_client = 128;
+  int64_t max_queued_bytes_per_client = 32 * kGiB;
+  // What GetOperation still knows. Of each a report without tensors or places of tokens: at
+  // most 64 ranks of 160 bytes (two spans of 24 in vectors of 24, four counts, a name) and
+  // some words, 11 KiB; of one rank 600 bytes. The bytes bind first for rings above 40.
   int64_t finished_operations_kept = 1024;
+  int64_t finished_operation_bytes = 8 * kMiB;  // of all of them together
+
+  // --- Streams: Forward and Backward calls that are open at a time. Some 20 KiB each
+  // before their header, so a few MiB in all; with one, as many as may wait and as many
+  // again that are served or end.
+  // Those without a header yet have places of their own, and the oldest makes room: a
+  // client sends the header with the call, so that only who holds it back stays here.
+  int64_t max_streams_without_header = 256;
+  // Half the queue: one client cannot fill it. Twice what one call can be split into.
+  int64_t max_streams_per_client = 128;
+  int64_t max_streams_per_connection = 128;
 
   // --- Time.
+  // From the call to its header: the largest, 4 MiB, at 0.4 MB/s.
+  absl::Duration header_timeout = absl::Seconds(10);
+  // An upload holds memory and a place at its workers. While its bytes could be taken it may
+  // fall behind this rate by upload_grace, and by less while other requests wait in the
+  // queue all the while; then it ends. 64 KiB/s is 0.5 Mbit/s. A chunk counts when it is
+  // whole: 1 MiB within 5 s is 0.2 MB/s, so slower lines send smaller chunks.
+  int64_t min_upload_bytes_per_second = 64 * kKiB;
+  absl::Duration upload_grace = absl::Seconds(30);
+  absl::Duration upload_grace_contended = absl::Seconds(5);
   // Reserved memory is held while a client uploads: longer silence than any
   // retransmission gives it back.
   absl::Duration upload_idle_timeout = absl::Seconds(30);
   // Likewise while a client downloads. Within it a reader must take a chunk; of the
   // largest, 16 MiB, that is 0.6 MB/s.
   absl::Duration download_idle_timeout = absl::Seconds(30);
+  // A failed call's status may wait behind a message that the client does not take: then
+  // the call is cut off, and the client gets code and words without the details.
+  absl::Duration unread_status_timeout = absl::Seconds(10);
   // Requests without a deadline get this one: 128M tokens on CPUs end earlier or
   // never.
   absl::Duration default_deadline = absl::Hours(6);
@@ -76,6 +114,11 @@ struct Limits {
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring
   // needs to fill; small requests run side by side instead.
   int64_t single_device_threshold_tokens = 32768;
+  // The longest legal lists take some seconds on one core, once.
+  absl::Duration planning_time_max = absl::Seconds(10);
+  // Plans of earlier requests, kept for equal ones: 3 KiB each and what they follow from, at
+  // most 4 MiB of document boundaries.
+  int64_t plan_cache_bytes = 64 * kMiB;
 };
 
 }  // namespace ringattn

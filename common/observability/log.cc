@@ -6,8 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/observability/log_throttle.h"
 
 namespace ringattn {
 namespace {
@@ -60,6 +62,15 @@ std::shared_ptr<spdlog::logger> Logger() {
   return spdlog::get(kLoggerName);
 }
 
+// Lines of this kind that were suppressed since the last; nothing: suppress this one too.
+std::optional<int64_t> Admit(absl::string_view kind) {
+  static auto* mutex = new absl::Mutex;
+  static auto* throttle = new LogThrottle;
+  const absl::Time now = absl::Now();
+  absl::MutexLock lock(mutex);
+  return throttle->Admit(kind, now);
+}
+
 }  // namespace
 
 std::optional<LogLevel> LogLevelFromName(absl::string_view name) {
@@ -83,11 +94,13 @@ void ShutdownLogging() { spdlog::shutdown(); }
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
   const std::shared_ptr<spdlog::logger> logger = Logger();
   if (logger == nullptr || !logger->should_log(ToSpdlog(level))) return;
-  logger->log(ToSpdlog(level), FormatLogLine(ProcessName(), level, message, fields));
+  const std::optional<int64_t> suppressed = Admit(message);
+  if (!suppressed.has_value()) return;
+  logger->log(ToSpdlog(level), FormatLogLine(ProcessName(), level, message, fields, *suppressed));
 }
 
 std::string FormatLogLine(absl::string_view process, LogLevel level, absl::string_view message,
-                          std::initializer_list<LogField> fields) {
+                          std::initializer_list<LogField> fields, int64_t suppressed) {
   nlohmann::ordered_json line;
   line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
   line["level"] = LevelName(level);
@@ -105,6 +118,7 @@ std::string FormatLogLine(absl::string_view process, LogLevel level, absl::strin
           field.value);
     }
   }
+  if (suppressed > 0) line["suppressed"] = suppressed;
   // Text that is not UTF-8 is shown with replacement characters.
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

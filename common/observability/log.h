@@ -4,6 +4,10 @@
 //   {"time":"2026-01-01T00:00:00.000Z","level":"info","process":"ringattn-server",
 //    "message":"request accepted","request_id":"r1","generation":7}
 //
+// A kind of message (its text, fields apart) that comes too often is thinned out
+// (log_throttle.h): the next line of its kind then says how many are missing, as
+// "suppressed". So messages are constants, and what varies stands in the fields.
+//
 // Keys used everywhere: request_id, operation_id, generation, worker, rank. Tensor
 // contents and secrets are never logged. All functions are thread safe.
 #ifndef RINGATTN_COMMON_OBSERVABILITY_LOG_H_
@@ -66,7 +70,7 @@ inline void LogError(absl::string_view message, std::initializer_list<LogField> 
 
 // The line that Log writes, without its end. For tests.
 std::string FormatLogLine(absl::string_view process, LogLevel level, absl::string_view message,
-                          std::initializer_list<LogField> fields);
+                          std::initializer_list<LogField> fields, int64_t suppressed = 0);
 
 }  // namespace ringattn
 

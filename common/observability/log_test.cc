@@ -1,5 +1,7 @@
 #include "common/observability/log.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "gtest/gtest.h"
@@ -40,6 +42,25 @@ TEST(LogTest, WritesThroughItsOwnThread) {
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find("\"message\":\"hello\",\"count\":1}"), std::string::npos) << text;
   EXPECT_EQ(text.find("hidden"), std::string::npos);
+}
+
+// 59 MB in 75 s from one client, before.
+TEST(LogTest, AFloodIsThinnedOutAndCounted) {
+  InitLogging("log_test", LogLevel::kInfo);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 5000; ++i) LogInfo("flood", {{"i", i}});
+  LogInfo("another");
+  ShutdownLogging();
+  const std::string text = testing::internal::GetCapturedStderr();
+  const auto lines = std::count(text.begin(), text.end(), '\n');
+  EXPECT_GE(lines, 200);
+  EXPECT_LE(lines, 400);
+  EXPECT_NE(text.find("\"message\":\"another\""), std::string::npos);
+}
+
+TEST(LogTest, ALineSaysHowManyAreMissing) {
+  const auto json = nlohmann::json::parse(FormatLogLine("p", LogLevel::kInfo, "m", {}, 7));
+  EXPECT_EQ(json["suppressed"], 7);
 }
 
 }  // namespace

@@ -1,12 +1,21 @@
 #include "common/observability/metrics.h"
 
 #include <exception>
+#include <vector>
 
 #include <prometheus/text_serializer.h>
 
 #include "absl/strings/str_cat.h"
 
 namespace ringattn {
+namespace {
+
+// A connection has this long for its whole request and occupies a thread meanwhile. With
+// the library's defaults, 30 s and two threads, two silent ones kept everybody else out.
+constexpr char kRequestTimeoutMs[] = "500";
+constexpr char kThreads[] = "16";  // they sleep
+
+}  // namespace
 
 Metrics::Metrics() : registry_(std::make_shared<prometheus::Registry>()) {}
 Metrics::~Metrics() = default;
@@ -29,7 +38,9 @@ prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const std::string
 absl::StatusOr<std::string> Metrics::Serve(const std::string& listen) {
   // The library reports a failed bind by an exception.
   try {
-    exposer_ = std::make_unique<prometheus::Exposer>(listen);
+    exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", listen, "num_threads", kThreads, "request_timeout_ms", kRequestTimeoutMs,
+        "enable_keep_alive", "no"});
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", listen));
   }

@@ -68,6 +68,7 @@ TensorReport CompareLse(const AttentionSpec& spec, const RowSet& expected, const
   report.tensor = TensorId::kLse;
   report.rows = static_cast<int64_t>(expected.rows.size());
   const AttentionShape& shape = spec.shape;
+  report.total_rows = shape.batch * shape.seq_len_q * shape.num_heads;
   for (size_t at = 0; at < expected.rows.size(); ++at) {
     const RowId& row = expected.rows[at];
     const int64_t index = (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token;
@@ -95,6 +96,7 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
   report.tensor = tensor;
   report.rows = static_cast<int64_t>(expected.rows.size());
   const TokenAxis axis = AxisOf(spec.shape, tensor);
+  report.total_rows = spec.shape.batch * axis.tokens * axis.heads;
   const double unit = ToleranceUnit(spec.dtype);
   Norms whole;
   std::vector<Norms> by_head(axis.heads);
@@ -157,9 +159,13 @@ bool Report::mismatch() const {
 std::string ToString(const TensorReport& report) {
   char line[512];
   std::string text;
-  std::snprintf(line, sizeof(line), "%-3s %s  rows %lld", TensorName(report.tensor),
-                report.passed ? "ok  " : "FAIL", static_cast<long long>(report.rows));
+  std::snprintf(line, sizeof(line), "%-3s %s  rows %lld of %lld", TensorName(report.tensor),
+                report.passed ? "ok  " : "FAIL", static_cast<long long>(report.rows),
+                static_cast<long long>(report.total_rows));
   text += line;
+  if (report.suspects.has_value()) {
+    text += " (all scanned, " + std::to_string(*report.suspects) + " suspect)";
+  }
   if (report.tensor != TensorId::kLse) {
     std::snprintf(line, sizeof(line), "  norm error %.3g (bound %.3g", report.norm.error,
                   report.norm.bound);

@@ -16,6 +16,7 @@
 #define RINGATTN_COMMON_ORACLE_COMPARATOR_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,11 @@ struct Judged {
 
 struct TensorReport {
   TensorId tensor = TensorId::kOut;
-  int64_t rows = 0;
+  int64_t rows = 0;        // judged
+  int64_t total_rows = 0;  // of the tensor
+  // If all rows were looked at for what cannot be right (verify_scan.h): how many were
+  // suspect. Some of them are among the judged.
+  std::optional<int64_t> suspects;
   int64_t failed_elements = 0;
   bool passed = true;
 

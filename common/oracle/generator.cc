@@ -48,7 +48,17 @@ void FillNormal(DType dtype, uint64_t seed, uint64_t stream, int64_t first, int6
   }
 }
 
-const char* DataKindName(DataKind kind) { return kind == DataKind::kNormal ? "normal" : "huge"; }
+const char* DataKindName(DataKind kind) {
+  switch (kind) {
+    case DataKind::kNormal:
+      return "normal";
+    case DataKind::kHugeScores:
+      return "huge";
+    case DataKind::kVastScores:
+      return "vast";
+  }
+  return "unknown";
+}
 
 Inputs InputTensors::view() const {
   // With no query there is no byte of dout, yet gradients may be asked for.
@@ -59,12 +69,18 @@ Inputs InputTensors::view() const {
                          : dout.data()};
 }
 
-double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind) {
+double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed) {
   if (kind == DataKind::kNormal) return 1.0;
   // Scores get the deviation |scale| sqrt(head_dim) a^2; 3,500 puts the largest
   // of a few hundred near 1e4. Held below what fp16 can square and sum.
   const double per_square =
       std::abs(spec.options.softmax_scale) * std::sqrt(static_cast<double>(spec.shape.head_dim));
+  if (kind == DataKind::kVastScores) {
+    // Products q.k stay within fp32, gradients that k multiplies within fp16.
+    const double largest = spec.dtype == DType::kFloat16 ? 4e3 : 1e17;
+    const double scores = std::pow(10.0, 6.0 + static_cast<double>(seed % 9) * 3.0);
+    return std::min(per_square == 0.0 ? largest : std::sqrt(scores / per_square), largest);
+  }
   if (per_square == 0.0) return 60.0;
   return std::min(std::sqrt(3500.0 / per_square), 1000.0);
 }
@@ -79,7 +95,7 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
     FillNormal(spec.dtype, seed, static_cast<uint64_t>(id), 0, elements, deviation, data.data());
     return data;
   };
-  const double deviation = QueryKeyDeviation(spec, kind);
+  const double deviation = QueryKeyDeviation(spec, kind, seed);
   InputTensors inputs;
   inputs.q = fill(TensorId::kQ, q_rows * shape.head_dim, deviation);
   inputs.k = fill(TensorId::kK, kv_rows * shape.head_dim, deviation);

@@ -24,6 +24,9 @@ uint64_t RandomBits(uint64_t seed, uint64_t stream, uint64_t index);
 enum class DataKind : uint8_t {
   kNormal = 0,
   kHugeScores = 1,  // q and k such that scores spread to about ±1e4
+  // Scores of 1e6 to 1e30, by the seed; to what its elements reach in fp16. Not a level of
+  // the sweep's data factor: a sweep of its own.
+  kVastScores = 2,
 };
 const char* DataKindName(DataKind kind);
 
@@ -39,8 +42,9 @@ struct InputTensors {
   Inputs view() const;
 };
 
-// The deviation of q's and k's elements that `kind` asks for; v's and dout's is 1.
-double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind);
+// The deviation of q's and k's elements that `kind` asks for; v's and dout's is 1. Only
+// kVastScores depends on the seed.
+double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed = 0);
 
 // Streams are the TensorId of each tensor.
 InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t seed,

@@ -17,6 +17,8 @@ struct VisibleKey {
   int64_t position;
   double score;
   double slope;
+  double raw;          // the score before the softcap
+  double doubt = 0.0;  // of p, in a row of wide scores
 };
 
 struct RowScores {
@@ -25,7 +27,29 @@ struct RowScores {
   double sum = 0.0;              // of exp(score - max)
   double score_magnitude = 0.0;  // S
   double lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
+  bool wide() const { return score_magnitude >= kWideScores; }
+  // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
+  double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
 };
+
+// Fills in each key's doubt. REQUIRES: row.wide().
+void DoubtRow(const AttentionOptions& options, RowScores& row) {
+  const double lse = row.lse();
+  double lse_error = 0.0;
+  for (const VisibleKey& key : row.keys) {
+    lse_error = std::max(lse_error, ScoreError(options, key.raw, row.score_magnitude));
+  }
+  const auto most_of = [&](const VisibleKey& key) {
+    const double error = ScoreError(options, key.raw, row.score_magnitude);
+    return MostProbability(key.score, lse, error + lse_error);
+  };
+  double all = 0.0;
+  for (const VisibleKey& key : row.keys) all += most_of(key);
+  for (VisibleKey& key : row.keys) {
+    const double most = most_of(key);
+    key.doubt = Doubt(std::exp(key.score - lse), most, all - most);
+  }
+}
 
 void ScoreRow(const AttentionSpec& spec, const Document& document, const double* q, int64_t i,
               HeadRows& k, RowScores& row) {
@@ -36,7 +60,10 @@ void ScoreRow(const AttentionSpec& spec, const Document& document, const double*
     if (!Sees(spec.options, document.q_length, document.k_length, i, j)) continue;
     const Dot dot = DotOf(q, k.Row(j), spec.shape.head_dim);
     const Score score = ScoreOf(spec.options, dot.value);
-    row.keys.push_back({j, score.value, score.slope});
+    row.keys.push_back({.position = j,
+                        .score = score.value,
+                        .slope = score.slope,
+                        .raw = spec.options.softmax_scale * dot.value});
     // Not std::max: a NaN must get through.
     if (!(score.value <= row.max)) row.max = score.value;
     if (!(scale * dot.magnitude <= row.score_magnitude)) {
@@ -56,12 +83,14 @@ class QueryRow {
 
   void Forward(const double* q, int64_t i, HeadRows& k, HeadRows& v, Result& result, int64_t at) {
     ScoreRow(spec_, document_, q, i, k, row_);
+    if (row_.wide()) DoubtRow(spec_.options, row_);
     const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
-      Accumulate(
-          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.score_magnitude),
-          v.Row(key.position), result.out, at);
+      Coefficients term =
+          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.linear_magnitude());
+      term.floor += key.doubt;
+      Accumulate(term, v.Row(key.position), result.out, at);
     }
     FinishRow(spec_.dtype, result.out, at);
     result.lse.exact[at] = row_.lse();
@@ -77,15 +106,26 @@ class QueryRow {
                             DotOf(dout, &result.out.twin[at * dim_v], dim_v).value,
                             DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude,
                             DeltaRounding(dout, &result.out.magnitude[at * dim_v])};
+    // Of delta, which is the sum of p dP.
+    double delta_doubt = 0.0;
+    if (row_.wide()) {
+      for (const VisibleKey& key : row_.keys) {
+        delta_doubt += key.doubt * std::abs(DotOf(dout, v.Row(key.position), dim_v).value);
+      }
+    }
+    const double scale = std::abs(spec_.options.softmax_scale);
     for (const VisibleKey& key : row_.keys) {
       const double p = std::exp(key.score - row_.max) / row_.sum;
       const Dot dp = DotOf(dout, v.Row(key.position), dim_v);
-      const Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.score_magnitude);
+      Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.linear_magnitude());
+      ds.floor += scale * (key.doubt * (std::abs(dp.value) + std::abs(delta.value)) +
+                           (p + key.doubt) * delta_doubt);
       Accumulate(ds, k.Row(key.position), result.dq, at);
       if (kv_row == nullptr) continue;
       Accumulate(ds, q, result.dk, (*kv_row)(key.position));
-      Accumulate(ProbabilityTerm(spec_.dtype, p, 1.0, row_.score_magnitude), dout, result.dv,
-                 (*kv_row)(key.position));
+      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.linear_magnitude());
+      term.floor += key.doubt;
+      Accumulate(term, dout, result.dv, (*kv_row)(key.position));
     }
     FinishRow(spec_.dtype, result.dq, at);
   }
@@ -323,8 +363,18 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         const double score_size = std::max(std::abs(scale) * dot.magnitude, std::abs(row_lse));
         const RowDelta row_delta = {delta.value[statistic], delta.value[statistic],
                                     delta.magnitude[statistic], /*rounding=*/0.0};
-        Accumulate(GradientTerm(spec, p, dp, row_delta, score.slope, score_size), q, result.dk, at);
-        Accumulate(ProbabilityTerm(dtype, p, 1.0, score_size), dout, result.dv, at);
+        const bool wide = score_size >= kWideScores;
+        // What the row's other keys can take is not known here: all of it.
+        const double error = 2.0 * ScoreError(spec.options, scale * dot.value, score_size);
+        const double doubt =
+            wide ? Doubt(p, MostProbability(score.value, row_lse, error), 1.0) : 0.0;
+        const double linear_size = wide ? 0.0 : score_size;
+        Coefficients ds = GradientTerm(spec, p, dp, row_delta, score.slope, linear_size);
+        ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
+        Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size);
+        term.floor += doubt;
+        Accumulate(ds, q, result.dk, at);
+        Accumulate(term, dout, result.dv, at);
       }
     }
   }

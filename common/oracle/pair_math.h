@@ -150,6 +150,33 @@ inline double RoundingScale(double sum, size_t keys) {
   return std::frexp(1.0 / sum, &exponent);
 }
 
+// From here on a row's S is wide: the errors of fp32 scores, of the order of 2^-24 S, are
+// no small factors of p any more, and what p may become is bounded by Doubt.
+inline constexpr double kWideScores = 0x1p17;
+
+// How far fp32 may be off in a score that is `raw` before the softcap: 2^-21 S there, of
+// which a saturated softcap lets nothing through.
+inline double ScoreError(const AttentionOptions& options, double raw, double score_magnitude) {
+  const double error = kFloat32Slack * score_magnitude;
+  const double c = options.softcap;
+  if (c == 0.0) return error;
+  const double size = std::abs(raw);
+  return c * (std::tanh((size + error) / c) - std::tanh((size - error) / c) + kFloat32Slack);
+}
+
+// The largest p that a key of this score may be given when score and lse are off by
+// `error` in all.
+inline double MostProbability(double score, double lse, double error) {
+  return std::exp(std::min(0.0, score - lse + error));
+}
+
+// How far p may be off in a row of wide scores. It grows to its most; it shrinks only by
+// what the row's other keys can take, `others` in all: a key that none comes near keeps
+// its p.
+inline double Doubt(double p, double most, double others) {
+  return std::max(most - p, std::min(p, others));
+}
+
 // p's terms in out and dv. `stored` is what the kernel rounds to the dtype,
 // `stored` / `divisor` == p; `score_magnitude` is the row's S.
 inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,

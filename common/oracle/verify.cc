@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "common/oracle/numeric.h"
+#include "common/oracle/verify_scan.h"
 
 namespace ringattn::oracle {
 namespace {
@@ -62,6 +66,22 @@ Statistics ComputedStatistics(const AttentionSpec& spec, const Inputs& inputs) {
   return statistics;
 }
 
+// The samples and what the scan accuses, each once, in ascending order.
+std::vector<RowId> WithSuspects(std::vector<RowId> rows,
+                                const std::map<TensorId, Suspects>& suspects,
+                                std::initializer_list<TensorId> tensors) {
+  for (const TensorId tensor : tensors) {
+    const auto found = suspects.find(tensor);
+    if (found == suspects.end()) continue;
+    rows.insert(rows.end(), found->second.rows.begin(), found->second.rows.end());
+  }
+  const auto place = [](const RowId& row) { return std::tie(row.batch, row.token, row.head); };
+  std::sort(rows.begin(), rows.end(),
+            [&](const RowId& a, const RowId& b) { return place(a) < place(b); });
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  return rows;
+}
+
 }  // namespace
 
 Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual,
@@ -93,18 +113,25 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
 
   Inputs needed = inputs;
   Result expected;
+  std::map<TensorId, Suspects> suspects;
   if (whole) {
     if (judged.dq == nullptr && !wants_key_rows) needed.dout = nullptr;
     expected = EvaluateAll(spec, needed);
   } else {
+    suspects = Scan(spec, inputs, judged, options.rows);
     if (judged.dq == nullptr) needed.dout = nullptr;
-    expected = EvaluateQueryRows(spec, needed, SampleQueryRows(spec, options.rows, options.seed));
+    expected =
+        EvaluateQueryRows(spec, needed,
+                          WithSuspects(SampleQueryRows(spec, options.rows, options.seed), suspects,
+                                       {TensorId::kOut, TensorId::kLse, TensorId::kDq}));
     if (wants_key_rows) {
       const Statistics statistics = has_forward
                                         ? GivenStatistics(spec, inputs, {judged.out, judged.lse})
                                         : ComputedStatistics(spec, inputs);
       Result keys =
-          EvaluateKeyRows(spec, inputs, SampleKeyRows(spec, options.rows, options.seed + 1),
+          EvaluateKeyRows(spec, inputs,
+                          WithSuspects(SampleKeyRows(spec, options.rows, options.seed + 1),
+                                       suspects, {TensorId::kDk, TensorId::kDv}),
                           statistics.lse, statistics.delta);
       expected.dk = std::move(keys.dk);
       expected.dv = std::move(keys.dv);
@@ -112,6 +139,10 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
   }
   Report report = Compare(spec, expected, judged);
   report.unjudged = std::move(unjudged);
+  for (TensorReport& tensor : report.tensors) {
+    const auto found = suspects.find(tensor.tensor);
+    if (found != suspects.end()) tensor.suspects = found->second.found;
+  }
   return report;
 }
 

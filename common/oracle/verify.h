@@ -1,5 +1,6 @@
 // Verify: judges the outputs of a problem of any size, completely where that is
-// quick, else on sampled rows. What `ringattn verify` and the benchmarks call.
+// quick, else on sampled rows and on rows that a scan of everything finds suspect
+// (verify_scan.h). What `ringattn verify` and the benchmarks call.
 //
 //   const Report report = Verify(spec, {.q = q, .k = k, .v = v, .dout = dout},
 //                                {.out = out, .lse = lse, .dq = dq, .dk = dk, .dv = dv}, {}, {});
@@ -27,7 +28,7 @@ struct ForwardTensors {
 };
 
 struct VerifyOptions {
-  int64_t rows = 64;  // sampled rows of each tensor
+  int64_t rows = 64;  // sampled rows of each tensor, and most suspects of it that are judged
   uint64_t seed = 1;
   // Limits in visible-or-not pairs (batch * heads * sum of sq * sk) times
   // (head_dim + head_dim_v). Below the first every row is judged (about 2 s of one

@@ -7,6 +7,7 @@
 
 #include "common/oracle/generator.h"
 #include "common/oracle/numeric.h"
+#include "common/oracle/verify_scan.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::oracle {
@@ -31,6 +32,10 @@ struct Solved {
                   .cu_seqlens_q = {0, 90},
                   .cu_seqlens_k = {0, 110}};
     spec.options = {.softmax_scale = 0.25, .causal = true, .window_left = 40};
+    Solve();
+  }
+
+  void Solve() {
     inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
     const Result result = EvaluateAll(spec, inputs.view());
     out = Rounded(result.out);
@@ -128,6 +133,102 @@ TEST(Verify, GivenForwardTensorsAreJudgedToo) {
   const Report report = Verify(solved.spec, solved.inputs.view(), solved.gradients(), given, poor);
   EXPECT_EQ(NamesIn(report), (std::vector<std::string>{"out", "lse", "dq", "dk", "dv"}));
   EXPECT_FALSE(report.tensors[1].passed);
+}
+
+// A hundredth of the tokens zeroed, away from the rows that would be sampled anyway: 30 of
+// 720 rows found them on 2 of 5 seeds.
+TEST(Verify, FindsZeroedTokensWhateverTheSeed) {
+  for (const TensorId tensor : {TensorId::kOut, TensorId::kDq, TensorId::kDk, TensorId::kDv}) {
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      Solved solved;
+      std::vector<uint8_t>& data = tensor == TensorId::kOut  ? solved.out
+                                   : tensor == TensorId::kDq ? solved.dq
+                                   : tensor == TensorId::kDk ? solved.dk
+                                                             : solved.dv;
+      const size_t tokens = tensor == TensorId::kOut || tensor == TensorId::kDq ? 2 * 90 : 2 * 110;
+      const size_t token_bytes = data.size() / tokens;
+      const size_t token = 20 + 13 * seed;
+      std::fill_n(data.begin() + token * token_bytes, token_bytes, 0);
+      VerifyOptions options = kSampled;
+      options.seed = seed;
+      const Report report =
+          Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
+      for (const TensorReport& judged : report.tensors) {
+        if (judged.tensor != tensor) {
+          // dk is judged by delta, and that comes from out.
+          const bool follows = tensor == TensorId::kOut && judged.tensor == TensorId::kDk;
+          EXPECT_TRUE(judged.passed || follows) << report.ToString();
+          continue;
+        }
+        EXPECT_FALSE(judged.passed) << report.ToString();
+        EXPECT_GT(judged.suspects.value_or(0), 0);
+      }
+    }
+  }
+}
+
+TEST(Verify, FindsOneElementThatCannotBeRight) {
+  for (const double wrong : {std::nan(""), 1e30, -5.0}) {
+    Solved solved;
+    Store(DType::kBFloat16, solved.out.data(), 24 * (4 * 57 + 2) + 3, wrong);
+    const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, kSampled);
+    EXPECT_FALSE(report.tensors[0].passed) << wrong;
+    EXPECT_EQ(report.tensors[0].suspects, 1) << wrong;
+    EXPECT_EQ(report.tensors[0].failed_elements, 1) << wrong;
+    EXPECT_TRUE(report.tensors[1].passed);
+  }
+  Solved solved;
+  solved.lse[90 * 5 + 33] = 40.0f;
+  const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, kSampled);
+  EXPECT_TRUE(report.tensors[0].passed);
+  EXPECT_FALSE(report.tensors[1].passed);
+}
+
+TEST(Verify, SaysHowManyRowsOfHowMany) {
+  const Solved solved;
+  const Report report = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, kSampled);
+  EXPECT_EQ(report.tensors[0].total_rows, 2 * 90 * 4);
+  EXPECT_EQ(report.tensors[0].suspects, 0);
+  EXPECT_NE(report.ToString().find("out ok    rows 30 of 720 (all scanned, 0 suspect)"),
+            std::string::npos)
+      << report.ToString();
+  const Report whole = Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, {});
+  EXPECT_FALSE(whole.tensors[0].suspects.has_value()) << "all rows are judged";
+  EXPECT_NE(whole.ToString().find("rows 720 of 720"), std::string::npos);
+}
+
+// Masks of every kind: what is right is never found suspect, and rows that see nothing
+// must be zeros.
+TEST(Scan, FollowsEveryMask) {
+  for (const int64_t sk : {60, 90, 200}) {
+    for (const int64_t left : {-1, 0, 7}) {
+      for (const int64_t right : {-1, 0, 5}) {
+        for (const bool causal : {false, true}) {
+          for (const double softcap : {0.0, 2.0}) {
+            Solved solved;
+            solved.spec.shape.seq_len_kv = sk;
+            solved.spec.shape.cu_seqlens_k = {0, sk};
+            solved.spec.options = {.softmax_scale = -0.25,
+                                   .softcap = softcap,
+                                   .causal = causal,
+                                   .window_left = left,
+                                   .window_right = right};
+            solved.Solve();
+            SCOPED_TRACE(testing::Message() << "sk " << sk << " left " << left << " right " << right
+                                            << " causal " << causal);
+            for (const auto& [tensor, suspects] :
+                 Scan(solved.spec, solved.inputs.view(), solved.outputs(), 10)) {
+              EXPECT_EQ(suspects.found, 0) << TensorName(tensor);
+            }
+            std::fill(solved.lse.begin(), solved.lse.end(), 3e4f);
+            const auto found = Scan(solved.spec, solved.inputs.view(), solved.outputs(), 10);
+            EXPECT_EQ(found.at(TensorId::kLse).found, 2 * 90 * 4);
+            EXPECT_EQ(found.at(TensorId::kLse).rows.size(), 10u);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Verify, FindsARowThatIsWrongEverywhere) {

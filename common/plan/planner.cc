@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/plan/schedule.h"
 #include "common/plan/work_count.h"
 
 namespace ringattn {
@@ -81,13 +82,15 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   }
   const int64_t tokens = LongerAxis(spec);
   if (tokens <= inputs.single_device_threshold_tokens) {
-    return RingSize{1, absl::StrCat(tokens, " tokens are within the single-device threshold of ",
+    return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",
+                                    " within the single-device threshold of ",
                                     inputs.single_device_threshold_tokens)};
   }
-  return RingSize{inputs.ready_workers,
-                  absl::StrCat(tokens, " tokens exceed the single-device threshold of ",
-                               inputs.single_device_threshold_tokens, ": ring over all ",
-                               inputs.ready_workers, " workers")};
+  return RingSize{
+      inputs.ready_workers,
+      absl::StrCat(tokens, tokens == 1 ? " token exceeds" : " tokens exceed",
+                   " the single-device threshold of ", inputs.single_device_threshold_tokens,
+                   ": ring over all ", inputs.ready_workers, " workers")};
 }
 
 // A window that is bounded on both sides and shorter than a shard.
@@ -126,18 +129,68 @@ struct Candidate {
   std::string why;
 };
 
-Candidate Describe(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
-                   const PlannerInputs& inputs, Layout layout, int world_size, std::string why) {
-  const ShardPlan shards =
+// The costs of a schedule, summed up program by program.
+class CostSum {
+ public:
+  CostSum(const AttentionSpec& spec, const PlannerInputs& inputs) : spec_(spec), inputs_(inputs) {}
+
+  void Add(const Program& program) {
+    plan_.buffer_bytes.push_back(program.BufferBytes());
+    plan_.tiles.push_back(program.TileCount());
+    plan_.sent_bytes.push_back(program.SentBytes());
+    plan_.exchanged_bytes += plan_.sent_bytes.back();
+    step_seconds_.resize(program.steps.size(), 0.0);
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+      const Step& step = program.steps[i];
+      step_seconds_[i] = std::max(step_seconds_[i], SecondsOfStep(spec_, step, inputs_));
+      for (const ComputeCall& call : step.calls) {
+        plan_.flops +=
+            FlopsPerPair(spec_, call.op) * HeadRows(spec_) * static_cast<double>(call.pairs);
+      }
+    }
+  }
+
+  Plan Finish(ShardPlan shards, ScheduleKind schedule) && {
+    plan_.shards = std::move(shards);
+    plan_.schedule = schedule;
+    plan_.step_count = static_cast<int64_t>(step_seconds_.size());
+    for (double seconds : step_seconds_) {
+      plan_.predicted_compute_seconds += seconds;
+      plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  const AttentionSpec& spec_;
+  const PlannerInputs& inputs_;
+  std::vector<double> step_seconds_;  // of the busiest rank
+  Plan plan_;
+};
+
+absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction direction,
+                                   const PlanChoice& choice, const PlannerInputs& inputs,
+                                   Layout layout, int world_size, std::string why,
+                                   const PlanControl& control) {
+  ShardPlan shards =
       MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? choice.stripe : 1);
-  const Schedule schedule = MakeSchedule(spec, shards, direction, choice.recompute_forward);
-  return {DescribePlan(spec, shards, schedule, inputs), std::move(why)};
+  const ScheduleKind kind = world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  CostSum costs(spec, inputs);
+  // One program at a time: the plan keeps their sums.
+  ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,
+                          control.cancelled);
+  for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
+    costs.Add(builder.MakeProgram(rank));
+  }
+  if (builder.cancelled()) return absl::CancelledError("planning was cancelled");
+  return Candidate{std::move(costs).Finish(std::move(shards), kind), std::move(why)};
 }
 
-Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
-                       const PlannerInputs& inputs, int world_size) {
-  const auto describe = [&](Layout layout, std::string why) {
-    return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why));
+absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction direction,
+                                       const PlanChoice& choice, const PlannerInputs& inputs,
+                                       int world_size, const PlanControl& control) {
+  const auto describe = [&](Layout layout, std::string why) -> absl::StatusOr<Candidate> {
+    return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why), control);
   };
   if (choice.layout.has_value()) {
     return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as asked"));
@@ -156,7 +209,9 @@ Candidate ChooseLayout(const AttentionSpec& spec, Direction direction, const Pla
   // so long and uneven that each has to be dealt out by itself: the cost model knows.
   std::vector<Candidate> candidates;
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
-    candidates.push_back(describe(layout, ""));
+    absl::StatusOr<Candidate> candidate = describe(layout, "");
+    if (!candidate.ok()) return candidate.status();
+    candidates.push_back(*std::move(candidate));
   }
   const auto seconds = [](const Candidate& candidate) {
     return candidate.plan.predicted_compute_seconds;
@@ -188,48 +243,21 @@ double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompu
   return per_pair * pairs * HeadRows(spec);
 }
 
-Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
-                  const PlannerInputs& inputs) {
-  assert(!schedule.programs.empty());
-  Plan plan;
-  plan.shards = shards;
-  plan.schedule = schedule.kind;
-  plan.step_count = static_cast<int64_t>(schedule.programs.front().steps.size());
-  for (const Program& program : schedule.programs) {
-    plan.buffer_bytes.push_back(program.BufferBytes());
-    plan.tiles.push_back(program.TileCount());
-    plan.sent_bytes.push_back(program.SentBytes());
-    plan.exchanged_bytes += plan.sent_bytes.back();
-    for (const Step& step : program.steps) {
-      for (const ComputeCall& call : step.calls) {
-        plan.flops +=
-            FlopsPerPair(spec, call.op) * HeadRows(spec) * static_cast<double>(call.pairs);
-      }
-    }
-  }
-  for (int64_t i = 0; i < plan.step_count; ++i) {
-    double seconds = 0;
-    for (const Program& program : schedule.programs) {
-      seconds = std::max(seconds, SecondsOfStep(spec, program.steps[i], inputs));
-    }
-    plan.predicted_compute_seconds += seconds;
-    plan.predicted_step_seconds = std::max(plan.predicted_step_seconds, seconds);
-  }
-  return plan;
-}
-
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
-                                 const PlanChoice& choice, const PlannerInputs& inputs) {
+                                 const PlanChoice& choice, const PlannerInputs& inputs,
+                                 const PlanControl& control) {
   const absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
   if (!size.ok()) return size.status();
   if (choice.layout == Layout::kStriped && size->world_size > 1) {
     const absl::Status status = CheckPieces(spec, size->world_size, choice.stripe);
     if (!status.ok()) return status;
   }
-  Candidate chosen = ChooseLayout(spec, direction, choice, inputs, size->world_size);
-  chosen.plan.reason =
-      chosen.why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen.why);
-  return std::move(chosen.plan);
+  absl::StatusOr<Candidate> chosen =
+      ChooseLayout(spec, direction, choice, inputs, size->world_size, control);
+  if (!chosen.ok()) return chosen.status();
+  chosen->plan.reason =
+      chosen->why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen->why);
+  return std::move(chosen->plan);
 }
 
 }  // namespace ringattn

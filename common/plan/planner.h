@@ -4,6 +4,7 @@
 #define RINGATTN_COMMON_PLAN_PLANNER_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct PlanChoice {
   int64_t stripe = 1;             // striped only; >= 1
   // Backward without out and lse: the program computes them first.
   bool recompute_forward = false;
+
+  bool operator==(const PlanChoice&) const = default;
 };
 
 // Stripes longer than one token, per axis. Each is a span of 24 bytes on the q and the
@@ -42,6 +45,18 @@ struct PlannerInputs {
   double link_bytes_per_s = 1e9;
   double step_overhead_s = 1e-4;   // of each compute call, beside its arithmetic
   double exchange_overhead_s = 0;  // of a step's transfers, beside their bytes
+
+  bool operator==(const PlannerInputs&) const = default;
+};
+
+// How planning is ended early.
+struct PlanControl {
+  // Asked on the planning thread before each pass over the pieces of two ranks' shards, of
+  // which there are 2^20 at most: tens of milliseconds. Once it says yes, planning ends and
+  // it is not asked again. Empty: never.
+  std::function<bool()> cancelled;
+
+  bool IsCancelled() const { return cancelled && cancelled(); }
 };
 
 struct Plan {
@@ -67,13 +82,11 @@ struct Plan {
 //   FAILED_PRECONDITION  world_size exceeds the workers that are ready
 //   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
 //                        cuts shards into too many pieces (above)
+//   CANCELLED            control.cancelled said so
 // The message names the field.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
-                                 const PlanChoice& choice, const PlannerInputs& inputs);
-
-// The costs of a schedule, for plans that the caller made itself.
-Plan DescribePlan(const AttentionSpec& spec, const ShardPlan& shards, const Schedule& schedule,
-                  const PlannerInputs& inputs);
+                                 const PlanChoice& choice, const PlannerInputs& inputs,
+                                 const PlanControl& control = {});
 
 // Floating point operations of `pairs` visible pairs per batch row and head.
 double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,

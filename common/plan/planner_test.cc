@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "common/base/limits.h"
@@ -161,6 +162,48 @@ TEST(PlannerTest, ManyStripesArePlannedQuickly) {
   EXPECT_LT(seconds, 4.0);
 }
 
+// The most pieces that are planned at all: 2^17 documents on each of 4 ranks.
+AttentionSpec ManyStripedDocuments() {
+  AttentionSpec spec = Spec(int64_t{1} << 23, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q.clear();
+  for (int64_t d = 0; d <= 1 << 17; ++d) spec.shape.cu_seqlens_q.push_back(d * 64);
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  return spec;
+}
+
+PlanChoice StripedOverFour() {
+  PlanChoice choice;
+  choice.layout = Layout::kStriped;
+  choice.recompute_forward = true;
+  choice.world_size = 4;
+  return choice;
+}
+
+TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
+  const AttentionSpec spec = ManyStripedDocuments();
+  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  MustPlan(spec, StripedOverFour(), 4, Direction::kBackward);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, 1.0);
+}
+
+// The longest silence between two questions bounds how late a yes is heard.
+TEST(PlannerTest, QuestionsComeOften) {
+  const AttentionSpec spec = ManyStripedDocuments();
+  std::clock_t last = std::clock();
+  double longest = 0;
+  PlanControl control;
+  control.cancelled = [&] {
+    const std::clock_t now = std::clock();
+    longest = std::max(longest, static_cast<double>(now - last) / CLOCKS_PER_SEC);
+    last = now;
+    return false;
+  };
+  ASSERT_TRUE(PlanRequest(spec, Direction::kBackward, StripedOverFour(), Workers(4), control).ok());
+  EXPECT_LT(longest, 0.2);
+}
+
 TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
   const auto refusal = [](AttentionSpec spec, int64_t stripe, int world_size) {
     PlanChoice choice;
@@ -218,6 +261,27 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   MustPlan(spec, choice, 8, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_LT(seconds, 2.0);
+}
+
+TEST(PlannerTest, PlanningIsCancelled) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 100, 65000, 65536};
+  int asked = 0;
+  int until = 1000000;
+  PlanControl control;
+  control.cancelled = [&] { return ++asked > until; };
+  const auto status = [&] {
+    return PlanRequest(spec, Direction::kForward, {}, Workers(4), control).status();
+  };
+  EXPECT_TRUE(status().ok());
+  const int questions = std::exchange(asked, 0);
+  EXPECT_GE(questions, 3);  // one a layout at least
+  for (until = 0; until < questions; ++until) {
+    asked = 0;
+    EXPECT_EQ(status().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(asked, until + 1);  // and nothing is asked after a yes
+  }
 }
 
 TEST(PlannerTest, CostsAddUp) {

@@ -13,48 +13,35 @@ namespace {
 // element counts per row, not the bytes, are compared.
 constexpr int64_t kCellBytes = 2;
 
-std::vector<int64_t> TokensOf(const Shard& shard) {
-  std::vector<int64_t> tokens;
-  for (const Span& span : shard) {
-    for (int64_t i = 0; i < span.length; ++i) tokens.push_back(span.begin + i * span.stride);
-  }
-  return tokens;
-}
-
 }  // namespace
 
 VisibleKeys::VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan) {
-  const std::vector<int64_t>& cu_q = spec.shape.cu_seqlens_q;
-  const std::vector<int64_t>& cu_k = spec.shape.cu_seqlens_k;
-  const AttentionOptions& options = spec.options;
+  const std::vector<Band> bands = DocumentBands(spec);
   for (const Shard& shard : plan.q) {
-    std::vector<int64_t> changes(spec.shape.seq_len_kv + 1, 0);
-    for (int64_t token : TokensOf(shard)) {
-      size_t d = 0;
-      while (token >= cu_q[d + 1]) ++d;
-      const int64_t sk = cu_k[d + 1] - cu_k[d];
-      const int64_t aligned = token - cu_q[d] + sk - (cu_q[d + 1] - cu_q[d]);
-      int64_t first = 0, last = sk - 1;
-      if (options.causal) last = std::min(last, aligned);
-      if (options.window_left >= 0) first = std::max(first, aligned - options.window_left);
-      if (options.window_right >= 0) last = std::min(last, aligned + options.window_right);
-      if (first > last) continue;
-      pairs += last - first + 1;
-      ++changes[cu_k[d] + first];
-      --changes[cu_k[d] + last + 1];
-    }
-    std::partial_sum(changes.begin(), changes.end(), changes.begin());
+    const std::vector<Piece> q = CutIntoPieces(shard, spec.shape.cu_seqlens_q);
     seen.emplace_back();
     for (const Shard& source : plan.kv) {
-      seen.back().emplace_back();
-      for (int64_t token : TokensOf(source)) seen.back().back().push_back(changes[token] > 0);
+      std::vector<char>& seen_here = seen.back().emplace_back(RowsIn(source), 0);
+      for (const Piece& keys : CutIntoPieces(source, spec.shape.cu_seqlens_k)) {
+        std::vector<int64_t> changes(keys.length + 1, 0);
+        for (const Piece& rows : q) {
+          for (int64_t row = 0; row < rows.length; ++row) {
+            const RowRange range = KeysOfRow(rows, row, keys, bands[rows.document]);
+            pairs += range.size();
+            ++changes[range.begin];
+            --changes[range.end];
+          }
+        }
+        std::partial_sum(changes.begin(), changes.end(), changes.begin());
+        for (int64_t j = 0; j < keys.length; ++j) seen_here[keys.local_begin + j] = changes[j] > 0;
+      }
     }
   }
 }
 
 ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan,
                                      const Schedule& schedule)
-    : spec_(spec), plan_(plan), schedule_(schedule) {
+    : spec_(spec), plan_(plan), schedule_(schedule), visible_(spec, plan) {
   const int64_t element_cells = ElementBytes(spec.dtype) / kCellBytes;
   key_cells_ = spec.shape.num_kv_heads * spec.shape.head_dim * element_cells;
   value_cells_ = spec.shape.num_kv_heads * spec.shape.head_dim_v * element_cells;
@@ -232,7 +219,6 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
 }
 
 bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
-  const ProgramBuffers& roles = schedule_.programs[rank].roles;
   const Cell numbers{Cell::State::kNumbers, -1, 0};
   switch (call.op) {
     case ComputeCall::Op::kForward:
@@ -242,9 +228,8 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
     case ComputeCall::Op::kAdd:
       return RunAdd(rank, call);
     case ComputeCall::Op::kDelta:
-      return Require(rank, Whole(rank, roles.out), "delta") &&
-             Require(rank, Whole(rank, roles.dout), "delta") &&
-             Write(rank, Whole(rank, roles.delta), numbers);
+      return Require(rank, call.q.out, "delta") && Require(rank, call.q.dout, "delta") &&
+             Write(rank, call.q.delta, numbers);
     case ComputeCall::Op::kZero:
       return Write(rank, call.target, {Cell::State::kGradients, -1, 0});
     case ComputeCall::Op::kConvert: {
@@ -277,28 +262,24 @@ bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& cover
 }
 
 bool ScheduleSimulator::RunForward(int rank, const ComputeCall& call) {
-  const ProgramBuffers& roles = schedule_.programs[rank].roles;
   const Cell numbers{Cell::State::kNumbers, -1, 0};
   if (call.initial != (forward_calls_[rank]++ == 0)) return Fail("initial flag is wrong");
   if (forward_done_[rank]) return Fail("forward call after the final one");
-  if (!call.initial && !(Require(rank, Whole(rank, roles.lse), "forward") &&
-                         Require(rank, Whole(rank, roles.out_acc), "forward"))) {
+  if (!call.initial &&
+      !(Require(rank, call.q.lse, "forward") && Require(rank, call.q.out_acc, "forward"))) {
     return false;
   }
   if (!Cover(rank, call, forward_)) return false;
   forward_pairs_ += call.pairs;
   forward_done_[rank] = call.final;
-  if (!(call.initial && call.final) && roles.out_acc == kNoBuffer) return Fail("no out_acc");
-  if (!call.final && !Write(rank, Whole(rank, roles.out_acc), numbers)) return false;
-  return Require(rank, Whole(rank, roles.q), "forward") &&
-         Write(rank, Whole(rank, roles.lse), numbers) &&
-         (!call.final || Write(rank, Whole(rank, roles.out), numbers));
+  if (!call.final && !Write(rank, call.q.out_acc, numbers)) return false;
+  return Require(rank, call.q.q, "forward") && Write(rank, call.q.lse, numbers) &&
+         (!call.final || Write(rank, call.q.out, numbers));
 }
 
 bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
-  const ProgramBuffers& roles = schedule_.programs[rank].roles;
-  for (BufferId id : {roles.q, roles.dout, roles.lse, roles.delta, roles.dq_acc}) {
-    if (!Require(rank, Whole(rank, id), "backward")) return false;
+  for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.q.dq_acc}) {
+    if (!Require(rank, range, "backward")) return false;
   }
   if (!Cover(rank, call, backward_)) return false;
   backward_pairs_ += call.pairs;
@@ -383,27 +364,25 @@ bool ScheduleSimulator::RunAdd(int rank, const ComputeCall& call) {
 }
 
 bool ScheduleSimulator::CheckCoverage(const Coverage& coverage, const char* pass, int64_t pairs) {
-  const VisibleKeys visible(spec_, plan_);
   for (size_t rank = 0; rank < memory_.size(); ++rank) {
     for (size_t source = 0; source < memory_.size(); ++source) {
-      for (size_t row = 0; row < visible.seen[rank][source].size(); ++row) {
+      for (size_t row = 0; row < visible_.seen[rank][source].size(); ++row) {
         const int computed = coverage.computed[rank][source][row];
-        if (computed > 1 || (computed == 0 && visible.seen[rank][source][row])) {
+        if (computed > 1 || (computed == 0 && visible_.seen[rank][source][row])) {
           return Fail(absl::StrCat(pass, ": rank ", rank, " computed ", computed, " times on row ",
                                    row, " of rank ", source));
         }
       }
     }
   }
-  if (pairs != visible.pairs) {
-    return Fail(absl::StrCat(pass, ": counts ", pairs, " pairs, there are ", visible.pairs));
+  if (pairs != visible_.pairs) {
+    return Fail(absl::StrCat(pass, ": counts ", pairs, " pairs, there are ", visible_.pairs));
   }
   return true;
 }
 
 bool ScheduleSimulator::CheckGradients(int rank, TensorId id, bool is_value) {
   const Program& program = schedule_.programs[rank];
-  const VisibleKeys visible(spec_, plan_);
   for (size_t buffer = 0; buffer < program.buffers.size(); ++buffer) {
     if (program.buffers[buffer].output != id) continue;
     const auto converted = converted_[rank].find(static_cast<BufferId>(buffer));
@@ -425,7 +404,7 @@ bool ScheduleSimulator::CheckGradients(int rank, TensorId id, bool is_value) {
             return Fail("gradient of another row");
           }
           for (size_t from = 0; from < memory_.size(); ++from) {
-            if (visible.seen[from][rank][row] && (cell.contributors >> from & 1) == 0) {
+            if (visible_.seen[from][rank][row] && (cell.contributors >> from & 1) == 0) {
               return Fail(absl::StrCat("rank ", rank, " row ", row, ": contribution of rank ", from,
                                        " is missing"));
             }

@@ -17,6 +17,14 @@
 
 namespace ringattn {
 
+// Which keys each rank's queries see, row by row (common/attention/band.h, whose own test
+// has the definition of the masks).
+struct VisibleKeys {
+  VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan);
+  std::vector<std::vector<std::vector<char>>> seen;  // [rank][source][row]
+  int64_t pairs = 0;
+};
+
 // Not thread safe.
 class ScheduleSimulator {
  public:
@@ -68,6 +76,7 @@ class ScheduleSimulator {
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
   const Schedule& schedule_;
+  const VisibleKeys visible_;
   std::string error_;
   int64_t key_cells_;  // per row
   int64_t value_cells_;
@@ -80,13 +89,6 @@ class ScheduleSimulator {
   int64_t forward_pairs_ = 0;
   int64_t backward_pairs_ = 0;
   std::vector<std::vector<int64_t>> bytes_sent_;
-};
-
-// Which keys each rank's queries see, straight from the definition of the masks.
-struct VisibleKeys {
-  VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan);
-  std::vector<std::vector<std::vector<char>>> seen;  // [rank][source][row]
-  int64_t pairs = 0;
 };
 
 }  // namespace ringattn

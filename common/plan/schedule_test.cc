@@ -6,82 +6,12 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "common/plan/schedule_cases.h"
 #include "common/plan/schedule_simulator.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
 namespace {
-
-AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
-  AttentionSpec spec;
-  spec.dtype = DType::kBFloat16;
-  spec.shape.seq_len_q = sq;
-  spec.shape.seq_len_kv = sk;
-  spec.shape.cu_seqlens_q = {0, sq};
-  spec.shape.cu_seqlens_k = {0, sk};
-  return spec;
-}
-
-struct Case {
-  AttentionSpec spec;
-  ShardPlan plan;
-  Direction direction;
-  bool recompute_forward;
-};
-
-std::vector<int64_t> DrawDocuments(std::mt19937& random, int documents, int64_t longest) {
-  std::vector<int64_t> cu_seqlens = {0};
-  for (int d = 0; d < documents; ++d) {
-    const int64_t length = random() % 4 == 0 ? 0 : static_cast<int64_t>(random() % (longest + 1));
-    cu_seqlens.push_back(cu_seqlens.back() + length);
-  }
-  return cu_seqlens;
-}
-
-Case DrawCase(std::mt19937& random, int64_t longest) {
-  const auto window = [&]() -> int64_t {
-    return random() % 2 == 0 ? -1 : static_cast<int64_t>(random() % (longest / 2 + 1));
-  };
-  AttentionSpec spec;
-  spec.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
-  AttentionShape& shape = spec.shape;
-  shape.num_heads = 2;
-  shape.num_kv_heads = 1;
-  shape.head_dim = 1 + random() % 2;
-  shape.head_dim_v = 1 + random() % 2;
-  shape.packed = random() % 3 == 0;
-  if (shape.packed) {
-    const int documents = 1 + random() % 6;
-    shape.cu_seqlens_q = DrawDocuments(random, documents, longest / 2);
-    shape.cu_seqlens_k =
-        random() % 2 == 0 ? shape.cu_seqlens_q : DrawDocuments(random, documents, longest / 2);
-    shape.seq_len_q = shape.cu_seqlens_q.back();
-    shape.seq_len_kv = shape.cu_seqlens_k.back();
-  } else {
-    shape.batch = 1 + random() % 2;
-    shape.seq_len_q = random() % (longest + 1);
-    shape.seq_len_kv = random() % 3 != 0 ? shape.seq_len_q : random() % (longest + 1);
-    shape.cu_seqlens_q = {0, shape.seq_len_q};
-    shape.cu_seqlens_k = {0, shape.seq_len_kv};
-  }
-  spec.options.causal = random() % 2 == 0;
-  spec.options.window_left = window();
-  spec.options.window_right = window();
-  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
-                                 Layout::kZigzagPerDocument};
-  ShardPlan plan = MakeShardPlan(spec, kLayouts[random() % 4], 1 + random() % 8,
-                                 random() % 2 == 0 ? 1 : 1 + random() % 40);
-  const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
-  const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
-  return {spec, plan, direction, recompute};
-}
-
-std::string Describe(const Case& c, const Schedule& schedule) {
-  return ToString(c.plan) + ToString(schedule, c.spec) + "causal " +
-         std::to_string(c.spec.options.causal) + " window " +
-         std::to_string(c.spec.options.window_left) + "," +
-         std::to_string(c.spec.options.window_right);
-}
 
 // The most rows of a shard, per batch row.
 int64_t LargestShard(const ShardPlan& plan) {
@@ -92,7 +22,7 @@ int64_t LargestShard(const ShardPlan& plan) {
 
 // K/V: two blocks, three where the own one outlives the pass. Gradients: home, two
 // that travel, and where several ranks send to the same rows, landing room for two.
-void ExpectMemoryIsBounded(const Case& c, const Schedule& schedule) {
+void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   const int64_t block =
       shape.batch * LargestShard(c.plan) * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
@@ -119,8 +49,9 @@ void RunCases(int seed, int count, int64_t longest) {
   int direct = 0;
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
-    const Case c = DrawCase(random, longest);
-    const Schedule schedule = MakeSchedule(c.spec, c.plan, c.direction, c.recompute_forward);
+    const ScheduleCase c = DrawScheduleCase(random, longest);
+    const Schedule schedule =
+        MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
@@ -143,8 +74,8 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
   int damaged = 0;
   for (int i = 0; i < 400; ++i) {
     std::mt19937 random(7000 + i);
-    const Case c = DrawCase(random, 40);
-    const Schedule intact = MakeSchedule(c.spec, c.plan, c.direction, c.recompute_forward);
+    const ScheduleCase c = DrawScheduleCase(random, 40);
+    const Schedule intact = MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
     for (size_t step = 0; step < intact.programs[0].steps.size(); ++step) {
       Schedule schedule = intact;
       bool any = false;
@@ -177,10 +108,10 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
 TEST(ScheduleTest, SingleDeviceForwardNeedsNoAccumulator) {
   const AttentionSpec spec = DenseSpec(100, 100);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
-  EXPECT_EQ(schedule.kind, ScheduleKind::kSingle);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kSingle, Direction::kForward, false);
   ASSERT_EQ(schedule.programs.size(), 1u);
-  EXPECT_EQ(schedule.programs[0].roles.out_acc, kNoBuffer);
+  EXPECT_EQ(schedule.programs[0].buffers.size(), 5u);  // q, k, v, out, lse
   ASSERT_EQ(schedule.programs[0].steps.size(), 1u);
   const ComputeCall& call = schedule.programs[0].steps[0].calls.at(0);
   EXPECT_TRUE(call.initial && call.final);
@@ -191,7 +122,8 @@ TEST(ScheduleTest, RowsWithoutKeysAreStillWritten) {
   AttentionSpec spec = DenseSpec(64, 8);
   spec.options.causal = true;  // bottom right: the first 56 rows see no key
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
   const ComputeCall& call = schedule.programs[0].steps.at(0).calls.at(0);
   EXPECT_TRUE(call.kv.empty());
   EXPECT_TRUE(call.initial && call.final);
@@ -204,7 +136,7 @@ TEST(ScheduleTest, CausalZigzagHalvesTheWorkAndBalancesIt) {
   for (int world_size : {2, 4, 8}) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
     for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-      const Schedule schedule = MakeSchedule(spec, plan, direction, false);
+      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
       int64_t total = 0, least = full, most = 0;
       for (const Program& program : schedule.programs) {
         total += program.TileCount();
@@ -221,7 +153,8 @@ TEST(ScheduleTest, CausalZigzagHalvesTheWorkAndBalancesIt) {
 TEST(ScheduleTest, RelayTalksToNeighboursOnly) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
   for (const Program& program : schedule.programs) {
     ASSERT_EQ(program.steps.size(), 4u);
     for (const Step& step : program.steps) {
@@ -241,7 +174,8 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
     spec.options.window_left = 1024;
     spec.options.window_right = causal ? 0 : 1024;
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
-    const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+    const Schedule schedule =
+        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
     ScheduleSimulator simulator(spec, plan, schedule);
     ASSERT_EQ(simulator.Run(), "");
     const int64_t row_bytes = 2 + 2;  // key and value: one head of one bf16 each
@@ -259,7 +193,8 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
 TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
   const AttentionSpec spec = DenseSpec(8192, 8192);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
   for (const Program& program : schedule.programs) {
     const ComputeCall* last = nullptr;
     for (const Step& step : program.steps) {
@@ -295,7 +230,8 @@ TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
   spec.options.causal = true;
   spec.options.window_left = 512;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
   for (const Program& program : schedule.programs) {
     std::vector<const ComputeCall*> own;
     for (const Step& step : program.steps) {
@@ -319,12 +255,14 @@ TEST(ScheduleTest, OutputsOfFp32AreTheirAccumulators) {
   AttentionSpec spec = DenseSpec(300, 300);
   spec.dtype = DType::kFloat32;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 3);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
   for (const Program& program : schedule.programs) {
-    EXPECT_EQ(program.buffers[program.roles.dq_acc].output, TensorId::kDq);
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
         EXPECT_NE(call.op, ComputeCall::Op::kConvert);
+        if (call.op != ComputeCall::Op::kBackward) continue;
+        EXPECT_EQ(program.buffers[call.q.dq_acc.buffer].output, TensorId::kDq);
       }
     }
   }
@@ -337,7 +275,7 @@ TEST(ScheduleTest, MemoryShrinksWithTheRing) {
     std::vector<int64_t> bytes;
     for (int world_size : {2, 4, 8}) {
       const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
-      const Schedule schedule = MakeSchedule(spec, plan, direction, false);
+      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
       bytes.push_back(schedule.programs[0].BufferBytes());
     }
     EXPECT_NEAR(static_cast<double>(bytes[2]) / bytes[1], 0.5, 0.02);
@@ -352,7 +290,8 @@ TEST(ScheduleTest, IsFastAtAMillionTokens) {
        {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
     const ShardPlan plan = MakeShardPlan(spec, layout, 8);
     const std::clock_t begin = std::clock();  // processor time: machines are shared
-    const Schedule schedule = MakeSchedule(spec, plan, Direction::kBackward, true);
+    const Schedule schedule =
+        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, true);
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     EXPECT_LT(seconds, 0.1);
     int64_t pairs = 0;
@@ -365,7 +304,8 @@ TEST(ScheduleTest, Prints) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   spec.options.causal = true;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
-  const std::string text = ToString(MakeSchedule(spec, plan, Direction::kForward, false), spec);
+  const std::string text =
+      ToString(MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false), spec);
   for (const char* part : {"schedule ring, forward, exchange relay", "rank 1", "kv_slot1.k",
                            "to 1: 4096 B", "tiles", "initial", "final", "exchanged"}) {
     EXPECT_TRUE(absl::StrContains(text, part)) << part << "\n" << text;

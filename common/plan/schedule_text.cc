@@ -1,6 +1,5 @@
-// Sums over programs, and schedules as text.
+// Schedules as text.
 #include <algorithm>
-#include <cassert>
 #include <string>
 #include <vector>
 
@@ -12,29 +11,11 @@
 namespace ringattn {
 namespace {
 
+// Decimal, as everywhere in what people read (client/cli/report.h).
 std::string Bytes(int64_t bytes) {
-  if (bytes < 10 * 1024) return absl::StrCat(bytes, " B");
-  if (bytes < 10 * 1024 * 1024) return absl::StrFormat("%.1f KiB", bytes / 1024.0);
-  return absl::StrFormat("%.1f MiB", bytes / (1024.0 * 1024.0));
-}
-
-const char* OpName(ComputeCall::Op op) {
-  switch (op) {
-    case ComputeCall::Op::kForward:
-      return "forward";
-    case ComputeCall::Op::kDelta:
-      return "delta";
-    case ComputeCall::Op::kBackward:
-      return "backward";
-    case ComputeCall::Op::kZero:
-      return "zero";
-    case ComputeCall::Op::kAdd:
-      return "add";
-    case ComputeCall::Op::kConvert:
-      return "convert";
-  }
-  assert(false && "unknown Op");
-  return "";
+  if (bytes < 10'000) return absl::StrCat(bytes, " B");
+  if (bytes < 10'000'000) return absl::StrFormat("%.1f kB", bytes / 1e3);
+  return absl::StrFormat("%.1f MB", bytes / 1e6);
 }
 
 // One line per peer and direction: transfers to one peer are summed.
@@ -98,38 +79,6 @@ std::string BuffersOf(const Program& program) {
 
 const char* ScheduleKindName(ScheduleKind kind) {
   return kind == ScheduleKind::kSingle ? "single" : "ring";
-}
-
-int64_t Program::BufferBytes() const {
-  int64_t bytes = 0;
-  for (const BufferSpec& buffer : buffers) bytes += buffer.bytes;
-  return bytes;
-}
-
-int64_t Program::SentBytes() const {
-  int64_t bytes = 0;
-  for (const Step& step : steps) {
-    for (const Transfer& transfer : step.transfers) {
-      if (transfer.kind == Transfer::Kind::kSend) bytes += transfer.range.bytes;
-    }
-  }
-  return bytes;
-}
-
-int64_t Program::TileCount() const {
-  int64_t tiles = 0;
-  for (const Step& step : steps) {
-    for (const ComputeCall& call : step.calls) tiles += call.tiles;
-  }
-  return tiles;
-}
-
-int64_t Program::PairCount() const {
-  int64_t pairs = 0;
-  for (const Step& step : steps) {
-    for (const ComputeCall& call : step.calls) pairs += call.pairs;
-  }
-  return pairs;
 }
 
 std::string ToString(const Schedule& schedule, const AttentionSpec& spec) {

@@ -167,15 +167,22 @@ ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size
 std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens) {
   std::vector<Piece> pieces;
   int64_t local_begin = 0;
+  int64_t document = -1;
   for (const Span& span : shard) {
     for (int64_t done = 0; done < span.length;) {
       const int64_t token = span.begin + done * span.stride;
       // The document of a token is the last one that begins at or before it, which
-      // also passes over empty documents.
-      const auto next = std::upper_bound(cu_seqlens.begin(), cu_seqlens.end(), token);
-      assert(next != cu_seqlens.begin() && next != cu_seqlens.end());
-      const int64_t document = next - cu_seqlens.begin() - 1;
-      const int64_t length = std::min(span.length - done, (*next - token - 1) / span.stride + 1);
+      // also passes over empty documents. Tokens ascend, so all but the first document
+      // are found by going on from the one before.
+      if (document < 0) {
+        const auto next = std::upper_bound(cu_seqlens.begin(), cu_seqlens.end(), token);
+        document = next - cu_seqlens.begin() - 1;
+      }
+      assert(document >= 0 && cu_seqlens[document] <= token && token < cu_seqlens.back());
+      while (cu_seqlens[document + 1] <= token) ++document;
+      const int64_t next_begin = cu_seqlens[document + 1];
+      const int64_t length =
+          std::min(span.length - done, (next_begin - token - 1) / span.stride + 1);
       pieces.push_back({local_begin, length, document, token - cu_seqlens[document], span.stride});
       local_begin += length;
       done += length;

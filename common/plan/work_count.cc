@@ -193,17 +193,69 @@ class Counter {
   std::vector<int64_t> tiles_before_;
 };
 
-RowRange Hull(const RowRange& a, const RowRange& b) {
-  return a.empty() ? b : RowRange{std::min(a.begin, b.begin), std::max(a.end, b.end)};
+// The first key, in the order of the pieces, that a row of q sees: a local row of the
+// buffer that kv describes, -1 if there is none. The smallest key that a row sees grows
+// with the row, so the first row that sees any sees it.
+int64_t FirstSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
+                  const std::vector<Band>& bands) {
+  auto keys = kv.begin();
+  for (auto rows = q.begin(); rows != q.end() && keys != kv.end();) {
+    const auto before = [](const Piece& piece, int64_t document) {
+      return piece.document < document;
+    };
+    if (rows->document < keys->document) {
+      rows = std::lower_bound(rows, q.end(), keys->document, before);
+      continue;
+    }
+    keys = keys->document < rows->document
+               ? std::lower_bound(keys, kv.end(), rows->document, before)
+               : keys;
+    const Band& band = bands[rows->document];
+    const auto is_candidate = [&](auto piece) {
+      return piece != kv.end() && piece->document == rows->document;
+    };
+    while (is_candidate(keys) && LastOf(*keys) < FirstOf(*rows) + band.lower) ++keys;
+    for (auto piece = keys; is_candidate(piece) && FirstOf(*piece) <= LastOf(*rows) + band.upper;
+         ++piece) {
+      const RowRange seen = ReachableKeys(*rows, 0, rows->length, *piece, band);
+      if (!seen.empty()) return piece->local_begin + seen.begin;
+    }
+    ++rows;
+  }
+  return -1;
+}
+
+// The last one, plus 1. The same with the order of everything reversed.
+int64_t EndSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
+                const std::vector<Band>& bands) {
+  auto keys = kv.rbegin();
+  for (auto rows = q.rbegin(); rows != q.rend() && keys != kv.rend();) {
+    const auto behind = [](const Piece& piece, int64_t document) {
+      return piece.document > document;
+    };
+    if (rows->document > keys->document) {
+      rows = std::lower_bound(rows, q.rend(), keys->document, behind);
+      continue;
+    }
+    keys = keys->document > rows->document
+               ? std::lower_bound(keys, kv.rend(), rows->document, behind)
+               : keys;
+    const Band& band = bands[rows->document];
+    const auto is_candidate = [&](auto piece) {
+      return piece != kv.rend() && piece->document == rows->document;
+    };
+    while (is_candidate(keys) && FirstOf(*keys) > LastOf(*rows) + band.upper) ++keys;
+    for (auto piece = keys; is_candidate(piece) && LastOf(*piece) >= FirstOf(*rows) + band.lower;
+         ++piece) {
+      const RowRange seen = ReachableKeys(*rows, 0, rows->length, *piece, band);
+      if (!seen.empty()) return piece->local_begin + seen.end;
+    }
+    ++rows;
+  }
+  return -1;
 }
 
 }  // namespace
-
-std::vector<Piece> SortedByDocument(std::vector<Piece> pieces) {
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.document < b.document; });
-  return pieces;
-}
 
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
@@ -217,29 +269,8 @@ WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
 
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
-  RowRange hull;
-  ForEachCommonDocument(q, kv, [&](const PieceRange& a, const PieceRange& b, int64_t document) {
-    const Band& band = bands[document];
-    if (band.lower > band.upper) return;
-    VisibleKeys visible(b.first);
-    // False if the piece adds nothing, as the band falls between its keys; else the hull
-    // has it from now on.
-    const auto covers = [&](const Piece& rows, const Piece& keys) {
-      if (hull.begin <= keys.local_begin && keys.local_begin + keys.length <= hull.end) return true;
-      const RowRange seen = ReachableKeys(rows, 0, rows.length, keys, band);
-      if (seen.empty()) return false;
-      hull = Hull(hull, {keys.local_begin + seen.begin, keys.local_begin + seen.end});
-      return true;
-    };
-    for (const Piece* rows = a.first; rows != a.second; ++rows) {
-      visible.AdvanceTo(*rows, b.second, band);
-      const Piece* first = visible.begin;
-      while (first < visible.stop && !covers(*rows, *first)) ++first;
-      const Piece* last = visible.stop;
-      while (last > first && !covers(*rows, *(last - 1))) --last;
-    }
-  });
-  return hull;
+  const int64_t begin = FirstSeen(q, kv, bands);
+  return begin < 0 ? RowRange{} : RowRange{begin, EndSeen(q, kv, bands)};
 }
 
 }  // namespace ringattn

@@ -23,19 +23,17 @@ struct WorkCount {
   bool operator==(const WorkCount&) const = default;
 };
 
-// Pieces in order of document, as the functions below want them. Pieces keep their
-// local_begin, so nothing is lost.
-std::vector<Piece> SortedByDocument(std::vector<Piece> pieces);
-
 // REQUIRES: both sorted by document, and within one by position, no piece beginning
-// before the one before it has ended; bands has one entry per document.
+// before the one before it has ended, as CutIntoPieces has them; bands has one entry per
+// document.
 // In closed form: O(pieces), but for bands narrower than the stride of q, whose tiles
 // are counted one by one.
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 
 // The hull, in local rows of the buffer that kv describes, of the keys that at
-// least one row of q sees. REQUIRES as above. O(pieces).
+// least one row of q sees. REQUIRES: as above, and kv in the order of local rows.
+// O(pieces) at most; from both ends it walks only until something is seen.
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 

@@ -8,7 +8,7 @@
 namespace ringattn::wire {
 
 void KeepFreedMemory() {
-  // Above what a few streams have in flight (request_stream.h), below what anybody misses.
+  // Above what a few streams have in flight (coordinator_relay.h), below what anybody misses.
   mallopt(M_TRIM_THRESHOLD, 32 << 20);
   // Setting either threshold ends glibc's own adjustment of both. Larger than any
   // buffer that gRPC reads into.
@@ -18,5 +18,9 @@ void KeepFreedMemory() {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   mallopt(M_ARENA_MAX, std::clamp(cores / 2, 2, 8));
 }
+
+int64_t FreedBytes() { return static_cast<int64_t>(mallinfo2().fordblks); }
+
+void ReleaseFreedMemory() { malloc_trim(0); }
 
 }  // namespace ringattn::wire

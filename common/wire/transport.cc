@@ -5,6 +5,8 @@ namespace {
 
 // The default of 16 KiB takes a header, a slice and an entry of writev four times as often.
 constexpr int kFrameBytes = 64 << 10;
+// Many round trips; gRPC's default is two minutes.
+constexpr int kHandshakeTimeoutMs = 10'000;
 
 // Calls `set(name, value)` for what servers and channels have in common.
 template <typename Set>
@@ -30,10 +32,14 @@ void SetTransport(grpc::ChannelArguments* arguments) {
   arguments->SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
 }
 
-void SetTransport(grpc::ServerBuilder* builder) {
+void SetTransport(grpc::ServerBuilder* builder, absl::Duration min_ping_interval) {
   SetBothEnds([&](const char* name, int value) { builder->AddChannelArgument(name, value); });
-  // Peers may ping every 30 s; below that by enough for timers that fire early.
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 20'000);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              static_cast<int>(absl::ToInt64Milliseconds(min_ping_interval)));
+  // Clients may hold a connection without a call.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A connection without a word of HTTP/2 gives its place back.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   // Tensors do not compress, and a small compressed message may be a huge one.
   builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);

@@ -7,6 +7,8 @@
 #include <grpcpp/server_builder.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "absl/time/time.h"
+
 namespace ringattn::wire {
 
 // What a peer may send of a stream before anybody reads it. A reader that waits for a
@@ -18,9 +20,15 @@ inline constexpr int kStreamWindowBytes = 1 << 20;
 // connection does not fill a link. Size limits and reconnecting are the caller's.
 void SetTransport(grpc::ChannelArguments* arguments);
 
+// A peer may ping this often, with a call or without, and three times more often by
+// mistake; then its connection ends with "too many pings". Half of the 10 s that clients
+// commonly choose, as timers fire early and networks delay one ping and not the next.
+inline constexpr absl::Duration kMinPingInterval = absl::Seconds(5);
+
 // Windows, frames and pings, no compression, a port that no second server can share.
 // Size limits and quotas are the caller's.
-void SetTransport(grpc::ServerBuilder* builder);
+void SetTransport(grpc::ServerBuilder* builder,
+                  absl::Duration min_ping_interval = kMinPingInterval);
 
 }  // namespace ringattn::wire
 

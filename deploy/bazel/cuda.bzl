@@ -10,17 +10,24 @@ them is kept beside the objects (NAME.cu.log) and judged by check_ptxas.py:
     per thread. The allowance is a ratchet: it stands in the BUILD file with the reason, and is the
     most that any kernel of the file spills on any architecture today.
 The judging is an action of its own, so that changing an allowance compiles nothing anew.
+
+A target may name its own architectures: kernels whose instructions one architecture alone has
+(`architectures = ["90a"]`) build beside portable ones. The host decides what runs where.
 """
 
 load("@local_cuda//:defs.bzl", "ARCHITECTURES", "NVCC", "TARGET_COMPATIBLE_WITH")
 
-def _architecture_flags():
+def _architecture_flags(architectures):
     flags = []
-    for i in range(len(ARCHITECTURES)):
-        code = "sm_" + ARCHITECTURES[i]
-        if i + 1 == len(ARCHITECTURES):
-            code = "[%s,compute_%s]" % (code, ARCHITECTURES[i])
-        flags.append("-gencode=arch=compute_%s,code=%s" % (ARCHITECTURES[i], code))
+    for i in range(len(architectures)):
+        architecture = architectures[i]
+        code = "sm_" + architecture
+
+        # PTX goes along for newer devices, but not of architecture-specific code, which no other
+        # device takes.
+        if i + 1 == len(architectures) and not architecture.endswith("a"):
+            code = "[%s,compute_%s]" % (code, architecture)
+        flags.append("-gencode=arch=compute_%s,code=%s" % (architecture, code))
     return flags
 
 _FLAGS = [
@@ -30,13 +37,14 @@ _FLAGS = [
     "-Xcompiler=-fPIC,-Wall",
     "-Xptxas=-v",
     "-UNDEBUG",
-] + _architecture_flags()
+]
 
 def _cuda_objects_impl(ctx):
     headers = depset(
         ctx.files.hdrs,
         transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps],
     )
+    flags = _FLAGS + _architecture_flags(ctx.attr.architectures)
     objects = []
     for source in ctx.files.srcs:
         name = source.basename[:-len(".cu")]
@@ -52,7 +60,7 @@ cat {log} >&2
 exit $status
 """.format(
                 nvcc = NVCC,
-                flags = " ".join(["'%s'" % flag for flag in _FLAGS]),
+                flags = " ".join(["'%s'" % flag for flag in flags]),
                 bin = ctx.bin_dir.path,
                 source = source.path,
                 object = unchecked.path,
@@ -86,6 +94,7 @@ _cuda_objects = rule(
         "hdrs": attr.label_list(allow_files = [".cuh", ".h"]),
         "deps": attr.label_list(providers = [CcInfo]),
         "spills": attr.string_dict(),
+        "architectures": attr.string_list(),
         "_check": attr.label(
             default = "//deploy/bazel:check_ptxas.py",
             allow_single_file = True,
@@ -93,7 +102,15 @@ _cuda_objects = rule(
     },
 )
 
-def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {}, **kwargs):
+def cuda_library(
+        name,
+        srcs,
+        hdrs = [],
+        textual_hdrs = [],
+        deps = [],
+        spills = {},
+        architectures = ARCHITECTURES,
+        **kwargs):
     """A cc_library whose sources are .cu files.
 
     Args:
@@ -103,6 +120,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
       textual_hdrs: headers of the .cu files alone (.cuh).
       deps: C++ libraries whose headers the sources include.
       spills: bytes per thread that kernels of a source may spill, by file name; 0 unless named.
+      architectures: what to compile for, as "80" or "90a"; those of local_cuda.bzl unless named.
       **kwargs: visibility, testonly.
     """
     _cuda_objects(
@@ -111,6 +129,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
         hdrs = hdrs + textual_hdrs,
         deps = deps,
         spills = {source: str(bytes) for source, bytes in spills.items()},
+        architectures = architectures,
         tags = ["cuda"],
         target_compatible_with = TARGET_COMPATIBLE_WITH,
         testonly = kwargs.get("testonly", False),
@@ -128,7 +147,7 @@ def cuda_library(name, srcs, hdrs = [], textual_hdrs = [], deps = [], spills = {
     )
 
 def cuda_fake_test(name, srcs, deps, **kwargs):
-    """A test of what calls CUDA, on the fake runtime of worker/comm/nccl/fake: no GPU."""
+    """A test of what calls CUDA, on the fake runtime of worker/testing/fake_cuda: no GPU."""
     native.cc_test(
         name = name,
         srcs = srcs,
@@ -137,7 +156,7 @@ def cuda_fake_test(name, srcs, deps, **kwargs):
         target_compatible_with = TARGET_COMPATIBLE_WITH,
         deps = deps + [
             "//deploy/bazel:gtest_main",
-            "//worker/comm/nccl/fake:fake_cuda",
+            "//worker/testing/fake_cuda",
         ],
         **kwargs
     )

@@ -1,4 +1,9 @@
 // The queue, the planner and the workers' memory. The language: scenario.h.
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "server/core/scenario.h"
 
@@ -61,17 +66,78 @@ request s5 tokens=10 world=2
 )");
 }
 
-TEST(AdmissionTest, OneReservesAtATime) {
+// What waits asks for memory at once; nobody waits for another's answers.
+TEST(AdmissionTest, ManyReserveAtATime) {
   EXPECT_SCENARIO(R"(
 ring a b
 request s1 tokens=10 world=2
 > a b: reserve 1-1 [0 1]
 request s2
+> a: reserve 1-2 [0]
+request s3
+> b: reserve 1-3 [1]
+b reserved 1-3
+> s3: accepted 1-3 on b
 a reserved 1-1
 b reserved 1-1
 > s1: accepted 1-1 on a b
-> a: reserve 1-2 [0]
+a reserved 1-2
+> s2: accepted 1-2 on a
 )");
+}
+
+// Each has what the other lacks. Neither is refused for good: they ask one after the other.
+TEST(AdmissionTest, ThoseInEachOthersWayReserveAlone) {
+  EXPECT_SCENARIO(R"(
+ring a b
+manual a
+request s1 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+request s2 tokens=10 world=2
+> a b: reserve 1-2 [0 1]
+a reserved 1-1
+b reserved 1-2
+b refused 1-1 no memory
+> a: release 1-1
+a refused 1-2 no memory
+a released 1-1
+> a b: reserve 1-3 [0 1]
+request s3               # nobody asks while s1 does
+a reserved 1-3
+b reserved 1-3
+> s1: accepted 1-3 on a b
+> a b: reserve 1-4 [0 1]
+a reserved 1-4
+b refused 1-4 no memory
+> a: release 1-4
+a released 1-4
+stats
+> queued 2 active 1 memory held ready 2
+end s1
+> s1: failed CANCELLED CLIENT_CANCELLED
+> a: release 1-3
+a released 1-3
+> a b: reserve 1-5 [0 1]
+a reserved 1-5
+b reserved 1-5
+> s2: accepted 1-5 on a b
+> a: reserve 1-6 [0]
+)");
+}
+
+// 64 of them, 16 for each of four workers: as many round trips as one needs.
+TEST(AdmissionTest, SixtyFourAreAdmittedInOneRoundTrip) {
+  CoordinatorConfig config = ScenarioConfig();
+  config.max_operations_per_worker = 32;
+  std::string script = "ring a b c d\nhold plans\n";
+  for (int i = 1; i <= 64; ++i) absl::StrAppend(&script, "request s", i, "\n");
+  for (int i = 1; i <= 64; ++i) absl::StrAppend(&script, "planned s", i, "\n");
+  const std::string before_any_answer = RunScenario(script, config);
+  int reserves = 0;
+  for (absl::string_view line : absl::StrSplit(before_any_answer, '\n')) {
+    reserves += absl::StrContains(line, ": reserve ");
+  }
+  EXPECT_EQ(reserves, 64) << before_any_answer;
 }
 
 // c's work alone must not keep the ring's transfers waiting; what comes behind the
@@ -155,10 +221,10 @@ a finished 1-1
 downloaded s1
 > s1: finished
 > a b: reserve 1-3 [0 1]
+> a: reserve 1-4 [0]
 a reserved 1-3
 b reserved 1-3
 > s2: accepted 1-3 on a b
-> a: reserve 1-4 [0]
 )");
 }
 
@@ -227,11 +293,11 @@ request s3 tokens=1      # not past s2
 end s1
 > s1: failed CANCELLED CLIENT_CANCELLED
 > a: reserve 1-3 [0]
+> a: reserve 1-4 [0]
 memory
-> a 900
+> a 920
 a reserved 1-3
 > s2: accepted 1-3 on a
-> a: reserve 1-4 [0]
 )");
 }
 
@@ -307,9 +373,9 @@ stats
 end s2
 > s2: failed CANCELLED CLIENT_CANCELLED
 > a: reserve 1-3 [0]
+> a: reserve 1-4 [0]
 a reserved 1-3
 > s3: accepted 1-3 on a
-> a: reserve 1-4 [0]
 a reserved 1-4
 > s4: accepted 1-4 on a
 )");
@@ -360,29 +426,38 @@ memory
 )");
 }
 
+// Six common places and, while nothing computes, an express one for each of two clients.
 TEST(AdmissionTest, AtMostEightPerWorker) {
   EXPECT_SCENARIO(R"(
 ring a
-accepted s1
+accepted s1 client=x
 > s1: accepted 1-1 on a
-accepted s2
+accepted s2 client=x
 > s2: accepted 1-2 on a
-accepted s3
+accepted s3 client=x
 > s3: accepted 1-3 on a
-accepted s4
+accepted s4 client=x
 > s4: accepted 1-4 on a
-accepted s5
+accepted s5 client=x
 > s5: accepted 1-5 on a
-accepted s6
+accepted s6 client=x
 > s6: accepted 1-6 on a
-accepted s7
+accepted s7 client=x
 > s7: accepted 1-7 on a
-accepted s8
-> s8: accepted 1-8 on a
-request s9
+request s8 client=x
+request s9 client=y
+> a: reserve 1-8 [0]
+a reserved 1-8
+> s9: accepted 1-8 on a
+request s10 client=z
 end s4
 > s4: failed CANCELLED CLIENT_CANCELLED
 > a: reserve 1-9 [0]
+a reserved 1-9
+> s10: accepted 1-9 on a
+end s7                   # an express place: s8 is its client's and may take it
+> s7: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-10 [0]
 )");
 }
 

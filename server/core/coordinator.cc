@@ -1,9 +1,9 @@
 #include "server/core/coordinator.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "server/core/failures.h"
-#include "server/core/impl.h"
+#include "server/core/coordinator_impl.h"
 
 namespace ringattn::server {
 
@@ -11,69 +11,51 @@ Coordinator::Coordinator(CoordinatorConfig config)
     : impl_(std::make_unique<Impl>(std::move(config))) {}
 Coordinator::~Coordinator() = default;
 
-std::vector<Action> Coordinator::Handle(const Event& event, absl::Time now) {
-  return impl_->Handle(event, now);
+std::vector<Action> Coordinator::Handle(Event event, absl::Time now) {
+  return impl_->Handle(std::move(event), now);
 }
 v1::Topology Coordinator::topology() const { return impl_->topology(); }
 CoordinatorStats Coordinator::stats() const { return impl_->stats(); }
-std::optional<OperationView> Coordinator::FindOperation(const std::string& request_id) const {
-  return impl_->FindOperation(request_id);
+std::optional<OperationView> Coordinator::FindOperation(const std::string& request_id,
+                                                        const std::string& principal) const {
+  return impl_->FindOperation(request_id, principal);
 }
 
-Coordinator::Impl::Impl(CoordinatorConfig config) : config_(std::move(config)) {
-  ring_.generation = config_.initial_generation;
+Coordinator::Impl::Impl(CoordinatorConfig config)
+    : config_(std::move(config)),
+      ring_(&config_, &roster_, &turn_),
+      requests_(&config_, &turn_),
+      operations_(&config_, &turn_) {}
+
+namespace {
+
+// Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
+bool IsOnlyProgress(const Event& event) {
+  if (const auto* said = std::get_if<WorkerSaid>(&event)) return said->message.has_heartbeat();
+  return std::holds_alternative<UploadProgressed>(event) ||
+         std::holds_alternative<DownloadProgressed>(event) ||
+         std::holds_alternative<MembersStalled>(event);
 }
 
-std::vector<Action> Coordinator::Impl::Handle(const Event& event, absl::Time now) {
-  if (now_ == absl::InfinitePast()) now_ = started_at_ = now;
+}  // namespace
+
+std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
   // Ten missed ticks are no jitter: this process was stopped or starved.
-  const absl::Duration gap = now - now_;
+  const absl::Duration gap = turn_.started() ? now - turn_.now() : absl::ZeroDuration();
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
-  now_ = std::max(now_, now);
-  std::visit([this](const auto& value) { On(value); }, event);
-  const bool only_progress = std::holds_alternative<UploadProgressed>(event) ||
-                             std::holds_alternative<DownloadProgressed>(event) ||
-                             std::holds_alternative<MembersStandStill>(event);
+  turn_.Begin(now);
+  const bool only_progress = IsOnlyProgress(event);
+  std::visit([this](auto& value) { On(value); }, event);
   if (!only_progress) Settle();
-  return std::exchange(actions_, {});
-}
-
-void Coordinator::Impl::On(const WorkerSaid& event) {
-  const auto worker = workers_.find(event.connection);
-  if (worker == workers_.end()) return;
-  worker->second.last_heard = now_;
-  const v1::JoinRequest& message = event.message;
-  switch (message.message_case()) {
-    case v1::JoinRequest::kHeartbeat:
-      return OnHeartbeat(event.connection, message.heartbeat());
-    case v1::JoinRequest::kPrepared:
-      return OnPrepared(event.connection, message.prepared());
-    case v1::JoinRequest::kCommitted:
-      return OnCommitted(event.connection, message.committed());
-    case v1::JoinRequest::kTornDown:
-      return OnTornDown(event.connection, message.torn_down());
-    case v1::JoinRequest::kReserved:
-      return OnReserved(event.connection, message.reserved());
-    case v1::JoinRequest::kUploaded:
-      return OnUploaded(event.connection, message.uploaded());
-    case v1::JoinRequest::kFinished:
-      return OnFinished(event.connection, message.finished());
-    case v1::JoinRequest::kReleased:
-      return OnReleased(event.connection, message.released());
-    case v1::JoinRequest::kGenerationFailed:
-      return OnGenerationFailed(event.connection, message.generation_failed());
-    case v1::JoinRequest::kRegister:  // once only, by WorkerJoined
-    case v1::JoinRequest::MESSAGE_NOT_SET:
-      return;
-  }
+  return turn_.Take();
 }
 
 void Coordinator::Impl::On(const Tick&) {
   CheckSilence();
   CheckSuspicion();
-  CheckProgress();
-  CheckOperationTimers();
-  CheckRequestTimers();
+  CheckRuns();
+  CheckOperations();
+  CheckRequests();
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
@@ -84,50 +66,116 @@ void Coordinator::Impl::On(const DrainRequested& event) {
 
 void Coordinator::Impl::Settle() {
   AdvanceRing();
+  AskForPlans();
   StartDueRuns();
   AdmitQueued();
   ReportChanges();
 }
 
 void Coordinator::Impl::ReportChanges() {
-  const bool serving = ring_.phase == RingPhase::kReady && !draining_;
+  const bool serving = ring_.ready() && !draining_;
   if (serving != serving_reported_) {
     serving_reported_ = serving;
-    Emit(ServingChanged{serving});
+    turn_.Emit(ServingChanged{serving});
   }
-  std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
-  const bool memory_changed = reserved != reserved_reported_;
-  if (topology_changed_ || memory_changed) Emit(TopologyChanged{!topology_changed_});
-  topology_changed_ = false;
+  const bool members_changed = ring_.TakeChanged() | std::exchange(topology_changed_, false);
+  std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
+  if (members_changed || reserved != reserved_reported_) {
+    turn_.Emit(TopologyChanged{!members_changed});
+  }
   reserved_reported_ = std::move(reserved);
   if (drain_unanswered_ && requests_.empty() && operations_.empty()) {
     drain_unanswered_ = false;
-    Emit(DrainCompleted{});
+    turn_.Emit(DrainCompleted{});
   }
 }
 
 void Coordinator::Impl::ForgivePause(absl::Duration pause) {
-  for (auto& [connection, worker] : workers_) worker.last_heard += pause;
-  ring_.deadline += pause;
-  ring_lost_at_ += pause;
-  ringless_since_ += pause;
-  if (ring_.suspicion) {
-    ring_.suspicion->opened += pause;
-    ring_.suspicion->closes += pause;
-  }
-  for (auto& [id, operation] : operations_) {
-    operation.phase_since += pause;
-    operation.last_advance += pause;
-    operation.pending_failure_due += pause;
-    for (Member& member : operation.members) {
-      if (member.stands_since) *member.stands_since += pause;
-    }
-  }
+  roster_.Forgive(pause);
+  ring_.Forgive(pause);
+  suspicion_.Forgive(pause);
+  operations_.Forgive(pause);
 }
 
-v1::JoinResponse* Coordinator::Impl::Send(ConnectionId connection) {
-  Emit(SendToWorker{connection, {}});
-  return &std::get<SendToWorker>(actions_.back()).message;
+// ------------------------------------------------------------- what others see
+
+v1::Topology Coordinator::Impl::topology() const {
+  v1::Topology topology;
+  topology.set_generation(ring_.generation());
+  if (draining_) {
+    topology.set_state(v1::RING_STATE_DRAINING);
+  } else if (ring_.ready()) {
+    topology.set_state(v1::RING_STATE_READY);
+  } else if (ring_.phase() == RingPhase::kEmpty) {
+    topology.set_state(v1::RING_STATE_EMPTY);
+  } else {
+    topology.set_state(v1::RING_STATE_FORMING);
+  }
+
+  // Members by rank, then the others in the order in which they came.
+  std::vector<ConnectionId> order;
+  for (ConnectionId member : ring_.members()) {
+    if (roster_.Has(member)) order.push_back(member);
+  }
+  for (const auto& [connection, worker] : roster_.workers()) {
+    if (!ring_.RankOf(connection)) order.push_back(connection);
+  }
+  std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
+  for (ConnectionId connection : order) {
+    const Worker& worker = roster_.at(connection);
+    const v1::Register& registration = worker.registration;
+    v1::WorkerInfo* info = topology.add_workers();
+    info->set_name(registration.name());
+    info->set_incarnation(registration.incarnation());
+    info->set_device(registration.device());
+    info->set_memory_bytes(registration.memory_bytes());
+    info->set_reserved_bytes(reserved[connection]);
+    info->set_threads(registration.threads());
+    info->set_data_address(registration.data_address());
+    info->set_metrics_address(registration.metrics_address());
+    *info->mutable_kernel_rates() = registration.kernel_rates();
+    *info->mutable_call_overhead() = registration.call_overhead();
+    if (worker.committed.generation() == ring_.generation()) {
+      info->set_link_bytes_per_second(worker.committed.link_bytes_per_second());
+      *info->mutable_exchange_overhead() = worker.committed.exchange_overhead();
+    }
+    const std::optional<int> rank = ring_.RankOf(connection);
+    const bool ready = rank && ring_.ready();
+    if (ready) info->set_rank(*rank);
+    info->set_state(!ready      ? v1::WORKER_STATE_JOINING
+                    : draining_ ? v1::WORKER_STATE_DRAINING
+                                : v1::WORKER_STATE_READY);
+  }
+  return topology;
+}
+
+CoordinatorStats Coordinator::Impl::stats() const {
+  CoordinatorStats stats;
+  stats.queued_requests = queue_.all().requests;
+  stats.queued_bytes = queue_.all().bytes;
+  stats.active_requests = requests_.size() - queue_.all().requests;
+  stats.finished_bytes = requests_.finished_bytes();
+  for (const auto& [connection, bytes] : operations_.ReservedByWorker()) {
+    stats.reserved_bytes += bytes;
+  }
+  stats.generation = ring_.generation();
+  stats.ring_reforms = std::max<int64_t>(0, ring_.formed_count() - 1);
+  stats.stalled_uploads = operations_.stalled_uploads();
+  stats.stalled_downloads = operations_.stalled_downloads();
+  if (ring_.ready()) stats.ready_workers = ring_.members().size();
+  return stats;
+}
+
+std::optional<OperationView> Coordinator::Impl::FindOperation(const std::string& request_id,
+                                                              const std::string& principal) const {
+  std::optional<OperationView> view = requests_.FindView(request_id, principal);
+  if (!view || view->state != v1::OPERATION_STATE_COMPUTING) return view;
+  const Request& request = *requests_.FindById(request_id, principal);
+  const Operation* operation = operations_.Find(request.operation_id);
+  if (operation != nullptr) {
+    view->computed_fraction = Operations::ComputedFraction(*operation);
+  }
+  return view;
 }
 
 }  // namespace ringattn::server

@@ -14,74 +14,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "common/base/limits.h"
+#include "server/core/config.h"
 #include "server/core/events.h"
+#include "server/core/operation_view.h"
 
 namespace ringattn::server {
-
-struct CoordinatorConfig {
-  Limits limits;
-  absl::Duration tick_interval = absl::Milliseconds(50);
-  absl::Duration heartbeat_interval = absl::Seconds(1);
-  // A connected worker that has not been heard of for this long is lost.
-  absl::Duration heartbeat_timeout = absl::Seconds(5);
-  // While an operation computes: no progress on any rank for this long, though
-  // heartbeats arrive, marks the least advanced rank as stuck. The floor; grows
-  // with the predicted step time (progress_factor times it).
-  absl::Duration progress_timeout = absl::Seconds(20);
-  double progress_factor = 10.0;
-  // A member that is heard of but takes none of the bytes that wait for it is lost after this.
-  // Longer than a worker waits for staging memory (30 s) before it ends the transfer itself.
-  // Within it a message must go: of the largest, 16 MiB, that is 0.3 MB/s.
-  absl::Duration transfer_timeout = absl::Seconds(60);
-  // Likewise one that sends none of a result, but results of clients that do not read may
-  // have its staging memory until they idle out: so many download_idle_timeouts later. The
-  // smallest staging pool has blocks for two downloads beside each other; the last of eight
-  // (max_operations_per_worker) waits until three pairs have given theirs back.
-  static constexpr int kStagingRounds = 3;
-  // Prepare, Commit, Reserve and Release are answered within this or the worker is dropped.
-  absl::Duration control_timeout = absl::Seconds(10);
-  // After a report that the ring broke: evidence of who broke it is gathered for
-  // this long. Longer than a heartbeat interval, so that silence counts.
-  absl::Duration blame_window = absl::Milliseconds(1500);
-  // Likewise for Teardown. With blame_window in all 5 s from detection until the
-  // survivors are free.
-  absl::Duration teardown_timeout = absl::Milliseconds(3500);
-  // Wait this long for more workers before forming a ring with those present.
-  absl::Duration forming_delay = absl::Milliseconds(300);
-  // Requests wait this long for a ring, then fail with UNAVAILABLE.
-  absl::Duration ring_wait_max = absl::Seconds(30);
-  // After a loss, requests for as many workers as there were are told for this long
-  // to try again (UNAVAILABLE), not that they ask for too many.
-  absl::Duration replacement_time_max = absl::Seconds(30);
-  // The same from the start, whatever they ask for: the workers of a restarted
-  // coordinator do not all come back in the same moment.
-  absl::Duration assembly_time_max = absl::Seconds(3);
-  // While a newcomer waits for the ring to become idle, new requests are held back
-  // for at most this long, so that it can join under steady load.
-  absl::Duration newcomer_hold_max = absl::Seconds(10);
-  // What clients are told to wait before they try again.
-  absl::Duration retry_after = absl::Seconds(1);
-  // Operations that hold memory on one worker at a time: one computes while others
-  // upload and download, and a slow client occupies one place only.
-  int max_operations_per_worker = 8;
-  // The first generation is above this: derive it from the start time, so that a
-  // restarted coordinator never repeats a number.
-  uint64_t initial_generation = 0;
-  // Workers of another version are turned away. Empty: any is taken.
-  std::string version;
-};
-
-struct OperationView {
-  std::string request_id;
-  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
-  uint64_t generation = 0;
-  std::optional<Plan> plan;
-  std::vector<std::string> members;
-  std::optional<Failure> failure;
-  // While it computes: the steps that the least advanced member has behind it, of all.
-  double computed_fraction = 0;
-};
 
 // Gauges for metrics.
 struct CoordinatorStats {
@@ -89,6 +26,7 @@ struct CoordinatorStats {
   int64_t queued_bytes = 0;
   int64_t active_requests = 0;
   int64_t reserved_bytes = 0;
+  int64_t finished_bytes = 0;  // memory of what is known of operations that ended
   uint64_t generation = 0;
   int64_t ring_reforms = 0;
   // Workers lost because they took none of an upload's bytes, or sent none of a result's.
@@ -102,13 +40,15 @@ class Coordinator {
   explicit Coordinator(CoordinatorConfig config);
   ~Coordinator();
 
-  // Times never go backwards.
-  std::vector<Action> Handle(const Event& event, absl::Time now);
+  // Times never go backwards. `now` is when everything is known that was said until then: what
+  // waits to be handled is nobody's silence.
+  std::vector<Action> Handle(Event event, absl::Time now);
 
   v1::Topology topology() const;
   CoordinatorStats stats() const;
   // Operations in flight and the last Limits::finished_operations_kept that ended.
-  std::optional<OperationView> FindOperation(const std::string& request_id) const;
+  std::optional<OperationView> FindOperation(const std::string& request_id,
+                                             const std::string& principal) const;
 
  private:
   class Impl;

@@ -8,12 +8,14 @@
 #define RINGATTN_SERVER_CORE_EVENTS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
@@ -46,6 +48,8 @@ struct WorkerJoined {  // the stream's first message
 struct WorkerSaid {  // every later message
   ConnectionId connection = 0;
   v1::JoinRequest message;
+  // When it came: it may have waited for its handling. Later than that handling: taken for it.
+  absl::Time received = absl::InfiniteFuture();
 };
 struct WorkerGone {  // the stream ended, for whatever reason
   ConnectionId connection = 0;
@@ -54,6 +58,10 @@ struct WorkerGone {  // the stream ended, for whatever reason
 // A validated request. Its stream stays open until FinishRequest or FailRequest.
 struct RequestArrived {
   StreamId stream = 0;
+  // Who asks, as authenticated; empty: anybody. Request ids are the principal's own.
+  std::string principal;
+  // Whose share of the service it takes: the principal, or else the connection it came on.
+  std::string client;
   std::string request_id;    // never empty: the edge makes one up
   uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
   AttentionSpec spec;
@@ -82,7 +90,7 @@ struct DownloadProgressed {
 // waited for in vain since it looked before: while uploading they took none of the bytes that
 // wait for them, or have them all and have not said Uploaded; while downloading they sent
 // nothing though there was room for it. Whoever is not named has moved or was not waited for.
-struct MembersStandStill {
+struct MembersStalled {
   StreamId stream = 0;
   std::vector<int> members;  // ranks in the request's ring
 };
@@ -98,6 +106,15 @@ struct ShardStreamFailed {
 };
 struct CancelRequested {  // the CancelOperation RPC; the edge checked that it exists
   std::string request_id;
+  std::string principal;  // whose request it is
+};
+// Answers PlanThis. Ignored if the request has ended or the ring is another one by now.
+struct Planned {
+  StreamId stream = 0;
+  uint64_t generation = 0;
+  // Without its spans (plan_summary.h). What PlanRequest answers, and of the planning itself
+  // DEADLINE_EXCEEDED (it took too long) and RESOURCE_EXHAUSTED (too many wait for theirs).
+  absl::StatusOr<std::shared_ptr<const Plan>> plan;
 };
 struct DrainRequested {
   bool undo = false;
@@ -106,10 +123,10 @@ struct ReformRequested {};
 // Time has passed. Sent at least every CoordinatorConfig::tick_interval.
 struct Tick {};
 
-using Event =
-    std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                 UploadProgressed, DownloadProgressed, MembersStandStill, DownloadFinished,
-                 ShardStreamFailed, CancelRequested, DrainRequested, ReformRequested, Tick>;
+using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
+                           UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
+                           ShardStreamFailed, CancelRequested, Planned, DrainRequested,
+                           ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -121,6 +138,23 @@ struct SendToWorker {
 struct DropWorker {
   ConnectionId connection = 0;
   std::string reason;
+};
+
+// Make a plan, elsewhere; answered by Planned. Takes the place of an earlier one of the stream.
+struct PlanThis {
+  StreamId stream = 0;
+  uint64_t generation = 0;
+  std::string client;
+  uint64_t fingerprint = 0;  // the request's
+  std::shared_ptr<const AttentionSpec> spec;
+  Direction direction = Direction::kForward;
+  PlanChoice choice;
+  PlannerInputs inputs;
+  double cost_seconds = 0;  // that making it will take, roughly
+};
+// Its plan is not wanted any more; one that is made already may still come.
+struct CancelPlan {
+  StreamId stream = 0;
 };
 
 struct RingMember {
@@ -169,9 +203,9 @@ struct RingReformed {  // answers ReformRequested
   uint64_t generation = 0;
 };
 
-using Action =
-    std::variant<SendToWorker, DropWorker, AcceptRequest, BeginDownload, FinishRequest, FailRequest,
-                 StateChanged, TopologyChanged, ServingChanged, DrainCompleted, RingReformed>;
+using Action = std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest,
+                            BeginDownload, FinishRequest, FailRequest, StateChanged,
+                            TopologyChanged, ServingChanged, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

@@ -20,8 +20,8 @@ state s1
 state s2
 > s2: QUEUED
 wait 300ms
-> a c: reserve 2-3 [0 1]
 > serving 2
+> a c: reserve 2-3 [0 1]
 )");
 }
 
@@ -64,8 +64,8 @@ wait 9s
 wait 2s
 > a: dropped: it did not answer Reserve
 > not serving
-> s1: failed UNAVAILABLE WORKERS_MISSING retry: plan.world_size: asks for 2 workers, 1 is ready; more are expected
 > serving 2
+> s1: failed UNAVAILABLE WORKERS_MISSING retry: plan.world_size: asks for 2 workers, 1 is ready; more are expected
 )");
 }
 
@@ -137,8 +137,8 @@ request s4 id=s1 tokens=10 world=2
 gone b
 > not serving
 wait 31s
-> s4: failed UNAVAILABLE WORKERS_MISSING retry: plan.world_size: asks for 2 workers, 1 is ready; more are expected
 > serving 4
+> s4: failed UNAVAILABLE WORKERS_MISSING retry: plan.world_size: asks for 2 workers, 1 is ready; more are expected
 request s5 id=s1 tokens=10 world=2
 > s5: failed FAILED_PRECONDITION NOT_PLANNABLE field plan.world_size: plan.world_size: asks for 2 workers, 1 is ready
 )");

@@ -5,12 +5,12 @@
 namespace ringattn::server {
 namespace {
 
-// Per step one call of 1 s; what a member measured of this ring counts, not what it
-// guessed when it started; the slowest counts.
+// Per step one call of 1 s; what members measured of this ring counts, and the
+// slowest of them.
 TEST(MeasuredRatesTest, PlansAreMadeOfWhatTheRingMeasured) {
   EXPECT_SCENARIO(R"(
-join a flops=1e18 link=1e18 call=1
-join b flops=1e18 link=1e18 call=0.5
+join a flops=1e18 call=1
+join b flops=1e18 call=0.5
 manual a b
 wait 300ms
 > a: prepare 1 rank 0 of 2
@@ -28,24 +28,36 @@ predicted s1
 )");
 }
 
-TEST(MeasuredRatesTest, WithoutMeasurementTheStartsGuessCounts) {
+// Two steps of one tile, 128 x 128 pairs of 4 operations each, and one call of 1 s: the slowest
+// member's rate for the request's dtype counts.
+TEST(MeasuredRatesTest, TheFamilyThatServesTheRequestCounts) {
   EXPECT_SCENARIO(R"(
-join a flops=1e18 link=8 call=1
-join b flops=1e18 link=1e18 call=1
+join a flops=100 flops_bf16=1e18 call=1
+join b flops=1e18 flops_bf16=1e18 call=1
 wait 300ms
 > serving 1
 request s1 tokens=10 world=2
 > a b: reserve 1-1 [0 1]
 predicted s1
-> s1: 7 s
+> s1: 1312.72 s
+)");
+  EXPECT_SCENARIO(R"(
+join a flops=100 flops_bf16=1e18 call=1
+join b flops=1e18 flops_bf16=1e18 call=1
+wait 300ms
+> serving 1
+request s1 tokens=10 dtype=bf16 world=2
+> a b: reserve 1-1 [0 1]
+predicted s1
+> s1: 2 s
 )");
 }
 
 // Figures of a ring that has ended say nothing about the next one.
 TEST(MeasuredRatesTest, AnotherRingIsMeasuredAnew) {
   EXPECT_SCENARIO(R"(
-join a flops=1e18 link=8 call=1
-join b flops=1e18 link=8 call=1
+join a flops=1e18 call=1
+join b flops=1e18 call=1
 manual a b
 wait 300ms
 > a: prepare 1 rank 0 of 2
@@ -71,10 +83,10 @@ a committed 2
 b committed 2 link=40 exchange=1
 > reformed 2 OK
 > serving 2
-request s1 tokens=10 world=2    # a's guess is the slower one: 40 bytes at 8 bytes/s, and 1 s
+request s1 tokens=10 world=2    # 40 bytes at b's 40 bytes/s, and 1 s
 > a b: reserve 2-1 [0 1]
 predicted s1
-> s1: 8 s
+> s1: 4 s
 )");
 }
 

@@ -1,16 +1,14 @@
-// The workers' side of a request: memory and uploads.
+#include "server/core/operations.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/failures.h"
-#include "server/core/impl.h"
-#include "server/core/reserve_message.h"
+#include "server/core/client_failures.h"
 
 namespace ringattn::server {
-
-using Phase = OperationRecord::Phase;
-
 namespace {
+
+using Phase = Operation::Phase;
 
 // No device has more, and sums of it do not overflow.
 int64_t WorkspaceBytes(const v1::Reserved& reserved) {
@@ -19,138 +17,133 @@ int64_t WorkspaceBytes(const v1::Reserved& reserved) {
 
 }  // namespace
 
-void Coordinator::Impl::StartOperation(RequestRecord& request,
-                                       const std::vector<ConnectionId>& members,
-                                       const std::vector<int64_t>& bytes) {
-  LeaveQueue(request.arrived.stream);
-  const uint64_t sequence = ++last_operation_;
-  const std::string id = absl::StrCat(ring_.generation, "-", sequence);
-  request.operation_id = id;
+bool Operation::IsOn(ConnectionId connection) const {
+  return std::any_of(members.begin(), members.end(),
+                     [&](const Member& member) { return member.connection == connection; });
+}
 
-  OperationRecord& operation = operations_[id];
+// ------------------------------------------------------------------- reserving
+
+std::string Operations::NextId(uint64_t generation) {
+  return absl::StrCat(generation, "-", ++last_id_);
+}
+
+void Operations::Start(const Order& order) {
+  const std::string& id = order.reserve.operation_id();
+  Operation& operation = operations_[id];
   operation.id = id;
-  operation.stream = request.arrived.stream;
-  operation.progress_timeout = ProgressTimeout(*request.plan);
+  operation.generation = order.reserve.generation();
+  operation.stream = order.stream;
+  operation.client = order.client;
+  operation.cost_seconds = order.cost_seconds;
+  operation.run_seconds = order.run_seconds;
+  operation.is_express = order.is_express;
+  operation.reserves_alone = order.reserves_alone;
+  operation.progress_timeout = std::max(
+      config_.progress_timeout, config_.progress_factor * absl::Seconds(order.step_seconds));
+  operation.run_limit =
+      std::max(config_.run_time_floor, config_.run_time_factor * absl::Seconds(order.run_seconds));
   Enter(operation, Phase::kReserving);
-
-  std::vector<uint32_t> ranks;
-  for (ConnectionId connection : members) ranks.push_back(*RankOf(connection));
-  const v1::Reserve reserve =
-      MakeReserve(request.arrived, *request.plan, id, ring_.generation, ranks);
-  for (size_t i = 0; i < members.size(); ++i) {
+  for (size_t i = 0; i < order.members.size(); ++i) {
     Member& member = operation.members.emplace_back();
-    member.connection = members[i];
-    member.bytes = bytes[i];
-    *Send(members[i])->mutable_reserve() = reserve;
+    member.connection = order.members[i];
+    member.bytes = order.bytes[i];
+    *turn_.Send(member.connection)->mutable_reserve() = order.reserve;
   }
 }
 
-void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& reserved) {
+Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
+                                                 const v1::Reserved& reserved) {
+  using Kind = ReserveAnswer::Kind;
   const MemberRef ref = FindMember(connection, reserved.operation_id(), reserved.generation());
-  if (ref.operation == nullptr || ref.member->reserved) return;
-  OperationRecord& operation = *ref.operation;
+  if (ref.operation == nullptr || ref.member->reserved) return {};
+  Operation& operation = *ref.operation;
+  const bool waits = operation.phase == Phase::kReserving;
+  ref.member->workspace_bytes = WorkspaceBytes(reserved);
   if (!reserved.ok()) {
     ref.member->released = true;  // it holds nothing and will not answer Release
-    if (operation.phase == Phase::kReserving) Refuse(operation, *ref.member, reserved);
-    return EraseIfReleased(operation);
+    if (waits) return {Kind::kRefused, &operation, ref.member};
+    EraseIfReleased(operation);
+    return {};
   }
   ref.member->reserved = true;
-  if (operation.phase != Phase::kReserving) return;
+  if (!waits) return {};
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
-  ref.member->workspace_bytes = WorkspaceBytes(reserved);
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),
                                [](const Member& member) { return member.reserved; });
-  if (all) Accept(operation);
+  if (!all) return {};
+  return {Kind::kAllReserved, &operation, ref.member};
 }
 
-// All or nothing: what the others set aside goes back before the next attempt.
-void Coordinator::Impl::Refuse(OperationRecord& operation, const Member& by,
-                               const v1::Reserved& reserved) {
-  const StreamId stream = *operation.stream;
-  operation.was_refused = true;
-  // The plan knows the buffers alone. What the kernels need beside them is news once:
-  // with it admission decides anew whether the request waits, fits elsewhere or never does.
-  RequestRecord& request = requests_.at(stream);
-  const int64_t workspace = WorkspaceBytes(reserved);
-  if (workspace > request.WorkspaceOn(by.connection)) {
-    request.workspace_bytes[by.connection] = workspace;
-    Requeue(operation);
-    return ReleaseAll(operation);
-  }
-  bool others = false;
-  for (const auto& [id, other] : operations_) {
-    for (const Member& member : other.members) {
-      others |= !other.was_refused && member.connection == by.connection;
-    }
-  }
-  if (others) {
-    Requeue(operation);
-    request.blocked_until_release = releases_ + 1;
-    return ReleaseAll(operation);
-  }
-  EndRequest(stream, ReserveRefused(*RankOf(by.connection), NameOf(by.connection), by.bytes,
-                                    reserved.reason(), config_.retry_after));
-}
-
-// The head of the queue again: one operation reserves at a time, so none that came
-// later can have gone before it.
-void Coordinator::Impl::Requeue(OperationRecord& operation) {
-  RequestRecord& request = requests_.at(*operation.stream);
-  request.operation_id.clear();
-  queue_.push_front(*operation.stream);
-  queued_bytes_ += request.bytes;
+void Operations::Withdraw(Operation& operation) {
   operation.stream.reset();
+  ReleaseAll(operation);
 }
 
-void Coordinator::Impl::Accept(OperationRecord& operation) {
-  RequestRecord& request = requests_.at(*operation.stream);
+bool Operations::OthersHoldMemoryOn(ConnectionId connection) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return entry.second.was_accepted && entry.second.IsOn(connection);
+  });
+}
+
+bool Operations::OthersReserve(const Operation* besides) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return &entry.second != besides && !entry.second.was_accepted;
+  });
+}
+
+bool Operations::OneReservesAlone() const {
+  return std::any_of(operations_.begin(), operations_.end(), [](const auto& entry) {
+    return entry.second.reserves_alone && entry.second.phase == Phase::kReserving;
+  });
+}
+
+void Operations::Accept(Operation& operation) {
   operation.was_accepted = true;
   Enter(operation, Phase::kUploading);
-  request.accepted_at = now_;
-  request.generation = ring_.generation;
-
-  request.plan->workspace_bytes.clear();
-  for (const Member& member : operation.members) {
-    request.plan->workspace_bytes.push_back(member.workspace_bytes);
-  }
-
-  AcceptRequest accept;
-  accept.stream = request.arrived.stream;
-  accept.request_id = request.arrived.request_id;
-  accept.operation_id = operation.id;
-  accept.generation = ring_.generation;
-  accept.plan = *request.plan;
-  for (const Member& member : operation.members) {
-    const v1::Register& registration = workers_.at(member.connection).registration;
-    accept.members.push_back({member.connection, registration.name(), registration.data_address()});
-    request.member_names.push_back(registration.name());
-  }
-  Emit(std::move(accept));
-  SetState(request, v1::OPERATION_STATE_UPLOADING);
   CompleteUpload(operation);
 }
 
+// ------------------------------------------------------------------- transfers
+
 // A shard without rows is uploaded before its operation is accepted.
-void Coordinator::Impl::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
+void Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
   const MemberRef ref = FindMember(connection, uploaded.operation_id(), uploaded.generation());
   if (ref.operation == nullptr) return;
   ref.member->uploaded = true;
   if (ref.operation->phase != Phase::kUploading) return;
-  ref.operation->last_advance = now_;
+  ref.operation->last_advance = turn_.now();
   CompleteUpload(*ref.operation);
 }
 
-void Coordinator::Impl::CompleteUpload(OperationRecord& operation) {
+void Operations::CompleteUpload(Operation& operation) {
   for (const Member& member : operation.members) {
     if (!member.uploaded) return;
   }
-  operation.run_sequence = ++last_run_;
   Enter(operation, Phase::kUploaded);
 }
 
-// The request has ended; the workers are freed as fast as they can be. Those that
-// compute finish their exchanges first, or their peers would hang.
-void Coordinator::Impl::CloseOperation(OperationRecord& operation) {
+void Operations::OnTransferProgress(Operation& operation, Phase phase) {
+  if (operation.phase == phase) operation.last_advance = turn_.now();
+}
+
+void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
+  for (size_t rank = 0; rank < operation.members.size(); ++rank) {
+    std::optional<absl::Time>& since = operation.members[rank].stalled_since;
+    const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
+    since = named ? since.value_or(turn_.now()) : std::optional<absl::Time>();
+  }
+}
+
+// --------------------------------------------------------------------- the end
+
+void Operations::FailLater(Operation& operation, Failure failure, absl::Duration delay) {
+  operation.pending_failure = std::move(failure);
+  operation.pending_failure_due = turn_.now() + delay;
+}
+
+void Operations::Close(Operation& operation) {
+  operation.stream.reset();
   operation.pending_failure.reset();
   operation.pending_failure_due = absl::InfiniteFuture();
   switch (operation.phase) {
@@ -162,34 +155,35 @@ void Coordinator::Impl::CloseOperation(OperationRecord& operation) {
     case Phase::kRunning:
       for (const Member& member : operation.members) {
         if (member.finished) continue;
-        v1::Cancel* cancel = Send(member.connection)->mutable_cancel();
+        v1::Cancel* cancel = turn_.Send(member.connection)->mutable_cancel();
         cancel->set_operation_id(operation.id);
-        cancel->set_generation(ring_.generation);
+        cancel->set_generation(operation.generation);
       }
-      return FinishRunIfDone(operation);
+      if (AllFinished(operation)) ReleaseAll(operation);
+      return;
     case Phase::kReleasing:
       return;
   }
 }
 
-void Coordinator::Impl::ReleaseAll(OperationRecord& operation) {
+void Operations::ReleaseAll(Operation& operation) {
   Enter(operation, Phase::kReleasing);
   for (const Member& member : operation.members) {
     if (member.released) continue;
-    v1::Release* release = Send(member.connection)->mutable_release();
+    v1::Release* release = turn_.Send(member.connection)->mutable_release();
     release->set_operation_id(operation.id);
-    release->set_generation(ring_.generation);
+    release->set_generation(operation.generation);
   }
 }
 
-void Coordinator::Impl::OnReleased(ConnectionId connection, const v1::Released& released) {
+void Operations::OnReleased(ConnectionId connection, const v1::Released& released) {
   const MemberRef ref = FindMember(connection, released.operation_id(), released.generation());
   if (ref.operation == nullptr || ref.operation->phase != Phase::kReleasing) return;
   ref.member->released = true;
   EraseIfReleased(*ref.operation);
 }
 
-void Coordinator::Impl::EraseIfReleased(OperationRecord& operation) {
+void Operations::EraseIfReleased(Operation& operation) {
   if (operation.phase != Phase::kReleasing) return;
   for (const Member& member : operation.members) {
     if (!member.released) return;
@@ -198,77 +192,158 @@ void Coordinator::Impl::EraseIfReleased(OperationRecord& operation) {
   operations_.erase(std::string(operation.id));
 }
 
-// A member that lives and whose transfer stands still: nothing else would notice.
-std::optional<std::string> Coordinator::Impl::WhyStalled(const OperationRecord& operation,
-                                                         const Member& member) const {
+void Operations::Clear() {
+  operations_.clear();
+  ++releases_;
+}
+
+// ---------------------------------------------------------------------- timers
+
+// A member that lives and whose transfer is stalled: nothing else would notice.
+std::optional<std::string> Operations::WhyStalled(const Operation& operation,
+                                                  const Member& member) const {
   const bool uploading = operation.phase == Phase::kUploading;
   if (!uploading && operation.phase != Phase::kDownloading) return std::nullopt;
-  if (!member.stands_since || (uploading && member.uploaded)) return std::nullopt;
+  if (!member.stalled_since || (uploading && member.uploaded)) return std::nullopt;
   const absl::Duration staging =
       CoordinatorConfig::kStagingRounds * config_.limits.download_idle_timeout;
   const absl::Duration limit =
       config_.transfer_timeout + (uploading ? absl::ZeroDuration() : staging);
-  const absl::Duration stood = now_ - *member.stands_since;
-  if (stood <= limit) return std::nullopt;
+  const absl::Duration stalled = turn_.now() - *member.stalled_since;
+  if (stalled <= limit) return std::nullopt;
   return absl::StrCat(
       uploading ? "it took no bytes of its inputs for " : "it sent no bytes of its outputs for ",
-      absl::FormatDuration(stood), " in operation ", operation.id);
+      absl::FormatDuration(stalled), " in operation ", operation.id);
 }
 
-void Coordinator::Impl::CheckOperationTimers() {
-  std::vector<std::pair<StreamId, Failure>> ended;
-  std::vector<std::pair<ConnectionId, std::string>> mute;
-  for (const auto& [id, operation] : operations_) {
-    const bool reserving = operation.phase == Phase::kReserving;
-    if ((reserving || operation.phase == Phase::kReleasing) &&
-        now_ - operation.phase_since > config_.control_timeout) {
-      for (const Member& member : operation.members) {
-        if (reserving ? member.reserved : member.released) continue;
-        mute.emplace_back(member.connection,
-                          absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release"));
-      }
-    }
-    if (!operation.stream) continue;
+void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
+  const bool reserving = operation.phase == Phase::kReserving;
+  if ((reserving || operation.phase == Phase::kReleasing) &&
+      turn_.now() - operation.phase_since > config_.control_timeout) {
     for (const Member& member : operation.members) {
-      std::optional<std::string> why = WhyStalled(operation, member);
-      if (!why) continue;
-      ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
-      mute.emplace_back(member.connection, *std::move(why));
-    }
-    if (operation.pending_failure_due <= now_) {
-      ended.emplace_back(*operation.stream, *operation.pending_failure);
-    } else if (operation.phase == Phase::kUploading &&
-               now_ - operation.last_advance > config_.limits.upload_idle_timeout) {
-      ended.emplace_back(*operation.stream, UploadIdle(config_.limits.upload_idle_timeout));
-    } else if (operation.phase == Phase::kDownloading &&
-               now_ - operation.last_advance > config_.limits.download_idle_timeout) {
-      ended.emplace_back(*operation.stream, DownloadIdle(config_.limits.download_idle_timeout));
+      if (reserving ? member.reserved : member.released) continue;
+      overdue->members.emplace_back(
+          member.connection, absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release"));
     }
   }
-  for (const auto& [connection, reason] : mute) LoseWorker(connection, reason, /*drop=*/true);
-  for (const auto& [stream, failure] : ended) EndRequest(stream, failure);
+  if (!operation.stream) return;
+  for (const Member& member : operation.members) {
+    std::optional<std::string> why = WhyStalled(operation, member);
+    if (!why) continue;
+    ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
+    overdue->members.emplace_back(member.connection, *std::move(why));
+  }
 }
 
-void Coordinator::Impl::Enter(OperationRecord& operation, Phase phase) {
+std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
+  if (operation.pending_failure_due <= turn_.now()) return operation.pending_failure;
+  const absl::Duration idle = turn_.now() - operation.last_advance;
+  const Limits& limits = config_.limits;
+  if (operation.phase == Phase::kUploading && idle > limits.upload_idle_timeout) {
+    return UploadIdle(limits.upload_idle_timeout);
+  }
+  if (operation.phase == Phase::kRunning &&
+      turn_.now() - operation.run_since > operation.run_limit) {
+    return RunTooLong(operation.run_limit, absl::Seconds(operation.run_seconds));
+  }
+  if (operation.phase == Phase::kDownloading && idle > limits.download_idle_timeout) {
+    return DownloadIdle(limits.download_idle_timeout);
+  }
+  return std::nullopt;
+}
+
+Operations::Overdue Operations::CheckTimers() {
+  Overdue overdue;
+  for (auto& [id, operation] : operations_) {
+    CheckMembers(operation, &overdue);
+    if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
+      operation.run_since = turn_.now();
+    }
+    if (!operation.stream) continue;
+    if (std::optional<Failure> why = WhyEnded(operation)) {
+      overdue.requests.emplace_back(*operation.stream, *std::move(why));
+    }
+  }
+  return overdue;
+}
+
+void Operations::Forgive(absl::Duration pause) {
+  for (auto& [id, operation] : operations_) {
+    operation.phase_since += pause;
+    operation.run_since += pause;
+    operation.last_advance += pause;
+    operation.pending_failure_due += pause;
+    for (Member& member : operation.members) {
+      if (member.stalled_since) *member.stalled_since += pause;
+    }
+  }
+}
+
+// --------------------------------------------------------------------- lookups
+
+void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase = phase;
-  operation.phase_since = now_;
-  operation.last_advance = now_;
-  for (Member& member : operation.members) member.stands_since.reset();
+  operation.phase_since = turn_.now();
+  operation.last_advance = turn_.now();
+  for (Member& member : operation.members) member.stalled_since.reset();
 }
 
-Coordinator::Impl::MemberRef Coordinator::Impl::FindMember(ConnectionId connection,
-                                                           const std::string& operation_id,
-                                                           uint64_t generation) {
-  if (generation != ring_.generation) return {};
-  const auto found = operations_.find(operation_id);
-  if (found == operations_.end()) return {};
-  std::vector<Member>& members = found->second.members;
-  for (size_t rank = 0; rank < members.size(); ++rank) {
-    if (members[rank].connection == connection) {
-      return {&found->second, &members[rank], static_cast<int>(rank)};
+Operations::MemberRef Operations::FindMember(ConnectionId connection,
+                                             const std::string& operation_id, uint64_t generation) {
+  Operation* operation = Find(operation_id);
+  if (operation == nullptr || operation->generation != generation) return {};
+  for (size_t rank = 0; rank < operation->members.size(); ++rank) {
+    if (operation->members[rank].connection == connection) {
+      return {operation, &operation->members[rank], static_cast<int>(rank)};
     }
   }
   return {};
+}
+
+Operation* Operations::Find(const std::string& id) {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : &found->second;
+}
+
+const Operation* Operations::Find(const std::string& id) const {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : &found->second;
+}
+
+Site Operations::SiteOf(ConnectionId connection) const {
+  Site site;
+  for (const auto& [id, operation] : operations_) {
+    for (const Member& member : operation.members) {
+      if (member.connection != connection) continue;
+      if (!member.released) site.reserved_bytes += member.bytes;
+      ++site.operations;
+      site.largest_cost = std::max(site.largest_cost, operation.cost_seconds);
+      site.computes |= operation.phase == Phase::kUploaded ||
+                       (operation.phase == Phase::kRunning && !member.finished);
+      if (!operation.is_express) continue;
+      ++site.express_operations;
+      site.express_clients.insert(operation.client);
+    }
+  }
+  return site;
+}
+
+std::map<ConnectionId, int64_t> Operations::ReservedByWorker() const {
+  std::map<ConnectionId, int64_t> reserved;
+  for (const auto& [id, operation] : operations_) {
+    for (const Member& member : operation.members) {
+      if (!member.released) reserved[member.connection] += member.bytes;
+    }
+  }
+  return reserved;
+}
+
+double Operations::ComputedFraction(const Operation& operation) {
+  double fraction = 1;
+  for (const Member& member : operation.members) {
+    if (!member.finished) fraction = std::min(fraction, member.fraction_done);
+  }
+  return fraction;
 }
 
 }  // namespace ringattn::server

@@ -41,7 +41,7 @@ wait 300ms
 )");
 }
 
-// Rank 1 stands still and waits for nobody; the others wait or report.
+// Rank 1 is stalled and waits for nobody; the others wait or report.
 TEST(ProgressTest, TheOneThatStandsStillIsToBlame) {
   EXPECT_SCENARIO(R"(
 ring a b c
@@ -53,7 +53,7 @@ c at 1-1 1 10 waits
 wait 2s
 a failed 1 transfer timed out
 wait 1.5s
-> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stands still; first report from a at step 0: transfer timed out
+> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stalled; first report from a at step 0: transfer timed out
 > not serving
 )");
 }
@@ -72,8 +72,8 @@ wait 1.5s
 > s1: failed ABORTED RING_ENDED retry: the ring ended: first report from a at step 0: transfer timed out
 > not serving
 wait 300ms
-> a: reserve 2-2 [0]
 > serving 2
+> a: reserve 2-2 [0]
 )");
 }
 
@@ -202,7 +202,7 @@ wait 2s
 a failed 1 transfer timed out
 c at 1-1 0 2
 wait 1.5s
-> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stands still; first report from a at step 0: transfer timed out
+> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stalled; first report from a at step 0: transfer timed out
 > not serving
 )");
 }
@@ -236,8 +236,8 @@ c at 1-2 0 1
 wait 2s
 a failed 1 transfer timed out
 wait 1.5s
-> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stands still; first report from a at step 0: transfer timed out
-> s2: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stands still; first report from a at step 0: transfer timed out
+> s1: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stalled; first report from a at step 0: transfer timed out
+> s2: failed ABORTED WORKER_LOST retry: rank 1 (b) was lost: stalled; first report from a at step 0: transfer timed out
 > not serving
 )");
 }

@@ -1,19 +1,14 @@
-// The client's side of a request: exactly one FinishRequest or FailRequest ends it.
-#include <algorithm>
+#include "server/core/requests.h"
 
-#include "server/core/failures.h"
-#include "server/core/impl.h"
+#include <algorithm>
+#include <cassert>
+
+#include "common/attention/tensors.h"
+#include "server/core/client_failures.h"
+#include "server/core/plan_summary.h"
 
 namespace ringattn::server {
 namespace {
-
-int64_t InputBytes(const RequestArrived& request) {
-  int64_t bytes = 0;
-  for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
-    bytes += BytesOf(request.spec, id);
-  }
-  return bytes;
-}
 
 const char* StateWord(v1::OperationState state) {
   switch (state) {
@@ -30,163 +25,132 @@ const char* StateWord(v1::OperationState state) {
 
 }  // namespace
 
-void Coordinator::Impl::On(const RequestArrived& event) {
-  if (requests_.count(event.stream) > 0) return;
-  if (draining_) return FailStream(event.stream, Draining(config_.retry_after));
-
-  const auto older = stream_by_request_id_.find(event.request_id);
-  if (older != stream_by_request_id_.end()) {
-    if (requests_.at(older->second).arrived.fingerprint != event.fingerprint) {
-      return FailStream(event.stream, RequestIdReused(event.request_id));
-    }
-    EndRequest(older->second, Superseded(event.request_id));
+int64_t InputBytes(const RequestArrived& request) {
+  int64_t bytes = 0;
+  for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
+    bytes += BytesOf(request.spec, id);
   }
-  if (event.deadline <= now_) return FailStream(event.stream, DeadlineExceeded("arriving"));
-  if (workers_.empty()) return FailStream(event.stream, NoRing(config_.retry_after));
+  return bytes;
+}
 
-  // One request always fits: its own size is the edge's to judge.
-  const int64_t bytes = InputBytes(event);
-  const Limits& limits = config_.limits;
-  const int64_t waiting = queue_.size();
-  if (waiting >= limits.max_queued_requests ||
-      (waiting > 0 && queued_bytes_ > limits.max_queued_bytes - bytes)) {
-    return FailStream(event.stream, QueueFull(waiting, queued_bytes_, limits.max_queued_requests,
-                                              limits.max_queued_bytes, config_.retry_after));
-  }
+int64_t BytesOf(const OperationView& view) {
+  int64_t bytes = sizeof(OperationView) + view.request_id.capacity() + view.principal.capacity();
+  for (const std::string& member : view.members) bytes += sizeof(member) + member.capacity();
+  if (view.plan) bytes += BytesOf(*view.plan);
+  if (view.failure) bytes += view.failure->message.capacity() + view.failure->field.capacity();
+  return bytes;
+}
 
-  RequestRecord& request = requests_[event.stream];
-  request.arrived = event;
-  request.arrived_at = now_;
+Requests::Name Requests::NameOf(const Request& request) {
+  return {request.arrived.principal, request.arrived.request_id};
+}
+
+Request& Requests::Add(RequestArrived arrived) {
+  const int64_t bytes = InputBytes(arrived);
+  const auto [entry, is_new] = requests_.try_emplace(arrived.stream);
+  assert(is_new);
+  Request& request = entry->second;
+  request.spec = std::make_shared<const AttentionSpec>(std::move(arrived.spec));
+  arrived.spec = {};
+  request.arrived = std::move(arrived);
+  request.arrived_at = turn_.now();
   request.bytes = bytes;
-  stream_by_request_id_[event.request_id] = event.stream;
-  queue_.push_back(event.stream);
-  queued_bytes_ += bytes;
+  stream_by_name_[NameOf(request)] = request.stream();
   SetState(request, v1::OPERATION_STATE_QUEUED);
-  // A request that can never be planned learns so at once, not behind the queue.
-  if (ring_.phase == RingPhase::kReady) EnsurePlanned(request);
+  return request;
 }
 
-void Coordinator::Impl::On(const RequestEnded& event) { EndRequest(event.stream, event.why); }
-
-void Coordinator::Impl::On(const CancelRequested& event) {
-  const auto found = stream_by_request_id_.find(event.request_id);
-  if (found != stream_by_request_id_.end()) EndRequest(found->second, CancelledByCall());
+void Requests::SetState(Request& request, v1::OperationState state) {
+  if (request.state == state) return;
+  request.state = state;
+  turn_.Emit(StateChanged{request.stream(), state});
 }
 
-void Coordinator::Impl::On(const UploadProgressed& event) {
-  OperationRecord* operation = OperationOf(event.stream);
-  if (operation == nullptr || operation->phase != OperationRecord::Phase::kUploading) return;
-  operation->last_advance = now_;
-}
-
-void Coordinator::Impl::On(const DownloadProgressed& event) {
-  OperationRecord* operation = OperationOf(event.stream);
-  if (operation == nullptr || operation->phase != OperationRecord::Phase::kDownloading) return;
-  operation->last_advance = now_;
-}
-
-void Coordinator::Impl::On(const MembersStandStill& event) {
-  OperationRecord* operation = OperationOf(event.stream);
-  if (operation == nullptr) return;
-  for (size_t rank = 0; rank < operation->members.size(); ++rank) {
-    std::optional<absl::Time>& since = operation->members[rank].stands_since;
-    const bool named = std::find(event.members.begin(), event.members.end(),
-                                 static_cast<int>(rank)) != event.members.end();
-    since = named ? since.value_or(now_) : std::optional<absl::Time>();
-  }
-}
-
-void Coordinator::Impl::On(const DownloadFinished& event) {
-  OperationRecord* operation = OperationOf(event.stream);
-  if (operation == nullptr || operation->phase != OperationRecord::Phase::kDownloading) return;
-  RequestRecord& request = requests_.at(event.stream);
+void Requests::Succeed(Request& request) {
   SetState(request, v1::OPERATION_STATE_SUCCEEDED);
-  Emit(FinishRequest{event.stream, now_ - request.download_at});
-  Forget(event.stream, std::nullopt);
-  operation->stream.reset();
-  CloseOperation(*operation);
+  turn_.Emit(FinishRequest{request.stream(), turn_.now() - request.download_at});
+  Forget(request, std::nullopt);
 }
 
-void Coordinator::Impl::On(const ShardStreamFailed& event) {
-  OperationRecord* operation = OperationOf(event.stream);
-  if (operation == nullptr || operation->pending_failure || event.member < 0 ||
-      event.member >= static_cast<int>(operation->members.size())) {
-    return;
+void Requests::Fail(Request& request, const Failure& failure) {
+  SetState(request, v1::OPERATION_STATE_FAILED);
+  turn_.Emit(FailRequest{request.stream(), failure});
+  Forget(request, failure);
+}
+
+void Requests::Refuse(StreamId stream, const Failure& failure) {
+  turn_.Emit(StateChanged{stream, v1::OPERATION_STATE_FAILED});
+  turn_.Emit(FailRequest{stream, failure});
+}
+
+void Requests::Forget(const Request& request, const std::optional<Failure>& failure) {
+  OperationView view = ViewOf(request);
+  view.failure = failure;
+  stream_by_name_.erase(NameOf(request));
+  requests_.erase(StreamId{request.stream()});
+
+  const int64_t bytes = BytesOf(view);
+  finished_bytes_ += bytes;
+  finished_.push_back({std::move(view), bytes});
+  const Limits& limits = config_.limits;
+  while (static_cast<int64_t>(finished_.size()) > limits.finished_operations_kept ||
+         finished_bytes_ > limits.finished_operation_bytes) {
+    finished_bytes_ -= finished_.front().bytes;
+    finished_.pop_front();
   }
-  const ConnectionId connection = operation->members[event.member].connection;
-  operation->pending_failure =
-      ShardStreamBroken(*RankOf(connection), NameOf(connection), event.reason, config_.retry_after);
-  operation->pending_failure_due = now_ + config_.blame_window;
 }
 
-RequestRecord* Coordinator::Impl::FindRequest(StreamId stream) {
+std::vector<std::pair<StreamId, Failure>> Requests::CheckTimers(
+    std::optional<absl::Time> ringless_since) const {
+  std::vector<std::pair<StreamId, Failure>> ended;
+  for (const auto& [stream, request] : requests_) {
+    if (request.arrived.deadline <= turn_.now()) {
+      ended.emplace_back(stream, DeadlineExceeded(StateWord(request.state)));
+    } else if (ringless_since && request.state == v1::OPERATION_STATE_QUEUED &&
+               turn_.now() - std::max(request.arrived_at, *ringless_since) >
+                   config_.ring_wait_max) {
+      ended.emplace_back(stream, NoRing(config_.retry_after));
+    }
+  }
+  return ended;
+}
+
+Request* Requests::Find(StreamId stream) {
   const auto found = requests_.find(stream);
   return found == requests_.end() ? nullptr : &found->second;
 }
 
-OperationRecord* Coordinator::Impl::OperationOf(StreamId stream) {
-  const RequestRecord* request = FindRequest(stream);
-  if (request == nullptr) return nullptr;
-  const auto found = operations_.find(request->operation_id);
-  return found == operations_.end() ? nullptr : &found->second;
+const Request* Requests::Find(StreamId stream) const {
+  const auto found = requests_.find(stream);
+  return found == requests_.end() ? nullptr : &found->second;
 }
 
-void Coordinator::Impl::SetState(RequestRecord& request, v1::OperationState state) {
-  if (request.state == state) return;
-  request.state = state;
-  Emit(StateChanged{request.arrived.stream, state});
+const Request* Requests::FindById(const std::string& request_id,
+                                  const std::string& principal) const {
+  const auto found = stream_by_name_.find(Name{principal, request_id});
+  return found == stream_by_name_.end() ? nullptr : &requests_.at(found->second);
 }
 
-// For a stream that never became a request.
-void Coordinator::Impl::FailStream(StreamId stream, const Failure& failure) {
-  Emit(StateChanged{stream, v1::OPERATION_STATE_FAILED});
-  Emit(FailRequest{stream, failure});
+std::optional<OperationView> Requests::FindView(const std::string& request_id,
+                                                const std::string& principal) const {
+  if (const Request* request = FindById(request_id, principal)) return ViewOf(*request);
+  const auto ended =
+      std::find_if(finished_.rbegin(), finished_.rend(), [&](const Finished& finished) {
+        return finished.view.request_id == request_id && finished.view.principal == principal;
+      });
+  if (ended == finished_.rend()) return std::nullopt;
+  return ended->view;
 }
 
-void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
-  RequestRecord* request = FindRequest(stream);
-  if (request == nullptr) return;
-  OperationRecord* operation = OperationOf(stream);
-  SetState(*request, v1::OPERATION_STATE_FAILED);
-  Emit(FailRequest{stream, failure});
-  Forget(stream, failure);
-  if (operation == nullptr) return;
-  operation->stream.reset();
-  CloseOperation(*operation);
-}
-
-void Coordinator::Impl::Forget(StreamId stream, const std::optional<Failure>& failure) {
-  RequestRecord& request = requests_.at(stream);
-  LeaveQueue(stream);
-  OperationView view = ViewOf(request);
-  view.failure = failure;
-  finished_.push_back(std::move(view));
-  while (static_cast<int64_t>(finished_.size()) > config_.limits.finished_operations_kept) {
-    finished_.pop_front();
-  }
-  stream_by_request_id_.erase(request.arrived.request_id);
-  requests_.erase(stream);
-}
-
-void Coordinator::Impl::LeaveQueue(StreamId stream) {
-  const auto queued = std::find(queue_.begin(), queue_.end(), stream);
-  if (queued == queue_.end()) return;
-  queue_.erase(queued);
-  queued_bytes_ -= requests_.at(stream).bytes;
-}
-
-void Coordinator::Impl::CheckRequestTimers() {
-  std::vector<std::pair<StreamId, Failure>> ended;
-  for (const auto& [stream, request] : requests_) {
-    const absl::Time ringless_since = std::max(request.arrived_at, ringless_since_);
-    if (request.arrived.deadline <= now_) {
-      ended.emplace_back(stream, DeadlineExceeded(StateWord(request.state)));
-    } else if (request.state == v1::OPERATION_STATE_QUEUED && ring_.phase != RingPhase::kReady &&
-               now_ - ringless_since > config_.ring_wait_max) {
-      ended.emplace_back(stream, NoRing(config_.retry_after));
-    }
-  }
-  for (const auto& [stream, failure] : ended) EndRequest(stream, failure);
+OperationView Requests::ViewOf(const Request& request) const {
+  OperationView view;
+  view.request_id = request.arrived.request_id;
+  view.principal = request.arrived.principal;
+  view.state = request.state;
+  view.generation = request.generation;
+  if (request.plan != nullptr) view.plan = *request.plan;
+  view.members = request.member_names;
+  return view;
 }
 
 }  // namespace ringattn::server

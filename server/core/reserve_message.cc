@@ -4,7 +4,7 @@
 #include "common/wire/proto_values.h"
 
 namespace ringattn::server {
-v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
+v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members) {
   v1::Reserve reserve;
@@ -13,9 +13,9 @@ v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
   reserve.mutable_members()->Add(members.begin(), members.end());
   reserve.set_backward(request.direction == Direction::kBackward);
   reserve.set_recompute_forward(request.recompute_forward);
-  ToProto(request.spec.shape, reserve.mutable_shape());
-  reserve.set_dtype(ToProto(request.spec.dtype));
-  WriteOptions(request.spec.options, reserve.mutable_options());
+  ToProto(spec.shape, reserve.mutable_shape());
+  reserve.set_dtype(ToProto(spec.dtype));
+  WriteOptions(spec.options, reserve.mutable_options());
   reserve.set_layout(ToProto(plan.shards.layout));
   reserve.set_schedule(ToProto(plan.schedule));
   reserve.set_stripe(plan.shards.stripe);

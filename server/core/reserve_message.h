@@ -10,8 +10,9 @@
 
 namespace ringattn::server {
 
+//   spec: the request's, which need not have it itself
 //   members: generation ranks by ring rank; as many as the plan's world size.
-v1::Reserve MakeReserve(const RequestArrived& request, const Plan& plan,
+v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members);
 

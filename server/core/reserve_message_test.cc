@@ -28,7 +28,7 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   plan.shards.layout = Layout::kStriped;
   plan.shards.stripe = 3;
 
-  const v1::Reserve reserve = MakeReserve(request, plan, "9-1", 9, {2, 0});
+  const v1::Reserve reserve = MakeReserve(request, request.spec, plan, "9-1", 9, {2, 0});
   EXPECT_EQ(reserve.operation_id(), "9-1");
   EXPECT_EQ(reserve.generation(), 9);
   ASSERT_EQ(reserve.members_size(), 2);

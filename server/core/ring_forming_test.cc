@@ -222,8 +222,8 @@ downloaded s1
 > s1: finished
 > not serving
 wait 400ms
-> a: reserve 2-2 [0]
 > serving 2
+> a: reserve 2-2 [0]
 a reserved 2-2
 > s2: accepted 2-2 on a
 )");

@@ -11,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
+#include "common/wire/kernel_rate_values.h"
+#include "server/core/plan_summary.h"
 
 namespace ringattn::server {
 namespace {
@@ -87,7 +89,7 @@ class Scenario {
     if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
     if (verb == "download") return Feed(DownloadProgressed{Stream(words[1])});
     if (verb == "stands") {
-      MembersStandStill event{Stream(words[1]), {}};
+      MembersStalled event{Stream(words[1]), {}};
       for (size_t i = 2; i < words.size(); ++i) {
         event.members.push_back(std::atoi(words[i].c_str()));
       }
@@ -103,7 +105,18 @@ class Scenario {
     if (verb == "shard") {
       return Feed(ShardStreamFailed{Stream(words[1]), std::atoi(words[2].c_str()), Rest(words, 3)});
     }
-    if (verb == "cancel") return Feed(CancelRequested{words[1]});
+    if (verb == "cancel") return Feed(CancelRequested{words[1], Option(words, "principal", "")});
+    if (verb == "hold" && words.back() == "plans") {
+      holds_plans_ = true;
+      return;
+    }
+    if (verb == "planned") return Feed(Answer(held_plans_.at(Stream(words[1]))));
+    if (verb == "unplanned") {
+      Planned answer = Answer(held_plans_.at(Stream(words[1])));
+      answer.plan = words[2] == "late" ? absl::DeadlineExceededError("planning takes longer")
+                                       : absl::ResourceExhaustedError("too many wait");
+      return Feed(answer);
+    }
     if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
     if (verb == "reform") return Feed(ReformRequested{});
     if (verb == "wait") return Wait(Duration(words[1]));
@@ -111,7 +124,7 @@ class Scenario {
       now_ += Duration(words[1]);
       return Feed(Tick{});
     }
-    if (verb == "state") return ShowState(words[1]);
+    if (verb == "state") return ShowState(words[1], Option(words, "principal", ""));
     if (verb == "predicted") return ShowPrediction(words[1]);
     if (verb == "stats") return ShowStats();
     if (verb == "memory") return ShowMemory();
@@ -148,14 +161,24 @@ class Scenario {
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
     joined.registration.set_version(Option(words, "version", "1"));
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
-    joined.registration.set_flops_per_second(Number(words, "flops"));
-    joined.registration.set_link_bytes_per_second(Number(words, "link"));
+    AddRates("flops_bf16", words, {DType::kBFloat16}, &joined);  // the first that fits counts
+    AddRates("flops", words, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &joined);
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
     names_[joined.connection] = words[1];
     Feed(joined);
+  }
+
+  static void AddRates(const std::string& option, const Words& words,
+                       const std::vector<DType>& dtypes, WorkerJoined* joined) {
+    const double flops = Number(words, option);
+    if (flops <= 0) return;
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      *joined->registration.add_kernel_rates() =
+          ToProto(KernelRate{option, dtypes, direction, flops});
+    }
   }
 
   void FormRing(const Words& words) {
@@ -232,8 +255,11 @@ class Scenario {
     RequestArrived request;
     request.stream = Stream(words[1]);
     request.request_id = Option(words, "id", words[1]);
+    request.principal = Option(words, "principal", "");
+    request.client = Option(words, "client", request.principal);
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
+    if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
     const std::string deadline = Option(words, "deadline", "");
@@ -290,8 +316,8 @@ class Scenario {
     }
   }
 
-  void ShowState(const std::string& request_id) {
-    const std::optional<OperationView> view = core_.FindOperation(request_id);
+  void ShowState(const std::string& request_id, const std::string& principal) {
+    const std::optional<OperationView> view = core_.FindOperation(request_id, principal);
     std::string state = "unknown";
     if (view) {
       state = v1::OperationState_Name(view->state);
@@ -304,7 +330,7 @@ class Scenario {
   }
 
   void ShowPrediction(const std::string& request_id) {
-    const std::optional<OperationView> view = core_.FindOperation(request_id);
+    const std::optional<OperationView> view = core_.FindOperation(request_id, "");
     lines_.push_back({request_id, view && view->plan
                                       ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
                                       : "not planned"});
@@ -414,6 +440,31 @@ class Scenario {
     }
   }
 
+  static Planned Answer(const PlanThis& ask) {
+    Planned answer{ask.stream, ask.generation, nullptr};
+    absl::StatusOr<Plan> plan = PlanRequest(*ask.spec, ask.direction, ask.choice, ask.inputs);
+    if (plan.ok()) {
+      answer.plan = std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
+    } else {
+      answer.plan = plan.status();
+    }
+    return answer;
+  }
+
+  // Plans are made at once and unseen, until the script says `hold plans`.
+  void Note(const PlanThis& ask, std::deque<Event>* answers) {
+    if (!holds_plans_) {
+      answers->push_back(Answer(ask));
+      return;
+    }
+    held_plans_[ask.stream] = ask;
+    lines_.push_back({StreamName(ask.stream), absl::StrCat("plan for ", ask.generation)});
+  }
+
+  void Note(const CancelPlan& cancel, std::deque<Event>*) {
+    lines_.push_back({StreamName(cancel.stream), "stop planning"});
+  }
+
   void Note(const AcceptRequest& accept, std::deque<Event>*) {
     Words members;
     for (const RingMember& member : accept.members) members.push_back(member.name);
@@ -473,6 +524,8 @@ class Scenario {
   std::map<ConnectionId, std::string> names_;
   ConnectionId last_connection_ = 0;
   std::map<std::string, StreamId> streams_;
+  bool holds_plans_ = false;
+  std::map<StreamId, PlanThis> held_plans_;
 };
 
 }  // namespace

@@ -13,17 +13,19 @@
 // on their own, unseen, until the script says `manual NAME`. They answer Reserve,
 // Run and Cancel only by command. Time moves by `wait` alone, in ticks.
 //
-//   join NAME [version=V] [memory=BYTES] [flops=F] [link=BYTES/S] [call=S]     gone NAME
+//   join NAME [version=V] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
 //   ring NAME...                             manual NAME...     silent NAME...
 //   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
 //   NAME reserved OP | refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
-//   request S [id=ID] [header=N] [tokens=N] [world=N] [deadline=D]
+//   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
+//             [deadline=D]
+//   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S
-//   shard S MEMBER REASON    cancel ID
-//   drain   undrain   reform   wait DURATION   pause DURATION   state ID   stats   memory
+//   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
+//   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
 //   predicted ID   # seconds that the plan says
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_SCENARIO_H_

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "common/observability/log.h"
-#include "server/edge/secret.h"
+#include "common/security/secret.h"
 
 namespace ringattn::server {
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/security/principal.h"
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
 
@@ -42,11 +43,11 @@ bool IsEnded(const OperationView& view) {
 }  // namespace
 
 ByteStreamReactor* AttentionServiceImpl::Forward(grpc::CallbackServerContext* call) {
-  return RequestStream::Start(context_, call, Direction::kForward);
+  return RequestCall::Start(context_, call, Direction::kForward);
 }
 
 ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call) {
-  return RequestStream::Start(context_, call, Direction::kBackward);
+  return RequestCall::Start(context_, call, Direction::kBackward);
 }
 
 // Both calls look the operation up on the core's thread and answer from there: gRPC
@@ -55,13 +56,13 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServe
                                                              const v1::GetOperationRequest* request,
                                                              v1::GetOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->core->Ask(
-      [context = context_, reactor, request, response](const Coordinator& core) {
-        const std::optional<OperationView> view = core.FindOperation(request->request_id());
-        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
-        Fill(*view, response);
-        reactor->Finish(grpc::Status::OK);
-      });
+  const bool asked = context_->core->Ask([context = context_, principal = PrincipalOf(*call).id(),
+                                          reactor, request, response](const Coordinator& core) {
+    const std::optional<OperationView> view = core.FindOperation(request->request_id(), principal);
+    if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+    Fill(*view, response);
+    reactor->Finish(grpc::Status::OK);
+  });
   if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
   return reactor;
 }
@@ -70,14 +71,15 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
     grpc::CallbackServerContext* call, const v1::CancelOperationRequest* request,
     v1::CancelOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked =
-      context_->core->Ask([context = context_, reactor, request](const Coordinator& core) {
-        const std::optional<OperationView> view = core.FindOperation(request->request_id());
-        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
-        if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
-        const std::string id = request->request_id();
-        context->core->Post(CancelRequested{id}, [reactor] { reactor->Finish(grpc::Status::OK); });
-      });
+  const bool asked = context_->core->Ask([context = context_, principal = PrincipalOf(*call).id(),
+                                          reactor, request](const Coordinator& core) {
+    const std::optional<OperationView> view = core.FindOperation(request->request_id(), principal);
+    if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+    if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
+    const std::string id = request->request_id();
+    context->core->Post(CancelRequested{id, principal},
+                        [reactor] { reactor->Finish(grpc::Status::OK); });
+  });
   if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
   return reactor;
 }

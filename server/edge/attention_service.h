@@ -4,7 +4,7 @@
 #define RINGATTN_SERVER_EDGE_ATTENTION_SERVICE_H_
 
 #include "ringattn/v1/attention.grpc.pb.h"
-#include "server/edge/request_stream.h"
+#include "server/edge/request_call.h"
 
 namespace ringattn::server {
 

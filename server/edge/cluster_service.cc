@@ -6,19 +6,32 @@
 #include "absl/time/time.h"
 #include "common/request/option_fields.h"
 #include "common/wire/durations.h"
+#include "server/edge/error_details.h"
 
 namespace ringattn::server {
 namespace {
 
+Failure TooManyWatchers(absl::Duration retry_after) {
+  Failure failure;
+  failure.code = absl::StatusCode::kResourceExhausted;
+  failure.message = "too many watch the topology; GetTopology answers";
+  failure.reason = "TOO_MANY_WATCHERS";
+  failure.retry_after = retry_after;
+  return failure;
+}
+
 // Writes the newest topology whenever the last write is done. Deletes itself.
-class WatchStream final : public grpc::ServerWriteReactor<v1::WatchTopologyResponse>,
+class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                           public TopologyBoard::Watcher {
  public:
-  explicit WatchStream(TopologyBoard* board) : board_(board) { board_->Watch(this); }
+  // `too_many`: what the client is told then.
+  WatchStream(TopologyBoard* board, const grpc::Status& too_many) : board_(board) {
+    if (!board_->Watch(this)) End(too_many);
+  }
 
-  void OnTopology(const v1::Topology& topology) override {
+  void OnTopology(const grpc::ByteBuffer& response) override {
     absl::MutexLock lock(&mutex_);
-    next_ = topology;
+    next_ = response;
     WriteNext();
   }
 
@@ -44,7 +57,7 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::WatchTopologyRespo
  private:
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || finished_ || !next_.has_value()) return;
-    *response_.mutable_topology() = *std::move(next_);
+    response_ = *std::move(next_);
     next_.reset();
     writing_ = true;
     StartWrite(&response_);
@@ -58,8 +71,8 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::WatchTopologyRespo
 
   TopologyBoard* const board_;
   absl::Mutex mutex_;
-  std::optional<v1::Topology> next_ ABSL_GUARDED_BY(mutex_);
-  v1::WatchTopologyResponse response_ ABSL_GUARDED_BY(mutex_);
+  std::optional<grpc::ByteBuffer> next_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer response_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -96,6 +109,13 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_queued_bytes(limits.max_queued_bytes);
   SetDuration(limits.upload_idle_timeout, proto->mutable_upload_idle_timeout());
   SetDuration(limits.download_idle_timeout, proto->mutable_download_idle_timeout());
+  SetDuration(limits.header_timeout, proto->mutable_header_timeout());
+  proto->set_min_upload_bytes_per_second(limits.min_upload_bytes_per_second);
+  SetDuration(limits.upload_grace, proto->mutable_upload_grace());
+  SetDuration(limits.upload_grace_contended, proto->mutable_upload_grace_contended());
+  proto->set_max_streams_per_client(limits.max_streams_per_client);
+  proto->set_max_streams_per_connection(limits.max_streams_per_connection);
+  proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);
   proto->set_finished_operations_kept(limits.finished_operations_kept);
@@ -103,8 +123,12 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
 }
 
 ClusterServiceImpl::ClusterServiceImpl(const std::string& version, const Limits& limits,
-                                       CoreLoop* core, TopologyBoard* board)
-    : info_(MakeServerInfo(version, limits)), core_(core), board_(board) {}
+                                       absl::Duration retry_after, CoreLoop* core,
+                                       TopologyBoard* board)
+    : info_(MakeServerInfo(version, limits)),
+      too_many_watchers_(ToGrpcStatus(TooManyWatchers(retry_after), limits)),
+      core_(core),
+      board_(board) {}
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
                                                             const v1::GetServerInfoRequest*,
@@ -130,9 +154,9 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::WatchTopologyResponse>* ClusterServiceImpl::WatchTopology(
-    grpc::CallbackServerContext*, const v1::WatchTopologyRequest*) {
-  return new WatchStream(board_);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ClusterServiceImpl::WatchTopology(
+    grpc::CallbackServerContext*, const grpc::ByteBuffer*) {
+  return new WatchStream(board_, too_many_watchers_);
 }
 
 }  // namespace ringattn::server

@@ -13,12 +13,17 @@ namespace ringattn::server {
 
 v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limits& limits);
 
+// WatchTopology takes and gives bytes: what all watchers are told is serialised once.
+using ClusterServiceBase = v1::ClusterService::WithRawCallbackMethod_WatchTopology<
+    v1::ClusterService::WithCallbackMethod_GetServerInfo<
+        v1::ClusterService::WithCallbackMethod_GetTopology<v1::ClusterService::Service>>>;
+
 // Thread safe.
-class ClusterServiceImpl final : public v1::ClusterService::CallbackService {
+class ClusterServiceImpl final : public ClusterServiceBase {
  public:
   // `core` and `board` outlive the server's calls.
-  ClusterServiceImpl(const std::string& version, const Limits& limits, CoreLoop* core,
-                     TopologyBoard* board);
+  ClusterServiceImpl(const std::string& version, const Limits& limits, absl::Duration retry_after,
+                     CoreLoop* core, TopologyBoard* board);
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const v1::GetServerInfoRequest* request,
@@ -26,11 +31,12 @@ class ClusterServiceImpl final : public v1::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* GetTopology(grpc::CallbackServerContext* call,
                                         const v1::GetTopologyRequest* request,
                                         v1::GetTopologyResponse* response) override;
-  grpc::ServerWriteReactor<v1::WatchTopologyResponse>* WatchTopology(
-      grpc::CallbackServerContext* call, const v1::WatchTopologyRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchTopology(
+      grpc::CallbackServerContext* call, const grpc::ByteBuffer* request) override;
 
  private:
   const v1::GetServerInfoResponse info_;
+  const grpc::Status too_many_watchers_;
   CoreLoop* const core_;
   TopologyBoard* const board_;
 };

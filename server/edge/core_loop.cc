@@ -7,7 +7,11 @@
 namespace ringattn::server {
 
 CoreLoop::CoreLoop(CoordinatorConfig config, ActionSink* sink)
-    : tick_interval_(config.tick_interval), sink_(sink), core_(std::move(config)) {}
+    : tick_interval_(config.tick_interval),
+      sink_(sink),
+      core_(config),
+      planning_(PlanningOptionsOf(config.limits),
+                [this](Planned planned) { Post(std::move(planned)); }) {}
 
 CoreLoop::~CoreLoop() { Stop(); }
 
@@ -58,25 +62,33 @@ void CoreLoop::Run() {
       items.swap(queue_);
       if (items.empty() && stopping_) return;
     }
+    const absl::Time now = absl::Now();
     for (Item& item : items) {
       if (item.question) {
         item.question(core_);
         continue;
       }
-      Handle(item.event);
+      Handle(std::move(item.event), now);
       if (item.then) item.then();
     }
-    const absl::Time now = absl::Now();
     if (now >= next_tick) {
       next_tick = now + tick_interval_;
-      Handle(Tick{});
+      Handle(Tick{}, now);
       sink_->OnTick(now, core_);
     }
   }
 }
 
-void CoreLoop::Handle(const Event& event) {
-  for (const Action& action : core_.Handle(event, absl::Now())) sink_->CarryOut(action, core_);
+void CoreLoop::Handle(Event event, absl::Time now) {
+  for (Action& action : core_.Handle(std::move(event), now)) {
+    if (auto* plan = std::get_if<PlanThis>(&action)) {
+      planning_.Submit(std::move(*plan));
+    } else if (const auto* cancel = std::get_if<CancelPlan>(&action)) {
+      planning_.Cancel(cancel->stream);
+    } else {
+      sink_->CarryOut(action, core_);
+    }
+  }
 }
 
 }  // namespace ringattn::server

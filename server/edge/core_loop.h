@@ -1,5 +1,9 @@
 // CoreLoop: the one thread that owns the Coordinator. RPC threads post events, it
-// handles them one after another, hands the actions to an ActionSink, and ticks.
+// handles them one after another, hands the actions to an ActionSink, and ticks. Plans are made
+// on threads beside it.
+//
+// The core's clock stands while what came until then is handled: however far this thread is
+// behind, whoever has spoken has been heard before his silence is judged.
 #ifndef RINGATTN_SERVER_EDGE_CORE_LOOP_H_
 #define RINGATTN_SERVER_EDGE_CORE_LOOP_H_
 
@@ -12,10 +16,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/core/coordinator.h"
+#include "server/planning/planning_service.h"
 
 namespace ringattn::server {
 
-// Carries actions out. Called on the core's thread; must not block.
+// Carries actions out, all but PlanThis and CancelPlan. Called on the core's thread; must not
+// block.
 class ActionSink {
  public:
   virtual ~ActionSink() = default;
@@ -44,6 +50,7 @@ class CoreLoop {
   bool TryPost(RequestArrived event);
   // Runs `question` on the core's thread, between events. False if the queue is long.
   bool Ask(std::function<void(const Coordinator&)> question);
+  PlanningStats planning_stats() const { return planning_.stats(); }
 
  private:
   static constexpr size_t kLongQueue = 4096;
@@ -55,7 +62,7 @@ class CoreLoop {
   };
 
   void Run();
-  void Handle(const Event& event);
+  void Handle(Event event, absl::Time now);
   bool Push(Item item, bool only_if_short);
 
   const absl::Duration tick_interval_;
@@ -66,6 +73,7 @@ class CoreLoop {
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
+  PlanningService planning_;  // ends before what it posts to
 };
 
 }  // namespace ringattn::server

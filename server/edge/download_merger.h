@@ -40,8 +40,11 @@ class DownloadMerger {
   DownloadMerger(const DownloadMerger&) = delete;
   DownloadMerger& operator=(const DownloadMerger&) = delete;
 
-  // A chunk from a member. INTERNAL if it is not the one that must come next or its
-  // crc32c is wrong.
+  // A member's chunk has the crc32c that it says, if it says one. Thread safe, and apart from
+  // Add so that members' chunks are looked at side by side.
+  static bool CrcMatches(const wire::ChunkHeader& chunk, const std::vector<grpc::Slice>& payload);
+
+  // A chunk from a member. INTERNAL if it is not the one that must come next.
   absl::Status Add(int rank, const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload);
 
   // The next chunk for the client, if what has arrived completes one.

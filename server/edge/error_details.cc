@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "common/wire/durations.h"
 #include "google/rpc/error_details.pb.h"
@@ -59,7 +61,10 @@ google::rpc::Status ToRpcStatus(const Failure& failure) {
   }
   if (!failure.field.empty()) {
     google::rpc::BadRequest bad_request;
-    AddViolation({failure.field, failure.message}, &bad_request);
+    // The message may begin with the field that the violation names anyway.
+    absl::string_view description = failure.message;
+    absl::ConsumePrefix(&description, absl::StrCat(failure.field, ": "));
+    AddViolation({failure.field, std::string(description)}, &bad_request);
     status.add_details()->PackFrom(bad_request);
   }
   return status;

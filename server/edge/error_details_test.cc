@@ -45,6 +45,19 @@ TEST(ErrorDetailsTest, AFailureCarriesAllItHas) {
   EXPECT_EQ(Find<google::rpc::BadRequest>(details).field_violations(0).field(), "request_id");
 }
 
+// Else clients print "plan.world_size: plan.world_size: ...".
+TEST(ErrorDetailsTest, AViolationDoesNotNameItsFieldTwice) {
+  Failure failure;
+  failure.code = absl::StatusCode::kFailedPrecondition;
+  failure.message = "plan.world_size: asks for 4 workers, 1 is ready";
+  failure.field = "plan.world_size";
+  const google::rpc::Status details = Details(ToGrpcStatus(failure, Limits()));
+  EXPECT_EQ(details.message(), failure.message);
+  const auto violation = Find<google::rpc::BadRequest>(details).field_violations(0);
+  EXPECT_EQ(violation.field(), "plan.world_size");
+  EXPECT_EQ(violation.description(), "asks for 4 workers, 1 is ready");
+}
+
 TEST(ErrorDetailsTest, AFailureHasNothingMore) {
   Failure failure;
   failure.code = absl::StatusCode::kCancelled;

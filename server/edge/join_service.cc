@@ -2,8 +2,9 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "common/observability/log.h"
-#include "server/edge/secret.h"
+#include "common/security/secret.h"
 
 namespace ringattn::server {
 namespace {
@@ -49,7 +50,8 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
     };
     if (std::exchange(registered_, true)) {
-      service_->core_->Post(WorkerSaid{id_, std::move(incoming_)}, std::move(read_next));
+      service_->core_->Post(WorkerSaid{id_, std::move(incoming_), absl::Now()},
+                            std::move(read_next));
     } else if (incoming_.has_register_()) {
       const v1::Register& registration = incoming_.register_();
       LogInfo("worker joins", {{"worker", registration.name()},

@@ -72,10 +72,27 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
   accepted.set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
   accepted.set_max_chunk_bytes_down(request.reply.max_chunk_bytes);
+  accepted.set_recommended_chunk_bytes(limits.recommended_chunk_bytes);
   return accepted;
 }
 
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, const Plan& plan,
+v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals) {
+  const auto fraction = [](int64_t part, int64_t whole) {
+    return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
+  };
+  v1::Progress progress;
+  progress.set_state(view.state);
+  if (view.state == v1::OPERATION_STATE_UPLOADING) {
+    progress.set_fraction_done(fraction(totals.received_bytes, totals.bytes_up));
+  } else if (view.state == v1::OPERATION_STATE_COMPUTING) {
+    progress.set_fraction_done(view.computed_fraction);
+  } else if (view.state == v1::OPERATION_STATE_DOWNLOADING) {
+    progress.set_fraction_done(fraction(totals.sent_bytes, totals.bytes_down));
+  }
+  return progress;
+}
+
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, double flops,
                         const TransferTotals& totals) {
   v1::Summary summary;
   const std::pair<v1::Stage, absl::Duration> stages[] = {{v1::STAGE_QUEUE, begin.queue_time},
@@ -89,7 +106,7 @@ v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time
   }
   for (const v1::RankReport& report : begin.reports) *summary.add_ranks() = report;
   SetDuration(begin.compute_time, summary.mutable_compute_time());
-  summary.set_flops(plan.flops);
+  summary.set_flops(flops);
   summary.set_bytes_up(totals.bytes_up);
   summary.set_bytes_down(totals.bytes_down);
   return summary;

@@ -13,7 +13,9 @@
 #include "common/base/limits.h"
 #include "common/plan/schedule.h"
 #include "ringattn/v1/attention.pb.h"
+#include "server/core/coordinator.h"
 #include "server/core/events.h"
+#include "server/edge/data_plane.h"
 #include "server/edge/header_translation.h"
 
 namespace ringattn::server {
@@ -23,11 +25,11 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
                           const Limits& limits);
 
-struct TransferTotals {
-  int64_t bytes_up = 0;
-  int64_t bytes_down = 0;
-};
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, const Plan& plan,
+// How far the operation's current state is.
+v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals);
+
+// `flops`: Plan::flops.
+v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, double flops,
                         const TransferTotals& totals);
 
 // As the oneof member of a ForwardResponse or BackwardResponse.

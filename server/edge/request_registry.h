@@ -1,5 +1,5 @@
 // RequestRegistry: the open Forward and Backward streams by id, so that the core's
-// actions find them.
+// actions find them, and the places that they take.
 #ifndef RINGATTN_SERVER_EDGE_REQUEST_REGISTRY_H_
 #define RINGATTN_SERVER_EDGE_REQUEST_REGISTRY_H_
 
@@ -11,29 +11,34 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/core/events.h"
+#include "server/edge/stream_places.h"
 
 namespace ringattn::server {
 
-class RequestStream;
+class RequestCall;
 
 // Thread safe; its lock is held for moments only and no other is taken under it.
 class RequestRegistry {
  public:
-  // Streams that may be open at a time, those without a header included. Twice the
-  // queue: as many again may be served, rejected or without a header yet.
-  explicit RequestRegistry(size_t max_streams) : max_streams_(max_streams) {}
+  explicit RequestRegistry(const Limits& limits) : places_(limits) {}
 
-  // A fresh id, or 0 if too many streams are open.
-  StreamId Add(std::shared_ptr<RequestStream> stream);
+  struct Entry {
+    StreamId id = 0;                                 // 0: refused
+    PlacesFull refused = PlacesFull::kNone;          // why
+    std::shared_ptr<RequestCall> evicted = nullptr;  // has to make room
+  };
+  Entry Add(std::shared_ptr<RequestCall> call, const Caller& caller);
+  // As StreamPlaces::HeaderCame.
+  PlacesFull HeaderCame(StreamId id);
   void Remove(StreamId id);
-  std::shared_ptr<RequestStream> Find(StreamId id) const;
-  std::vector<std::shared_ptr<RequestStream>> All() const;
+  std::shared_ptr<RequestCall> Find(StreamId id) const;
+  std::vector<std::shared_ptr<RequestCall>> All() const;
 
  private:
-  const size_t max_streams_;
   mutable absl::Mutex mutex_;
+  StreamPlaces places_ ABSL_GUARDED_BY(mutex_);
   StreamId last_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<StreamId, std::shared_ptr<RequestStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  std::map<StreamId, std::shared_ptr<RequestCall>> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringattn::server

@@ -1,78 +1,60 @@
 #include "server/edge/server.h"
 
-#include <google/protobuf/stubs/logging.h>
-
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <variant>
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/server_builder.h>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/version.h"
 #include "common/observability/log.h"
-#include "common/wire/transport.h"
+#include "common/process/descriptors.h"
+#include "common/process/listener_probe.h"
 
 namespace ringattn::server {
 namespace {
 
 constexpr char kAttentionService[] = "ringattn.v1.AttentionService";
 
-// More than the registry admits in all, so that its answer, which has a code and a
-// reason, comes before HTTP/2's silent queueing.
-constexpr int kMaxStreamsPerConnection = 4096;
+// 64 workers, each of which may be about to replace a connection that is not yet given up,
+// and operators.
+constexpr int64_t kMaxControlConnections = 256;
+constexpr int64_t kShardConnections = 64 * 4;  // of ShardChannels, to max_world_size workers
+// The metrics port's, logs, gRPC's own.
+constexpr int64_t kOtherDescriptors = 64;
+constexpr int64_t kMostConnections = 10'000;
+// For statuses to leave; a client that does not take its own is cut off.
+constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 
-// Registers what every gRPC server of this process gets from here on.
-void InitPlugins() {
-  static const bool once = [] {
-    // What it would say about malformed messages, the client is told.
-    google::protobuf::SetLogHandler(nullptr);
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    return true;
-  }();
-  (void)once;
-}
-
-void Configure(const grpc::ResourceQuota& quota, int64_t max_message_bytes,
-               grpc::ServerBuilder* builder) {
-  builder->SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
-  builder->SetMaxSendMessageSize(-1);
-  builder->SetResourceQuota(quota);
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
-  wire::SetTransport(builder);
-  // Clients may hold a connection without a call.
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // For reflection, the one service here with blocking calls.
-  builder->SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder->SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder->SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
-}
-
-std::string BoundAddress(const std::string& listen, int port) {
-  return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
-}
-
-absl::Status CannotListen(const char* what, const std::string& address) {
-  return absl::UnavailableError(absl::StrCat(what, ": cannot listen on ", address));
+Failure CutOffByShutdown(absl::Duration retry_after) {
+  Failure failure;
+  failure.code = absl::StatusCode::kUnavailable;
+  failure.message = "the server shuts down and the request did not end in time";
+  failure.reason = "SHUTTING_DOWN";
+  failure.retry_after = retry_after;
+  return failure;
 }
 
 }  // namespace
+
+int64_t DefaultMaxConnections(int64_t descriptors) {
+  const int64_t others = kMaxControlConnections + kShardConnections + kOtherDescriptors;
+  return std::clamp(std::max(descriptors - others, descriptors / 2), int64_t{1}, kMostConnections);
+}
 
 Server::Server(ServerOptions options)
     : options_(std::move(options)),
       server_metrics_(&metrics_),
       core_(options_.core, this),
-      registry_(2 * options_.core.limits.max_queued_requests),
-      channels_(options_.core.limits),
+      registry_(options_.core.limits),
+      channels_(options_.core.limits, options_.cluster_security),
+      board_(options_.topology),
       request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
                        &registry_,           &channels_,      &server_metrics_},
       attention_service_(&request_context_),
-      cluster_service_(kVersion, options_.core.limits, &core_, &board_),
+      cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_),
       join_service_(&core_, options_.secret),
       admin_service_(&core_, options_.secret) {}
 
@@ -83,44 +65,64 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 }
 
 absl::Status Server::Listen() {
-  InitPlugins();
   grpc::ResourceQuota quota("ringattn");
   quota.Resize(options_.max_transport_bytes);
-  const int64_t max_message_bytes = options_.core.limits.max_message_bytes;
+  quota.SetMaxThreads(options_.max_reflection_threads);
+  const int64_t max_connections = options_.max_connections > 0
+                                      ? options_.max_connections
+                                      : DefaultMaxConnections(DescriptorLimit());
 
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics = metrics_.Serve(options_.metrics_listen);
     if (!metrics.ok()) return metrics.status();
     addresses_.metrics = *std::move(metrics);
   }
-
-  int control_port = 0;
-  grpc::ServerBuilder control;
-  Configure(quota, max_message_bytes, &control);
-  control.AddListeningPort(options_.control_listen, grpc::InsecureServerCredentials(),
-                           &control_port);
-  control.RegisterService(&join_service_);
-  control.RegisterService(&admin_service_);
-  control_server_ = control.BuildAndStart();
-  if (control_server_ == nullptr || control_port == 0) {
-    return CannotListen("control", options_.control_listen);
-  }
-  addresses_.control = BoundAddress(options_.control_listen, control_port);
-
-  int public_port = 0;
-  grpc::ServerBuilder builder;
-  Configure(quota, options_.core.limits.max_refused_message_bytes, &builder);
-  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &public_port);
-  builder.RegisterService(&attention_service_);
-  builder.RegisterService(&cluster_service_);
-  public_server_ = builder.BuildAndStart();
-  if (public_server_ == nullptr || public_port == 0) {
-    return CannotListen("public", options_.listen);
-  }
-  addresses_.listen = BoundAddress(options_.listen, public_port);
+  auto control = Endpoint::Start({.name = "control",
+                                  .listen = options_.control_listen,
+                                  .max_connections = kMaxControlConnections,
+                                  .max_message_bytes = options_.core.limits.max_message_bytes,
+                                  .min_ping_interval = options_.min_ping_interval},
+                                 quota, {&join_service_, &admin_service_});
+  if (!control.ok()) return control.status();
+  control_ = *std::move(control);
+  addresses_.control = control_->address();
+  auto endpoint =
+      Endpoint::Start({.name = "public",
+                       .listen = options_.listen,
+                       .max_connections = max_connections,
+                       .max_message_bytes = options_.core.limits.max_refused_message_bytes,
+                       .min_ping_interval = options_.min_ping_interval},
+                      quota, {&attention_service_, &cluster_service_});
+  if (!endpoint.ok()) return endpoint.status();
+  public_ = *std::move(endpoint);
+  addresses_.listen = public_->address();
   SetServing(false);
+  public_->SetServing(kLivenessName, true);
+  WatchOver();
   core_.Start();
   return absl::OkStatus();
+}
+
+void Server::WatchOver() {
+  housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
+                        Housekeeping::Listeners{{"public", &public_->listener()},
+                                                {"control", &control_->listener()}});
+  liveness_.emplace(
+      options_.liveness,
+      Liveness::Handlers{
+          .probe = [address = addresses_.listen](
+                       absl::Duration timeout) { return ProbeListener(address, timeout); },
+          .on_change =
+              [this](const absl::Status& why) {
+                public_->SetServing(kLivenessName, why.ok());
+                if (why.ok()) return LogInfo("the public port answers again");
+                LogError("the public port does not answer", {{"why", why.ToString()}});
+              },
+          .on_dead =
+              [this](const absl::Status& why) {
+                LogError("the public port stays dead", {{"why", why.ToString()}});
+                options_.on_dead();
+              }});
 }
 
 Server::~Server() { Shutdown(absl::ZeroDuration()); }
@@ -128,24 +130,33 @@ Server::~Server() { Shutdown(absl::ZeroDuration()); }
 bool Server::Shutdown(absl::Duration timeout) {
   if (std::exchange(is_shut_down_, true)) return true;
   bool drained = true;
-  if (public_server_ != nullptr) {
+  if (public_ != nullptr) {
     SetServing(false);
     if (timeout > absl::ZeroDuration()) drained = admin_service_.DrainAndWait(timeout);
+    if (!drained) CutOff();
+    liveness_.reset();
     board_.Close();
     admin_service_.Close();
-    // The last answers get a moment to leave; what still runs is cancelled.
-    const auto now = std::chrono::system_clock::now();
-    public_server_->Shutdown(now + std::chrono::milliseconds(drained ? 500 : 0));
+    public_->Shutdown(absl::Now() +
+                      (timeout > absl::ZeroDuration() ? kLastWords : absl::ZeroDuration()));
   }
-  if (control_server_ != nullptr) control_server_->Shutdown(std::chrono::system_clock::now());
+  if (control_ != nullptr) control_->Shutdown(absl::Now());
   core_.Stop();
+  housekeeping_.reset();
   return drained;
 }
 
+void Server::CutOff() {
+  const Failure failure = CutOffByShutdown(options_.core.retry_after);
+  // On the core's thread, as all that ends a request. The event itself is no news.
+  core_.Post(DrainRequested{}, [streams = registry_.All(), failure] {
+    for (const std::shared_ptr<RequestCall>& stream : streams) stream->Fail(failure);
+  });
+}
+
 void Server::SetServing(bool serving) {
-  auto* health = public_server_->GetHealthCheckService();
-  health->SetServingStatus("", serving);
-  health->SetServingStatus(kAttentionService, serving);
+  public_->SetServing("", serving);
+  public_->SetServing(kAttentionService, serving);
 }
 
 void Server::CarryOut(const Action& action, const Coordinator& core) {
@@ -153,7 +164,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     Server* server;
     const Coordinator& core;
 
-    std::shared_ptr<RequestStream> Find(StreamId stream) { return server->registry_.Find(stream); }
+    std::shared_ptr<RequestCall> Find(StreamId stream) { return server->registry_.Find(stream); }
     void operator()(const SendToWorker& a) { server->join_service_.Send(a.connection, a.message); }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
     void operator()(const AcceptRequest& a) {
@@ -169,10 +180,12 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       if (auto stream = Find(a.stream)) stream->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // whoever wants to know asks the core
+    void operator()(const PlanThis&) {}      // seen to by CoreLoop
+    void operator()(const CancelPlan&) {}    // likewise
     void operator()(const TopologyChanged& a) {
       v1::Topology topology = core.topology();
       if (!a.only_memory) OnMembers(topology);
-      server->board_.Publish(std::move(topology));
+      server->board_.Publish(std::move(topology), a.only_memory);
     }
     void OnMembers(const v1::Topology& topology) {
       std::set<std::string> addresses;
@@ -193,8 +206,10 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
 }
 
 void Server::OnTick(absl::Time now, const Coordinator& core) {
-  server_metrics_.SetStats(core.stats());
-  for (const std::shared_ptr<RequestStream>& stream : registry_.All()) stream->OnTick(now, core);
+  const CoordinatorStats stats = core.stats();
+  server_metrics_.SetStats(stats);
+  housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
+  for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
 }
 
 }  // namespace ringattn::server

@@ -4,20 +4,26 @@
 #define RINGATTN_SERVER_EDGE_SERVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-
-#include <grpcpp/server.h>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
+#include "common/security/credentials.h"
+#include "common/wire/keep_awake.h"
+#include "common/wire/transport.h"
 #include "server/core/coordinator.h"
 #include "server/edge/admin_service.h"
 #include "server/edge/attention_service.h"
 #include "server/edge/cluster_service.h"
 #include "server/edge/core_loop.h"
+#include "server/edge/endpoint.h"
+#include "server/edge/housekeeping.h"
 #include "server/edge/join_service.h"
+#include "server/edge/liveness.h"
 #include "server/edge/request_registry.h"
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
@@ -27,15 +33,38 @@ namespace ringattn::server {
 
 struct ServerOptions {
   // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port.
-  std::string listen = "127.0.0.1:7400";
-  std::string control_listen = "127.0.0.1:7401";
-  std::string metrics_listen = "127.0.0.1:7402";
+  std::string listen = "127.0.0.1:7700";
+  std::string control_listen = "127.0.0.1:7701";
+  std::string metrics_listen = "127.0.0.1:7702";
   std::string secret;
+  // What protects the public listener; the control listener and the channels to workers.
+  TransportSecurity client_security;
+  TransportSecurity cluster_security;
   // gRPC's own buffers, all connections together. A last resort that ends calls when
   // memory runs out, not back-pressure: flow control stays far below it.
   int64_t max_transport_bytes = 4 * kGiB;
+  // Public connections at a time; 0: as DefaultMaxConnections says.
+  int64_t max_connections = 0;
+  // Threads of blocking calls, which only reflection has: one for each of its streams.
+  int max_reflection_threads = 32;
+  absl::Duration min_ping_interval = wire::kMinPingInterval;
+  TopologyBoardOptions topology;
+  LivenessOptions liveness;
+  // The process does not answer at its own port and cannot mend it: called once, from a
+  // thread of the server's, to end the process. Not called while it shuts down.
+  std::function<void()> on_dead = [] {};
   CoordinatorConfig core;
 };
+
+// Of `descriptors` that the process may have: all but those for others, or half if it may
+// have few, and not more than 10,000, of some 30 KiB each. The others: 256 control
+// connections, 64 workers' four channels each, and 64 for metrics, logs and gRPC itself.
+int64_t DefaultMaxConnections(int64_t descriptors);
+
+// grpc.health.v1 knows it by this name: SERVING while the public port takes connections,
+// ready or not. For supervisors, which replace what is not alive; "" and the service's own
+// name say whether requests can be served.
+inline constexpr char kLivenessName[] = "liveness";
 
 // As bound.
 struct ServerAddresses {
@@ -54,20 +83,25 @@ class Server final : private ActionSink {
 
   const ServerAddresses& addresses() const { return addresses_; }
 
-  // Takes nothing new, waits for the requests in flight, but not longer than
-  // `timeout`, then ends what is left. True if nothing had to be cut off.
+  // Drains: new requests get UNAVAILABLE with RetryInfo, reason DRAINING; those that were
+  // there go on until `timeout` and then end with UNAVAILABLE, reason SHUTTING_DOWN. Then
+  // the ports close. True if nothing had to be cut off.
   bool Shutdown(absl::Duration timeout);
 
  private:
   explicit Server(ServerOptions options);
 
   absl::Status Listen();
+  void WatchOver();
   void SetServing(bool serving);
+  // Ends all requests and waits a moment for their statuses to leave.
+  void CutOff();
 
   void CarryOut(const Action& action, const Coordinator& core) override;
   void OnTick(absl::Time now, const Coordinator& core) override;
 
   const ServerOptions options_;
+  const wire::KeepAwake keep_awake_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
   CoreLoop core_;
@@ -79,8 +113,10 @@ class Server final : private ActionSink {
   ClusterServiceImpl cluster_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
-  std::unique_ptr<grpc::Server> public_server_;
-  std::unique_ptr<grpc::Server> control_server_;
+  std::unique_ptr<Endpoint> public_;
+  std::unique_ptr<Endpoint> control_;
+  std::optional<Housekeeping> housekeeping_;
+  std::optional<Liveness> liveness_;
   ServerAddresses addresses_;
   bool is_shut_down_ = false;
 };

@@ -3,18 +3,18 @@
 #include <utility>
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "common/security/secret.h"
 #include "common/wire/transport.h"
-#include "server/edge/secret.h"
 
 namespace ringattn::server {
 namespace {
 
 constexpr char kExchangeMethod[] = "/ringattn.v1.ShardService/Exchange";
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Limits& limits,
+                                           const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);
@@ -22,7 +22,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Lim
   // A worker that comes back at the same address is found quickly.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, security.ChannelCredentials(), arguments);
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ std::shared_ptr<grpc::Channel> ShardChannels::Next(const std::string& address) {
   absl::MutexLock lock(&mutex_);
   Worker& worker = workers_[address];
   if (worker.channels.size() < kChannelsPerWorker) {
-    worker.channels.push_back(MakeChannel(address, limits_));
+    worker.channels.push_back(MakeChannel(address, limits_, security_));
     return worker.channels.back();
   }
   worker.next = (worker.next + 1) % kChannelsPerWorker;
@@ -69,32 +69,67 @@ std::shared_ptr<ShardStream> ShardStream::Open(std::shared_ptr<ShardStreamOwner>
 }
 
 void ShardStream::Write(grpc::ByteBuffer message, int64_t payload_bytes) {
-  absl::MutexLock lock(&mutex_);
-  if (closed_) return;
-  outgoing_.push_back({std::move(message), payload_bytes});
-  StartNext();
+  Next next = Next::kNothing;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    outgoing_.push_back({std::move(message), payload_bytes});
+    next = TakeWrite();
+  }
+  Start(next);
 }
 
 void ShardStream::WritesDone() {
-  absl::MutexLock lock(&mutex_);
-  half_close_ = true;
-  StartNext();
+  Next next = Next::kNothing;
+  {
+    absl::MutexLock lock(&mutex_);
+    half_close_ = true;
+    next = TakeWrite();
+  }
+  Start(next);
 }
 
-void ShardStream::StartNext() {
-  if (writing_ || closed_) return;
+ShardStream::Next ShardStream::TakeWrite() {
+  if (writing_ || closed_) return Next::kNothing;
+  Next next = Next::kNothing;
   if (!outgoing_.empty()) {
     writing_ = true;
-    StartWrite(&outgoing_.front().message);
+    in_flight_ = std::move(outgoing_.front());
+    outgoing_.pop_front();
+    next = Next::kWrite;
   } else if (half_close_ && !half_closed_) {
     half_closed_ = true;
-    StartWritesDone();
+    next = Next::kHalfClose;
   }
+  // The stream's own hold may go before Start is done.
+  if (next != Next::kNothing) AddHold();
+  return next;
+}
+
+void ShardStream::Start(Next next) {
+  switch (next) {
+    case Next::kNothing:
+      return;
+    case Next::kRead:
+      StartRead(&incoming_);
+      break;
+    case Next::kWrite:
+      StartWrite(&in_flight_.message);
+      break;
+    case Next::kHalfClose:
+      StartWritesDone();
+      break;
+  }
+  RemoveHold();
 }
 
 void ShardStream::Read() {
-  absl::MutexLock lock(&mutex_);
-  if (!closed_) StartRead(&incoming_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return;
+    AddHold();
+  }
+  Start(Next::kRead);
 }
 
 void ShardStream::Close() {
@@ -120,20 +155,22 @@ void ShardStream::OnReadDone(bool ok) {
 
 void ShardStream::OnWriteDone(bool ok) {
   int64_t written = 0;
+  Next next = Next::kNothing;
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    written = std::exchange(in_flight_, {}).payload_bytes;
     if (!ok) return Close();
-    written = outgoing_.front().payload_bytes;
-    outgoing_.pop_front();
-    StartNext();
+    next = TakeWrite();
   }
+  Start(next);
   owner_->OnShardWritten(rank_, written);
 }
 
 void ShardStream::OnDone(const grpc::Status& status) {
   const std::shared_ptr<ShardStream> self = std::move(self_);
-  owner_->OnShardEnded(rank_, status);
+  const std::shared_ptr<ShardStreamOwner> owner = std::move(owner_);
+  owner->OnShardEnded(rank_, status);
 }
 
 }  // namespace ringattn::server

@@ -20,6 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
+#include "common/security/credentials.h"
 
 namespace ringattn::server {
 
@@ -27,7 +28,8 @@ namespace ringattn::server {
 // fill a link. Thread safe.
 class ShardChannels {
  public:
-  explicit ShardChannels(const Limits& limits) : limits_(limits) {}
+  ShardChannels(const Limits& limits, const TransportSecurity& security)
+      : limits_(limits), security_(security) {}
 
   // The worker's channels in turn.
   std::shared_ptr<grpc::Channel> Next(const std::string& address);
@@ -42,6 +44,7 @@ class ShardChannels {
   };
 
   const Limits limits_;
+  const TransportSecurity security_;
   absl::Mutex mutex_;
   std::map<std::string, Worker> workers_ ABSL_GUARDED_BY(mutex_);
 };
@@ -58,8 +61,9 @@ class ShardStreamOwner {
   virtual void OnShardEnded(int rank, const grpc::Status& status) = 0;
 };
 
-// One Exchange stream. Keeps itself and its owner alive until OnShardEnded. Thread
-// safe; its lock is taken after its owner's and held for moments only.
+// One Exchange stream. Keeps itself and its owner alive until OnShardEnded. Thread safe; its
+// lock is taken after its owner's and held for moments only: gRPC's own work for a message,
+// which may be as long as the message, is done without it.
 class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // Opens the stream and starts the first read. The caller may hold its lock.
@@ -92,11 +96,16 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   ShardStream(std::shared_ptr<ShardStreamOwner> owner, int rank,
               std::shared_ptr<grpc::Channel> channel);
 
-  void StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  enum class Next { kNothing, kRead, kWrite, kHalfClose };
+
+  // What is to be written next, if anything may be, with a hold of its own.
+  Next TakeWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Starts what was taken, and lets go of its hold.
+  void Start(Next next) ABSL_LOCKS_EXCLUDED(mutex_);
   // No operation is started any more, so the stream may end.
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::shared_ptr<ShardStreamOwner> owner_;
+  std::shared_ptr<ShardStreamOwner> owner_;  // until OnDone; it refers to this stream too
   const int rank_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
@@ -104,7 +113,8 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   std::shared_ptr<ShardStream> self_;
 
   absl::Mutex mutex_;
-  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
+  Outgoing in_flight_;  // of whoever set writing_, until OnWriteDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_close_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;

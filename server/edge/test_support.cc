@@ -9,6 +9,8 @@
 #include "common/plan/shard_plan.h"
 #include "common/request/option_fields.h"
 #include "common/request/validation.h"
+#include "common/security/credentials.h"
+#include "common/security/secret.h"
 #include "common/wire/durations.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/transport.h"
@@ -65,7 +67,7 @@ bool WaitUntil(const std::function<bool()>& condition, absl::Duration timeout) {
 FakeWorker::FakeWorker(const std::string& name, const std::string& control_address) : name_(name) {
   int port = 0;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(-1);
   wire::SetTransport(&builder);
   builder.RegisterService(this);
@@ -73,9 +75,9 @@ FakeWorker::FakeWorker(const std::string& name, const std::string& control_addre
   data_address_ = absl::StrCat("127.0.0.1:", port);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  stub_ = v1::WorkerControlService::NewStub(
-      grpc::CreateCustomChannel(control_address, grpc::InsecureChannelCredentials(), arguments));
-  context_.AddMetadata("ringattn-secret", kTestSecret);
+  stub_ = v1::WorkerControlService::NewStub(grpc::CreateCustomChannel(
+      control_address, TransportSecurity().ChannelCredentials(), arguments));
+  context_.AddMetadata(kSecretMetadataKey, kTestSecret);
   control_ = stub_->Join(&context_);
   v1::JoinRequest request;
   v1::Register* registration = request.mutable_register_();
@@ -335,7 +337,7 @@ TestCluster::TestCluster(int worker_count, const std::function<void(ServerOption
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   channel = grpc::CreateCustomChannel(server->addresses().listen,
-                                      grpc::InsecureChannelCredentials(), arguments);
+                                      TransportSecurity().ChannelCredentials(), arguments);
   attention = v1::AttentionService::NewStub(channel);
   cluster = v1::ClusterService::NewStub(channel);
   const bool ready = WaitUntil([&] {

@@ -204,15 +204,20 @@ TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
     return merger.Add(0, header, Slices(std::string(bytes, 'x'), 1000)).code();
   };
   const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
-  EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);      // a gap
-  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);       // another tensor first
-  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);       // more than the shard
-  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);        // nothing
-  EXPECT_EQ(add({out, 0, 0x1234u}, 64), absl::StatusCode::kInternal);  // a wrong crc
+  EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);  // a gap
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);   // another tensor first
+  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);   // more than the shard
+  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);    // nothing
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kOk);
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);  // again
   EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kOk);
   EXPECT_EQ(add({lse, 16, {}}, 16), absl::StatusCode::kInternal);  // past the end
+
+  const std::string data(64, 'x');
+  const uint32_t crc = wire::Crc32c(data.data(), data.size());
+  EXPECT_TRUE(DownloadMerger::CrcMatches({out, 0, {}}, Slices(data, 10)));
+  EXPECT_TRUE(DownloadMerger::CrcMatches({out, 0, crc}, Slices(data, 10)));
+  EXPECT_FALSE(DownloadMerger::CrcMatches({out, 0, crc ^ 1}, Slices(data, 10)));
 }
 
 TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {

@@ -13,11 +13,6 @@
 namespace ringattn::server {
 namespace {
 
-// Chunks of a tensor that arrive in any order leave gaps that are remembered, some
-// 64 bytes each. A client that shuffles 1 MiB chunks of the largest tensor leaves
-// fewer than 2^18; one that sends every second byte is stopped here.
-constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
-
 Failure BadChunk(std::string field, std::string message) {
   Failure failure;
   failure.code = absl::StatusCode::kInvalidArgument;
@@ -45,8 +40,7 @@ UploadRouter::UploadRouter(const ValidRequest& request, const ShardPlan& shards,
     : max_chunk_bytes_(limits.max_chunk_bytes_up), world_size_(shards.world_size) {
   for (TensorId id : request.inputs) {
     const int64_t bytes = BytesOf(request.spec, id);
-    inputs_.push_back(
-        {id, ShardMap(request.spec, shards, id), ByteRanges(bytes, kMaxRangesPerTensor)});
+    inputs_.push_back({id, ShardMap(request.spec, shards, id), ByteRangeSet(bytes)});
     total_bytes_ += bytes;
   }
 }
@@ -80,13 +74,13 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
     return BadChunk("chunk.crc32c", place + "has another crc32c");
   }
   if (bytes == 0) return std::nullopt;
-  const auto begin = static_cast<int64_t>(chunk.offset);
-  switch ((*input)->arrived.Add(begin, begin + bytes)) {
-    case ByteRanges::Added::kNew:
+  switch ((*input)->arrived.Add(chunk.offset, bytes)) {
+    case ByteRangeSet::Added::kNew:
       return std::nullopt;
-    case ByteRanges::Added::kOverlaps:
+    case ByteRangeSet::Added::kOverlaps:
       return BadChunk("chunk.offset", place + "overlaps bytes that were sent before");
-    case ByteRanges::Added::kTooManyGaps:
+    case ByteRangeSet::Added::kOutside:  // was looked at above
+    case ByteRangeSet::Added::kTooManyRanges:
       break;
   }
   Failure failure = BadChunk("chunk.offset", place + "leaves too many gaps between chunks");
@@ -142,11 +136,11 @@ std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
 Failure UploadRouter::Incomplete() const {
   for (const Input& input : inputs_) {
     if (input.arrived.complete()) continue;
-    return BadChunk(
-        "chunk.data",
-        absl::StrCat("the stream ended before all of ", TensorName(input.id),
-                     " was sent: the byte at ", input.arrived.first_missing(), " is missing, ",
-                     input.arrived.covered(), " of ", input.map.global_bytes(), " bytes arrived"));
+    return BadChunk("chunk.data",
+                    absl::StrCat("the stream ended before all of ", TensorName(input.id),
+                                 " was sent: the byte at ", input.arrived.first_missing(),
+                                 " is missing, ", input.arrived.covered_bytes(), " of ",
+                                 input.map.global_bytes(), " bytes arrived"));
   }
   assert(false && "nothing is missing");
   return {};

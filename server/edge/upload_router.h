@@ -14,12 +14,12 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include "common/base/byte_range_set.h"
 #include "common/base/limits.h"
 #include "common/plan/shard_plan.h"
 #include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/core/events.h"
-#include "server/edge/byte_ranges.h"
 
 namespace ringattn::server {
 
@@ -55,7 +55,7 @@ class UploadRouter {
   struct Input {
     TensorId id;
     ShardMap map;
-    ByteRanges arrived;
+    ByteRangeSet arrived;
   };
 
   std::optional<Failure> Check(const wire::ChunkHeader& chunk,

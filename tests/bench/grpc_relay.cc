@@ -21,6 +21,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include "common/security/credentials.h"
 #include "common/wire/transport.h"
 
 namespace ringattn::bench {
@@ -212,7 +213,7 @@ std::vector<std::shared_ptr<grpc::Channel>> Dial(const std::string& address, int
     arguments.SetMaxReceiveMessageSize(-1);
     wire::SetTransport(&arguments);
     channels.push_back(
-        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+        grpc::CreateCustomChannel(address, TransportSecurity().ChannelCredentials(), arguments));
   }
   return channels;
 }
@@ -228,7 +229,7 @@ std::string Fork(pid_t* pid, const Make& make) {
     auto* service = new Service(make());
     int port = 0;
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.SetMaxReceiveMessageSize(-1);
     wire::SetTransport(&builder);
     builder.RegisterCallbackGenericService(service);

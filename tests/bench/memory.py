@@ -4,7 +4,7 @@
   - K/V-related bytes of a worker for rings of 1, 2, 4 and 8 at one total length,
     beside the plan's prediction: they must fall with 1/W;
   - the coordinator's peak while requests grow from 4K to 256K tokens: flat, as what it
-    holds is windows (request_stream.h), once there is enough to fill them.
+    holds is windows (coordinator_relay.h), once there is enough to fill them.
 
   tests/bench/memory.py            prints a table; exits 1 outside the bounds
 """

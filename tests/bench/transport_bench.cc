@@ -23,6 +23,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "client/client.h"
+#include "common/security/credentials.h"
 #include "common/wire/allocator.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "tests/bench/grpc_relay.h"
@@ -172,7 +173,7 @@ int Run() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     stubs.push_back(v1::AttentionService::NewStub(
-        grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments)));
+        grpc::CreateCustomChannel(server, TransportSecurity().ChannelCredentials(), arguments)));
   }
   std::vector<Request> requests(streams, Request(rows));
   const int64_t bytes_up = rows * kRowBytes + 2 * kRowBytes;

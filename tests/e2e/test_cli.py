@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from cluster import BIN, CLI, wait_until
+from cluster import BIN, CLI, SERVER, WORKER, wait_until
 
 OPTIONS = ["--causal", "--schedule=ring", "--world_size=4"]
 
@@ -125,6 +125,137 @@ def test_errors_are_typed(ring, tmp_path):
     done = cli("forward", "--server=127.0.0.1:1", f"--input={source}", f"--output={forward}",
                "--deadline=2s", code=None)
     assert "UNAVAILABLE" in done.stderr or "DEADLINE_EXCEEDED" in done.stderr
+
+
+@pytest.mark.parametrize("make", [
+    lambda source, target: source, lambda source, target: target.symlink_to(source) or target,
+    lambda source, target: target.hardlink_to(source) or target])
+@pytest.mark.parametrize("flag", ["--output", "--trace"])
+def test_an_input_is_never_overwritten(tmp_path, make, flag):
+    source = tmp_path / "i.safetensors"
+    generate(source, seq_len=20)
+    before = source.read_bytes()
+    target = make(source, tmp_path / "other-name")
+    output = [] if flag == "--output" else [f"--output={tmp_path}/f.safetensors"]
+    for command in ("forward", "backward"):
+        # Nobody listens there: it is refused before anybody is asked.
+        done = cli(command, "--server=127.0.0.1:1", f"--input={source}", *output,
+                   f"{flag}={target}", code=2)
+        assert f"{flag}=" in done.stderr and "same file as --input=" in done.stderr
+        assert source.read_bytes() == before and target.read_bytes() == before
+
+
+def test_a_trace_that_cannot_be_written_costs_no_computation(tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    generate(source, seq_len=20)
+    done = cli("forward", "--server=127.0.0.1:1", f"--input={source}", f"--output={forward}",
+               f"--trace={tmp_path}/no/such/folder/t.json", "--deadline=60s", code=3)
+    assert "NOT_FOUND" in done.stderr and "--trace=" in done.stderr
+
+
+def test_long_work_shows_that_it_goes_on(make_ring, tmp_path):
+    ring = make_ring(workers=1, server_flags=["--heartbeat_interval=50ms"])
+    source, backward = tmp_path / "i.safetensors", tmp_path / "b.safetensors"
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=6000", "--heads=8",
+        "--head_dim=64", "--dtype=fp32", "--seed=7", "--with_dout")
+    # One device, so one step: it is the tiles that move.
+    done = cli("backward", f"--server={ring.address}", f"--input={source}",
+               f"--output={backward}", "--schedule=single", "--progress_interval=50ms")
+    seen = [int(p) for p in re.findall(r"^ringattn: computing, (\d+)%, after \d+ s$", done.stderr,
+                                       re.MULTILINE)]
+    assert seen == sorted(seen)
+    assert len({p for p in seen if 0 < p < 100}) >= 4, done.stderr
+    quiet = cli("backward", f"--server={ring.address}", f"--input={source}",
+                f"--output={backward}", "--schedule=single", "--progress_interval=0")
+    assert quiet.stderr == ""
+
+
+@pytest.mark.parametrize("flags", [
+    ["plan"], ["plan", "--seq_len=8", "--window=3"], ["plan", "--seq_len=8", "--documents=9"],
+    ["plan", "--seq_len=-1"], ["plan", "--no_such_flag"], ["no_such_command"], [],
+    ["info", "--server=127.0.0.1:1", "--deadline=soon"],
+    ["forward", "--server=127.0.0.1:1", "--input=i", "--output=o", "--deadline=-1s"],
+    ["verify", "--input=i", "--output=o", "--progress_interval=often"]])
+def test_wrong_usage_exits_with_2(flags):
+    done = cli(*flags, code=2)
+    assert done.stderr and not done.stdout
+
+
+def test_other_failures_exit_with_3(tmp_path):
+    cli("verify", f"--input={tmp_path}/absent", f"--output={tmp_path}/absent", code=3)
+    cli("plan", "--seq_len=8", "--softcap=-1", code=3)
+    assert json.loads(cli("plan", "--json", code=2).stdout)["error"]["code"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("binary", [CLI, SERVER, WORKER])
+def test_version(binary):
+    done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0 and re.fullmatch(r"\d+\.\d+\.\d+\n", done.stdout)
+    done = subprocess.run([str(binary), "--no_such_flag"], capture_output=True, text=True,
+                          timeout=20)
+    assert done.returncode == 2
+
+
+def test_plan_with_a_server_predicts_what_the_server_predicts(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    shape = ["--batch=1", "--seq_len=3000", "--heads=4", "--head_dim=64", "--dtype=bf16"]
+    cli("generate", f"--output={source}", "--seed=7", *shape)
+    report = json.loads(cli("forward", f"--server={ring.address}", f"--input={source}",
+                            f"--output={forward}", "--schedule=ring", "--json").stdout)
+    planned = json.loads(cli("plan", *shape, "--schedule=ring", f"--server={ring.address}",
+                             "--json").stdout)["plan"]
+    assert planned["world_size"] == report["plan"]["world_size"] == 4
+    assert planned["rates"]["source"] == "server"
+    assert planned["predicted_compute_seconds"] == pytest.approx(
+        report["plan"]["predicted_compute_seconds"], rel=1e-6)
+    assert "measured" in cli("plan", *shape, f"--server={ring.address}").stdout
+    alone = cli("plan", *shape)
+    assert "with default rates, which are no machine's" in alone.stdout
+    assert json.loads(cli("plan", *shape, "--json").stdout)["plan"]["rates"]["source"] == "defaults"
+
+
+def test_messages_say_things_once_and_in_one_unit(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    generate(source, seq_len=20)
+    done = cli("forward", f"--server={ring.address}", f"--input={source}",
+               f"--output={tmp_path}/f.safetensors", "--schedule=ring", "--world_size=9", code=3)
+    assert "plan.world_size: asks for 9 workers" in done.stderr
+    assert "plan.world_size: plan.world_size" not in done.stderr
+    one = cli("plan", "--seq_len=1", "--heads=1", "--head_dim=8").stdout
+    assert "1 token is within" in one and "1 tokens" not in one
+    plan = cli("plan", "--seq_len=65536", "--heads=8", "--head_dim=128", "--schedule=ring").stdout
+    assert " MB" in plan and "iB" not in plan
+
+
+def test_a_file_of_another_kind_is_called_that(tmp_path):
+    source = tmp_path / "notes.txt"
+    source.write_text("1,2,3\n" * 100)
+    done = cli("verify", f"--input={source}", f"--output={source}", code=3)
+    assert "notes.txt: not a safetensors file" in done.stderr
+    assert not re.search(r"\d{10}", done.stderr)
+
+
+def test_verify_finds_a_hundredth_of_the_tokens_zeroed(ring, tmp_path):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    tokens, heads, dim = 4000, 4, 32
+    cli("generate", f"--output={source}", "--batch=1", f"--seq_len={tokens}", f"--heads={heads}",
+        f"--head_dim={dim}", "--dtype=fp32", "--seed=7")
+    cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}",
+        "--causal")
+    files = [f"--input={source}", f"--output={forward}", "--causal"]
+    right = json.loads(cli("verify", *files, "--json").stdout)["tensors"]["out"]
+    assert (right["rows"], right["total_rows"], right["suspects"]) == (64, tokens * heads, 0)
+    assert f"rows 64 of {tokens * heads} (all scanned, 0 suspect)" in cli("verify", *files).stdout
+
+    content = bytearray(forward.read_bytes())
+    header = 8 + struct.unpack("<Q", content[:8])[0]
+    row = heads * dim * 4
+    begin = header + json.loads(content[8:header])["out"]["data_offsets"][0] + 1500 * row
+    content[begin:begin + tokens // 100 * row] = bytes(tokens // 100 * row)
+    forward.write_bytes(content)
+    for seed in range(1, 6):
+        wrong = cli("verify", *files, f"--seed={seed}", code=1).stdout
+        assert f"(all scanned, {tokens // 100 * heads} suspect)" in wrong
 
 
 @pytest.mark.parametrize("content", [

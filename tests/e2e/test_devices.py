@@ -24,7 +24,7 @@ def test_a_gpu_that_is_not_there_is_an_error_by_name(tmp_path):
 
 @pytest.mark.parametrize("device, flag", [
     ("cpu", "--nccl_max_ctas=2"), ("cpu", "--nccl_library=/x"), ("cpu", "--pinned_pool=16777216"),
-    ("cpu", "--ring_transport=nccl"),
+    ("cpu", "--ring_transport=nccl"), ("cpu", "--kernel_family=simt"),
     ("cuda:0", "--threads=2")])
 def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag):
     ended = start_worker(tmp_path, f"--device={device}", flag)

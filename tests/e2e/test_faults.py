@@ -4,6 +4,7 @@ Each ends in a typed error within a bound; then the ring forms again and the nex
 request equals, bit for bit, one on an undisturbed ring of the same size.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -407,12 +408,23 @@ def test_the_client_library_replays_over_a_lost_worker(make_ring, tmp_path):
     subprocess.run([CLI, "generate", f"--output={source}", "--batch=1", "--seq_len=24000",
                     "--heads=8", "--head_dim=64", "--dtype=fp32", "--seed=1"], check=True)
     client = subprocess.Popen([CLI, "forward", f"--server={ring.address}", f"--input={source}",
-                               f"--output={out}", "--causal", "--schedule=ring", "--json"],
-                              stdout=subprocess.PIPE)
-    wait_until(lambda: any(w.reserved_bytes for w in ring.topology().workers), 30, "a reservation")
-    time.sleep(0.5)
+                               f"--output={out}", "--causal", "--schedule=ring", "--json",
+                               "--request_id=replayed"],
+                              stdout=subprocess.PIPE, text=True)
+
+    def computes():
+        try:
+            operation = ring.attention.GetOperation(
+                pb.GetOperationRequest(request_id="replayed"), timeout=5)
+        except grpc.RpcError:
+            return False
+        return operation.state == pb.OPERATION_STATE_COMPUTING
+    wait_until(computes, 60, "the request to compute")
     ring.kill_worker(2)
-    assert client.wait(90) == 0
+    report, _ = client.communicate(timeout=90)
+    assert client.returncode == 0
+    # Else the worker died too late for anything to be sent again.
+    assert json.loads(report)["attempts"] >= 2
     assert subprocess.run([CLI, "verify", f"--input={source}", f"--output={out}",
                            "--causal"]).returncode == 0
 

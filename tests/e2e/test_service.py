@@ -288,6 +288,8 @@ def test_watch_topology_sees_a_worker_join(make_ring):
         if topology.state == cluster_pb2.RING_STATE_READY and len(members) == 2:
             assert topology.generation > first.generation
             break
+    else:
+        pytest.fail("the watch ended before the worker was in the ring")
     watch.cancel()
 
 

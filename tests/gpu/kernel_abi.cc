@@ -1,10 +1,14 @@
 // A C interface to the CUDA kernels for tests/gpu/kernel_speed.py (ctypes): one
-// dense problem, one document, prepared once and started many times. Every
+// dense problem, one document, prepared once and started many times, by the kernel family that
+// $RINGATTN_KERNEL_FAMILY names or by the first that can. Every
 // function returns 0 or prints the error and returns 1 (null for handles).
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "worker/kernels/cuda/cuda_kernels.h"
 
@@ -22,32 +26,37 @@ bool Failed(const absl::Status& status) {
   return true;
 }
 
-// Buffers that a started call needs, kept between calls.
-struct Workspace {
-  ~Workspace() {
-    cudaFree(device);
-    cudaFreeHost(staging);
+// A prepared kernel with its tables on the device.
+class ReadyKernel {
+ public:
+  ~ReadyKernel() {
+    cudaFree(tables_);
+    cudaFree(scratch_);
   }
-  bool Allocate(int64_t bytes, int64_t pinned) {
-    context.workspace_bytes = bytes;
-    context.staging_bytes = pinned;
-    if (cudaMalloc(&device, bytes + 1) != cudaSuccess) return false;
-    if (cudaMallocHost(&staging, pinned + 1) != cudaSuccess) return false;
-    context.workspace = device;
-    context.staging = staging;
-    return true;
+  bool Init(absl::StatusOr<std::unique_ptr<ringattn::worker::cuda::PreparedKernel>> prepared) {
+    if (Failed(prepared.status())) return false;
+    kernel_ = *std::move(prepared);
+    std::vector<char> tables(kernel_->table_bytes());
+    kernel_->WriteTables(tables.data());
+    kernel_->DropTables();
+    return cudaMalloc(&tables_, tables.size() + 1) == cudaSuccess &&
+           cudaMalloc(&scratch_, kernel_->scratch_bytes() + 1) == cudaSuccess &&
+           cudaMemcpy(tables_, tables.data(), tables.size(), cudaMemcpyHostToDevice) == cudaSuccess;
   }
-  void* device = nullptr;
-  void* staging = nullptr;
-  ringattn::worker::cuda::LaunchContext context;
+  int Launch(cudaStream_t stream) const {
+    return Failed(kernel_->Launch({stream, tables_, scratch_, nullptr}));
+  }
+
+ private:
+  std::unique_ptr<ringattn::worker::cuda::PreparedKernel> kernel_;
+  void* tables_ = nullptr;
+  void* scratch_ = nullptr;
 };
 
 struct Handle {
   AttentionProblem problem;
-  ringattn::worker::cuda::PreparedForward forward;
-  ringattn::worker::cuda::PreparedBackward backward;
-  Workspace forward_workspace;
-  Workspace backward_workspace;
+  ReadyKernel forward;
+  ReadyKernel backward;
   int64_t q_rows = 0;
   int64_t kv_rows = 0;
   void *out = nullptr, *dout = nullptr;
@@ -95,6 +104,10 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   cudaGetDevice(&device);
   const auto info = ringattn::worker::cuda::QueryDevice(device);
   if (Failed(info.status())) return nullptr;
+  if (Failed(ringattn::worker::cuda::LoadKernels(*info))) return nullptr;
+  // Forced by the environment, for comparisons of families on one problem.
+  ringattn::worker::cuda::KernelTuning tuning;
+  if (const char* family = std::getenv("RINGATTN_KERNEL_FAMILY")) tuning.family = family;
 
   KvBlock block;
   block.rows = kv_rows;
@@ -112,11 +125,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   forward.lse = lse;
   forward.out = out;
   forward.initial = forward.final = true;
-  auto prepared = ringattn::worker::cuda::PrepareForward(forward, *info);
-  if (Failed(prepared.status())) return nullptr;
-  handle->forward = *std::move(prepared);
-  if (!handle->forward_workspace.Allocate(handle->forward.device_bytes(),
-                                          handle->forward.staging_bytes())) {
+  if (!handle->forward.Init(ringattn::worker::cuda::PrepareForward(forward, *info, tuning))) {
     return nullptr;
   }
   if (dout != nullptr) {
@@ -130,11 +139,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
     backward.delta = delta;
     backward.dq_acc = dq;
     backward.blocks = {block};
-    auto prepared_backward = ringattn::worker::cuda::PrepareBackward(backward, *info);
-    if (Failed(prepared_backward.status())) return nullptr;
-    handle->backward = *std::move(prepared_backward);
-    if (!handle->backward_workspace.Allocate(handle->backward.device_bytes(),
-                                             handle->backward.staging_bytes())) {
+    if (!handle->backward.Init(ringattn::worker::cuda::PrepareBackward(backward, *info, tuning))) {
       return nullptr;
     }
   }
@@ -142,16 +147,12 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
 }
 
 int ringattn_forward(void* opaque, cudaStream_t stream) {
-  Handle* handle = static_cast<Handle*>(opaque);
-  handle->forward_workspace.context.stream = stream;
-  return Failed(handle->forward.Start(handle->forward_workspace.context));
+  return static_cast<Handle*>(opaque)->forward.Launch(stream);
 }
 
 // The main kernel alone; gradients accumulate.
 int ringattn_backward_kernel(void* opaque, cudaStream_t stream) {
-  Handle* handle = static_cast<Handle*>(opaque);
-  handle->backward_workspace.context.stream = stream;
-  return Failed(handle->backward.Start(handle->backward_workspace.context));
+  return static_cast<Handle*>(opaque)->backward.Launch(stream);
 }
 
 // Everything that a backward needs after a forward: delta, zeroed accumulators,

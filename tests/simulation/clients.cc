@@ -29,6 +29,8 @@ void Clients::StartRandomCall(int max_world_size) {
   Random& random = world_->random;
   Call call;
   call.id = absl::StrCat("call-", calls_.size());
+  if (random.OneIn(3)) call.principal = absl::StrCat("user-", random.Below(3));
+  call.client = call.principal.empty() ? absl::StrCat("peer-", random.Below(4)) : call.principal;
   call.fingerprint = random.Next();
   call.tokens = random.OneIn(10) ? random.Below(3) : random.Below(2000);
   call.world_size = random.Below(max_world_size + 1);
@@ -72,6 +74,8 @@ void Clients::Open(const std::string& call_id, bool other_header) {
   RequestArrived arrived;
   arrived.stream = id;
   arrived.request_id = call_id;
+  arrived.principal = call.principal;
+  arrived.client = call.client;
   arrived.fingerprint = call.fingerprint + other_header;
   arrived.spec = SpecOf(call.tokens);
   arrived.direction = call.backward ? Direction::kBackward : Direction::kForward;
@@ -91,7 +95,8 @@ void Clients::PlanMischief(StreamId stream) {
       streams_.at(stream).cancelled = true;
       world_->Trace("stream ", stream, ": cancel");
       if (world_->random.OneIn(2)) {
-        control_->Feed(CancelRequested{streams_.at(stream).call});
+        const std::string& call = streams_.at(stream).call;
+        control_->Feed(CancelRequested{call, calls_.at(call).principal});
       } else {
         Failure why;
         why.code = absl::StatusCode::kCancelled;
@@ -202,7 +207,7 @@ bool Clients::StandsStill(const Stream& stream, int member) const {
 void Clients::ReportMembers(StreamId id) {
   if (!InFlight(id)) return;
   const Stream& stream = streams_.at(id);
-  MembersStandStill report;
+  MembersStalled report;
   report.stream = id;
   for (size_t i = 0; i < stream.members.size(); ++i) {
     if (StandsStill(stream, i)) report.members.push_back(i);
@@ -292,6 +297,9 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
       }
       if (failure.reason == "DOWNLOAD_IDLE") {
         return only(call.takes_nothing, "it downloaded steadily");
+      }
+      if (failure.reason == "DEADLINE_TOO_SHORT") {
+        return only(call.deadline < absl::InfiniteDuration(), "it has no deadline");
       }
       return only(stream.deadline <= world_->now(), "the deadline has not passed");
     case absl::StatusCode::kInvalidArgument:

@@ -42,6 +42,8 @@ class Clients {
  private:
   struct Call {
     std::string id;
+    std::string principal;  // that may be anybody
+    std::string client;     // that shares the service
     uint64_t fingerprint = 0;
     int64_t tokens = 0;
     int world_size = 0;  // 0: any

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/core/plan_summary.h"
 #include "tests/simulation/sim_worker.h"
 
 namespace ringattn::server::simulation {
@@ -50,7 +51,7 @@ ConnectionId ControlPlane::Dial(SimWorker* worker, const v1::Register& registrat
 void ControlPlane::Say(ConnectionId connection, v1::JoinRequest message) {
   const auto link = links_.find(connection);
   if (link == links_.end() || !link->second.open_there) return;
-  const WorkerSaid said{connection, std::move(message)};
+  const WorkerSaid said{connection, std::move(message), world_->now()};
   Arrive(connection, said);
   const bool repeat = world_->weather == Weather::kStorm && !world_->faults_over;
   if (repeat && world_->random.OneIn(30)) Arrive(connection, said);
@@ -120,6 +121,7 @@ void ControlPlane::Restart() {
   config_.initial_generation = core_->topology().generation() + 1000;
   ++life_;
   inbox_.clear();
+  plans_.clear();
   paused_until_ = absl::InfinitePast();
   core_ = std::make_unique<Coordinator>(config_);
   checker_->OnCoordinatorStarted(core_.get());
@@ -164,9 +166,42 @@ void ControlPlane::CarryOut(const Action& action) {
     }
     CloseAtWorker(drop->connection, Delay());
     hooks_.dropped(link.worker, link.process);
+  } else if (const auto* ask = std::get_if<PlanThis>(&action)) {
+    MakePlan(*ask);
+  } else if (const auto* cancel = std::get_if<CancelPlan>(&action)) {
+    // One that is on its way already comes all the same.
+    if (world_->random.OneIn(4)) return;
+    plans_.erase(cancel->stream);
   } else {
     hooks_.client_action(action);
   }
+}
+
+// Beside the core, in any order, sooner or later.
+void ControlPlane::MakePlan(const PlanThis& ask) {
+  Random& random = world_->random;
+  const bool trouble = world_->weather == Weather::kStorm && !world_->faults_over;
+  const absl::Duration slowest = random.OneIn(10) ? absl::Seconds(2) : absl::Milliseconds(5);
+  Planned answer{ask.stream, ask.generation, nullptr};
+  if (trouble && random.OneIn(50)) {
+    answer.plan = absl::ResourceExhaustedError("too many wait");
+  } else {
+    absl::StatusOr<Plan> plan = PlanRequest(*ask.spec, ask.direction, ask.choice, ask.inputs);
+    if (plan.ok()) {
+      answer.plan = std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
+    } else {
+      answer.plan = plan.status();
+    }
+  }
+  const uint64_t number = plans_[ask.stream] = ++last_plan_;
+  world_->scheduler.After(random.Between(absl::ZeroDuration(), slowest),
+                          [this, answer, number, life = life_] {
+                            const auto plan = plans_.find(answer.stream);
+                            if (life != life_ || plan == plans_.end()) return;
+                            if (plan->second != number) return;
+                            plans_.erase(plan);
+                            Feed(answer);
+                          });
 }
 
 void ControlPlane::DeliverDown(ConnectionId connection, const v1::JoinResponse& message) {

@@ -1,5 +1,5 @@
-// The coordinator's process and its control streams: delays messages, holds them
-// back, repeats them, breaks streams, stops and restarts the process.
+// The coordinator's process, its control streams and its planning: delays messages, holds
+// them back, repeats them, breaks streams, stops and restarts the process.
 #ifndef RINGATTN_TESTS_SIMULATION_CONTROL_PLANE_H_
 #define RINGATTN_TESTS_SIMULATION_CONTROL_PLANE_H_
 
@@ -68,6 +68,7 @@ class ControlPlane {
   void DeliverDown(ConnectionId connection, const v1::JoinResponse& message);
   void CloseAtWorker(ConnectionId connection, absl::Duration delay);
   void CarryOut(const Action& action);
+  void MakePlan(const PlanThis& ask);
   void TickForEver();
 
   World* const world_;
@@ -79,7 +80,9 @@ class ControlPlane {
   std::map<ConnectionId, Link> links_;
   ConnectionId last_connection_ = 0;
   absl::Time paused_until_ = absl::InfinitePast();
-  std::vector<Event> inbox_;  // came while paused
+  std::vector<Event> inbox_;            // came while paused
+  std::map<StreamId, uint64_t> plans_;  // being made, and which attempt it is
+  uint64_t last_plan_ = 0;
 };
 
 }  // namespace ringattn::server::simulation

@@ -47,6 +47,10 @@ void SimWorker::Dial() {
   registration.set_incarnation(absl::StrCat(process_));
   registration.set_data_address(name_ + ":1");
   if (traits_.reports_memory) registration.set_memory_bytes(traits_.memory_bytes);
+  v1::KernelRate* rate = registration.add_kernel_rates();
+  rate->set_family("simulated");
+  rate->add_dtypes(v1::DATA_TYPE_FLOAT32);
+  rate->set_flops_per_second(traits_.flops_per_second);
   heartbeat_sequence_ = 0;
   connection_ = control_->Dial(this, registration);
 }

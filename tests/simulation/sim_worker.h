@@ -21,6 +21,7 @@ struct WorkerTraits {
   absl::Duration tile_time = absl::Milliseconds(5);
   int64_t memory_bytes = 1 << 20;
   int64_t workspace_bytes = 0;  // of any operation's kernels, beside what is planned
+  double flops_per_second = 0;  // that it says it has; 0: it has not measured
   bool reports_memory = true;
   // A transfer that waits longer than this has failed.
   absl::Duration transfer_timeout = absl::InfiniteDuration();

@@ -22,6 +22,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.upload_idle_timeout = absl::Seconds(10);
   config.limits.download_idle_timeout = absl::Seconds(10);
   config.limits.finished_operations_kept = 8;
+  if (random.OneIn(4)) config.limits.max_queued_requests_per_client = 2;
   config.transfer_timeout = absl::Seconds(15);
   config.limits.single_device_threshold_tokens = 500;
   return config;
@@ -54,10 +55,12 @@ Simulation::Simulation(uint64_t seed, bool traced)
 
 void Simulation::MakeWorkers() {
   Random& random = world_.random;
-  const int count = 1 + random.Below(6);
+  const int count = 1 + random.Below(kMaxWorkers);
   // A rank waits for its slower neighbours as long as their whole pass takes longer
   // (6 steps of 3 tiles): only what is far above that may be called a timeout.
   const int speed = random.Below(4);
+  // As predicted, runs are short, and sent ahead of others, or not.
+  const double flops = random.OneIn(2) ? 1e8 : 0;
   for (int i = 0; i < count; ++i) {
     WorkerTraits traits;
     if (speed == 0) {
@@ -74,6 +77,7 @@ void Simulation::MakeWorkers() {
     traits.memory_bytes = random.OneIn(3) ? 40000 : 1 << 20;
     traits.reports_memory = random.OneIn(2);
     traits.workspace_bytes = random.OneIn(3) ? 10000 : 0;
+    traits.flops_per_second = flops;
     workers_.push_back(std::make_unique<SimWorker>(
         &world_, &control_, [this](const std::string& blob) { return FindPeer(blob); },
         absl::StrCat("worker-", i), traits));

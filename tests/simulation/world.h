@@ -13,6 +13,8 @@
 
 namespace ringattn::server::simulation {
 
+inline constexpr int kMaxWorkers = 6;
+
 // What a seed injects.
 enum class Weather {
   kCalm,         // slow workers and fickle clients, no fault: nothing may be lost

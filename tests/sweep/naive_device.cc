@@ -4,7 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "tests/sweep/naive_kernels.h"
+#include "worker/device/host_call.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 namespace {
@@ -32,14 +33,17 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> NaiveDevice::Allocate(int64_t byte
   return std::make_unique<PoisonedBuffer>(bytes);
 }
 
-EventRef NaiveDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
-                            RunControl* control) {
-  return queue_.Start(
-      [&call, control]() -> absl::Status {
-        if (!control->stop) RunNaively(call.call());
-        return absl::OkStatus();
-      },
-      std::move(after), HostQueue::OnFailure::kSkip);
+absl::StatusOr<PreparedCalls> NaiveDevice::Prepare(std::vector<KernelCall> calls) {
+  return PrepareHostCalls(
+      std::move(calls), [](DType) { return std::string_view("naive"); },
+      [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
+        return queue_.Start(
+            [&call, control]() -> absl::Status {
+              if (!control->stop) RunNaively(call);
+              return absl::OkStatus();
+            },
+            std::move(after), HostQueue::OnFailure::kSkip);
+      });
 }
 
 absl::Status NaiveDevice::CopyFromHost(void* device, const void* host, int64_t bytes) {

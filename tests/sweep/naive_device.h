@@ -18,8 +18,7 @@ using namespace ringattn::worker;  // what is under test
 class NaiveDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override;
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;

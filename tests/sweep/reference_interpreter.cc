@@ -208,17 +208,6 @@ class Interpreter {
     return buffers[range.buffer].data() + range.offset;
   }
 
-  // A whole buffer, which must have exactly `bytes`.
-  absl::StatusOr<uint8_t*> Whole(int rank, size_t step, BufferId id, int64_t bytes) {
-    absl::StatusOr<uint8_t*> data = Address(rank, step, {id, 0, bytes});
-    if (data.ok() && buffers_[rank][id].bytes() != bytes) {
-      return Broken(rank, step,
-                    absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ",
-                                 buffers_[rank][id].bytes(), " bytes instead of ", bytes));
-    }
-    return data;
-  }
-
   std::vector<Piece> Pieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens,
                             int64_t begin, int64_t end) {
     if (cut_ == Cut::kPieces) return SlicePieces(CutIntoPieces(shard, cu_seqlens), begin, end);
@@ -238,122 +227,137 @@ class Interpreter {
   }
 
   absl::StatusOr<KernelCall> Bind(int rank, size_t step, const ComputeCall& call) {
-    const ProgramBuffers& roles = schedule_.programs[rank].roles;
-    const AttentionShape& shape = spec_.shape;
-    const int64_t element = ElementBytes(spec_.dtype);
-    const int64_t rows = RowsIn(plan_.q[rank]);
-    const int64_t statistics = shape.batch * shape.num_heads * rows;
-    const int64_t q_elements = statistics * shape.head_dim;
-    const int64_t out_elements = statistics * shape.head_dim_v;
-    absl::Status error;
-    const auto whole = [&](BufferId id, int64_t bytes) -> uint8_t* {
-      absl::StatusOr<uint8_t*> data = Whole(rank, step, id, bytes);
+    Operands operands(this, rank, step, call);
+    KernelCall bound = operands.Bind();
+    if (!operands.error.ok()) return operands.error;
+    return bound;
+  }
+
+  // The second binding of every op, on purpose: from the words of program.h, apart from
+  // worker/executor/bind_call. Each operand must have exactly the bytes of its shape.
+  struct Operands {
+    Operands(Interpreter* interpreter, int rank, size_t step, const ComputeCall& call)
+        : interpreter(*interpreter), rank(rank), step(step), call(call) {
+      const AttentionShape& shape = interpreter->spec_.shape;
+      statistics = shape.batch * shape.num_heads * call.q.rows();
+      q_elements = statistics * shape.head_dim;
+      out_elements = statistics * shape.head_dim_v;
+    }
+
+    uint8_t* Range(const ByteRange& range) {
+      absl::StatusOr<uint8_t*> data = interpreter.Address(rank, step, range);
       if (!data.ok()) error.Update(data.status());
       return data.ok() ? *data : nullptr;
-    };
-    const auto floats = [&](BufferId id, int64_t count) {
-      return reinterpret_cast<float*>(whole(id, count * 4));
-    };
-    const auto range = [&](const ByteRange& bytes) -> uint8_t* {
-      absl::StatusOr<uint8_t*> data = Address(rank, step, bytes);
-      if (!data.ok()) error.Update(data.status());
-      return data.ok() ? *data : nullptr;
-    };
-    // A range that must have exactly `bytes`.
-    const auto exactly = [&](const ByteRange& operand, int64_t bytes) {
-      if (operand.bytes != bytes) {
-        error.Update(
-            Broken(rank, step,
-                   absl::StrCat("an operand of ", operand.bytes, " bytes instead of ", bytes)));
+    }
+    uint8_t* Exactly(const ByteRange& range, int64_t bytes) {
+      if (range.bytes != bytes) {
+        Fail(absl::StrCat("an operand of ", range.bytes, " bytes instead of ", bytes));
       }
-      return range(operand);
-    };
-    const auto q_pieces = [&] { return Pieces(plan_.q[rank], shape.cu_seqlens_q, 0, rows); };
-    const auto blocks = [&](bool backward) {
-      std::vector<KvBlock> result;
+      return Range(range);
+    }
+    uint8_t* Elements(const ByteRange& range, int64_t count) {
+      return Exactly(range, count * ElementBytes(interpreter.spec_.dtype));
+    }
+    float* Floats(const ByteRange& range, int64_t count) {
+      return reinterpret_cast<float*>(Exactly(range, count * 4));
+    }
+    void Fail(const std::string& reason) { error.Update(Broken(rank, step, reason)); }
+
+    std::vector<Piece> QPieces() {
+      return interpreter.Pieces(interpreter.plan_.q[call.q.source_rank],
+                                interpreter.spec_.shape.cu_seqlens_q, call.q.row_begin,
+                                call.q.row_end);
+    }
+
+    std::vector<KvBlock> Blocks(bool backward) {
+      const AttentionShape& shape = interpreter.spec_.shape;
+      std::vector<KvBlock> blocks;
       for (const KvOperand& operand : call.kv) {
         const int64_t vectors = shape.batch * operand.rows() * shape.num_kv_heads;
         KvBlock block;
         block.rows = operand.rows();
-        block.pieces = Pieces(plan_.kv[operand.source_rank], shape.cu_seqlens_k, operand.row_begin,
-                              operand.row_end);
-        block.k = exactly(operand.k, vectors * shape.head_dim * element);
-        block.v = exactly(operand.v, vectors * shape.head_dim_v * element);
+        block.pieces = interpreter.Pieces(interpreter.plan_.kv[operand.source_rank],
+                                          shape.cu_seqlens_k, operand.row_begin, operand.row_end);
+        block.k = Elements(operand.k, vectors * shape.head_dim);
+        block.v = Elements(operand.v, vectors * shape.head_dim_v);
         if (backward) {
-          block.dk = reinterpret_cast<float*>(exactly(operand.dk, vectors * shape.head_dim * 4));
-          block.dv = reinterpret_cast<float*>(exactly(operand.dv, vectors * shape.head_dim_v * 4));
+          block.dk = Floats(operand.dk, vectors * shape.head_dim);
+          block.dv = Floats(operand.dv, vectors * shape.head_dim_v);
         }
-        result.push_back(std::move(block));
+        blocks.push_back(std::move(block));
       }
-      return result;
-    };
-
-    KernelCall bound;
-    switch (call.op) {
-      case ComputeCall::Op::kForward: {
-        ForwardCall forward;
-        forward.problem = &problem_;
-        forward.q_rows = rows;
-        forward.q_pieces = q_pieces();
-        forward.q = whole(roles.q, q_elements * element);
-        forward.blocks = blocks(false);
-        forward.initial = call.initial;
-        forward.final = call.final;
-        if (roles.out_acc != kNoBuffer) forward.out_acc = floats(roles.out_acc, out_elements);
-        if (roles.out_acc == kNoBuffer && !(call.initial && call.final)) {
-          error.Update(Broken(rank, step, "a partial forward without out_acc"));
-        }
-        forward.lse = floats(roles.lse, statistics);
-        if (call.final) forward.out = whole(roles.out, out_elements * element);
-        bound = std::move(forward);
-        break;
-      }
-      case ComputeCall::Op::kDelta: {
-        DeltaCall delta;
-        delta.problem = &problem_;
-        delta.q_rows = rows;
-        delta.out = whole(roles.out, out_elements * element);
-        delta.dout = whole(roles.dout, out_elements * element);
-        delta.delta = floats(roles.delta, statistics);
-        bound = delta;
-        break;
-      }
-      case ComputeCall::Op::kBackward: {
-        BackwardCall backward;
-        backward.problem = &problem_;
-        backward.q_rows = rows;
-        backward.q_pieces = q_pieces();
-        backward.q = whole(roles.q, q_elements * element);
-        backward.dout = whole(roles.dout, out_elements * element);
-        backward.lse = floats(roles.lse, statistics);
-        backward.delta = floats(roles.delta, statistics);
-        backward.dq_acc = floats(roles.dq_acc, q_elements);
-        backward.blocks = blocks(true);
-        bound = std::move(backward);
-        break;
-      }
-      case ComputeCall::Op::kZero:
-        bound = ZeroCall{range(call.target), call.target.bytes};
-        break;
-      case ComputeCall::Op::kAdd:
-        if (call.source.bytes != call.target.bytes) {
-          error.Update(Broken(rank, step, "an addition of unequal sizes"));
-        }
-        bound = AddCall{reinterpret_cast<float*>(range(call.target)),
-                        reinterpret_cast<const float*>(range(call.source)), call.target.bytes / 4};
-        break;
-      case ComputeCall::Op::kConvert:
-        if (call.source.bytes / 4 != call.target.bytes / element) {
-          error.Update(Broken(rank, step, "a conversion of unequal sizes"));
-        }
-        bound =
-            ConvertCall{spec_.dtype, range(call.target),
-                        reinterpret_cast<const float*>(range(call.source)), call.source.bytes / 4};
-        break;
+      return blocks;
     }
-    if (!error.ok()) return error;
-    return bound;
-  }
+
+    KernelCall Forward() {
+      ForwardCall forward;
+      forward.problem = &interpreter.problem_;
+      forward.q_rows = call.q.rows();
+      forward.q_pieces = QPieces();
+      forward.q = Elements(call.q.q, q_elements);
+      forward.blocks = Blocks(false);
+      forward.initial = call.initial;
+      forward.final = call.final;
+      if (!(call.initial && call.final)) forward.out_acc = Floats(call.q.out_acc, out_elements);
+      forward.lse = Floats(call.q.lse, statistics);
+      if (call.final) forward.out = Elements(call.q.out, out_elements);
+      return forward;
+    }
+
+    KernelCall Delta() {
+      DeltaCall delta;
+      delta.problem = &interpreter.problem_;
+      delta.q_rows = call.q.rows();
+      delta.out = Elements(call.q.out, out_elements);
+      delta.dout = Elements(call.q.dout, out_elements);
+      delta.delta = Floats(call.q.delta, statistics);
+      return delta;
+    }
+
+    KernelCall Backward() {
+      BackwardCall backward;
+      backward.problem = &interpreter.problem_;
+      backward.q_rows = call.q.rows();
+      backward.q_pieces = QPieces();
+      backward.q = Elements(call.q.q, q_elements);
+      backward.dout = Elements(call.q.dout, out_elements);
+      backward.lse = Floats(call.q.lse, statistics);
+      backward.delta = Floats(call.q.delta, statistics);
+      backward.dq_acc = Floats(call.q.dq_acc, q_elements);
+      backward.blocks = Blocks(true);
+      return backward;
+    }
+
+    KernelCall Bind() {
+      const int64_t floats = call.source.bytes / 4;
+      switch (call.op) {
+        case ComputeCall::Op::kForward:
+          return Forward();
+        case ComputeCall::Op::kDelta:
+          return Delta();
+        case ComputeCall::Op::kBackward:
+          return Backward();
+        case ComputeCall::Op::kZero:
+          return ZeroCall{Range(call.target), call.target.bytes};
+        case ComputeCall::Op::kAdd:
+          return AddCall{Floats(call.target, floats), Floats(call.source, floats), floats};
+        case ComputeCall::Op::kConvert:
+          return ConvertCall{interpreter.spec_.dtype, Elements(call.target, floats),
+                             Floats(call.source, floats), floats};
+      }
+      Fail("an unknown op");
+      return ZeroCall{};
+    }
+
+    Interpreter& interpreter;
+    const int rank;
+    const size_t step;
+    const ComputeCall& call;
+    int64_t statistics;  // elements of lse and delta
+    int64_t q_elements;
+    int64_t out_elements;
+    absl::Status error;
+  };
 
   const AttentionSpec& spec_;
   const ShardPlan& plan_;

@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/sweep/naive_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 namespace {
@@ -34,7 +34,7 @@ absl::Status RunChanged(const std::function<void(Schedule&)>& change,
                         const Kernels& kernels = RunNaive) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
-  Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
   change(schedule);
   return Interpret(spec, plan, schedule, Inputs(), kernels).status();
 }
@@ -85,10 +85,26 @@ TEST(ReferenceInterpreter, RefusesRangesOutsideTheirBuffer) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("not inside buffer"));
 }
 
-TEST(ReferenceInterpreter, RefusesBuffersOfAnotherSize) {
+TEST(ReferenceInterpreter, RefusesOperandsOfAnotherSize) {
+  const std::function<void(ComputeCall&)> changes[] = {
+      [](ComputeCall& call) { call.q.lse.bytes -= 4; },
+      [](ComputeCall& call) { call.q.q = kNone; },
+      [](ComputeCall& call) { call.q.out_acc = kNone; },
+      [](ComputeCall& call) { --call.q.row_end; },
+      [](ComputeCall& call) { call.kv.at(0).k.bytes -= 4; },
+  };
+  for (const auto& change : changes) {
+    const absl::Status status =
+        RunChanged([&](Schedule& schedule) { change(schedule.programs[0].steps[0].calls.at(0)); });
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  }
+}
+
+TEST(ReferenceInterpreter, RefusesOutputsOfAnotherSize) {
   const absl::Status status = RunChanged([](Schedule& schedule) {
-    Program& program = schedule.programs[0];
-    program.buffers[program.roles.lse].bytes += 4;
+    for (BufferSpec& buffer : schedule.programs[0].buffers) {
+      if (buffer.output == TensorId::kLse) buffer.bytes += 4;
+    }
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
 }
@@ -109,7 +125,8 @@ TEST(ReferenceInterpreter, NoticesWritesOutsideABuffer) {
 TEST(ReferenceInterpreter, WhatNobodyWroteIsNan) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
-  const Schedule schedule = MakeSchedule(spec, plan, Direction::kForward, false);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kSingle, Direction::kForward, false);
   const auto outputs =
       Interpret(spec, plan, schedule, Inputs(), [](const KernelCall&) { return absl::OkStatus(); });
   ASSERT_TRUE(outputs.ok());

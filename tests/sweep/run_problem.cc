@@ -6,10 +6,10 @@
 
 #include "common/oracle/numeric.h"
 #include "tests/sweep/naive_device.h"
-#include "tests/sweep/naive_kernels.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/executor/run_in_process.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::tests {
 
@@ -59,7 +59,8 @@ absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement&
                                      const TensorMap& inputs, Engine engine, KernelSet kernels) {
   const ShardPlan plan =
       MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
-  const Schedule schedule = MakeSchedule(spec, plan, direction, recompute_forward);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, placement.schedule, direction, recompute_forward);
   switch (engine) {
     case Engine::kExecutor:
       return RunExecutor(spec, plan, schedule, inputs, kernels);
@@ -111,8 +112,10 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
   const bool forward = c.direction == Direction::kForward;
   if (!forward && !c.recompute_forward) AddForwardResult(c.spec, expected, &tensors);
   absl::StatusOr<TensorMap> outputs =
-      RunProblem(c.spec, {c.layout, c.world_size, c.stripe}, c.direction, c.recompute_forward,
-                 tensors, engine, kernels);
+      RunProblem(c.spec,
+                 {c.layout, c.world_size, c.stripe,
+                  c.world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing},
+                 c.direction, c.recompute_forward, tensors, engine, kernels);
   result.status = outputs.status();
   if (!outputs.ok()) return result;
   result.outputs = *std::move(outputs);

@@ -28,6 +28,7 @@ struct Placement {
   Layout layout = Layout::kContiguous;
   int world_size = 1;
   int64_t stripe = 1;
+  ScheduleKind schedule = ScheduleKind::kRing;  // over any number of ranks
 };
 
 // Runs one direction. `inputs` has q, k, v, for backward also dout, and unless

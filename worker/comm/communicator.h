@@ -1,5 +1,6 @@
 // Communicator: ordered groups of point-to-point transfers between the members of
-// one generation. In-process queues, TCP, NCCL and copy engines implement it.
+// one generation. In-process queues, TCP, NCCL and copy engines implement it; the cases
+// of worker/comm/contract say what all of them have in common.
 #ifndef RINGATTN_WORKER_COMM_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_COMMUNICATOR_H_
 
@@ -48,8 +49,8 @@ class Communicator {
   virtual EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                          RunControl* control) = 0;
 
-  // Ends everything enqueued, within a second; later groups fail at once. Callable
-  // from any thread, repeatedly.
+  // Ends everything enqueued, within a second; later groups fail at once, empty ones too.
+  // Callable from any thread, repeatedly.
   virtual void Abort(const std::string& reason) = 0;
 };
 
@@ -59,10 +60,12 @@ class RingTransport {
   virtual ~RingTransport() = default;
 
   // Phase one. The blob goes to every member. A later Prepare supersedes.
+  // INVALID_ARGUMENT unless 0 <= rank < world_size.
   virtual absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) = 0;
 
   // Phase two, with all members' blobs by rank. UNAVAILABLE if a peer cannot be
-  // reached by `deadline`. REQUIRES: Prepare of the same generation came before.
+  // reached by `deadline`, CANCELLED if the last Prepare was not of that generation,
+  // INVALID_ARGUMENT for blobs that are not those of such a ring.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Connect(
       uint64_t generation, const std::vector<std::string>& blobs, absl::Time deadline) = 0;
 

@@ -7,10 +7,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/attention/dtype.h"
 #include "worker/device/event.h"
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
@@ -33,24 +35,38 @@ struct RunControl {
   std::atomic<bool> stop{false};
   // Grows with every tile (CPU) or call (CUDA) and every completed transfer.
   std::atomic<int64_t> progress{0};
+  // For reports of how far it is: what calls say that they have computed so far
+  // (worker/kernels/work.h; the CPU's say it tile by tile, CUDA's not at all), and how
+  // many calls have been seen to end, in the order of the program.
+  std::atomic<int64_t> work{0};
+  std::atomic<int64_t> calls_done{0};
 };
 
-// A call made ready to be started, any number of times. The device that prepared it may
-// have put more behind it than the call. Immutable; outlives the events of its starts.
+// A call made ready to be started, any number of times, with whatever its device put behind it.
+// Immutable; outlives the events of its starts; the device outlives it. Thread safe.
 class PreparedCall {
  public:
-  explicit PreparedCall(KernelCall call) : call_(std::move(call)) {}
+  PreparedCall() = default;
   virtual ~PreparedCall() = default;
   PreparedCall(const PreparedCall&) = delete;
   PreparedCall& operator=(const PreparedCall&) = delete;
 
-  const KernelCall& call() const { return call_; }
+  // The kernel family that serves a forward or backward call, for timelines and metrics; empty
+  // for the other calls.
+  virtual std::string_view family() const { return {}; }
 
- private:
-  const KernelCall call_;
+  // Device::Start, on the device that prepared it.
+  virtual EventRef Start(std::vector<EventRef> after, RunControl* control) const = 0;
 };
 
 using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
+
+// Kernels of one family that a device would choose for calls of these dtypes and direction.
+struct ServedCalls {
+  std::string family;
+  std::vector<DType> dtypes;
+  bool backward = false;
+};
 
 // What a device holds right now, for metrics.
 struct DeviceUsage {
@@ -73,18 +89,25 @@ class Device {
     return 0;
   }
 
+  // Which kernels serve which calls at a usual head_dim: each has a rate of its own. Every dtype
+  // and direction that the device computes is in exactly one.
+  virtual std::vector<ServedCalls> served_calls() const { return {}; }
+
   // Makes the calls of one operation ready, with whatever memory they need beside their
   // operands: nothing is allocated when they start. RESOURCE_EXHAUSTED if there is none.
   // Started calls of one set of prepared calls share that memory, in queue order.
-  virtual absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls);
+  virtual absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) = 0;
 
-  // Enqueues `call` behind everything started before and behind `after`. If one of
+  // Enqueues `call`, which this device prepared, behind everything started before and behind
+  // `after`. If one of
   // `after` failed, the call does not run and fails with the same status; a device that
   // learns of the failure only later runs the call on undefined data, so whoever waits
   // asks the earlier events first. Never blocks, never allocates device memory. `call`
   // and `control` outlive the event.
   virtual EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                         RunControl* control) = 0;
+                         RunControl* control) {
+    return call.Start(std::move(after), control);
+  }
 
   // True while the head of the queue waits for one of its `after` events, i.e.
   // for a transfer.
@@ -112,14 +135,6 @@ class Device {
 
   virtual std::string description() const = 0;  // "cpu (2 threads)"
 };
-
-inline absl::StatusOr<PreparedCalls> Device::Prepare(std::vector<KernelCall> calls) {
-  PreparedCalls prepared;
-  for (KernelCall& call : calls) {
-    prepared.push_back(std::make_unique<PreparedCall>(std::move(call)));
-  }
-  return prepared;
-}
 
 }  // namespace ringattn::worker
 

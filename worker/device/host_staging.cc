@@ -28,11 +28,11 @@ class HostDownload : public Download {
     SkipEmpty();
   }
 
-  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+  absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) override {
     if (finished()) return std::nullopt;
     const DeviceRange& range = ranges_[index_];
-    Piece piece{index_, offset_, static_cast<const uint8_t*>(range.data) + offset_,
-                std::min(max_bytes, range.bytes - offset_), nullptr};
+    HostRange piece{index_, offset_, static_cast<const uint8_t*>(range.data) + offset_,
+                    std::min(max_bytes, range.bytes - offset_), nullptr};
     offset_ += piece.bytes;
     SkipEmpty();
     return piece;

@@ -39,7 +39,8 @@ struct DeviceRange {
 // until the device's memory is no longer read.
 class Download {
  public:
-  struct Piece {
+  // A part of one of the ranges, on the host.
+  struct HostRange {
     size_t range = 0;    // index
     int64_t offset = 0;  // in the range
     const uint8_t* data = nullptr;
@@ -52,7 +53,7 @@ class Download {
 
   // The next 1..max_bytes bytes, never across ranges. Empty if they are not on the host
   // yet (the notice given at the start follows), or at the end.
-  virtual absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) = 0;
+  virtual absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) = 0;
 
   // True once Next has returned everything.
   virtual bool finished() const = 0;

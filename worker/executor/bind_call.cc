@@ -1,148 +1,196 @@
 #include "worker/executor/bind_call.h"
 
-#include <utility>
+#include <cassert>
+#include <variant>
 
 namespace ringattn::worker {
 namespace {
 
-class Binder {
- public:
-  Binder(const BindContext& context, const Operation& operation)
-      : context_(context), operation_(operation) {}
+using Op = ComputeCall::Op;
 
-  BoundCall Bind(const ComputeCall& call) {
-    switch (call.op) {
-      case ComputeCall::Op::kForward:
-        return Forward(call);
-      case ComputeCall::Op::kDelta:
-        return Delta();
-      case ComputeCall::Op::kBackward:
-        return Backward(call);
-      case ComputeCall::Op::kZero:
-        return Finish("zero", ZeroCall{Write(call.target), call.target.bytes});
-      case ComputeCall::Op::kAdd:
-        return Finish("add",
-                      AddCall{static_cast<float*>(ReadWrite(call.target)),
-                              static_cast<const float*>(Read(call.source)), call.target.bytes / 4});
-      case ComputeCall::Op::kConvert:
-        return Finish("convert", ConvertCall{context_.problem.dtype, Write(call.target),
-                                             static_cast<const float*>(Read(call.source)),
-                                             call.source.bytes / 4});
-    }
-    return {};
+AttentionProblem ProblemOf(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  AttentionProblem problem;
+  problem.dtype = spec.dtype;
+  problem.batch = shape.batch;
+  problem.num_heads = shape.num_heads;
+  problem.num_kv_heads = shape.num_kv_heads;
+  problem.head_dim = shape.head_dim;
+  problem.head_dim_v = shape.head_dim_v;
+  problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
+  problem.softcap = static_cast<float>(spec.options.softcap);
+  problem.bands = DocumentBands(spec);
+  return problem;
+}
+
+// `call` is a ForwardCall or a BackwardCall.
+template <typename Call>
+Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
+  Call kernel_call;
+  kernel_call.problem = &context.problem;
+  kernel_call.q_rows = call.q.rows();
+  kernel_call.q_pieces =
+      SlicePieces(context.q_pieces[call.q.source_rank], call.q.row_begin, call.q.row_end);
+  for (const KvOperand& operand : call.kv) {
+    KvBlock& block = kernel_call.blocks.emplace_back();
+    block.rows = operand.rows();
+    block.pieces =
+        SlicePieces(context.kv_pieces[operand.source_rank], operand.row_begin, operand.row_end);
+  }
+  return kernel_call;
+}
+
+// Addresses by the type that the kernel call's field has.
+class Addresses {
+ public:
+  explicit Addresses(absl::FunctionRef<void*(const ByteRange&)> address) : address_(address) {}
+
+  template <typename T>
+  void Set(T*& field, const ByteRange& range) const {
+    field = range.buffer == kNoBuffer ? nullptr : static_cast<T*>(address_(range));
   }
 
  private:
-  BoundCall Forward(const ComputeCall& call) {
-    const ProgramBuffers& roles = operation_.program().roles;
-    ForwardCall bound;
-    bound.problem = &context_.problem;
-    bound.q_rows = context_.q_rows;
-    bound.q_pieces = context_.q_pieces;
-    bound.q = Read(roles.q);
-    for (const KvOperand& operand : call.kv) bound.blocks.push_back(Block(operand));
-    bound.initial = call.initial;
-    bound.final = call.final;
-    bound.lse = static_cast<float*>(call.initial ? Write(roles.lse) : ReadWrite(roles.lse));
-    if (roles.out_acc != kNoBuffer) {
-      bound.out_acc =
-          static_cast<float*>(call.initial ? Write(roles.out_acc) : ReadWrite(roles.out_acc));
-    }
-    if (call.final) bound.out = Write(roles.out);
-    return Finish("forward", std::move(bound));
-  }
-
-  BoundCall Delta() {
-    const ProgramBuffers& roles = operation_.program().roles;
-    DeltaCall bound;
-    bound.problem = &context_.problem;
-    bound.q_rows = context_.q_rows;
-    bound.out = Read(roles.out);
-    bound.dout = Read(roles.dout);
-    bound.delta = static_cast<float*>(Write(roles.delta));
-    return Finish("delta", std::move(bound));
-  }
-
-  BoundCall Backward(const ComputeCall& call) {
-    const ProgramBuffers& roles = operation_.program().roles;
-    BackwardCall bound;
-    bound.problem = &context_.problem;
-    bound.q_rows = context_.q_rows;
-    bound.q_pieces = context_.q_pieces;
-    bound.q = Read(roles.q);
-    bound.dout = Read(roles.dout);
-    bound.lse = static_cast<const float*>(Read(roles.lse));
-    bound.delta = static_cast<const float*>(Read(roles.delta));
-    bound.dq_acc = static_cast<float*>(ReadWrite(roles.dq_acc));
-    for (const KvOperand& operand : call.kv) {
-      KvBlock block = Block(operand);
-      block.dk = static_cast<float*>(ReadWrite(operand.dk));
-      block.dv = static_cast<float*>(ReadWrite(operand.dv));
-      bound.blocks.push_back(std::move(block));
-    }
-    return Finish("backward", std::move(bound));
-  }
-
-  KvBlock Block(const KvOperand& operand) {
-    KvBlock block;
-    block.rows = operand.rows();
-    block.pieces =
-        SlicePieces(context_.kv_pieces[operand.source_rank], operand.row_begin, operand.row_end);
-    block.k = Read(operand.k);
-    block.v = Read(operand.v);
-    return block;
-  }
-
-  void* Touch(const ByteRange& range, bool write) {
-    accesses_.push_back({range, write});
-    char* base = static_cast<char*>(operation_.Address(range.buffer));
-    return base == nullptr ? nullptr : base + range.offset;
-  }
-  ByteRange Whole(BufferId id) const { return {id, 0, operation_.program().buffers[id].bytes}; }
-  // A write waits for earlier readers and writers alike, so it covers a read.
-  void* Read(const ByteRange& range) { return Touch(range, false); }
-  void* Write(const ByteRange& range) { return Touch(range, true); }
-  void* ReadWrite(const ByteRange& range) { return Touch(range, true); }
-  void* Read(BufferId id) { return Touch(Whole(id), false); }
-  void* Write(BufferId id) { return Touch(Whole(id), true); }
-  void* ReadWrite(BufferId id) { return Touch(Whole(id), true); }
-
-  BoundCall Finish(std::string name, KernelCall call) {
-    return {std::move(call), std::move(accesses_), std::move(name)};
-  }
-
-  const BindContext& context_;
-  const Operation& operation_;
-  std::vector<Access> accesses_;
+  absl::FunctionRef<void*(const ByteRange&)> address_;
 };
+
+void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<KvBlock>& blocks) {
+  for (size_t i = 0; i < call.kv.size(); ++i) {
+    addresses.Set(blocks[i].k, call.kv[i].k);
+    addresses.Set(blocks[i].v, call.kv[i].v);
+    addresses.Set(blocks[i].dk, call.kv[i].dk);
+    addresses.Set(blocks[i].dv, call.kv[i].dv);
+  }
+}
 
 }  // namespace
 
-BindContext MakeBindContext(const Operation& operation) {
-  const AttentionSpec& spec = operation.spec();
-  const AttentionShape& shape = spec.shape;
-  BindContext context;
-  context.problem.dtype = spec.dtype;
-  context.problem.batch = shape.batch;
-  context.problem.num_heads = shape.num_heads;
-  context.problem.num_kv_heads = shape.num_kv_heads;
-  context.problem.head_dim = shape.head_dim;
-  context.problem.head_dim_v = shape.head_dim_v;
-  context.problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
-  context.problem.softcap = static_cast<float>(spec.options.softcap);
-  context.problem.bands = DocumentBands(spec);
-  const Shard& own = operation.plan().q[operation.program().rank];
-  context.q_rows = RowsIn(own);
-  context.q_pieces = CutIntoPieces(own, shape.cu_seqlens_q);
-  for (const Shard& shard : operation.plan().kv) {
-    context.kv_pieces.push_back(CutIntoPieces(shard, shape.cu_seqlens_k));
+BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
+    : problem(ProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
+  const auto cut = [](const Shard& shard, const std::vector<int64_t>& cu_seqlens,
+                      std::vector<Piece>& pieces) {
+    if (pieces.empty()) pieces = CutIntoPieces(shard, cu_seqlens);
+  };
+  for (const Step& step : program.steps) {
+    for (const ComputeCall& call : step.calls) {
+      if (call.op != Op::kForward && call.op != Op::kBackward) continue;
+      const int rank = call.q.source_rank;
+      cut(plan.q[rank], spec.shape.cu_seqlens_q, q_pieces[rank]);
+      for (const KvOperand& operand : call.kv) {
+        const int source = operand.source_rank;
+        cut(plan.kv[source], spec.shape.cu_seqlens_k, kv_pieces[source]);
+      }
+    }
   }
-  return context;
 }
 
-BoundCall BindCall(const BindContext& context, const Operation& operation,
-                   const ComputeCall& call) {
-  return Binder(context, operation).Bind(call);
+KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
+  switch (call.op) {
+    case Op::kForward: {
+      auto forward = DescribeAttention<ForwardCall>(context, call);
+      forward.initial = call.initial;
+      forward.final = call.final;
+      return forward;
+    }
+    case Op::kDelta: {
+      DeltaCall delta;
+      delta.problem = &context.problem;
+      delta.q_rows = call.q.rows();
+      return delta;
+    }
+    case Op::kBackward:
+      return DescribeAttention<BackwardCall>(context, call);
+    case Op::kZero:
+      return ZeroCall{nullptr, call.target.bytes};
+    case Op::kAdd:
+      return AddCall{nullptr, nullptr, call.target.bytes / 4};
+    case Op::kConvert:
+      return ConvertCall{context.problem.dtype, nullptr, nullptr, call.source.bytes / 4};
+  }
+  assert(false && "unknown Op");
+  return ZeroCall{};
+}
+
+void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRange&)> address,
+                  KernelCall& kernel_call) {
+  struct Visitor {
+    const ComputeCall& call;
+    const Addresses addresses;
+
+    void operator()(ForwardCall& forward) const {
+      addresses.Set(forward.q, call.q.q);
+      addresses.Set(forward.out_acc, call.q.out_acc);
+      addresses.Set(forward.lse, call.q.lse);
+      addresses.Set(forward.out, call.q.out);
+      SetBlocks(call, addresses, forward.blocks);
+    }
+    void operator()(DeltaCall& delta) const {
+      addresses.Set(delta.out, call.q.out);
+      addresses.Set(delta.dout, call.q.dout);
+      addresses.Set(delta.delta, call.q.delta);
+    }
+    void operator()(BackwardCall& backward) const {
+      addresses.Set(backward.q, call.q.q);
+      addresses.Set(backward.dout, call.q.dout);
+      addresses.Set(backward.lse, call.q.lse);
+      addresses.Set(backward.delta, call.q.delta);
+      addresses.Set(backward.dq_acc, call.q.dq_acc);
+      SetBlocks(call, addresses, backward.blocks);
+    }
+    void operator()(ZeroCall& zero) const { addresses.Set(zero.target, call.target); }
+    void operator()(AddCall& add) const {
+      addresses.Set(add.target, call.target);
+      addresses.Set(add.source, call.source);
+    }
+    void operator()(ConvertCall& convert) const {
+      addresses.Set(convert.target, call.target);
+      addresses.Set(convert.source, call.source);
+    }
+  };
+  std::visit(Visitor{call, Addresses(address)}, kernel_call);
+}
+
+std::vector<Access> AccessesOf(const ComputeCall& call) {
+  std::vector<Access> accesses;
+  const auto add = [&](const ByteRange& range, bool write) {
+    if (range.buffer != kNoBuffer) accesses.push_back({range, write});
+  };
+  // A write waits for earlier readers and writers alike, so it covers a read.
+  const auto read = [&](const ByteRange& range) { add(range, false); };
+  const auto write = [&](const ByteRange& range) { add(range, true); };
+  switch (call.op) {
+    case Op::kForward:
+      read(call.q.q);
+      write(call.q.lse);
+      write(call.q.out_acc);
+      write(call.q.out);
+      break;
+    case Op::kDelta:
+      read(call.q.out);
+      read(call.q.dout);
+      write(call.q.delta);
+      break;
+    case Op::kBackward:
+      read(call.q.q);
+      read(call.q.dout);
+      read(call.q.lse);
+      read(call.q.delta);
+      write(call.q.dq_acc);
+      break;
+    case Op::kZero:
+    case Op::kAdd:
+    case Op::kConvert:
+      read(call.source);
+      write(call.target);
+      break;
+  }
+  for (const KvOperand& operand : call.kv) {
+    read(operand.k);
+    read(operand.v);
+    write(operand.dk);
+    write(operand.dv);
+  }
+  return accesses;
 }
 
 }  // namespace ringattn::worker

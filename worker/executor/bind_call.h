@@ -1,30 +1,39 @@
-// From a program's compute call to the kernel call: names become addresses.
+// From a program's compute call to the kernel call, in two steps, each done once: what
+// the kernel computes on, then where it lies. Every operand stands in the call, so all
+// three functions are tables.
 #ifndef RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 #define RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 
-#include <string>
 #include <vector>
 
-#include "worker/executor/executor.h"
+#include "absl/functional/function_ref.h"
+#include "common/attention/attention_spec.h"
+#include "common/plan/program.h"
+#include "common/plan/shard_plan.h"
 #include "worker/executor/hazard_tracker.h"
+#include "worker/kernels/attention_kernel.h"
 
 namespace ringattn::worker {
 
-// Per operation and rank; calls refer to its problem.
+// What the calls of an operation share: they refer to its problem.
 struct BindContext {
+  // Pieces of the shards that the program's operands come from.
+  BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
+
   AttentionProblem problem;
-  int64_t q_rows = 0;
-  std::vector<Piece> q_pieces;
+  std::vector<std::vector<Piece>> q_pieces;   // by source rank
   std::vector<std::vector<Piece>> kv_pieces;  // by source rank
 };
-BindContext MakeBindContext(const Operation& operation);
 
-struct BoundCall {
-  KernelCall call;               // refers to the context's problem
-  std::vector<Access> accesses;  // what it reads and writes
-  std::string name;              // "forward", "backward", ...
-};
-BoundCall BindCall(const BindContext& context, const Operation& operation, const ComputeCall& call);
+// The kernel call but for the addresses, which are null.
+KernelCall DescribeCall(const BindContext& context, const ComputeCall& call);
+
+// Fills in the addresses of the kernel call that `call` was described by.
+void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRange&)> address,
+                  KernelCall& kernel_call);
+
+// What the call reads and writes.
+std::vector<Access> AccessesOf(const ComputeCall& call);
 
 }  // namespace ringattn::worker
 

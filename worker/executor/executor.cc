@@ -24,11 +24,9 @@ std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& 
   for (const Transfer& transfer : step.transfers) {
     const bool receive = transfer.kind == Transfer::Kind::kReceive;
     accesses->push_back({transfer.range, receive});
-    group.push_back(
-        {receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
-         operation.members()[transfer.peer],
-         static_cast<char*>(operation.Address(transfer.range.buffer)) + transfer.range.offset,
-         transfer.range.bytes});
+    group.push_back({receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
+                     operation.members()[transfer.peer], operation.Address(transfer.range),
+                     transfer.range.bytes});
   }
   return group;
 }
@@ -40,6 +38,7 @@ void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
   for (; *waited < end; ++*waited) {
     const Started& item = started[*waited];
     absl::Status status = item.event->Wait(absl::InfiniteFuture());
+    if (!item.transfer) control->calls_done.fetch_add(1, std::memory_order_relaxed);
     if (status.ok() || !failure->ok()) continue;
     *failure = absl::Status(
         status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));
@@ -96,7 +95,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   absl::Status failure;
 
   for (BufferId id = 0; id < static_cast<BufferId>(program.buffers.size()); ++id) {
-    if (!program.buffers[id].input.has_value()) continue;
+    if (program.buffers[id].source != BufferSource::kUpload) continue;
     hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
   }
   for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {

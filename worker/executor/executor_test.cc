@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/device/host_call.h"
 #include "worker/device/host_queue.h"
 
 namespace ringattn::worker {
@@ -36,19 +37,22 @@ class SleepingDevice : public Device {
     allocatable -= bytes;
     return std::make_unique<Memory>(bytes);
   }
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
-    if (log != nullptr) log->push_back("call");
-    return queue_.Start(
-        [&call, control]() -> absl::Status {
-          if (control->stop) return absl::OkStatus();
-          absl::SleepFor(kCall);
-          if (const auto* zero = std::get_if<ZeroCall>(&call.call())) {
-            std::memset(zero->target, 1, zero->bytes);
-          }
-          return absl::OkStatus();
-        },
-        std::move(after), HostQueue::OnFailure::kSkip);
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    return PrepareHostCalls(
+        std::move(calls), [](DType) { return std::string_view("sleeping"); },
+        [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
+          if (log != nullptr) log->push_back("call");
+          return queue_.Start(
+              [&call, control]() -> absl::Status {
+                if (control->stop) return absl::OkStatus();
+                absl::SleepFor(kCall);
+                if (const auto* zero = std::get_if<ZeroCall>(&call)) {
+                  std::memset(zero->target, 1, zero->bytes);
+                }
+                return absl::OkStatus();
+              },
+              std::move(after), HostQueue::OnFailure::kSkip);
+        });
   }
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {

@@ -1,60 +1,128 @@
+#include "worker/executor/operation.h"
+
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "worker/executor/bind_call.h"
-#include "worker/executor/executor.h"
 
 namespace ringattn::worker {
 
-absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(AttentionSpec spec, ShardPlan plan,
-                                                             Program program,
-                                                             std::vector<int> members,
-                                                             Device* device) {
-  std::unique_ptr<Operation> operation(
-      new Operation(std::move(spec), std::move(plan), std::move(program), std::move(members)));
-  for (const BufferSpec& buffer : operation->program_.buffers) {
-    auto memory = device->Allocate(buffer.bytes);
+absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, ShardPlan plan,
+                                                           Program program,
+                                                           std::vector<int> members, Device* device,
+                                                           std::vector<LentBuffer> lent) {
+  std::unique_ptr<Operation> operation(new Operation(
+      std::move(spec), std::move(plan), std::move(program), std::move(members), device));
+  for (const Step& step : operation->program_.steps) {
+    std::vector<ReadyCall>& ready = operation->ready_.emplace_back();
+    for (const ComputeCall& call : step.calls) {
+      operation->described_.push_back(DescribeCall(*operation->context_, call));
+      ready.push_back({nullptr, AccessesOf(call), OpName(call.op)});
+    }
+  }
+  if (absl::Status status = operation->Lend(std::move(lent)); !status.ok()) return status;
+  absl::StatusOr<int64_t> workspace = device->WorkspaceBytes(operation->described_);
+  if (!workspace.ok()) return workspace.status();
+  operation->workspace_bytes_ = *workspace;
+  return operation;
+}
+
+absl::Status Operation::Allocate() {
+  for (size_t id = 0; id < buffers_.size(); ++id) {
+    if (buffers_[id] != nullptr) continue;  // lent
+    const BufferSpec& buffer = program_.buffers[id];
+    auto memory = device_->Allocate(buffer.bytes);
     if (!memory.ok()) {
       return absl::Status(memory.status().code(),
                           absl::StrCat("buffer ", buffer.name, ": ", memory.status().message()));
     }
-    operation->buffers_.push_back(*std::move(memory));
+    buffers_[id] = *std::move(memory);
   }
-  absl::StatusOr<PreparedCalls> prepared = device->Prepare(operation->Bind());
-  if (!prepared.ok()) return prepared.status();
-  operation->prepared_ = *std::move(prepared);
   size_t index = 0;
-  for (std::vector<ReadyCall>& step : operation->ready_) {
-    for (ReadyCall& ready : step) ready.call = operation->prepared_[index++].get();
+  for (const Step& step : program_.steps) {
+    for (const ComputeCall& call : step.calls) {
+      SetAddresses(
+          call, [this](const ByteRange& range) { return Address(range); }, described_[index++]);
+    }
   }
+  absl::StatusOr<PreparedCalls> prepared = device_->Prepare(std::exchange(described_, {}));
+  if (!prepared.ok()) return prepared.status();
+  prepared_ = *std::move(prepared);
+  index = 0;
+  for (std::vector<ReadyCall>& step : ready_) {
+    for (ReadyCall& ready : step) ready.call = prepared_[index++].get();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(AttentionSpec spec, ShardPlan plan,
+                                                             Program program,
+                                                             std::vector<int> members,
+                                                             Device* device,
+                                                             std::vector<LentBuffer> lent) {
+  auto operation = Bind(std::move(spec), std::move(plan), std::move(program), std::move(members),
+                        device, std::move(lent));
+  if (!operation.ok()) return operation;
+  if (absl::Status status = (*operation)->Allocate(); !status.ok()) return status;
   return operation;
 }
 
-absl::StatusOr<int64_t> Operation::WorkspaceBytes(const AttentionSpec& spec, const ShardPlan& plan,
-                                                  const Program& program, const Device& device) {
-  return device.WorkspaceBytes(Operation(spec, plan, program, {}).Bind());
-}
-
-Operation::Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members)
+Operation::Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members,
+                     Device* device)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
       program_(std::move(program)),
-      members_(std::move(members)) {}
+      members_(std::move(members)),
+      device_(device),
+      buffers_(program_.buffers.size()),
+      context_(std::make_unique<const BindContext>(spec_, plan_, program_)) {}
 
 Operation::~Operation() = default;
 
-std::vector<KernelCall> Operation::Bind() {
-  context_ = std::make_unique<const BindContext>(MakeBindContext(*this));
-  std::vector<KernelCall> calls;
-  for (const Step& step : program_.steps) {
-    std::vector<ReadyCall>& ready = ready_.emplace_back();
-    for (const ComputeCall& call : step.calls) {
-      BoundCall bound = BindCall(*context_, *this, call);
-      calls.push_back(std::move(bound.call));
-      ready.push_back({nullptr, std::move(bound.accesses), std::move(bound.name)});
+absl::Status Operation::Lend(std::vector<LentBuffer> lent) {
+  for (LentBuffer& item : lent) {
+    if (item.buffer < 0 || item.buffer >= static_cast<BufferId>(buffers_.size()) ||
+        item.memory == nullptr || buffers_[item.buffer] != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("lent buffer ", item.buffer, ": the program has no such buffer to fill"));
+    }
+    BufferSpec& spec = program_.buffers[item.buffer];
+    if (item.memory->bytes() < spec.bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "lent buffer ", spec.name, " has ", item.memory->bytes(), " bytes of ", spec.bytes));
+    }
+    if (spec.input.has_value() && Overwrites(item.buffer)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("lent buffer ", spec.name, ": the program would overwrite it"));
+    }
+    spec.source = BufferSource::kRetained;
+    buffers_[item.buffer] = std::move(item.memory);
+  }
+  return absl::OkStatus();
+}
+
+bool Operation::Overwrites(BufferId buffer) const {
+  for (size_t step = 0; step < ready_.size(); ++step) {
+    for (const Transfer& transfer : program_.steps[step].transfers) {
+      const bool receives = transfer.kind == Transfer::Kind::kReceive;
+      if (receives && transfer.range.buffer == buffer) return true;
+    }
+    for (const ReadyCall& call : ready_[step]) {
+      for (const Access& access : call.accesses) {
+        if (access.write && access.range.buffer == buffer) return true;
+      }
     }
   }
-  return calls;
+  return false;
+}
+
+int64_t Operation::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const BufferSpec& buffer : program_.buffers) {
+    if (buffer.source != BufferSource::kRetained) bytes += buffer.bytes;
+  }
+  return bytes;
 }
 
 DeviceBuffer* Operation::InputBuffer(TensorId id) {

@@ -29,7 +29,7 @@ bool ActivityProbe::WaitsForPeer(const Device& device) const {
 
 EventRef ObservedDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
                                RunControl* control) {
-  EventRef done = inner_->Start(call, std::move(after), control);
+  EventRef done = DeviceWrapper::Start(call, std::move(after), control);
   probe_->NoteCall(done);
   return done;
 }

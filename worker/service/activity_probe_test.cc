@@ -1,6 +1,7 @@
 #include "worker/service/activity_probe.h"
 
 #include "gtest/gtest.h"
+#include "worker/device/host_call.h"
 #include "worker/device/host_event.h"
 
 namespace ringattn::worker {
@@ -11,6 +12,9 @@ class ManualDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t) override {
     return absl::UnimplementedError("no memory here");
+  }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall>) override {
+    return absl::UnimplementedError("calls are the test's");
   }
   EventRef Start(const PreparedCall&, std::vector<EventRef>, RunControl*) override { return call; }
   bool waits_for_transfer() const override { return waits; }
@@ -43,7 +47,7 @@ struct Probed {
   ObservedDevice observed_device{&device, &probe};
   ObservedCommunicator observed_communicator{communicator, &probe};
   RunControl control;
-  const PreparedCall zero{ZeroCall{}};
+  const HostCall zero{ZeroCall{}, "", nullptr};  // the device starts nothing
 
   bool Waits() const { return probe.WaitsForPeer(device); }
 };

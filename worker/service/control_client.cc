@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/security/secret.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::worker {
@@ -32,7 +33,7 @@ std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
                    static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
   // A Commit carries a blob of every member, a Reserve the documents of a request.
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  return grpc::CreateCustomChannel(options.coordinator, grpc::InsecureChannelCredentials(),
+  return grpc::CreateCustomChannel(options.coordinator, options.security.ChannelCredentials(),
                                    arguments);
 }
 
@@ -92,7 +93,7 @@ void ControlClient::Loop() {
 
 bool ControlClient::RunSession(std::string* reason) {
   grpc::ClientContext context;
-  context.AddMetadata("ringattn-secret", options_.secret);
+  context.AddMetadata(kSecretMetadataKey, options_.secret);
   {
     absl::MutexLock lock(&mutex_);
     if (stopping_) return false;

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/security/credentials.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 
 namespace ringattn::worker {
@@ -22,6 +23,7 @@ namespace ringattn::worker {
 struct ControlClientOptions {
   std::string coordinator;  // host:port of its control listener
   std::string secret;
+  TransportSecurity security;
   v1::Register registration;
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(2);

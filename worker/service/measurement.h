@@ -3,32 +3,30 @@
 #ifndef RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
 #define RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
 
-#include <string>
+#include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/plan/kernel_rate.h"
 #include "worker/device/device.h"
 
 namespace ringattn::worker {
 
-// A forward call large enough to keep a device busy: rows x rows, d 128, bf16.
+// A call large enough to keep a device busy: rows x rows, d 128.
 struct MeasuredCall {
   int64_t rows = 512;
   int64_t heads = 1;  // CPU: one per thread
 };
 
-// Floating-point operations per second of forward calls, by their own times: the best of
-// as many as fit into `budget`.
-absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const MeasuredCall& size,
-                                             absl::Duration budget);
+// Floating-point operations per second of each of the device's served_calls, in their order, by
+// the calls' own times: the best of as many as fit into `budget` each.
+absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const MeasuredCall& size,
+                                                           absl::Duration budget);
 
 // Seconds that a call takes whose arithmetic is next to nothing, in a row of such: what the
 // host, the queue and the launch cost. The best row of as many as fit into `budget`.
 absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget);
-
-// Bytes per second over one TCP connection of this machine with itself at `host`,
-// over the best of `budget`: what a ring of local processes gets at most.
-absl::StatusOr<double> MeasureLinkBytesPerSecond(const std::string& host, absl::Duration budget);
 
 }  // namespace ringattn::worker
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -13,28 +14,82 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(Measurement, TheLinkHasARateHoweverShortTheBudget) {
-  for (const absl::Duration budget :
-       {absl::ZeroDuration(), absl::Milliseconds(1), absl::Milliseconds(30)}) {
-    for (int round = 0; round < 5; ++round) {
-      const absl::Time begin = absl::Now();
-      auto rate = MeasureLinkBytesPerSecond("127.0.0.1", budget);
-      ASSERT_TRUE(rate.ok()) << rate.status();
-      EXPECT_GT(*rate, 1e5);
-      EXPECT_LT(*rate, 1e12);
-      EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
+  CpuDevice device(1, int64_t{1} << 30);
+  const auto rates = MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration());
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      AttentionSpec spec;
+      spec.dtype = dtype;
+      const KernelRate* const rate = RateOf(*rates, spec, direction);
+      ASSERT_NE(rate, nullptr) << DTypeName(dtype);
+      EXPECT_GT(rate->flops_per_second, 1e6);
+      EXPECT_LT(rate->flops_per_second, 1e15);
+      EXPECT_EQ(rate->family, dtype == DType::kBFloat16 ? "cpu_bf16" : "cpu_fp32");
     }
   }
-  EXPECT_FALSE(MeasureLinkBytesPerSecond("no.such.host.invalid", absl::ZeroDuration()).ok());
 }
 
-// The scalar device computes fp32 only: what it refuses is reported, not guessed.
+// Says that it serves what its kernels do not compute.
+class Boaster : public ScalarDevice {
+ public:
+  std::vector<ServedCalls> served_calls() const override {
+    return {{"boast", {DType::kBFloat16}, false}};
+  }
+};
+
+// What a device refuses is reported, not guessed.
 TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
-  ScalarDevice device;
-  EXPECT_EQ(MeasureFlopsPerSecond(device, {}, absl::Milliseconds(10)).status().code(),
+  Boaster device;
+  EXPECT_EQ(MeasureKernelRates(device, {}, absl::Milliseconds(10)).status().code(),
             absl::StatusCode::kUnimplemented);
   EXPECT_EQ(MeasureCallSeconds(device, absl::ZeroDuration()).status().code(),
             absl::StatusCode::kUnimplemented);
+}
+
+// A slow family is measured as such, beside a fast one.
+class SlowInFp32 : public CpuDevice {
+ public:
+  SlowInFp32() : CpuDevice(1, int64_t{1} << 30) {}
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    slow_ = std::get<ForwardCall>(calls.front()).problem->dtype == DType::kFloat32;
+    return CpuDevice::Prepare(std::move(calls));
+  }
+  std::vector<ServedCalls> served_calls() const override {
+    return {{"fast", {DType::kBFloat16}, false}, {"slow", {DType::kFloat32}, false}};
+  }
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
+    EventRef event = CpuDevice::Start(call, std::move(after), control);
+    return slow_ ? std::make_shared<Stretched>(std::move(event)) : event;
+  }
+
+ private:
+  // Takes a second longer than it took.
+  class Stretched : public Event {
+   public:
+    explicit Stretched(EventRef inner) : inner_(std::move(inner)) {}
+    bool Done() const override { return inner_->Done(); }
+    absl::Status Wait(absl::Time deadline) const override { return inner_->Wait(deadline); }
+    absl::Time begin_time() const override { return inner_->begin_time() - absl::Seconds(1); }
+    absl::Time end_time() const override { return inner_->end_time(); }
+
+   private:
+    const EventRef inner_;
+  };
+
+  bool slow_ = false;
+};
+
+TEST(Measurement, AFamilyHasItsOwnRate) {
+  SlowInFp32 device;
+  const auto rates = MeasureKernelRates(device, {.rows = 64, .heads = 1}, absl::ZeroDuration());
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  ASSERT_EQ(rates->size(), 2u);
+  EXPECT_EQ((*rates)[0].family, "fast");
+  EXPECT_EQ((*rates)[1].family, "slow");
+  EXPECT_LT((*rates)[1].flops_per_second, (*rates)[0].flops_per_second / 10);
 }
 
 // 1 ms a call, far above what a call costs by itself.
@@ -100,7 +155,7 @@ TEST(Measurement, LeavesNoCallBehindThatMayTouchItsControl) {
   AskedDevice device;
   ASSERT_TRUE(MeasureCallSeconds(device, absl::ZeroDuration()).ok());
   EXPECT_EQ(device.unasked, 0);
-  ASSERT_TRUE(MeasureFlopsPerSecond(device, {.rows = 16, .heads = 1}, absl::ZeroDuration()).ok());
+  ASSERT_TRUE(MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration()).ok());
   EXPECT_EQ(device.unasked, 0);
 }
 

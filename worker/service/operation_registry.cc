@@ -20,11 +20,12 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }
-  const absl::StatusOr<int64_t> workspace =
-      Operation::WorkspaceBytes(decoded->spec, decoded->plan, decoded->program, *device_);
-  if (!workspace.ok()) return workspace.status();
-  *workspace_bytes = *workspace;
-  const int64_t buffer_bytes = decoded->program.BufferBytes();
+  absl::StatusOr<std::unique_ptr<Operation>> operation =
+      Operation::Bind(std::move(decoded->spec), std::move(decoded->plan),
+                      std::move(decoded->program), std::move(decoded->members), device_);
+  if (!operation.ok()) return operation.status();
+  *workspace_bytes = (*operation)->workspace_bytes();
+  const int64_t buffer_bytes = (*operation)->buffer_bytes();
   absl::StatusOr<MemoryBudget::Reservation> reservation =
       budget_->Take(buffer_bytes + *workspace_bytes);
   if (!reservation.ok() && *workspace_bytes > 0) {
@@ -33,10 +34,7 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
                                      *workspace_bytes, " bytes: ", reservation.status().message()));
   }
   if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<std::unique_ptr<Operation>> operation =
-      Operation::Create(std::move(decoded->spec), std::move(decoded->plan),
-                        std::move(decoded->program), std::move(decoded->members), device_);
-  if (!operation.ok()) return operation.status();
+  if (absl::Status status = (*operation)->Allocate(); !status.ok()) return status;
 
   absl::MutexLock lock(&mutex_);
   ++alive_;

@@ -1,8 +1,42 @@
 #include "worker/service/operation_runner.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "common/plan/schedule.h"
+#include "worker/kernels/work.h"
+
 namespace ringattn::worker {
+namespace {
+
+int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
+  const int64_t pairs = call.pairs * shape.batch * shape.num_heads;
+  switch (call.op) {
+    case ComputeCall::Op::kForward:
+      return pairs * ForwardPairWork(shape.head_dim, shape.head_dim_v);
+    case ComputeCall::Op::kBackward:
+      return pairs * BackwardPairWork(shape.head_dim, shape.head_dim_v);
+    default:
+      return 0;  // little beside the others
+  }
+}
+
+}  // namespace
+
+double FractionDone(const AttentionSpec& spec, const Program& program, int64_t work,
+                    int64_t calls_done) {
+  double all = 0, ended = 0;
+  int64_t calls = 0;
+  for (const Step& step : program.steps) {
+    for (const ComputeCall& call : step.calls) {
+      const double cost = static_cast<double>(WorkOf(spec.shape, call));
+      all += cost;
+      if (calls++ < calls_done) ended += cost;
+    }
+  }
+  if (all == 0) return calls_done >= calls ? 1.0 : 0.0;
+  return std::min(1.0, std::max(static_cast<double>(work), ended) / all);
+}
 
 OperationRunner::OperationRunner(Device* device, DoneCallback on_done)
     : device_(device), on_done_(std::move(on_done)), thread_([this] { Loop(); }) {}
@@ -47,8 +81,13 @@ bool OperationRunner::Current(RunningOperation* running) const {
     current = current_;
   }
   if (current == nullptr) return false;
+  Operation& operation = current->operation();
+  const RunControl& control = operation.control();
   *running = {current->info(), step_.load(std::memory_order_relaxed),
-              current->operation().control().progress.load(std::memory_order_relaxed)};
+              control.progress.load(std::memory_order_relaxed),
+              FractionDone(operation.spec(), operation.program(),
+                           control.work.load(std::memory_order_relaxed),
+                           control.calls_done.load(std::memory_order_relaxed))};
   return true;
 }
 
@@ -90,7 +129,7 @@ void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
   if (!operation->ended().ok()) return;
   if (report.ok()) operation->SetFinished();
   RunningOperation last{operation->info(), step_.load(),
-                        operation->operation().control().progress.load()};
+                        operation->operation().control().progress.load(), /*fraction_done=*/1};
   on_done_(*operation, report, last);
 }
 

@@ -27,7 +27,13 @@ struct RunningOperation {
   OperationInfo info;
   int64_t step = 0;
   int64_t progress = 0;
+  double fraction_done = 0;  // of the program's work, in [0, 1]
 };
+
+// The share of the program's work that is done when calls say `work` and the first
+// `calls_done` of them have ended (RunControl).
+double FractionDone(const AttentionSpec& spec, const Program& program, int64_t work,
+                    int64_t calls_done);
 
 // Thread safe.
 class OperationRunner {

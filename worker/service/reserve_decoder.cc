@@ -89,14 +89,15 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   result.spec = {*dtype, *std::move(shape), options};
 
   const int ring_size = result.members.size();
-  if (reserve.schedule() == v1::SCHEDULE_SINGLE && ring_size != 1) return Malformed("schedule");
+  const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
+  if (!kind || (*kind == ScheduleKind::kSingle && ring_size != 1)) return Malformed("schedule");
   const int64_t stripe = reserve.stripe() == 0 ? 1 : static_cast<int64_t>(reserve.stripe());
   if (stripe < 1) return Malformed("stripe");
   result.plan = MakeShardPlan(result.spec, *layout, ring_size, stripe);
-  Schedule schedule = MakeSchedule(result.spec, result.plan,
-                                   reserve.backward() ? Direction::kBackward : Direction::kForward,
-                                   reserve.recompute_forward());
-  result.program = std::move(schedule.programs[ring_rank]);
+  if (reserve.recompute_forward() && !reserve.backward()) return Malformed("recompute_forward");
+  result.program = MakeProgram(result.spec, result.plan, *kind,
+                               reserve.backward() ? Direction::kBackward : Direction::kForward,
+                               reserve.recompute_forward(), ring_rank);
   return result;
 }
 

@@ -51,6 +51,20 @@ TEST(ReserveDecoder, EveryRankGetsItsProgramOfTheSamePlan) {
   }
 }
 
+// The kind travels: one member may be a single device or a ring of one.
+TEST(ReserveDecoder, TheScheduleIsTheReserves) {
+  v1::Reserve reserve = Valid();
+  reserve.clear_members();
+  reserve.add_members(1);
+  for (const v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING}) {
+    reserve.set_schedule(schedule);
+    auto decoded = DecodeReserve(reserve, 1, 2);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->program.SentBytes(), 0);
+    EXPECT_EQ(decoded->program.steps.size(), 1u);
+  }
+}
+
 TEST(ReserveDecoder, PackedDocuments) {
   v1::Reserve reserve = Valid();
   reserve.mutable_shape()->set_batch(1);
@@ -71,6 +85,9 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
       [](auto& r) { r.set_dtype(v1::DATA_TYPE_UNSPECIFIED); },
       [](auto& r) { r.set_layout(v1::LAYOUT_UNSPECIFIED); },
       [](auto& r) { r.set_schedule(v1::SCHEDULE_SINGLE); },
+      [](auto& r) { r.clear_schedule(); },
+      [](auto& r) { r.set_schedule(static_cast<v1::Schedule>(99)); },
+      [](auto& r) { r.set_recompute_forward(true); },
       [](auto& r) { r.set_stripe(~uint64_t{0}); },
       [](auto& r) { r.mutable_shape()->set_batch(0); },
       [](auto& r) { r.mutable_shape()->set_num_kv_heads(3); },

@@ -17,13 +17,6 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 }  // namespace
 
-bool SecretsEqual(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
-  return difference == 0;
-}
-
 ShardExchange::ShardExchange(grpc::CallbackServerContext* context, OperationRegistry* registry,
                              const ShardServiceHooks* hooks)
     : context_(context), registry_(registry), hooks_(hooks) {}
@@ -177,7 +170,7 @@ bool ShardExchange::NextMessage() {
     download_ = operation_->BeginDownload([this] { OnOperationChanged(); });
   }
   if (!download_->finished()) {
-    absl::StatusOr<std::optional<Download::Piece>> piece = download_->Next(max_chunk_bytes_);
+    absl::StatusOr<std::optional<Download::HostRange>> piece = download_->Next(max_chunk_bytes_);
     if (!piece.ok()) {
       failure_ = ToGrpc(piece.status());
       return false;
@@ -194,7 +187,7 @@ bool ShardExchange::NextMessage() {
   return true;
 }
 
-void ShardExchange::MakeChunk(const Download::Piece& piece) {
+void ShardExchange::MakeChunk(const Download::HostRange& piece) {
   wire::ChunkHeader header{static_cast<int32_t>(outputs_[piece.range].id),
                            static_cast<uint64_t>(piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);

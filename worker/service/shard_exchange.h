@@ -9,7 +9,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "ringattn/v1/shard.pb.h"
 #include "worker/service/operation_registry.h"
@@ -17,9 +16,6 @@
 #include "worker/service/shard_service.h"
 
 namespace ringattn::worker {
-
-// In time that does not depend on where they differ.
-bool SecretsEqual(absl::string_view a, absl::string_view b);
 
 // Thread safe: gRPC's reactions and the operation's notices come on any thread. One
 // read and one write are outstanding at most, so flow control reaches both ends.
@@ -48,7 +44,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is nothing to send (yet), or it failed.
   bool NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeChunk(const Download::Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeChunk(const Download::HostRange& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;

@@ -8,6 +8,25 @@
 #include "common/wire/crc32c.h"
 
 namespace ringattn::worker {
+namespace {
+
+absl::Status WrongPlace(TensorId id, uint64_t offset, uint64_t bytes, const ByteRangeSet& arrived,
+                        ByteRangeSet::Added added) {
+  const std::string place = absl::StrCat(TensorName(id), ": ", bytes, " bytes at ", offset, " ");
+  switch (added) {
+    case ByteRangeSet::Added::kOutside:
+      return absl::InvalidArgumentError(
+          absl::StrCat(place, "reach outside a shard of ", arrived.size_bytes()));
+    case ByteRangeSet::Added::kOverlaps:
+      return absl::InvalidArgumentError(absl::StrCat(place, "were sent twice in part or whole"));
+    case ByteRangeSet::Added::kTooManyRanges:
+    case ByteRangeSet::Added::kNew:
+      break;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(place, "leave too many gaps"));
+}
+
+}  // namespace
 
 ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
                                MemoryBudget::Reservation reservation, Device* device,
@@ -19,9 +38,9 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
       reservation_(std::move(reservation)),
       on_destroyed_(std::move(on_destroyed)) {
   for (const BufferSpec& buffer : operation_->program().buffers) {
-    if (!buffer.input.has_value()) continue;
+    if (buffer.source != BufferSource::kUpload) continue;
     inputs_[*buffer.input] = {operation_->InputBuffer(*buffer.input),
-                              ByteCoverage(operation_->ShardBytes(*buffer.input))};
+                              ByteRangeSet(operation_->ShardBytes(*buffer.input))};
   }
 }
 
@@ -56,9 +75,9 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
   }
-  if (absl::Status status = input->second.coverage.Add(chunk.offset, payload_bytes); !status.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(TensorName(input->first), ": ", status.message()));
+  const ByteRangeSet::Added added = input->second.arrived.Add(chunk.offset, payload_bytes);
+  if (added != ByteRangeSet::Added::kNew) {
+    return WrongPlace(input->first, chunk.offset, payload_bytes, input->second.arrived, added);
   }
   ++copying_;
   *target = static_cast<uint8_t*>(input->second.buffer->data()) + chunk.offset;
@@ -119,7 +138,7 @@ ShardOperation::CopyTimes ShardOperation::upload_copies() const {
 bool ShardOperation::InputsComplete() const {
   absl::MutexLock lock(&mutex_);
   return copying_ == 0 && std::all_of(inputs_.begin(), inputs_.end(), [](const auto& input) {
-           return input.second.coverage.complete();
+           return input.second.arrived.complete();
          });
 }
 

@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/byte_range_set.h"
 #include "common/wire/chunk_codec.h"
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
-#include "worker/service/byte_coverage.h"
 #include "worker/service/memory_budget.h"
 
 namespace ringattn::worker {
@@ -68,7 +68,8 @@ class ShardOperation {
 
   // --- inputs
   // Takes one chunk on its way to its input buffer; the payload is free on return.
-  // INVALID_ARGUMENT if it is no input, lies outside, overlaps or fails its crc.
+  // INVALID_ARGUMENT if it is no input, lies outside, overlaps or fails its crc;
+  // RESOURCE_EXHAUSTED if its tensor came in too many pieces (kMaxRangesPerTensor).
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
   bool InputsComplete() const;
@@ -104,7 +105,7 @@ class ShardOperation {
  private:
   struct Input {
     DeviceBuffer* buffer = nullptr;
-    ByteCoverage coverage{0};
+    ByteRangeSet arrived{0};
   };
 
   void Notify();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/security/secret.h"
 #include "worker/service/shard_exchange.h"
 
 namespace ringattn::worker {
@@ -12,15 +13,12 @@ ShardServiceImpl::ShardServiceImpl(OperationRegistry* registry, std::string secr
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ShardServiceImpl::Exchange(
     grpc::CallbackServerContext* context) {
-  const auto [begin, end] = context->client_metadata().equal_range("ringattn-secret");
-  const bool authentic = begin != end && std::next(begin) == end &&
-                         SecretsEqual({begin->second.data(), begin->second.size()}, secret_);
   // Deletes itself when the call is done.
   auto* exchange = new ShardExchange(context, registry_, &hooks_);
-  if (authentic) {
+  if (grpc::Status status = CheckSecret(*context, secret_); status.ok()) {
     exchange->Begin();
   } else {
-    exchange->Reject({grpc::StatusCode::UNAUTHENTICATED, "the cluster's secret is needed"});
+    exchange->Reject(std::move(status));
   }
   return exchange;
 }

@@ -12,6 +12,7 @@
 #include "common/base/limits.h"
 #include "common/base/version.h"
 #include "common/wire/durations.h"
+#include "common/wire/kernel_rate_values.h"
 #include "common/wire/transport.h"
 
 namespace ringattn::worker {
@@ -69,7 +70,7 @@ absl::Status Worker::Listen() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options_.data_listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(options_.data_listen, options_.security.ServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(static_cast<int>(Limits().max_message_bytes));
   wire::SetTransport(&builder);
   builder.RegisterService(&shard_service_);
@@ -87,6 +88,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   ControlClientOptions control;
   control.coordinator = options_.coordinator;
   control.secret = options_.secret;
+  control.security = options_.security;
   control.registration.set_name(options_.name);
   control.registration.set_incarnation(NewIncarnation());
   control.registration.set_device(device.description());
@@ -94,8 +96,9 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control.registration.set_threads(options_.threads);
   control.registration.set_data_address(data_address_);
   control.registration.set_metrics_address(metrics_address_);
-  control.registration.set_flops_per_second(options_.flops_per_second);
-  control.registration.set_link_bytes_per_second(options_.link_bytes_per_second);
+  for (const KernelRate& rate : options_.kernel_rates) {
+    *control.registration.add_kernel_rates() = ToProto(rate);
+  }
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

@@ -7,11 +7,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <grpcpp/grpcpp.h>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/plan/kernel_rate.h"
+#include "common/security/credentials.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/service/control_client.h"
@@ -25,12 +28,13 @@ struct WorkerOptions {
   std::string name;
   std::string coordinator;  // host:port of the control listener
   std::string secret;
+  TransportSecurity security;  // of the control channel and the data listener
   std::string data_listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
   int64_t memory_limit_bytes = 0;
   int threads = 1;
-  double flops_per_second = 0;  // measured by the caller
-  double link_bytes_per_second = 0;
+  // Measured by the caller.
+  std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
   RingMemberOptions ring;
 };

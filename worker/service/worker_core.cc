@@ -97,6 +97,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
     heartbeat.set_generation(running.info.generation);
     heartbeat.set_step(running.step);
     heartbeat.set_progress(running.progress);
+    heartbeat.set_fraction_done(running.fraction_done);
     heartbeat.set_waits_for_peer(probe_.WaitsForPeer(device_));
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());

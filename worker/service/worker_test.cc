@@ -2,6 +2,8 @@
 // the exchange, in good times and bad.
 #include "worker/service/worker.h"
 
+#include <functional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/wire/durations.h"
@@ -31,17 +33,31 @@ void ExpectAllFree(Cluster& cluster) {
   }
 }
 
+// The rank's first heartbeat from now on that is as wanted; after ten seconds the newest.
+v1::Heartbeat AwaitHeartbeat(Cluster& cluster, int rank,
+                             const std::function<bool(const v1::Heartbeat&)>& wanted) {
+  const absl::Time patience = absl::Now() + absl::Seconds(10);
+  v1::Heartbeat heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
+  while (!wanted(heartbeat) && absl::Now() < patience) {
+    absl::SleepFor(absl::Milliseconds(5));
+    heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
+  }
+  return heartbeat;
+}
+
 TEST(Worker, RegistersWhatItIs) {
   Cluster cluster(1, {.memory_limit_bytes = 12345,
                       .threads = 3,
-                      .flops_per_second = 5e9,
+                      .kernel_rates = {{"simt", {DType::kFloat32}, Direction::kForward, 5e9}},
                       .call_overhead_seconds = 2e-5});
   const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
   ASSERT_TRUE(registration.has_value());
   EXPECT_EQ(registration->device(), "scalar");
   EXPECT_EQ(registration->memory_bytes(), 12345u);
   EXPECT_EQ(registration->threads(), 3u);
-  EXPECT_EQ(registration->flops_per_second(), 5e9);
+  ASSERT_EQ(registration->kernel_rates_size(), 1);
+  EXPECT_EQ(registration->kernel_rates(0).family(), "simt");
+  EXPECT_EQ(registration->kernel_rates(0).flops_per_second(), 5e9);
   EXPECT_EQ(ToSeconds(registration->call_overhead()), 2e-5);
   EXPECT_EQ(registration->data_address(), cluster.worker(0).data_address());
   EXPECT_FALSE(registration->incarnation().empty());
@@ -277,15 +293,24 @@ TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
 }
 
 TEST(Worker, OnlyTheRankThatComputesOwesProgress) {
-  Cluster cluster(2);
+  Cluster cluster(4);
   cluster.Form(1);
   cluster.device(1).SetDelay(absl::Seconds(60));
-  const TestRequest request = TestRequest::Make(64, 2);
+  const TestRequest request = TestRequest::Make(64, 4);
   cluster.Reserve(request, "1-1", 1);
   auto exchanges = cluster.UploadAll(request, "1-1", 1);
   cluster.SendRun("1-1", 1);
-  absl::SleepFor(absl::Milliseconds(400));
-  const v1::Heartbeat slow = cluster.coordinator().LastHeartbeat("worker-1");
+  // The next rank wants blocks that the slow one has no room to take.
+  const v1::Heartbeat waiting = AwaitHeartbeat(
+      cluster, 2, [](const v1::Heartbeat& heartbeat) { return heartbeat.waits_for_peer(); });
+  EXPECT_TRUE(waiting.waits_for_peer());
+  EXPECT_EQ(waiting.operation_id(), "1-1");
+  // One that was sent while the other waited.
+  const uint64_t before = cluster.coordinator().LastHeartbeat("worker-1").sequence();
+  const v1::Heartbeat slow = AwaitHeartbeat(cluster, 1, [before](const v1::Heartbeat& heartbeat) {
+    return heartbeat.sequence() > before;
+  });
+  EXPECT_GT(slow.sequence(), before);
   EXPECT_EQ(slow.operation_id(), "1-1");
   EXPECT_EQ(slow.generation(), 1u);
   EXPECT_FALSE(slow.waits_for_peer());

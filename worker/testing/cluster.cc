@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/security/credentials.h"
+#include "common/security/secret.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::worker {
@@ -57,9 +59,10 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size) {
     request.inputs[id] =
         RandomFloats(LayoutOf(request.spec, id).bytes(), static_cast<uint32_t>(id));
   }
-  auto result = RunInProcess(request.spec, request.plan,
-                             MakeSchedule(request.spec, request.plan, Direction::kForward, false),
-                             request.inputs, [] { return std::make_unique<ScalarDevice>(); });
+  auto result = RunInProcess(
+      request.spec, request.plan,
+      MakeSchedule(request.spec, request.plan, ScheduleKind::kRing, Direction::kForward, false),
+      request.inputs, [] { return std::make_unique<ScalarDevice>(); });
   EXPECT_TRUE(result.ok()) << result.status();
   if (result.ok()) request.expected = result->outputs;
   return request;
@@ -71,8 +74,8 @@ TestExchange::TestExchange(const std::string& data_address, const std::string& s
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   stub_ = v1::ShardService::NewStub(
-      grpc::CreateCustomChannel(data_address, grpc::InsecureChannelCredentials(), arguments));
-  context_.AddMetadata("ringattn-secret", secret);
+      grpc::CreateCustomChannel(data_address, TransportSecurity().ChannelCredentials(), arguments));
+  context_.AddMetadata(kSecretMetadataKey, secret);
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
   stream_ = stub_->Exchange(&context_);
 }

@@ -4,14 +4,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/security/credentials.h"
+#include "common/security/secret.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::worker {
 
 FakeCoordinator::FakeCoordinator(std::string secret, int port) : secret_(std::move(secret)) {
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(),
-                           &port_);
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port),
+                           TransportSecurity().ServerCredentials(), &port_);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
 }
@@ -61,7 +63,7 @@ v1::Heartbeat FakeCoordinator::LastHeartbeat(const std::string& worker) {
 void FakeCoordinator::Vanish() { server_->Shutdown(std::chrono::system_clock::now()); }
 
 grpc::Status FakeCoordinator::Join(grpc::ServerContext* context, Stream* stream) {
-  const auto secret = context->client_metadata().find("ringattn-secret");
+  const auto secret = context->client_metadata().find(kSecretMetadataKey);
   if (secret == context->client_metadata().end() || secret->second != secret_) {
     return {grpc::StatusCode::UNAUTHENTICATED, "wrong secret"};
   }

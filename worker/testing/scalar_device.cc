@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "common/attention/merge.h"
+#include "worker/device/host_call.h"
 #include "worker/testing/staged_copies.h"
 
 namespace ringattn::worker {
@@ -108,10 +109,13 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> ScalarDevice::Allocate(int64_t byt
   return std::make_unique<VectorBuffer>(bytes);
 }
 
-EventRef ScalarDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
-                             RunControl* control) {
-  return queue_.Start([this, &call, control] { return Run(call.call(), control); },
-                      std::move(after), HostQueue::OnFailure::kSkip);
+absl::StatusOr<PreparedCalls> ScalarDevice::Prepare(std::vector<KernelCall> calls) {
+  return PrepareHostCalls(
+      std::move(calls), [](DType) { return std::string_view("scalar"); },
+      [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
+        return queue_.Start([this, &call, control] { return Run(call, control); }, std::move(after),
+                            HostQueue::OnFailure::kSkip);
+      });
 }
 
 absl::Status ScalarDevice::Run(const KernelCall& call, RunControl* control) {

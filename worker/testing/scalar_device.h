@@ -18,8 +18,10 @@ namespace ringattn::worker {
 class ScalarDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override;
+  std::vector<ServedCalls> served_calls() const override {
+    return {{"scalar", {DType::kFloat32}, false}};
+  }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;

@@ -53,16 +53,16 @@ class StagedDownload : public Download {
     if (copied_ != nullptr) (void)copied_->Wait(absl::InfiniteFuture());
   }
 
-  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+  absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) override {
     absl::MutexLock lock(&mutex_);
     if (range_ == ranges_.size()) return std::nullopt;
     if (block_ == nullptr) {
       if (!copying_) CopyNext();
       return std::nullopt;
     }
-    const Piece piece{range_, offset_ + read_bytes_,
-                      reinterpret_cast<const uint8_t*>(block_->data()) + read_bytes_,
-                      std::min<int64_t>(max_bytes, block_->size() - read_bytes_), block_};
+    const HostRange piece{range_, offset_ + read_bytes_,
+                          reinterpret_cast<const uint8_t*>(block_->data()) + read_bytes_,
+                          std::min<int64_t>(max_bytes, block_->size() - read_bytes_), block_};
     read_bytes_ += piece.bytes;
     if (read_bytes_ == static_cast<int64_t>(block_->size())) {
       offset_ += read_bytes_;

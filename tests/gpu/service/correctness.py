@@ -49,7 +49,7 @@ def tests(session):
             result[name] = {
                 "exit_code": code,
                 "passed": len(re.findall(r"^\[       OK \]", text, re.M)),
-                "failed": sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? \(", text, re.M))),
+                "failed": sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? (?:where .*)?\(", text, re.M))),
                 "said": re.findall(r"^(?:small groups|\d+ CTAs|abort).*$", text, re.M)}
             if code != 0:
                 failed.append(name)

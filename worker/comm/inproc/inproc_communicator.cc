@@ -30,6 +30,7 @@ class Exchange {
     std::vector<std::shared_ptr<Offer>> offers;
     {
       absl::MutexLock lock(&mutex_);
+      if (aborted_) return AbortedStatus();
       for (const PeerTransfer& transfer : group) {
         if (transfer.kind != PeerTransfer::Kind::kSend) continue;
         offers.push_back(std::make_shared<Offer>(Offer{transfer.data, transfer.bytes}));

@@ -5,8 +5,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/comm/nccl/fake/fake_cuda.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace ringattn::worker {
 namespace {

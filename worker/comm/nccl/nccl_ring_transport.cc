@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "worker/comm/cuda/device_uuid.h"
-#include "worker/comm/cuda/greeting.h"
+#include "worker/comm/cuda/handshake.h"
 #include "worker/comm/cuda/stream_communicator.h"
 #include "worker/comm/nccl/nccl_blob.h"
 #include "worker/comm/nccl/nccl_comm.h"
@@ -99,9 +99,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(const Ring
   if (!communicator.ok()) return communicator.status();
   void* memory = nullptr;
   absl::Status status =
-      CudaStatus(cudaMalloc(&memory, GreetingBytes(attempt.world_size)), "cudaMalloc");
+      CudaStatus(cudaMalloc(&memory, HandshakeBytes(attempt.world_size)), "cudaMalloc");
   if (!status.ok()) return status;
-  status = Greet(**communicator, memory, attempt.generation, deadline, attempt.cancelled);
+  status = Handshake(**communicator, memory, attempt.generation, deadline, attempt.cancelled);
   (void)cudaFree(memory);
   if (!status.ok()) return status;
   return *std::move(communicator);

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/cuda/ring_attempts.h"
 #include "worker/comm/nccl/nccl_library.h"
+#include "worker/comm/ring_attempts.h"
 #include "worker/device/cuda/cuda_event.h"
 
 namespace ringattn::worker {
@@ -22,7 +22,7 @@ namespace ringattn::worker {
 struct NcclTransportOptions {
   int device = 0;  // CUDA's number
   // Bound of one group of transfers from the moment it could start. Large: a slow rank
-  // is no fault, and who is to blame for standing still is decided elsewhere.
+  // is no fault, and who is to blame for a stalled ring is decided elsewhere.
   absl::Duration step_timeout = absl::Minutes(10);
   // Upper bound of Connect whatever its deadline.
   absl::Duration connect_timeout = absl::Seconds(30);

@@ -12,7 +12,7 @@
 //   receiver's stream  ... wait own.received >= n
 // Words are of the segments (peer_segment.h). Only the notices pass through host threads,
 // and those run ahead: groups are started while earlier ones are under way. A region is
-// mapped when the first notice names it: some 10 ms, for which no stream has to stand still.
+// mapped when the first notice names it: some 10 ms, for which no stream has to wait.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 

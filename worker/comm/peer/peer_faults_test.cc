@@ -13,10 +13,10 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/comm/nccl/fake/fake_cuda.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/comm/peer/peer_segment.h"
 #include "worker/device/cuda/cuda_event.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace ringattn::worker {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "worker/comm/cuda/device_uuid.h"
-#include "worker/comm/cuda/greeting.h"
+#include "worker/comm/cuda/handshake.h"
 #include "worker/comm/cuda/stream_communicator.h"
 #include "worker/device/cuda/cuda_status.h"
 
@@ -143,10 +143,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
       std::move(engine), "peer", events_, attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
-      options_.allocate(GreetingBytes(attempt.world_size));
+      options_.allocate(HandshakeBytes(attempt.world_size));
   if (!memory.ok()) return memory.status();
   status =
-      Greet(**communicator, (*memory)->data(), attempt.generation, deadline, attempt.cancelled);
+      Handshake(**communicator, (*memory)->data(), attempt.generation, deadline, attempt.cancelled);
   if (!status.ok()) return status;
   return *std::move(communicator);
 }

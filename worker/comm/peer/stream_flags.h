@@ -22,7 +22,7 @@ class StreamFlags {
   // `flag`: the device's address of a word (cudaHostGetDevicePointer). The write comes
   // after everything before it on the stream and makes that visible to other devices.
   absl::Status Write(cudaStream_t stream, uint64_t* flag, uint64_t value) const;
-  // The stream stands still until the word is `value` or up to 2^63 - 1 more.
+  // The stream waits until the word is `value` or up to 2^63 - 1 more.
   absl::Status WaitAtLeast(cudaStream_t stream, uint64_t* flag, uint64_t value) const;
 
  private:

@@ -20,7 +20,7 @@ struct TcpTransportOptions {
   // Name or address of this machine that the peers can reach.
   std::string host = "127.0.0.1";
   // Bound of one group of transfers. Large: a slow rank is no fault, and who is to
-  // blame for standing still is decided elsewhere.
+  // blame for a stalled ring is decided elsewhere.
   absl::Duration step_timeout = absl::Minutes(10);
   // Upper bound of Connect whatever its deadline.
   absl::Duration connect_timeout = absl::Seconds(30);

@@ -1,9 +1,11 @@
 #include "worker/device/cpu/cpu_device.h"
 
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/device/host_call.h"
 
 namespace ringattn::worker {
 namespace {
@@ -11,6 +13,14 @@ namespace {
 // How long released memory waits for the next request: longer than the pause between
 // requests that follow one another, too short for anybody to miss it.
 constexpr absl::Duration kKeepTime = absl::Seconds(1);
+
+// Products of bf16 run on instructions of their own; fp16 is widened to fp32.
+constexpr std::string_view kBf16Family = "cpu_bf16";
+constexpr std::string_view kFp32Family = "cpu_fp32";
+
+std::string_view FamilyOf(DType dtype) {
+  return dtype == DType::kBFloat16 ? kBf16Family : kFp32Family;
+}
 
 // Untouched pages cost nothing, so a worker's resident size is what requests really use.
 class HostBuffer : public DeviceBuffer {
@@ -48,12 +58,29 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes)
   return std::make_unique<HostBuffer>(pool_, data, bytes);
 }
 
-EventRef CpuDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
-                          RunControl* control) {
+std::vector<ServedCalls> CpuDevice::served_calls() const {
+  std::vector<ServedCalls> served;
+  for (const bool backward : {false, true}) {
+    served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward});
+    served.push_back({std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward});
+  }
+  return served;
+}
+
+absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {
+  return PrepareHostCalls(
+      std::move(calls), FamilyOf,
+      [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
+        return StartCall(call, std::move(after), control);
+      });
+}
+
+EventRef CpuDevice::StartCall(const KernelCall& call, std::vector<EventRef> after,
+                              RunControl* control) {
   return queue_.Start(
       [this, &call, control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-        absl::Status status = kernels_.Run(call.call(), control->stop, &control->progress);
+        absl::Status status = kernels_.Run(call, control->stop, &control->progress, &control->work);
         // A stopped call counts as done: what follows is stopped too, and the
         // executor reports the cancellation once.
         if (absl::IsCancelled(status)) return absl::OkStatus();

@@ -21,14 +21,16 @@ class CpuDevice : public Device {
   CpuDevice(int threads, int64_t memory_limit_bytes);
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override;
+  std::vector<ServedCalls> served_calls() const override;
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   std::string description() const override;
 
  private:
+  EventRef StartCall(const KernelCall& call, std::vector<EventRef> after, RunControl* control);
+
   const int threads_;
   const std::shared_ptr<PagePool> pool_;
   CpuKernels kernels_;

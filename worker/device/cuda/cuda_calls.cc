@@ -9,10 +9,9 @@
 namespace ringattn::worker {
 namespace {
 
-using cuda::DeviceInfo;
-using cuda::PreparedBackward;
-using cuda::PreparedForward;
+using cuda::PreparedKernel;
 using cuda::TableLaunch;
+using Attention = std::unique_ptr<PreparedKernel>;
 using Kernel = PreparedCudaCall::Kernel;
 
 constexpr int64_t kStopWordBytes = 256;  // keeps what follows aligned
@@ -26,12 +25,17 @@ struct Planned {
   int64_t bytes() const { return tables_end + scratch_bytes; }
 };
 
-absl::StatusOr<Kernel> Choose(const KernelCall& call, const DeviceInfo& device) {
+absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
+  if (!prepared.ok()) return prepared.status();
+  return Kernel(*std::move(prepared));
+}
+
+absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
-    return cuda::PrepareForward(*forward, device);
+    return KernelOf(cuda::PrepareForward(*forward, choice.device, choice.tuning));
   }
   if (const auto* backward = std::get_if<BackwardCall>(&call)) {
-    return cuda::PrepareBackward(*backward, device);
+    return KernelOf(cuda::PrepareBackward(*backward, choice.device, choice.tuning));
   }
   if (const auto* delta = std::get_if<DeltaCall>(&call)) return Kernel(*delta);
   if (const auto* zero = std::get_if<ZeroCall>(&call)) return Kernel(*zero);
@@ -39,29 +43,28 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const DeviceInfo& device) 
   return Kernel(std::get<ConvertCall>(call));
 }
 
-absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const DeviceInfo& device) {
+absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelChoice& choice) {
   Planned planned;
   for (const KernelCall& call : calls) {
-    absl::StatusOr<Kernel> kernel = Choose(call, device);
+    absl::StatusOr<Kernel> kernel = Choose(call, choice);
     if (!kernel.ok()) return kernel.status();
     planned.tables_offsets.push_back(planned.tables_end);
-    if (const auto* forward = std::get_if<PreparedForward>(&*kernel)) {
-      planned.tables_end += forward->table_bytes();
-      planned.scratch_bytes = std::max(planned.scratch_bytes, forward->scratch_bytes());
-    } else if (const auto* backward = std::get_if<PreparedBackward>(&*kernel)) {
-      planned.tables_end += backward->table_bytes();
+    if (const auto* attention = std::get_if<Attention>(&*kernel)) {
+      planned.tables_end += (*attention)->table_bytes();
+      planned.scratch_bytes = std::max(planned.scratch_bytes, (*attention)->scratch_bytes());
     }
     planned.kernels.push_back(*std::move(kernel));
   }
   return planned;
 }
 
-template <typename Prepared>
-void WriteAndDropTables(Kernel& kernel, char* target) {
-  if (auto* prepared = std::get_if<Prepared>(&kernel)) {
-    prepared->WriteTables(target);
-    prepared->DropTables();
-  }
+absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward,
+                                                   const KernelChoice& choice) {
+  AttentionProblem usual;
+  usual.dtype = dtype;
+  usual.head_dim = usual.head_dim_v = 128;
+  return backward ? cuda::ChooseBackward(usual, choice.device, choice.tuning)
+                  : cuda::ChooseForward(usual, choice.device, choice.tuning);
 }
 
 }  // namespace
@@ -86,22 +89,26 @@ absl::Status CallWorkspace::Stop(cudaStream_t stream, const uint32_t* one) {
   return status;
 }
 
-PreparedCudaCall::PreparedCudaCall(Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
-                                   int64_t tables_offset, int64_t scratch_offset)
-    // The device needs no description any more, and pieces may be many.
-    : PreparedCall(ZeroCall{}),
+PreparedCudaCall::PreparedCudaCall(CudaCallQueue* queue, Kernel kernel,
+                                   std::shared_ptr<CallWorkspace> workspace, int64_t tables_offset,
+                                   int64_t scratch_offset)
+    : queue_(queue),
       kernel_(std::move(kernel)),
       workspace_(std::move(workspace)),
       tables_offset_(tables_offset),
       scratch_offset_(scratch_offset) {}
+
+std::string_view PreparedCudaCall::family() const {
+  const auto* attention = std::get_if<Attention>(&kernel_);
+  return attention == nullptr ? std::string_view() : (*attention)->family();
+}
 
 absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
   const TableLaunch launch{stream, workspace_->data() + tables_offset_,
                            workspace_->data() + scratch_offset_, workspace_->stop_word()};
   struct Visitor {
     const TableLaunch& launch;
-    absl::Status operator()(const PreparedForward& kernel) const { return kernel.Launch(launch); }
-    absl::Status operator()(const PreparedBackward& kernel) const { return kernel.Launch(launch); }
+    absl::Status operator()(const Attention& kernel) const { return kernel->Launch(launch); }
     absl::Status operator()(const DeltaCall& call) const {
       return cuda::StartDelta(call, launch.stream);
     }
@@ -119,16 +126,16 @@ absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
 }
 
 absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
-                                           const DeviceInfo& device) {
-  absl::StatusOr<Planned> planned = Plan(calls, device);
+                                           const KernelChoice& choice) {
+  absl::StatusOr<Planned> planned = Plan(calls, choice);
   if (!planned.ok()) return planned.status();
   return planned->bytes();
 }
 
 absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,
-                                               const DeviceInfo& device, CudaEventPool* events,
-                                               CudaMemory* memory) {
-  absl::StatusOr<Planned> planned = Plan(calls, device);
+                                               const KernelChoice& choice, CudaEventPool* events,
+                                               CudaMemory* memory, CudaCallQueue* queue) {
+  absl::StatusOr<Planned> planned = Plan(calls, choice);
   if (!planned.ok()) return planned.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer = memory->Allocate(planned->bytes());
   if (!buffer.ok()) {
@@ -141,14 +148,33 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
   for (size_t i = 0; i < planned->kernels.size(); ++i) {
     Kernel& kernel = planned->kernels[i];
     const int64_t offset = planned->tables_offsets[i];
-    WriteAndDropTables<PreparedForward>(kernel, tables.data() + offset);
-    WriteAndDropTables<PreparedBackward>(kernel, tables.data() + offset);
-    prepared.push_back(std::make_unique<PreparedCudaCall>(std::move(kernel), workspace, offset,
-                                                          planned->tables_end));
+    if (auto* attention = std::get_if<Attention>(&kernel)) {
+      (*attention)->WriteTables(tables.data() + offset);
+      (*attention)->DropTables();
+    }
+    prepared.push_back(std::make_unique<PreparedCudaCall>(queue, std::move(kernel), workspace,
+                                                          offset, planned->tables_end));
   }
   absl::Status status = memory->CopyFromHost(workspace->data(), tables.data(), planned->tables_end);
   if (!status.ok()) return status;
   return prepared;
+}
+
+std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
+  std::vector<ServedCalls> served;
+  for (const bool backward : {false, true}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      const absl::StatusOr<const cuda::KernelFamily*> family = FamilyOf(dtype, backward, choice);
+      if (!family.ok()) continue;  // a forced family has not every dtype
+      const std::string name((*family)->name);
+      if (!served.empty() && served.back().family == name && served.back().backward == backward) {
+        served.back().dtypes.push_back(dtype);
+      } else {
+        served.push_back({name, {dtype}, backward});
+      }
+    }
+  }
+  return served;
 }
 
 }  // namespace ringattn::worker

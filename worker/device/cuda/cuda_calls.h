@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -45,15 +47,31 @@ class CallWorkspace {
   std::shared_ptr<CudaEvent> stopped_ ABSL_GUARDED_BY(mutex_);
 };
 
+class PreparedCudaCall;
+
+// The in-order queue that calls are started on: the device's.
+class CudaCallQueue {
+ public:
+  virtual ~CudaCallQueue() = default;
+  // As Device::Start.
+  virtual EventRef StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
+                             RunControl* control) = 0;
+};
+
 class PreparedCudaCall : public PreparedCall {
  public:
-  using Kernel = std::variant<cuda::PreparedForward, cuda::PreparedBackward, DeltaCall, ZeroCall,
-                              AddCall, ConvertCall>;
+  using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, ZeroCall, AddCall,
+                              ConvertCall>;
 
   // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
-  // `scratch_offset`.
-  PreparedCudaCall(Kernel kernel, std::shared_ptr<CallWorkspace> workspace, int64_t tables_offset,
-                   int64_t scratch_offset);
+  // `scratch_offset`. `queue` outlives the call.
+  PreparedCudaCall(CudaCallQueue* queue, Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
+                   int64_t tables_offset, int64_t scratch_offset);
+
+  std::string_view family() const override;
+  EventRef Start(std::vector<EventRef> after, RunControl* control) const override {
+    return queue_->StartCall(*this, std::move(after), control);
+  }
 
   // Enqueues the kernels. INTERNAL if a launch fails.
   absl::Status Launch(cudaStream_t stream) const;
@@ -61,18 +79,26 @@ class PreparedCudaCall : public PreparedCall {
   const std::shared_ptr<CallWorkspace>& workspace() const { return workspace_; }
 
  private:
+  CudaCallQueue* const queue_;
   const Kernel kernel_;
   const std::shared_ptr<CallWorkspace> workspace_;
   const int64_t tables_offset_;
   const int64_t scratch_offset_;
 };
 
-// Device::WorkspaceBytes and Device::Prepare.
+// What decides which kernels a device's calls get.
+struct KernelChoice {
+  cuda::DeviceInfo device;
+  cuda::KernelTuning tuning;
+};
+
+// Device::WorkspaceBytes, Device::Prepare and Device::served_calls.
 absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
-                                           const cuda::DeviceInfo& device);
+                                           const KernelChoice& choice);
 absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,
-                                               const cuda::DeviceInfo& device,
-                                               CudaEventPool* events, CudaMemory* memory);
+                                               const KernelChoice& choice, CudaEventPool* events,
+                                               CudaMemory* memory, CudaCallQueue* queue);
+std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice);
 
 }  // namespace ringattn::worker
 

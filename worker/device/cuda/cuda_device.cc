@@ -61,6 +61,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaDeviceOptions
   if (options.device < 0 || options.device >= *count) {
     return NoSuchDevice(options.device, *count);
   }
+  absl::Status known = cuda::CheckFamily(options.kernel_family);
+  if (!known.ok()) return known;
   absl::StatusOr<CudaEventPool*> events = CudaEventPool::ForDevice(options.device);
   if (!events.ok()) return events.status();
   std::unique_ptr<CudaDevice> device(new CudaDevice(*events, std::move(options)));
@@ -70,6 +72,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaDeviceOptions
 
 CudaDevice::CudaDevice(CudaEventPool* events, CudaDeviceOptions options)
     : events_(events), options_(std::move(options)) {
+  kernels_.tuning.family = options_.kernel_family;
   events_->SetOnBroken(options_.on_broken);
 }
 
@@ -78,19 +81,19 @@ absl::Status CudaDevice::Init() {
   if (!status.ok()) return status;
   absl::StatusOr<cuda::DeviceInfo> info = cuda::QueryDevice(options_.device);
   if (!info.ok()) return info.status();
-  info_ = *info;
+  kernels_.device = *info;
   cudaDeviceProp properties;
   status =
       CudaStatus(cudaGetDeviceProperties(&properties, options_.device), "cudaGetDeviceProperties");
   if (!status.ok()) return status;
-  description_ =
-      absl::StrCat("cuda:", options_.device, " (", properties.name, ", compute capability ",
-                   properties.major, ".", properties.minor, ", ", info_.sm_count, " SMs)");
-  if (info_.compute_major < kOldestComputeMajor) {
+  description_ = absl::StrCat("cuda:", options_.device, " (", properties.name,
+                              ", compute capability ", properties.major, ".", properties.minor,
+                              ", ", kernels_.device.sm_count, " SMs)");
+  if (kernels_.device.compute_major < kOldestComputeMajor) {
     return absl::UnimplementedError(
         absl::StrCat(description_, ": kernels need compute capability 8.0 or later"));
   }
-  status = cuda::LoadKernels();
+  status = cuda::LoadKernels(kernels_.device);
   if (!status.ok()) return status;
   int lowest = 0, highest = 0;
   status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
@@ -149,33 +152,30 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaDevice::Allocate(int64_t bytes
 
 absl::StatusOr<int64_t> CudaDevice::WorkspaceBytes(const std::vector<KernelCall>& calls) const {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
-  return CudaWorkspaceBytes(calls, info_);
+  return CudaWorkspaceBytes(calls, kernels_);
 }
 
 absl::StatusOr<PreparedCalls> CudaDevice::Prepare(std::vector<KernelCall> calls) {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
   events_->Rebase();
-  return PrepareCudaCalls(calls, info_, events_, memory_.get());
+  return PrepareCudaCalls(calls, kernels_, events_, memory_.get(), this);
 }
 
-EventRef CudaDevice::Start(const PreparedCall& prepared, std::vector<EventRef> after,
-                           RunControl* control) {
+EventRef CudaDevice::StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
+                               RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, 1);
-  const auto* call = dynamic_cast<const PreparedCudaCall*>(&prepared);
-  absl::Status status = call == nullptr
-                            ? absl::InternalError("the call was prepared by another device")
-                            : KnownFailure(after);
+  absl::Status status = KnownFailure(after);
   if (!status.ok()) {
     event->Fail(std::move(status));
     return event;
   }
-  status = Enqueue(*call, after, *control, event.get());
+  status = Enqueue(call, after, *control, event.get());
   if (!status.ok()) {
     event->Fail(status);
     CheckContext(status);
   }
   absl::MutexLock lock(&mutex_);
-  in_flight_.push_back({event, std::move(after), call->workspace()});
+  in_flight_.push_back({event, std::move(after), call.workspace()});
   awake_ = true;
   wake_.Signal();
   return event;
@@ -279,12 +279,6 @@ std::unique_ptr<Download> CudaDevice::BeginDownload(std::vector<DeviceRange> ran
 
 DeviceUsage CudaDevice::usage() const {
   return {memory_->device_used_bytes(), memory_->allocated_bytes(), staging_->used_bytes()};
-}
-
-absl::StatusOr<double> CudaDevice::MeasureHostLinkBytesPerSecond() {
-  absl::StatusOr<std::unique_ptr<DeviceBuffer>> target = memory_->Allocate(kStagingBlockBytes);
-  if (!target.ok()) return target.status();
-  return staging_->MeasureBytesPerSecond((*target)->data());
 }
 
 }  // namespace ringattn::worker

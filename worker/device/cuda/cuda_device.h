@@ -45,24 +45,25 @@ struct CudaDeviceOptions {
   // What requests may take: regions do not grow beyond it ahead of need, but for the rest of
   // a whole GiB.
   int64_t memory_limit_bytes = 0;
+  // The kernel family that serves every call, for debugging; empty: the first that can. Calls
+  // that it does not serve are refused.
+  std::string kernel_family;
   // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;
 };
 
 // Thread safe, as Device says. Waits for CudaEvents only.
-class CudaDevice : public Device {
+class CudaDevice : public Device, private CudaCallQueue {
  public:
-  // INVALID_ARGUMENT if there is no such device; RESOURCE_EXHAUSTED without memory for
-  // the pinned pool; UNIMPLEMENTED for a device before compute capability 8.0.
+  // INVALID_ARGUMENT if there is no such device or kernel family; RESOURCE_EXHAUSTED without memory
+  // for the pinned pool; UNIMPLEMENTED for a device before compute capability 8.0.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(CudaDeviceOptions options);
   ~CudaDevice() override;
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override;
+  std::vector<ServedCalls> served_calls() const override { return CudaServedCalls(kernels_); }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
-  // REQUIRES: prepared by this device.
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override;
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
@@ -74,8 +75,6 @@ class CudaDevice : public Device {
 
   // None unless in_regions was asked for.
   std::vector<DeviceRegion> regions() const { return memory_->regions(); }
-  // Host to device, pinned: what a ring whose GPUs share no faster link gets at most.
-  absl::StatusOr<double> MeasureHostLinkBytesPerSecond();
 
  private:
   struct InFlight {
@@ -86,6 +85,8 @@ class CudaDevice : public Device {
 
   CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
   absl::Status Init();
+  EventRef StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
+                     RunControl* control) override;
   absl::Status Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
                        const RunControl& control, CudaEvent* event);
   // A failed call may mean that no later one can succeed.
@@ -97,7 +98,7 @@ class CudaDevice : public Device {
   CudaEventPool* const events_;
   const CudaDeviceOptions options_;
   std::string description_;
-  cuda::DeviceInfo info_;
+  KernelChoice kernels_;
   std::unique_ptr<CudaMemory> memory_;
   std::unique_ptr<CudaStaging> staging_;
   cudaStream_t compute_ = nullptr;

@@ -50,7 +50,7 @@ bool CudaDownloadState::CopyNext() {
   return true;
 }
 
-absl::StatusOr<std::optional<Download::Piece>> CudaDownloadState::Next(int64_t max_bytes) {
+absl::StatusOr<std::optional<Download::HostRange>> CudaDownloadState::Next(int64_t max_bytes) {
   absl::MutexLock lock(&mutex_);
   CopyNext();
   if (!failure_.ok()) return failure_;
@@ -65,9 +65,9 @@ absl::StatusOr<std::optional<Download::Piece>> CudaDownloadState::Next(int64_t m
     if (!failure_.ok()) return failure_;
     copy_time_ += front.copied->end_time() - front.copied->begin_time();
   }
-  const Download::Piece piece{front.range, front.offset + front.read_bytes,
-                              front.block->data() + front.read_bytes,
-                              std::min(max_bytes, front.bytes - front.read_bytes), front.block};
+  const Download::HostRange piece{front.range, front.offset + front.read_bytes,
+                                  front.block->data() + front.read_bytes,
+                                  std::min(max_bytes, front.bytes - front.read_bytes), front.block};
   front.read_bytes += piece.bytes;
   if (front.read_bytes == front.bytes) ahead_.pop_front();
   return piece;

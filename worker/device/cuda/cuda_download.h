@@ -22,7 +22,7 @@ class CudaDownloadState {
   CudaDownloadState(CudaStaging* staging, std::vector<DeviceRange> ranges,
                     std::function<void()> on_ready);
 
-  absl::StatusOr<std::optional<Download::Piece>> Next(int64_t max_bytes);
+  absl::StatusOr<std::optional<Download::HostRange>> Next(int64_t max_bytes);
   bool finished() const;
   absl::Duration copy_time() const;
 

@@ -7,7 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "worker/comm/nccl/fake/fake_cuda.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace ringattn::worker {
 namespace {

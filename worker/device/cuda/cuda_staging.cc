@@ -80,7 +80,7 @@ class CudaDownload : public Download {
   explicit CudaDownload(std::shared_ptr<CudaDownloadState> state) : state_(std::move(state)) {}
   ~CudaDownload() override { state_->Close(); }
 
-  absl::StatusOr<std::optional<Piece>> Next(int64_t max_bytes) override {
+  absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) override {
     return state_->Next(max_bytes);
   }
   bool finished() const override { return state_->finished(); }
@@ -186,21 +186,6 @@ CudaStaging::Downloads CudaStaging::AdvanceDownloads() {
   bool busy = false;
   for (const std::shared_ptr<CudaDownloadState>& state : alive) busy |= state->Advance();
   return busy ? Downloads::kBusy : alive.empty() ? Downloads::kNone : Downloads::kIdle;
-}
-
-absl::StatusOr<double> CudaStaging::MeasureBytesPerSecond(void* device) {
-  absl::StatusOr<PinnedPool::Block> block = pool_->TakeForUpload(absl::Now() + kUploadWait);
-  if (!block.ok()) return block.status();
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    absl::StatusOr<EventRef> copied = CopyToDevice(device, block->data(), block->bytes());
-    if (!copied.ok()) return copied.status();
-    absl::Status status = (*copied)->Wait(absl::Now() + kUploadWait);
-    if (!status.ok()) return status;
-    const double seconds = absl::ToDoubleSeconds((*copied)->end_time() - (*copied)->begin_time());
-    if (seconds > 0) best = std::max(best, static_cast<double>(block->bytes()) / seconds);
-  }
-  return best;
 }
 
 }  // namespace ringattn::worker

@@ -49,9 +49,6 @@ class CudaStaging {
 
   int64_t used_bytes() const { return pool_->used_bytes(); }
 
-  // Bytes per second of one copy of a whole block to the device: what the link gives.
-  absl::StatusOr<double> MeasureBytesPerSecond(void* device);
-
   // For uploads and downloads: one copy of a block's beginning, as an event.
   absl::StatusOr<EventRef> CopyToDevice(void* target, const void* pinned, int64_t bytes);
   absl::StatusOr<EventRef> CopyToHost(void* pinned, const void* source, int64_t bytes);

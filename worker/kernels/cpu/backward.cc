@@ -8,6 +8,8 @@
 #include "worker/kernels/cpu/careful.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/tile_hulls.h"
+#include "worker/kernels/cpu/wide_rows.h"
+#include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {
 namespace {
@@ -73,6 +75,8 @@ class BackwardPass {
     SourceRows k_rows;
     SourceRows v_rows;
     bool keys_not_finite;
+    float k_magnitude;  // largest |element| of the tile
+    float v_magnitude;
     float* keys_transposed;    // depth words of d, columns keys
     float* values_transposed;  // depth words of d_v, columns keys
     float* keys;               // depth words of keys, columns d
@@ -87,11 +91,13 @@ class BackwardPass {
     const QueryTile* tile;
     int64_t first_head;
     int heads;
-    int rows;  // matrix rows
+    int rows;       // matrix rows
+    int64_t pairs;  // visible
     bool uniform;
     int col_begin;
     int col_end;
     bool not_finite;
+    bool wide;          // products may leave fp32's range, though all elements are finite
     float* query_left;  // rows of q, of dout
     float* dout_left;
     float* query_right;  // depth words of rows, columns d, d_v
@@ -146,7 +152,7 @@ class BackwardPass {
         if (!workspace_.turns.Await(counter, task.tile_index - turns.begin, progress_)) return;
         if (works) {
           StoreQueryGradient(task, block);
-          progress_.CountTile();
+          progress_.CountTile(block.pairs * BackwardPairWork(head_dim_, head_dim_v_));
         }
         workspace_.turns.Pass(counter);
       }
@@ -179,6 +185,8 @@ class BackwardPass {
     ops_.pack_right_transposed(task.k_rows, task.keys_transposed, task.convert);
     ops_.pack_right_transposed(task.v_rows, task.values_transposed, task.convert);
     task.keys_not_finite = ops_.pack_right(task.k_rows, task.keys);
+    task.k_magnitude = MaxMagnitude(task.k_rows);
+    task.v_magnitude = MaxMagnitude(task.v_rows);
     std::fill_n(task.dk, int64_t{task.tile->rows} * cols_, 0.0f);
     std::fill_n(task.dv, int64_t{task.tile->rows} * cols_v_, 0.0f);
     return task;
@@ -218,7 +226,22 @@ class BackwardPass {
     const bool q_not_finite = ops_.pack_right(q, block.query_right);
     const bool dout_not_finite = ops_.pack_right(dout, block.dout_right);
     block.not_finite = task.keys_not_finite || q_not_finite || dout_not_finite;
+    block.wide = LeavesRange(task, block, MaxMagnitude(q), MaxMagnitude(dout));
     return true;
+  }
+
+  // Whether a product or one of the block's sums of them may not fit fp32, although all
+  // that goes into them does. fp16 never comes near.
+  bool LeavesRange(const Task& task, const Block& block, double q, double dout) const {
+    if (problem_.dtype == DType::kFloat16) return false;
+    const double k = task.k_magnitude, v = task.v_magnitude;
+    if (!std::isfinite(q + dout + k + v)) return false;
+    const double score = q * k * head_dim_;
+    const double ds = 4 * (1 + dout) * v * head_dim_v_;  // dp and delta, and p a little above 1
+    const double dq = ds * k * task.tile->rows;
+    const double dk = ds * q * block.rows;
+    const double dv = 2 * dout * block.rows;
+    return std::max({score, ds, dq, dk, dv}) >= 0x1p126;
   }
 
   // lse, delta and visible columns of every matrix row.
@@ -231,6 +254,7 @@ class BackwardPass {
     int from_all = count;
     int to_all = 0;
     block.uniform = true;
+    block.pairs = 0;
     for (int r = 0; r < block.tile->rows; ++r) {
       const int64_t position = workspace_.q.PositionOf(q_run, block.tile->begin + r);
       const RowRange keys =
@@ -248,6 +272,7 @@ class BackwardPass {
         block.delta[m] = call_.delta[at];
         block.visible_begin[m] = sees ? static_cast<int32_t>(from) : 0;
         block.visible_end[m] = sees ? static_cast<int32_t>(to) : 0;
+        block.pairs += to - from;
         if (sees) {
           from_all = std::min(from_all, static_cast<int>(from));
           to_all = std::max(to_all, static_cast<int>(to));
@@ -273,6 +298,7 @@ class BackwardPass {
 
   // dk and dv of the task, dq of the block.
   void AddBlock(Task& task, Block& block) {
+    if (block.wide) return AddWideGradients(task, block);
     GemmArgs scores;
     scores.rows = block.rows;
     scores.col_begin = block.col_begin;
@@ -370,6 +396,39 @@ class BackwardPass {
         AddWeightedRow(task.k_rows, j, ds, task.element_row, block.dq + int64_t{m} * cols_);
       }
     }
+  }
+
+  // The same in double, for blocks whose products may not fit fp32.
+  void AddWideGradients(Task& task, Block& block) {
+    std::fill_n(block.dq, int64_t{block.rows} * cols_, 0.0f);
+    const SourceRows q_rows = BlockRows(task, block, call_.q, head_dim_);
+    const SourceRows dout_rows = BlockRows(task, block, call_.dout, head_dim_v_);
+    float q[256], dout[256], k[256], v[256];
+    const auto add = [](double factor, const float* source, float* target, int count) {
+      for (int d = 0; d < count; ++d) target[d] = Saturate(target[d] + factor * source[d]);
+    };
+    for (int m = 0; m < block.rows; ++m) {
+      LoadRow(q_rows, m, q);
+      LoadRow(dout_rows, m, dout);
+      for (int j = block.visible_begin[m]; j < block.visible_end[m]; ++j) {
+        LoadRow(task.k_rows, j, k);
+        LoadRow(task.v_rows, j, v);
+        // Rounded as lse has been.
+        const double score = Saturate(ScoreOf(problem_, DotOf(q, k, head_dim_)));
+        const double p = std::exp(std::min(0.0, score - block.lse[m]));
+        const double t = problem_.softcap > 0 ? score / problem_.softcap : 0.0;
+        const double ds = p * (DotOf(dout, v, head_dim_v_) - block.delta[m]) * (1 - t * t);
+        add(p, dout, task.dv + int64_t{j} * cols_v_, head_dim_v_);
+        add(ds, q, task.dk + int64_t{j} * cols_, head_dim_);
+        add(ds, k, block.dq + int64_t{m} * cols_, head_dim_);
+      }
+    }
+  }
+
+  static double DotOf(const float* a, const float* b, int count) {
+    double sum = 0;
+    for (int d = 0; d < count; ++d) sum += static_cast<double>(a[d]) * b[d];
+    return sum;
   }
 
   void StoreQueryGradient(const Task& task, const Block& block) {

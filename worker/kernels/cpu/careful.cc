@@ -11,11 +11,15 @@ float PackedElement(const TileOps& ops, const float* words, int64_t index) {
   return value;
 }
 
-void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
-                    float* target) {
+void LoadRow(const SourceRows& source, int row, float* target) {
   const char* elements =
       static_cast<const char*>(source.data) + source.RowOffset(row) * ElementBytes(source.dtype);
-  ConvertToFloat(source.dtype, elements, converted, source.cols);
+  ConvertToFloat(source.dtype, elements, target, source.cols);
+}
+
+void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
+                    float* target) {
+  LoadRow(source, row, converted);
   AddScaled(weight, converted, target, source.cols);
 }
 

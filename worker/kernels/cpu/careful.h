@@ -13,6 +13,9 @@ namespace ringattn::worker::cpu {
 // Element `index` of consecutive packed words.
 float PackedElement(const TileOps& ops, const float* words, int64_t index);
 
+// Row `row` of source as floats: target[0, cols).
+void LoadRow(const SourceRows& source, int row, float* target);
+
 // target[0, cols) += weight * row `row` of source. converted: cols floats of scratch.
 void AddWeightedRow(const SourceRows& source, int row, float weight, float* converted,
                     float* target);

@@ -1,12 +1,14 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <variant>
 
 #include "worker/kernels/cpu/backward.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
+#include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/cpu/workspace.h"
 
 namespace ringattn::worker {
@@ -25,7 +27,7 @@ absl::Status ForRanges(int64_t count, int64_t per_task, Workspace& workspace,
   workspace.pool.ParallelFor((count + per_task - 1) / per_task, [&](int, int64_t task) {
     if (progress.stopped()) return;
     body(task * per_task, std::min(count, (task + 1) * per_task));
-    progress.CountTile();
+    progress.CountTile(0);
   });
   return progress.stopped() ? absl::CancelledError("kernel stopped") : absl::OkStatus();
 }
@@ -36,6 +38,18 @@ absl::Status RunCall(const ForwardCall& call, Workspace& workspace, const Progre
 
 absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progress& progress) {
   return Backward(call, workspace, progress);
+}
+
+// Finite if the row is: products of bf16 or fp32 need not fit fp32.
+float RowDelta(DType dtype, const void* dout, const void* out, int64_t dim) {
+  const float delta = Dot(dtype, dout, out, dim);
+  if (std::isfinite(delta)) return delta;
+  float a[256], b[256];
+  ConvertToFloat(dtype, dout, a, dim);
+  ConvertToFloat(dtype, out, b, dim);
+  double sum = 0;
+  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(a[d]) * b[d];
+  return std::isfinite(sum) ? Saturate(sum) : delta;
 }
 
 absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress& progress) {
@@ -51,8 +65,8 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
                        for (int64_t h = 0; h < heads; ++h) {
                          const int64_t offset = (token * heads + h) * row_bytes;
                          call.delta[(batch_index * heads + h) * call.q_rows + row] =
-                             Dot(problem.dtype, static_cast<const char*>(call.dout) + offset,
-                                 static_cast<const char*>(call.out) + offset, dim);
+                             RowDelta(problem.dtype, static_cast<const char*>(call.dout) + offset,
+                                      static_cast<const char*>(call.out) + offset, dim);
                        }
                      }
                    });
@@ -87,8 +101,8 @@ CpuKernels::CpuKernels(int threads) : workspace_(std::make_unique<cpu::Workspace
 CpuKernels::~CpuKernels() = default;
 
 absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
-                             std::atomic<int64_t>* tiles_done) {
-  const cpu::Progress progress(stop, tiles_done);
+                             std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done) {
+  const cpu::Progress progress(stop, tiles_done, work_done);
   return std::visit([&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); },
                     call);
 }

@@ -33,9 +33,10 @@ class CpuKernels {
   // kept and grows only when a call needs more than any before it.
   // `stop` is read at least once per tile: once true, returns CANCELLED at the
   // next tile and the call's outputs are undefined. `tiles_done`, if not null, is
-  // incremented once per computed tile.
+  // incremented once per computed tile, and `work_done` grows by what the tile's visible
+  // pairs cost (worker/kernels/work.h), over a call by exactly what all of them do.
   absl::Status Run(const KernelCall& call, const std::atomic<bool>& stop,
-                   std::atomic<int64_t>* tiles_done);
+                   std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done = nullptr);
 
  private:
   const std::unique_ptr<cpu::Workspace> workspace_;

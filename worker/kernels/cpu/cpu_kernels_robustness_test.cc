@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cpu/kernel_runner.h"
+#include "worker/kernels/work.h"
 
 namespace ringattn::worker {
 namespace {
@@ -106,6 +107,64 @@ TEST_P(RobustnessTest, PaddingIsNotRead) {
   CpuKernels kernels(2);
   ExpectForward(shape, RunForward(kernels, data, {1}), reference);
   ExpectBackward(shape, RunBackward(kernels, data, reference), reference);
+}
+
+// What progress is told by: over a call, every visible pair once.
+TEST(WorkTest, CountsVisiblePairs) {
+  TestShape shape = PiecesShape();
+  shape.batch = 2;
+  shape.head_dim = 8;
+  TestData data(shape);
+  int64_t pairs = 0;
+  for (const Piece& q : shape.q_pieces) {
+    for (const auto& pieces : shape.kv_pieces) {
+      for (const Piece& k : pieces) {
+        if (q.document != k.document) continue;
+        const Band& band = shape.bands[q.document];
+        for (int64_t i = 0; i < q.length; ++i) {
+          for (int64_t j = 0; j < k.length; ++j) {
+            const int64_t distance = k.PositionOf(j) - q.PositionOf(i);
+            pairs += distance >= band.lower && distance <= band.upper;
+          }
+        }
+      }
+    }
+  }
+  pairs *= shape.batch * shape.heads;
+  Floats lse(shape.batch * shape.heads * shape.q_rows), delta(lse.size()), dq(data.q.count);
+  std::vector<Floats> dk, dv;
+  for (size_t i = 0; i < data.k.size(); ++i) {
+    dk.emplace_back(data.k[i].count);
+    dv.emplace_back(data.v[i].count);
+  }
+  Floats out(data.dout.count);
+  ForwardCall forward;
+  forward.problem = &data.problem;
+  forward.q_rows = shape.q_rows;
+  forward.q_pieces = shape.q_pieces;
+  forward.q = data.q.data();
+  forward.blocks = data.Blocks(&dk, &dv);
+  forward.lse = lse.data();
+  forward.out = out.data();
+  forward.initial = forward.final = true;
+  BackwardCall backward;
+  backward.problem = &data.problem;
+  backward.q_rows = shape.q_rows;
+  backward.q_pieces = shape.q_pieces;
+  backward.q = data.q.data();
+  backward.dout = data.dout.data();
+  backward.lse = lse.data();
+  backward.delta = delta.data();
+  backward.dq_acc = dq.data();
+  backward.blocks = forward.blocks;
+  CpuKernels kernels(2);
+  const std::atomic<bool> stop{false};
+  std::atomic<int64_t> work{0};
+  ASSERT_TRUE(kernels.Run(forward, stop, nullptr, &work).ok());
+  EXPECT_EQ(work, pairs * ForwardPairWork(8, 16));
+  work = 0;
+  ASSERT_TRUE(kernels.Run(backward, stop, nullptr, &work).ok());
+  EXPECT_EQ(work, pairs * BackwardPairWork(8, 16));
 }
 
 TEST(StopTest, StopsAtTheNextTile) {

@@ -1,5 +1,6 @@
 #include "worker/kernels/cpu/elementwise.h"
 
+#include <algorithm>
 #include <cstring>
 
 #define HWY_DISABLED_TARGETS \
@@ -97,6 +98,42 @@ float DotOfType(DType dtype, const void* a, const void* b, int64_t count) {
   return 0.0f;
 }
 
+// Of the magnitudes' bits, which order like numbers, with infinity and NaN above.
+template <typename T>
+float MaxMagnitudeOf(const SourceRows& source) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const auto no_sign = hn::Set(di, 0x7fffffff);
+  auto largest = hn::Zero(di);
+  for (int r = 0; r < source.rows; ++r) {
+    const T* in = static_cast<const T*>(source.data) + source.RowOffset(r);
+    for (int col = 0; col < source.cols; col += lanes) {
+      const int left = source.cols - col;
+      const auto v = left >= lanes ? LoadAsFloat(d, in + col) : LoadFirstAsFloat(d, in + col, left);
+      largest = hn::Max(largest, hn::And(hn::BitCast(di, v), no_sign));
+    }
+  }
+  alignas(64) int32_t bits[hn::MaxLanes(FloatTag())];
+  hn::Store(largest, di, bits);
+  const int32_t most = *std::max_element(bits, bits + lanes);
+  float magnitude;
+  std::memcpy(&magnitude, &most, sizeof(magnitude));
+  return magnitude;
+}
+
+float MaxMagnitudeOfType(const SourceRows& source) {
+  switch (source.dtype) {
+    case DType::kFloat32:
+      return MaxMagnitudeOf<float>(source);
+    case DType::kBFloat16:
+      return MaxMagnitudeOf<hwy::bfloat16_t>(source);
+    case DType::kFloat16:
+      return MaxMagnitudeOf<hwy::float16_t>(source);
+  }
+  return 0.0f;
+}
+
 void CombineVectors(float first_weight, const float* first, float second_weight,
                     const float* second, float* target, int64_t count) {
   const FloatTag d;
@@ -133,6 +170,7 @@ HWY_EXPORT(ConvertVectorsToBf16);
 HWY_EXPORT(ConvertVectorsToFp16);
 HWY_EXPORT(AddScaledVectors);
 HWY_EXPORT(DotOfType);
+HWY_EXPORT(MaxMagnitudeOfType);
 HWY_EXPORT(CombineVectors);
 HWY_EXPORT(ScaleVectors);
 
@@ -162,6 +200,10 @@ void AddScaled(float factor, const float* source, float* target, int64_t count) 
 
 float Dot(DType dtype, const void* a, const void* b, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(DotOfType)(dtype, a, b, count);
+}
+
+float MaxMagnitude(const SourceRows& source) {
+  return HWY_DYNAMIC_DISPATCH(MaxMagnitudeOfType)(source);
 }
 
 void Combine(float first_weight, const float* first, float second_weight, const float* second,

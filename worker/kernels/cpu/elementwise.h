@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/attention/dtype.h"
+#include "worker/kernels/cpu/tile_ops.h"
 
 namespace ringattn::worker::cpu {
 
@@ -18,6 +19,9 @@ void AddScaled(float factor, const float* source, float* target, int64_t count);
 
 // Sum of a[i] * b[i] over `count` elements of `dtype`, in fp32.
 float Dot(DType dtype, const void* a, const void* b, int64_t count);
+
+// The largest |element|: infinite or NaN if any element is.
+float MaxMagnitude(const SourceRows& source);
 
 // target[i] = first_weight * first[i] + second_weight * second[i]. Target may be
 // `first` or `second`.

@@ -8,6 +8,7 @@
 
 #include "common/attention/merge.h"
 #include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/wide_rows.h"
 
 namespace ringattn::worker::cpu {
 namespace {
@@ -17,10 +18,14 @@ constexpr double kLn2 = 0.69314718055994530942;
 
 // sum is relative to 2^shift, and shift a rounded product: the exact product
 // counts, or lse would be off by the rounding of scores of 1e4.
+// A wide sum is relative to the exact power itself. What fp32 cannot hold becomes the
+// largest that it can, so that partials still merge and backward still subtracts.
 float LogSumExp(const ScoreScale& scale, float max, float sum) {
   const float shift = max * scale.to_log2;
+  const double base = double{max} * scale.natural + std::log(double{sum});
+  if (IsWide(shift)) return Saturate(base);
   const double rounding = double{max} * scale.to_log2 - shift;
-  return static_cast<float>(double{max} * scale.natural + std::log(double{sum}) - rounding * kLn2);
+  return static_cast<float>(base - rounding * kLn2);
 }
 
 }  // namespace
@@ -47,7 +52,7 @@ void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_i
     std::fill_n(target, dim, 0.0f);
     lse = kNegativeInfinity;
   } else {
-    const float own_lse = LogSumExp(scale, sums.max, sums.sum);
+    const float own_lse = sums.lse.has_value() ? *sums.lse : LogSumExp(scale, sums.max, sums.sum);
     if (previous_lse == kNegativeInfinity) {
       Scale(1.0f / sums.sum, sums.out, target, dim);
       lse = own_lse;

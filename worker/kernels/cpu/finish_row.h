@@ -3,6 +3,7 @@
 #define RINGATTN_WORKER_KERNELS_CPU_FINISH_ROW_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cpu/tile_ops.h"
@@ -15,6 +16,8 @@ struct RowSums {
   const float* out = nullptr;  // [head_dim_v], not yet divided by sum
   float max = 0.0f;
   float sum = 0.0f;  // 0: no key was seen, and out is not read
+  // Of a row from WideRows: out is normalised, sum 1 and max not read.
+  std::optional<float> lse = std::nullopt;
 };
 
 // Writes one row of the call's out or out_acc, and its lse.

@@ -1,11 +1,14 @@
 #include "worker/kernels/cpu/forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "worker/kernels/cpu/careful.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/finish_row.h"
+#include "worker/kernels/cpu/wide_rows.h"
+#include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {
 namespace {
@@ -45,7 +48,8 @@ class ForwardPass {
         depth_(ops_.Words(head_dim_)),
         cols_v_(ops_.PadColumns(static_cast<int>(problem_.head_dim_v))),
         matrix_rows_(ChooseMatrixRows(call)),
-        key_tile_(ChooseKeyTile(depth_ + cols_v_ / ops_.elements_per_word)) {}
+        key_tile_(ChooseKeyTile(depth_ + cols_v_ / ops_.elements_per_word)),
+        wide_rows_(call, workspace.kv) {}
 
   absl::Status Run() {
     workspace_.SetRuns(call_.q_pieces, call_.blocks);
@@ -133,14 +137,33 @@ class ForwardPass {
         const int64_t end = std::min(reach.end, begin + key_tile_);
         const bool unmasked = full.begin <= begin && end <= full.end;
         AttendTile(task, run, begin, static_cast<int>(end - begin), unmasked);
-        progress_.CountTile();
+        progress_.CountTile(VisiblePairs(task) * ForwardPairWork(head_dim_, problem_.head_dim_v));
       }
     }
     for (int m = 0; m < task.rows; ++m) {
-      const RowSums sums{task.out + int64_t{m} * cols_v_, task.row_max[m], task.row_sum[m]};
       FinishRow(call_, scale_, task.batch_index, task.first_head + m % task.heads,
-                LocalRow(*task.tile) + m / task.heads, sums, task.out_row);
+                LocalRow(*task.tile) + m / task.heads, SumsOf(task, m), task.out_row);
     }
+  }
+
+  // The sums of matrix row m, done again if they left fp32's range.
+  RowSums SumsOf(const Task& task, int m) {
+    float* out = task.out + int64_t{m} * cols_v_;
+    const RowSums sums{out, task.row_max[m], task.row_sum[m]};
+    const int head_dim_v = static_cast<int>(problem_.head_dim_v);
+    const TokenRun& run = workspace_.q.runs()[task.tile->run];
+    const QueryRowId row{task.batch_index, task.first_head + m % task.heads,
+                         LocalRow(*task.tile) + m / task.heads, run.document,
+                         task.positions[m / task.heads]};
+    // A sum of 0 is right for rows without keys only.
+    const bool in_range =
+        sums.sum == 0.0f
+            ? !wide_rows_.SeesKeys(row)
+            : std::isfinite(sums.sum) && std::isfinite(sums.max) &&
+                  std::isfinite(MaxMagnitude({.data = out, .rows = 1, .cols = head_dim_v}));
+    float lse;
+    if (in_range || !wide_rows_.Attend(row, out, &lse)) return sums;
+    return {out, 0.0f, 1.0f, lse};
   }
 
   int64_t LocalRow(const QueryTile& tile) const {
@@ -224,6 +247,13 @@ class ForwardPass {
       std::fill_n(task.visible_begin + r * task.heads, task.heads, static_cast<int32_t>(from));
       std::fill_n(task.visible_end + r * task.heads, task.heads, static_cast<int32_t>(to));
     }
+  }
+
+  // Of the key tile at hand.
+  static int64_t VisiblePairs(const Task& task) {
+    int64_t pairs = 0;
+    for (int m = 0; m < task.rows; ++m) pairs += task.visible_end[m] - task.visible_begin[m];
+    return pairs;
   }
 
   // Matrix rows [first, first + rows) against the packed key tile.
@@ -320,6 +350,7 @@ class ForwardPass {
   const int cols_v_;       // padded columns of v
   const int matrix_rows_;  // of a task
   const int key_tile_;     // keys packed at a time
+  WideRows wide_rows_;
 };
 
 }  // namespace

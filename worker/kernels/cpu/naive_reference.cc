@@ -9,29 +9,6 @@
 namespace ringattn::worker {
 namespace {
 
-struct Token {
-  int64_t document = -1;  // -1: in no piece
-  int64_t position = 0;
-};
-
-std::vector<Token> TokensOf(int64_t rows, const std::vector<Piece>& pieces) {
-  std::vector<Token> tokens(rows);
-  for (const Piece& piece : pieces) {
-    for (int64_t r = 0; r < piece.length; ++r) {
-      tokens[piece.local_begin + r] = {piece.document, piece.PositionOf(r)};
-    }
-  }
-  return tokens;
-}
-
-// One key that a query row sees.
-struct Seen {
-  size_t block;
-  int64_t row;
-  double score;
-  double slope;  // d score / d (scale * q.k)
-};
-
 double Unit(DType dtype) {
   return dtype == DType::kFloat32 ? 0x1p-20 : dtype == DType::kBFloat16 ? 0x1p-9 : 0x1p-12;
 }
@@ -87,7 +64,7 @@ TestData::TestData(const TestShape& s, uint32_t seed, float magnitude) : shape(s
 }
 
 std::vector<KvBlock> TestData::Blocks(std::vector<std::vector<float>>* dk,
-                                      std::vector<std::vector<float>>* dv) {
+                                      std::vector<std::vector<float>>* dv) const {
   std::vector<KvBlock> blocks;
   for (size_t i = 0; i < k.size(); ++i) {
     KvBlock block;
@@ -109,98 +86,88 @@ Reference::Reference(const TestData& data)
       delta(lse.size()),
       dq(data.q.count) {
   const TestShape& s = data.shape;
-  const int64_t d = s.head_dim;
-  const int64_t dv_dim = s.head_dim_v;
-  std::vector<std::vector<Token>> keys;
   for (size_t i = 0; i < data.k.size(); ++i) {
-    keys.push_back(TokensOf(s.kv_rows[i], s.kv_pieces[i]));
     dk.emplace_back(data.k[i].count);
     dv.emplace_back(data.v[i].count);
   }
-  const std::vector<Token> queries = TokensOf(s.q_rows, s.q_pieces);
+  const std::vector<KvBlock> blocks = data.Blocks();
+  const SeenKeys keys(data.problem, s.q_rows, s.q_pieces, data.q.data(), blocks);
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t i = 0; i < s.q_rows; ++i) {
       for (int64_t h = 0; h < s.heads; ++h) {
-        const int64_t kv_head = h / (s.heads / s.kv_heads);
-        const int64_t q_at = ((b * s.q_rows + i) * s.heads + h) * d;
-        const int64_t o_at = ((b * s.q_rows + i) * s.heads + h) * dv_dim;
-        const int64_t row_at = (b * s.heads + h) * s.q_rows + i;
-        const auto key_row = [&](size_t block, int64_t row) {
-          return (b * s.kv_rows[block] + row) * s.kv_heads + kv_head;
-        };
-        std::vector<Seen> seen;
-        double max = -std::numeric_limits<double>::infinity();
-        double largest = 1.0;
-        for (size_t n = 0; n < keys.size(); ++n) {
-          for (int64_t j = 0; j < s.kv_rows[n]; ++j) {
-            const Token& query = queries[i];
-            const Token& key = keys[n][j];
-            if (query.document < 0 || query.document != key.document) continue;
-            const Band& band = s.bands[query.document];
-            const int64_t distance = key.position - query.position;
-            if (distance < band.lower || distance > band.upper) continue;
-            double dot = 0.0;
-            double magnitude = 0.0;
-            for (int64_t e = 0; e < d; ++e) {
-              const double term = double{data.q.At(q_at + e)} * data.k[n].At(key_row(n, j) * d + e);
-              dot += term;
-              magnitude += std::abs(term);
-            }
-            double score = s.scale * dot;
-            double slope = 1.0;
-            if (s.softcap > 0) {
-              const double t = std::tanh(score / s.softcap);
-              score = s.softcap * t;
-              slope = 1.0 - t * t;
-            }
-            largest = std::max(largest, std::abs(s.scale) * magnitude);
-            seen.push_back({n, j, score, slope});
-            max = std::max(max, score);
-            if (std::isnan(score)) max = score;
-          }
-        }
-        double sum = 0.0;
-        for (const Seen& key : seen) sum += std::exp(key.score - max);
-        lse[row_at] = seen.empty() ? max : max + std::log(sum);
-        lse_bound[row_at] = 4e-6 * largest;
-        for (const Seen& key : seen) {
-          const double p = std::exp(key.score - lse[row_at]);
-          for (int64_t e = 0; e < dv_dim; ++e) {
-            out.Add(o_at + e, p * data.v[key.block].At(key_row(key.block, key.row) * dv_dim + e));
-          }
-        }
-        double row_delta = 0.0;
-        double delta_magnitude = 0.0;
-        for (int64_t e = 0; e < dv_dim; ++e) {
-          const double grad = data.dout.At(o_at + e);
-          row_delta += out.value[o_at + e] * grad;
-          delta_magnitude += out.magnitude[o_at + e] * std::abs(grad);
-        }
-        delta[row_at] = static_cast<float>(row_delta);
-        for (const Seen& key : seen) {
-          const int64_t row = key_row(key.block, key.row);
-          const double p = std::exp(key.score - lse[row_at]);
-          double dp = 0.0;
-          double dp_magnitude = 0.0;
-          for (int64_t e = 0; e < dv_dim; ++e) {
-            const double grad = data.dout.At(o_at + e);
-            dv[key.block].Add(row * dv_dim + e, p * grad);
-            const double term = grad * data.v[key.block].At(row * dv_dim + e);
-            dp += term;
-            dp_magnitude += std::abs(term);
-          }
-          const double ds = s.scale * p * (dp - row_delta) * key.slope;
-          const double weight = std::abs(s.scale) * p * (dp_magnitude + delta_magnitude);
-          for (int64_t e = 0; e < d; ++e) {
-            const double q_value = data.q.At(q_at + e);
-            const double k_value = data.k[key.block].At(row * d + e);
-            dq.value[q_at + e] += ds * k_value;
-            dq.magnitude[q_at + e] += weight * std::abs(k_value);
-            dk[key.block].value[row * d + e] += ds * q_value;
-            dk[key.block].magnitude[row * d + e] += weight * std::abs(q_value);
-          }
-        }
+        const QueryHead query{b, i, h};
+        const std::vector<SeenKey> seen = keys.Of(query);
+        AddForward(data, query, seen);
+        AddBackward(data, query, seen);
       }
+    }
+  }
+}
+
+void Reference::AddForward(const TestData& data, const QueryHead& query,
+                           const std::vector<SeenKey>& seen) {
+  const TestShape& s = data.shape;
+  const int64_t row_at = (query.batch * s.heads + query.head) * s.q_rows + query.row;
+  const int64_t o_at =
+      RowOffset(query.batch, s.q_rows, query.row, s.heads, query.head, s.head_dim_v);
+  double max = -std::numeric_limits<double>::infinity();
+  double largest = 1.0;
+  for (const SeenKey& key : seen) {
+    largest = std::max(largest, key.magnitude);
+    max = std::isnan(key.score) ? key.score : std::max(max, key.score);
+  }
+  double sum = 0.0;
+  for (const SeenKey& key : seen) sum += std::exp(key.score - max);
+  lse[row_at] = seen.empty() ? max : max + std::log(sum);
+  lse_bound[row_at] = 4e-6 * largest;
+  for (const SeenKey& key : seen) {
+    const double p = std::exp(key.score - lse[row_at]);
+    const int64_t v_at = RowOffset(query.batch, s.kv_rows[key.block], key.row, s.kv_heads,
+                                   KvHeadOf(data.problem, query.head), s.head_dim_v);
+    for (int64_t e = 0; e < s.head_dim_v; ++e)
+      out.Add(o_at + e, p * data.v[key.block].At(v_at + e));
+  }
+}
+
+void Reference::AddBackward(const TestData& data, const QueryHead& query,
+                            const std::vector<SeenKey>& seen) {
+  const TestShape& s = data.shape;
+  const int64_t row_at = (query.batch * s.heads + query.head) * s.q_rows + query.row;
+  const int64_t q_at = RowOffset(query.batch, s.q_rows, query.row, s.heads, query.head, s.head_dim);
+  const int64_t o_at =
+      RowOffset(query.batch, s.q_rows, query.row, s.heads, query.head, s.head_dim_v);
+  double row_delta = 0.0;
+  double delta_magnitude = 0.0;
+  for (int64_t e = 0; e < s.head_dim_v; ++e) {
+    const double grad = data.dout.At(o_at + e);
+    row_delta += out.value[o_at + e] * grad;
+    delta_magnitude += out.magnitude[o_at + e] * std::abs(grad);
+  }
+  delta[row_at] = static_cast<float>(row_delta);
+  for (const SeenKey& key : seen) {
+    const int64_t kv_head = KvHeadOf(data.problem, query.head);
+    const int64_t rows = s.kv_rows[key.block];
+    const int64_t k_at = RowOffset(query.batch, rows, key.row, s.kv_heads, kv_head, s.head_dim);
+    const int64_t v_at = RowOffset(query.batch, rows, key.row, s.kv_heads, kv_head, s.head_dim_v);
+    const double p = std::exp(key.score - lse[row_at]);
+    double dp = 0.0;
+    double dp_magnitude = 0.0;
+    for (int64_t e = 0; e < s.head_dim_v; ++e) {
+      const double grad = data.dout.At(o_at + e);
+      dv[key.block].Add(v_at + e, p * grad);
+      const double term = grad * data.v[key.block].At(v_at + e);
+      dp += term;
+      dp_magnitude += std::abs(term);
+    }
+    const double ds = s.scale * p * (dp - row_delta) * key.slope;
+    const double weight = std::abs(s.scale) * p * (dp_magnitude + delta_magnitude);
+    for (int64_t e = 0; e < s.head_dim; ++e) {
+      const double q_value = data.q.At(q_at + e);
+      const double k_value = data.k[key.block].At(k_at + e);
+      dq.value[q_at + e] += ds * k_value;
+      dq.magnitude[q_at + e] += weight * std::abs(k_value);
+      dk[key.block].value[k_at + e] += ds * q_value;
+      dk[key.block].magnitude[k_at + e] += weight * std::abs(q_value);
     }
   }
 }

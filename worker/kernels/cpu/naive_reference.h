@@ -1,5 +1,5 @@
-// A small attention problem with its data, and the same computed naively in
-// fp64. For the tests of this folder.
+// A small attention problem with its data, and its exact solution with bounds. For the
+// tests of this folder.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_NAIVE_REFERENCE_H_
 #define RINGATTN_WORKER_KERNELS_CPU_NAIVE_REFERENCE_H_
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/naive/seen_keys.h"
 
 namespace ringattn::worker {
 
@@ -40,6 +41,7 @@ struct TestTensor {
   float At(int64_t i) const;
   void Set(int64_t i, float value);
   void* data() { return bytes.data(); }
+  const void* data() const { return bytes.data(); }
 };
 TestTensor MakeTensor(DType dtype, int64_t count);
 void FillRandom(TestTensor& tensor, std::mt19937& random, float magnitude);
@@ -66,9 +68,11 @@ struct TestData {
 
   // Blocks with the addresses of k, v and, if given, of gradients.
   std::vector<KvBlock> Blocks(std::vector<std::vector<float>>* dk = nullptr,
-                              std::vector<std::vector<float>>* dv = nullptr);
+                              std::vector<std::vector<float>>* dv = nullptr) const;
 };
 
+// What the naive twin's scores (naive/seen_keys.h) come to, with the magnitudes that its
+// outputs do not have.
 struct Reference {
   explicit Reference(const TestData& data);
 
@@ -78,6 +82,10 @@ struct Reference {
   std::vector<float> delta;       // [batch, heads, q_rows]
   Exact dq;  // magnitude: scale * sum p (sum |dout v| + sum |dout out|) |k|; dk alike
   std::vector<Exact> dk, dv;  // per block
+
+ private:
+  void AddForward(const TestData& data, const QueryHead& query, const std::vector<SeenKey>& seen);
+  void AddBackward(const TestData& data, const QueryHead& query, const std::vector<SeenKey>& seen);
 };
 
 // Checks |actual - exact| <= 8 u A + 1e-6 max A per element (u by dtype), rows of

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "hwy/highway.h"
@@ -58,6 +59,23 @@ HWY_INLINE void CapScores(D d, const ScoreScale& scale, float* scores, int begin
   }
 }
 
+// scores -= max over whole vectors of columns: of wide scores, what is left of them
+// is exact where they are equal and small where they are close.
+template <class D>
+HWY_NOINLINE void SubtractMax(D d, float max, float* scores, int begin, int end) {
+  const auto subtrahend = hn::Set(d, max);
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int col = begin; col < end; col += lanes) {
+    hn::StoreU(hn::Sub(hn::LoadU(d, scores + col), subtrahend), d, scores + col);
+  }
+}
+
+// What the weights of a row with this maximum are relative to, as a power of 2.
+inline double WeightBase(float max, float to_log2) {
+  const float scaled = max * to_log2;
+  return IsWide(scaled) ? double{max} * to_log2 : double{scaled};
+}
+
 template <class Store>
 void Softmax(const SoftmaxArgs& args) {
   const hn::ScalableTag<float> d;
@@ -94,12 +112,20 @@ void Softmax(const SoftmaxArgs& args) {
     const float old_max = args.row_max[r];
     const float new_max = tile_max > old_max ? tile_max : old_max;
     // A row whose products are all -inf would subtract -inf from itself.
-    const float shift = new_max == kNegativeInfinity ? 0.0f : new_max * to_log2;
+    float shift = new_max == kNegativeInfinity ? 0.0f : new_max * to_log2;
+    const bool wide = IsWide(shift);
     float correction = 1.0f;
     if (old_max == kNegativeInfinity) {
       correction = 0.0f;
+    } else if (old_max != new_max && (wide || IsWide(old_max * to_log2))) {
+      correction = std::exp2(
+          static_cast<float>(WeightBase(old_max, to_log2) - WeightBase(new_max, to_log2)));
     } else if (old_max != new_max) {
       correction = hn::GetLane(Exp2(d, hn::Set(d, old_max * to_log2 - shift)));
+    }
+    if (wide) {
+      SubtractMax(d, new_max, scores, span.first, span.last);
+      shift = 0.0f;
     }
     const auto minus_max = hn::Set(d, -shift);
 
@@ -134,24 +160,44 @@ void Softmax(const SoftmaxArgs& args) {
   }
 }
 
-// p and ds of one vector of columns of one row.
+// The value as fp32 holds it: compilers may join a product and a sum into one operation
+// that rounds once.
+template <class V>
+HWY_INLINE V Rounded(V value) {
+  asm volatile("" : "+m"(value.raw));
+  return value;
+}
+
+// Whether a row's p is taken in the way for wide scores; not where its lse is no number.
+inline bool HasWideScores(const GradientArgs& args, int row) {
+  return IsWide(args.lse[row]) && std::isfinite(args.lse[row]);
+}
+
+// p and ds of one vector of columns of one row. wide: HasWideScores of the row.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, int row, int col,
-                           V& p, V& ds) {
+HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, bool wide, int row,
+                           int col, V& p, V& ds) {
   const int64_t at = row * args.stride + col;
   const V raw = hn::LoadU(d, args.scores + at);
   const V dp = hn::LoadU(d, args.dp + at);
-  // Large scores and lse cancel before anything is rounded.
-  const V minus_lse = hn::Set(d, -args.lse[row]);
+  // Large scores and lse cancel before anything is rounded, but for wide ones: there lse
+  // has been rounded, and only a score rounded like it gives a row's only key p = 1.
+  const auto exponent = [&](V raw_score) HWY_ATTR {
+    const V natural = hn::Set(d, args.scale.natural);
+    if (HWY_UNLIKELY(wide)) {
+      const V score = Rounded(hn::Mul(raw_score, natural));
+      return hn::Min(hn::Zero(d), hn::Sub(score, hn::Set(d, args.lse[row])));
+    }
+    return hn::MulAdd(raw_score, natural, hn::Set(d, -args.lse[row]));
+  };
   const V delta = hn::Set(d, args.delta[row]);
-  const V natural = hn::Set(d, args.scale.natural);
   const V log2e = hn::Set(d, 1.44269504f);
   if (args.scale.inside_cap != 0.0f) {
     const V t = Tanh(d, hn::Mul(raw, hn::Set(d, args.scale.inside_cap)));
-    p = Exp2(d, hn::Mul(hn::MulAdd(t, natural, minus_lse), log2e));
+    p = Exp2(d, hn::Mul(exponent(t), log2e));
     ds = hn::Mul(hn::Mul(p, hn::Sub(dp, delta)), hn::NegMulAdd(t, t, hn::Set(d, 1.0f)));
   } else {
-    p = Exp2(d, hn::Mul(hn::MulAdd(raw, natural, minus_lse), log2e));
+    p = Exp2(d, hn::Mul(exponent(raw), log2e));
     ds = hn::Mul(p, hn::Sub(dp, delta));
   }
   if (col < span.full_begin || col >= span.full_end) {

@@ -14,6 +14,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CPU_TILE_OPS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_TILE_OPS_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "common/attention/dtype.h"
@@ -65,10 +66,17 @@ struct ScoreScale {
   float inside_cap = 0.0f;  // softmax_scale / softcap, 0 = no softcap
 };
 
+// Scores of this size, in natural units or in units of log2, are wide: fp32 holds them in
+// steps of 2^-6 and more, so what rounds must round alike wherever it is to cancel. Below,
+// roundings differ by less than 1% of a weight, and kernels keep their quickest form.
+inline constexpr float kWideScore = 131072.0f;
+inline bool IsWide(float score) { return !(std::abs(score) < kWideScore); }
+
 // One step of the online softmax over columns [col_begin, col_end) of a score
 // tile. Row r sees the columns [visible_begin[r], visible_end[r]); the others
 // get weight 0 and are otherwise ignored. Updates row_max, the largest q.k (or
-// tanh) so far, and row_sum, the sum of 2^(to_log2 * q.k - fl(to_log2 * row_max));
+// tanh) so far, and row_sum, the sum of 2^(to_log2 * q.k - fl(to_log2 * row_max)), or, where
+// that product is wide, of 2^(to_log2 * (q.k - row_max));
 // correction[r] is the factor for what was accumulated before.
 struct SoftmaxArgs {
   int rows = 0;
@@ -86,8 +94,8 @@ struct SoftmaxArgs {
   float* correction = nullptr;
 };
 
-// p = exp(score - lse) and ds = p * (dp - delta) * d(score)/d(q.k) without
-// the softmax scale; 0 outside a row's visible columns.
+// p = exp(score - lse), at most 1 where lse is wide, and ds = p * (dp - delta) * d(score)/d(q.k)
+// without the softmax scale; 0 outside a row's visible columns.
 struct GradientArgs {
   int rows = 0;
   int col_begin = 0;  // multiples of lanes

@@ -122,14 +122,16 @@ void Gradient(const GradientArgs& args) {
                         kLanes);
     const RowSpan span1(args.col_begin, args.col_end, args.visible_begin[r1], args.visible_end[r1],
                         kLanes);
+    const bool wide0 = HasWideScores(args, r), wide1 = HasWideScores(args, r1);
     float* p_words = args.p + r / 2 * args.stride;
     float* ds_words = args.ds + r / 2 * args.stride;
     float* ds_rows = args.ds_rows + r * args.ds_rows_stride;
     for (int col = args.col_begin; col < args.col_end; col += kLanes) {
       FloatVec p0 = hn::Zero(d), p1 = p0, ds0 = p0, ds1 = p0;
-      if (col >= span0.first && col < span0.last) GradientOf(d, args, span0, r, col, p0, ds0);
+      if (col >= span0.first && col < span0.last)
+        GradientOf(d, args, span0, wide0, r, col, p0, ds0);
       if (has_second && col >= span1.first && col < span1.last) {
-        GradientOf(d, args, span1, r1, col, p1, ds1);
+        GradientOf(d, args, span1, wide1, r1, col, p1, ds1);
       }
       const __m512i p = (__m512i)_mm512_cvtne2ps_pbh(p1.raw, p0.raw);
       const __m512i ds = (__m512i)_mm512_cvtne2ps_pbh(ds1.raw, ds0.raw);

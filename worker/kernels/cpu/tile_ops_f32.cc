@@ -126,12 +126,13 @@ void Gradient(const GradientArgs& args) {
   for (int r = 0; r < args.rows; ++r) {
     const RowSpan span(args.col_begin, args.col_end, args.visible_begin[r], args.visible_end[r],
                        lanes);
+    const bool wide = HasWideScores(args, r);
     float* p_row = args.p + r * args.stride;
     float* ds_row = args.ds + r * args.stride;
     for (int col = args.col_begin; col < args.col_end; col += lanes) {
       FloatVec p = hn::Zero(d);
       FloatVec ds = p;
-      if (col >= span.first && col < span.last) GradientOf(d, args, span, r, col, p, ds);
+      if (col >= span.first && col < span.last) GradientOf(d, args, span, wide, r, col, p, ds);
       hn::StoreU(p, d, p_row + col);
       hn::StoreU(ds, d, ds_row + col);
     }

@@ -39,7 +39,7 @@ struct KvRange {
   int32_t row_count = 0;
   int32_t full_begin = 0;
   int32_t full_end = 0;
-  int32_t unused = 0;
+  int32_t piece = 0;  // of the blocks' pieces, counted through
 };
 
 // Forward: q rows [q_row_begin, q_row_begin + q_rows) against ranges
@@ -91,7 +91,6 @@ struct BackwardTile {
 struct CommonParams {
   int64_t q_rows = 0;
   int32_t batch = 0;
-  int32_t batch_begin = 0;  // batch row of grid.z = 0
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t group_size = 0;
@@ -144,18 +143,6 @@ struct BackwardParams {
   const float* delta = nullptr;
   float* dq_acc = nullptr;
   int32_t heads_per_block = 1;  // query heads of one group that one thread block sums
-};
-
-// One kernel in its two dtypes; the host launches through the addresses.
-struct TileKernel {
-  const void* bf16 = nullptr;
-  const void* fp16 = nullptr;
-  const void* fp32 = nullptr;
-  int32_t tile_rows = 0;  // q rows
-  int32_t tile_keys = 0;
-  int32_t threads = 0;
-  int32_t shared_bytes = 0;
-  int32_t shared_bytes_sm90 = 0;  // on compute capability 9.0 and later; 0 = the same
 };
 
 }  // namespace ringattn::worker::cuda

@@ -3,7 +3,9 @@
 // fp64 reference. Outputs are poisoned with NaN first, inputs are surrounded by
 // NaN, and the outputs' surroundings must stay untouched.
 //
-//   cuda_kernels_test [--cases=N] [--seed=S] [--small]
+//   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--huge]
+// --huge: scores of 1e4 to 1e36 before the random cases. sm90 does not pass them yet, nor does dv
+// at the edge of the wide scores (docs/semantics.md).
 // Exit code 0 iff everything passed. --small: a few tiny cases, for
 // compute-sanitizer.
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,32 +22,13 @@
 #include "common/attention/dtype.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 #include "worker/kernels/cuda/guarded_buffer.cuh"
+#include "worker/kernels/cuda/huge_scores.cuh"
+#include "worker/kernels/cuda/launch_and_wait.cuh"
 #include "worker/kernels/cuda/reference.cuh"
 #include "worker/kernels/cuda/sharded_case.cuh"
 
 namespace ringattn::worker::cuda {
 namespace {
-
-// Runs prepared calls with a workspace of exactly the stated size.
-template <typename Prepared>
-void StartAndWait(const absl::StatusOr<Prepared>& prepared) {
-  Check(prepared.status());
-  Buffer workspace(std::max<int64_t>(prepared->device_bytes(), 1));
-  void* staging = nullptr;
-  Check(cudaMallocHost(&staging, std::max<int64_t>(prepared->staging_bytes(), 1)), "pinned");
-  LaunchContext context;
-  context.workspace = workspace.get();
-  context.workspace_bytes = prepared->device_bytes();
-  context.staging = staging;
-  context.staging_bytes = prepared->staging_bytes();
-  Check(prepared->Start(context));
-  Check(cudaDeviceSynchronize(), "kernel");
-  if (!workspace.GuardsIntact()) {
-    std::fprintf(stderr, "FATAL: workspace overrun\n");
-    std::exit(2);
-  }
-  cudaFreeHost(staging);
-}
 
 // One judged tensor.
 struct Verdict {
@@ -132,6 +116,12 @@ struct SplitCounts {
                              {"separate heads"}, {"Dv != D"},  {"batch"},     {"merged after"},
                              {"merged into"},    {"one call"}, {"empty rows"}};
 
+  std::map<std::string, int> calls;  // by family and direction, split or not
+
+  void Count(const PreparedKernel& kernel, const char* direction) {
+    ++calls[std::string(kernel.family()) + " " + direction];
+  }
+
   void Add(const Case& c, const ForwardCall& call, bool has_empty_rows) {
     const bool packed_heads = c.heads > c.kv_heads && call.q_rows * (c.heads / c.kv_heads) <= 64;
     const bool used[] = {c.dtype == DType::kFloat32,
@@ -162,6 +152,9 @@ struct SplitCounts {
       complete = complete && kind.count > 0;
     }
     std::printf("%s\n", complete ? "" : " INCOMPLETE");
+    std::printf("calls:");
+    for (const auto& [kind, count] : calls) std::printf(" %s %d,", kind.c_str(), count);
+    std::printf("\n");
     return complete;
   }
 };
@@ -336,10 +329,12 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
       call.out = out_local.get();
       call.initial = step == 0;
       call.final = step == steps - 1;
-      const auto prepared = PrepareForward(call, device);
-      StartAndWait(prepared);
+      // Short cases try the kernels for long key ranges too.
+      const Prepared prepared = PrepareForward(call, device, {.long_keys = seed % 3 == 0 ? 1 : 0});
+      LaunchAndWait(prepared);
+      splits.Count(**prepared, "forward");
       // Only partial results need scratch.
-      if (prepared->scratch_bytes() > 0) splits.Add(c, call, has_empty_rows);
+      if ((*prepared)->scratch_bytes() > 0) splits.Add(c, call, has_empty_rows);
     }
     const std::vector<float> lse_host = lse_local.Download<float>();
     const std::vector<float> out_host = ToFloats(c.dtype, out_local.Download<char>());
@@ -394,7 +389,9 @@ bool RunCase(const Case& c, const DeviceInfo& real_device, uint32_t seed, Verdic
       } else {
         call.blocks = {blocks[(r + c.world - step) % c.world]};
       }
-      StartAndWait(PrepareBackward(call, device));
+      const Prepared prepared = PrepareBackward(call, device);
+      LaunchAndWait(prepared);
+      splits.Count(**prepared, "backward");
     }
     Check(StartConvert({c.dtype, dq_local.get(), dq_acc.get<float>(), local_rows * c.d}, nullptr));
     const std::vector<float> dq_host = ToFloats(c.dtype, dq_local.Download<char>());
@@ -509,7 +506,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   return c;
 }
 
-// The stop word ends kernels; a workspace that is too small is refused.
+// The stop word ends kernels; sums are sums.
 bool CheckControls(const DeviceInfo& device, int64_t head_dim) {
   AttentionProblem problem;
   problem.dtype = DType::kBFloat16;
@@ -534,21 +531,18 @@ bool CheckControls(const DeviceInfo& device, int64_t head_dim) {
   call.lse = lse.get<float>();
   call.out = out.get();
   call.initial = call.final = true;
-  const auto prepared = PrepareForward(call, device, {1});
-  Check(prepared.status());
-  Buffer workspace(prepared->device_bytes());
-  void* staging = nullptr;
-  Check(cudaMallocHost(&staging, prepared->staging_bytes()), "pinned");
-  LaunchContext context{nullptr, workspace.get(),           prepared->device_bytes() - 1,
-                        staging, prepared->staging_bytes(), stop.get<uint32_t>()};
-  bool passed = prepared->Start(context).code() == absl::StatusCode::kResourceExhausted;
-  context.workspace_bytes += 1;
-  Check(prepared->Start(context));  // the stop word is 0xFFFFFFFF
-  for (uint32_t bits : lse.Download<uint32_t>()) passed = passed && bits == 0xFFFFFFFF;
-  Check(StartZero({stop.get(), 4}, nullptr));
-  Check(prepared->Start(context));
-  for (float x : lse.Download<float>()) passed = passed && std::fabs(x - std::log(128.0f)) < 1e-5;
-  cudaFreeHost(staging);
+  bool passed = true;
+  for (const char* family : {"", "sm80", "simt"}) {
+    const Prepared prepared = PrepareForward(call, device, {.family = family, .max_key_splits = 1});
+    Check(StartZero({stop.get(), 4}, nullptr));
+    LaunchAndWait(prepared, stop.get<uint32_t>());
+    for (float x : lse.Download<float>()) passed = passed && std::fabs(x - std::log(128.0f)) < 1e-5;
+    const std::vector<uint32_t> marks(n, 0xFFFFFFFF);
+    lse.Upload(marks);
+    stop.Upload(std::vector<uint32_t>{1});
+    LaunchAndWait(prepared, stop.get<uint32_t>());
+    for (uint32_t bits : lse.Download<uint32_t>()) passed = passed && bits == 0xFFFFFFFF;
+  }
 
   std::vector<float> a(1001), b(1001);
   for (int i = 0; i < 1001; ++i) {
@@ -568,18 +562,21 @@ bool CheckControls(const DeviceInfo& device, int64_t head_dim) {
 int Main(int argc, char** argv) {
   int cases = 300;
   uint32_t seed = std::random_device()();
-  bool small = false;
+  bool small = false, huge = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "--cases=", 8) == 0) cases = std::atoi(argv[i] + 8);
     if (std::strncmp(argv[i], "--seed=", 7) == 0) seed = std::strtoul(argv[i] + 7, nullptr, 10);
     if (std::strcmp(argv[i], "--small") == 0) small = true;
+    if (std::strcmp(argv[i], "--huge") == 0) huge = true;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
   const auto device = QueryDevice(0);
   Check(device.status());
+  Check(LoadKernels(*device));
   std::printf("seed %u, %d cases\n", seed, cases);
   int failed = 0;
   for (int64_t head_dim : {64, 256}) failed += !CheckControls(*device, head_dim);
+  if (huge) failed += CheckHugeScores(*device);
   std::mt19937 random(seed);
   Verdict worst[3][5];
   SplitCounts splits;

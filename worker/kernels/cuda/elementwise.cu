@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include "worker/kernels/cuda/forward_epilogue.cuh"
+#include "worker/kernels/cuda/forward_row.cuh"
+#include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/primitives/thread.cuh"
 
 namespace ringattn::worker::cuda {
 namespace {
@@ -83,7 +85,7 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
   const CombineTile combine = params.tiles[blockIdx.x];
   const int pack = forward.head_pack;
   const int groups = common.num_heads / pack;
-  const int64_t batch = common.batch_begin + blockIdx.z;
+  const int64_t batch = blockIdx.z;
   const int lane = threadIdx.x & 31;
   ForwardTile tile;
   tile.q_row_begin = combine.q_row_begin;
@@ -177,10 +179,10 @@ cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream) {
 }
 
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
-                          int64_t batch_count, cudaStream_t stream) {
+                          cudaStream_t stream) {
   const CommonParams& common = params.forward.common;
   const dim3 grid(static_cast<unsigned>(tile_count), common.num_heads / params.forward.head_pack,
-                  static_cast<unsigned>(batch_count));
+                  static_cast<unsigned>(common.batch));
   switch (dtype) {
     case DType::kFloat32:
       attention_combine<float><<<grid, kThreads, 0, stream>>>(params);

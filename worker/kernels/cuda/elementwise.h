@@ -18,10 +18,9 @@ cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
 cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
 
 // Merges the partials of `tile_count` q tiles in slot order, then with the
-// previous partial, and writes the outputs of params.forward, for batch rows
-// [batch_begin, batch_begin + batch_count).
+// previous partial, and writes the outputs of params.forward.
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
-                          int64_t batch_count, cudaStream_t stream);
+                          cudaStream_t stream);
 
 // All kernels that these functions launch.
 std::vector<const void*> ElementwiseKernels();

@@ -37,13 +37,16 @@ BandLimits LimitsOf(const Piece& q, int64_t q_row, const Piece& k, int64_t k_row
 struct BlockPiece {
   size_t block;
   const Piece* piece;
+  int32_t index;  // of the piece, through all blocks
 };
 
 std::map<int64_t, std::vector<BlockPiece>> KeysByDocument(const std::vector<KvBlock>& blocks) {
   std::map<int64_t, std::vector<BlockPiece>> result;
+  int32_t index = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     for (const Piece& piece : blocks[b].pieces) {
-      if (piece.length > 0) result[piece.document].push_back({b, &piece});
+      if (piece.length > 0) result[piece.document].push_back({b, &piece, index});
+      ++index;
     }
   }
   return result;
@@ -116,6 +119,7 @@ ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& sh
           range.k = block.k;
           range.v = block.v;
           range.block_rows = block.rows;
+          range.piece = entry.index;
           range.row_begin = entry.piece->local_begin + reach.begin;
           range.row_count = Narrow(reach.size());
           range.limits = LimitsOf(q, begin, *entry.piece, reach.begin, band);

@@ -172,5 +172,28 @@ TEST_P(TilePlanTest, BackwardTilesCoverEachVisiblePairOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, TilePlanTest, testing::Range(0, 300));
 
+// Ranges name their piece, counted through all blocks, empty pieces included.
+TEST(TilePlanRangesTest, NameTheirPiece) {
+  AttentionProblem problem;
+  problem.bands = {Band{}, Band{}};
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = 10;
+  call.q_pieces = {Piece{0, 10, 1, 0, 1}};
+  KvBlock first, second;
+  first.rows = 8;
+  first.pieces = {Piece{0, 4, 0, 0, 1}, Piece{4, 0, 1, 0, 1}, Piece{4, 4, 1, 0, 1}};
+  second.rows = 4;
+  second.pieces = {Piece{0, 4, 1, 4, 1}};
+  call.blocks = {first, second};
+  ForwardTileShape shape;
+  shape.q_rows = 64;
+  shape.keys = 64;
+  const ForwardPlan plan = PlanForwardTiles(call, shape);
+  ASSERT_EQ(plan.ranges.size(), 2u);
+  EXPECT_EQ(plan.ranges[0].piece, 2);
+  EXPECT_EQ(plan.ranges[1].piece, 3);
+}
+
 }  // namespace
 }  // namespace ringattn::worker::cuda

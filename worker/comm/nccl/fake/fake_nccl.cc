@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/comm/nccl/fake/fake_cuda.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace {
 

@@ -1,0 +1,58 @@
+#include "common/plan/program.h"
+
+#include <cassert>
+
+namespace ringattn {
+
+const char* OpName(ComputeCall::Op op) {
+  switch (op) {
+    case ComputeCall::Op::kForward:
+      return "forward";
+    case ComputeCall::Op::kDelta:
+      return "delta";
+    case ComputeCall::Op::kBackward:
+      return "backward";
+    case ComputeCall::Op::kZero:
+      return "zero";
+    case ComputeCall::Op::kAdd:
+      return "add";
+    case ComputeCall::Op::kConvert:
+      return "convert";
+  }
+  assert(false && "unknown Op");
+  return "";
+}
+
+int64_t Program::BufferBytes() const {
+  int64_t bytes = 0;
+  for (const BufferSpec& buffer : buffers) bytes += buffer.bytes;
+  return bytes;
+}
+
+int64_t Program::SentBytes() const {
+  int64_t bytes = 0;
+  for (const Step& step : steps) {
+    for (const Transfer& transfer : step.transfers) {
+      if (transfer.kind == Transfer::Kind::kSend) bytes += transfer.range.bytes;
+    }
+  }
+  return bytes;
+}
+
+int64_t Program::TileCount() const {
+  int64_t tiles = 0;
+  for (const Step& step : steps) {
+    for (const ComputeCall& call : step.calls) tiles += call.tiles;
+  }
+  return tiles;
+}
+
+int64_t Program::PairCount() const {
+  int64_t pairs = 0;
+  for (const Step& step : steps) {
+    for (const ComputeCall& call : step.calls) pairs += call.pairs;
+  }
+  return pairs;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,153 @@
+// Program: what one rank does, as data.
+//
+// A program is a list of buffers, sized before anything runs, and a list of steps. A
+// step is a group of transfers and a list of compute calls. Every operand of a call is
+// a range of bytes that stands in the call: nothing is known by a buffer's role.
+//
+// Ordering. Operations take effect as if executed one after another in program
+// order (a step's transfers as one group, then its calls). The executor derives
+// the real dependencies from the byte ranges that each operation reads and
+// writes, so a transfer that touches nothing a call needs runs beside it.
+// Transfers between two ranks match in program order: the n-th send of rank a to
+// rank b in step s is the n-th receive from a in step s of b, same bytes.
+#ifndef RINGATTN_COMMON_PLAN_PROGRAM_H_
+#define RINGATTN_COMMON_PLAN_PROGRAM_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/attention/tensors.h"
+
+namespace ringattn {
+
+// Index into Program::buffers.
+using BufferId = int;
+inline constexpr BufferId kNoBuffer = -1;
+
+// Where the bytes that a buffer begins with come from.
+enum class BufferSource : uint8_t {
+  kUpload,    // the client sends them before the program runs
+  kRetained,  // memory that outlives the program, lent to it (Operation::LentBuffer)
+  kScratch,   // nowhere: the program writes before it reads
+};
+
+struct BufferSpec {
+  std::string name;  // "q", "k", "kv_slot1.k", "dq_acc", ...
+  int64_t bytes = 0;
+  BufferSource source = BufferSource::kScratch;
+  // Set for buffers that hold this rank's shard of a protocol tensor, in its
+  // TensorLayout with local rows: inputs are filled before the program runs
+  // (by `source`), outputs are read after it. The shard lies at the buffer's beginning; k and v
+  // may be larger, where they later hold another rank's block.
+  std::optional<TensorId> input;
+  std::optional<TensorId> output;
+};
+
+// Bytes of a buffer; kNone where a call has no such operand.
+struct ByteRange {
+  BufferId buffer = kNoBuffer;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+
+  bool operator==(const ByteRange&) const = default;
+};
+inline constexpr ByteRange kNone{};
+
+struct Transfer {
+  enum class Kind : uint8_t { kSend, kReceive };
+  Kind kind = Kind::kSend;
+  int peer = 0;  // rank in the ring of this request
+  ByteRange range;
+};
+
+// Queries that a compute call works on: rows [row_begin, row_end) of source_rank's q
+// shard, with all heads, in ranges of exactly that many rows:
+//   q       [batch, rows, num_heads, head_dim] spec dtype
+//   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may be out's bytes
+//           where the dtype is fp32
+//   out     [batch, rows, num_heads, head_dim_v] spec dtype; dout alike
+//   lse     [batch, num_heads, rows] fp32; delta alike
+//   dq_acc  [batch, rows, num_heads, head_dim] fp32, accumulated into
+// Which of them a call has: ComputeCall::Op.
+struct QOperand {
+  int source_rank = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  ByteRange q;
+  ByteRange out_acc;
+  ByteRange out;
+  ByteRange lse;
+  ByteRange dout;
+  ByteRange delta;
+  ByteRange dq_acc;
+
+  int64_t rows() const { return row_end - row_begin; }
+};
+
+// Keys (and values) that a compute call works on: rows [row_begin, row_end) of
+// source_rank's kv shard, with all heads, in ranges of exactly that many rows:
+//   k [batch, rows, num_kv_heads, head_dim], v [.., head_dim_v], spec dtype
+//   dk, dv: the same shapes in fp32 (backward), accumulated into
+struct KvOperand {
+  int source_rank = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  ByteRange k;
+  ByteRange v;
+  ByteRange dk;
+  ByteRange dv;
+
+  int64_t rows() const { return row_end - row_begin; }
+};
+
+struct ComputeCall {
+  enum class Op : uint8_t {
+    // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it
+    // is both initial and final; out if it is final.
+    kForward,
+    // delta = rowsum(dout * out). Has out, dout, delta.
+    kDelta,
+    // dq_acc += ..., and each operand's dk, dv += ... Has q, lse, dout, delta, dq_acc.
+    kBackward,
+    kZero,     // target = 0
+    kAdd,      // target += source, fp32
+    kConvert,  // target (spec dtype) = source (fp32)
+  };
+  Op op = Op::kForward;
+
+  QOperand q;                 // kForward, kDelta, kBackward
+  std::vector<KvOperand> kv;  // kForward, kBackward
+  bool initial = false;       // kForward: there is no previous partial
+  bool final = false;         // kForward: write out in the spec's dtype
+  ByteRange source;           // kAdd, kConvert
+  ByteRange target;           // kZero, kAdd, kConvert
+
+  // For reports and the cost model: 128 x 128 tiles with work, per batch row and
+  // query head, and pairs (i, j) that are not masked, per batch row and head.
+  int64_t tiles = 0;
+  int64_t pairs = 0;
+};
+
+const char* OpName(ComputeCall::Op op);  // "forward", "zero", ...
+
+struct Step {
+  std::vector<Transfer> transfers;
+  std::vector<ComputeCall> calls;
+};
+
+struct Program {
+  int rank = 0;
+  std::vector<BufferSpec> buffers;
+  std::vector<Step> steps;
+
+  int64_t BufferBytes() const;
+  int64_t SentBytes() const;
+  int64_t TileCount() const;  // per batch row and query head, as in ComputeCall
+  int64_t PairCount() const;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PLAN_PROGRAM_H_

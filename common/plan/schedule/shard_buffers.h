@@ -1,0 +1,59 @@
+// What every program has, whatever the schedule: the buffers of a rank's own shards and
+// the calls that begin and end a pass over them.
+#ifndef RINGATTN_COMMON_PLAN_SCHEDULE_SHARD_BUFFERS_H_
+#define RINGATTN_COMMON_PLAN_SCHEDULE_SHARD_BUFFERS_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "common/plan/program.h"
+#include "common/plan/schedule.h"
+#include "common/plan/schedule/program_builder.h"
+#include "common/plan/work_count.h"
+
+namespace ringattn {
+
+// kNoBuffer where the program has none. Accumulators are fp32: the output itself where
+// that is fp32.
+struct ShardBuffers {
+  BufferId q = kNoBuffer;
+  BufferId k = kNoBuffer;
+  BufferId v = kNoBuffer;
+  BufferId out = kNoBuffer;
+  BufferId lse = kNoBuffer;
+  BufferId out_acc = kNoBuffer;  // only where a forward pass has several calls
+  BufferId dout = kNoBuffer;
+  BufferId delta = kNoBuffer;
+  BufferId dq = kNoBuffer;
+  BufferId dk = kNoBuffer;
+  BufferId dv = kNoBuffer;
+  BufferId dq_acc = kNoBuffer;
+  BufferId dk_acc = kNoBuffer;
+  BufferId dv_acc = kNoBuffer;
+};
+
+ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder);
+
+// Calls of one rank's forward pass with the program steps at which they run, kv operands
+// and counts filled in.
+using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
+
+// The rest of a forward pass: flags, the q side, the partial where there are several
+// calls. Without a call, rows that see no key still become out = 0, lse = -inf, at
+// `first_step`.
+void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
+                     ProgramBuilder& builder);
+
+// delta, and zeros for dq.
+void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
+// A backward call of all the rank's queries, without keys.
+ComputeCall BackwardCallOf(const ShardBuffers& shard, const ProgramBuilder& builder);
+// A call's keys, their work counted in.
+void AddOperand(ComputeCall& call, const KvOperand& operand, const WorkCount& work);
+// The accumulators become the outputs.
+void FinishBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PLAN_SCHEDULE_SHARD_BUFFERS_H_

@@ -1,0 +1,106 @@
+// Programs built one by one: that they are those of the whole schedule, and what one costs.
+#include <random>
+
+#include "common/plan/schedule.h"
+#include "common/plan/schedule_cases.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+bool SameOperand(const QOperand& a, const QOperand& b) {
+  return a.source_rank == b.source_rank && a.row_begin == b.row_begin && a.row_end == b.row_end &&
+         a.q == b.q && a.out_acc == b.out_acc && a.out == b.out && a.lse == b.lse &&
+         a.dout == b.dout && a.delta == b.delta && a.dq_acc == b.dq_acc;
+}
+
+bool SameOperand(const KvOperand& a, const KvOperand& b) {
+  return a.source_rank == b.source_rank && a.row_begin == b.row_begin && a.row_end == b.row_end &&
+         a.k == b.k && a.v == b.v && a.dk == b.dk && a.dv == b.dv;
+}
+
+bool SameCall(const ComputeCall& a, const ComputeCall& b) {
+  bool same = a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
+              a.initial == b.initial && a.final == b.final && a.source == b.source &&
+              a.target == b.target && a.tiles == b.tiles && a.pairs == b.pairs;
+  for (size_t i = 0; same && i < a.kv.size(); ++i) same = SameOperand(a.kv[i], b.kv[i]);
+  return same;
+}
+
+void ExpectSame(const Program& a, const Program& b) {
+  EXPECT_EQ(a.rank, b.rank);
+  ASSERT_EQ(a.buffers.size(), b.buffers.size());
+  for (size_t i = 0; i < a.buffers.size(); ++i) {
+    EXPECT_EQ(a.buffers[i].name, b.buffers[i].name);
+    EXPECT_EQ(a.buffers[i].bytes, b.buffers[i].bytes) << a.buffers[i].name;
+    EXPECT_EQ(a.buffers[i].source, b.buffers[i].source) << a.buffers[i].name;
+    EXPECT_EQ(a.buffers[i].input, b.buffers[i].input);
+    EXPECT_EQ(a.buffers[i].output, b.buffers[i].output);
+  }
+  ASSERT_EQ(a.steps.size(), b.steps.size());
+  for (size_t s = 0; s < a.steps.size(); ++s) {
+    ASSERT_EQ(a.steps[s].transfers.size(), b.steps[s].transfers.size()) << "step " << s;
+    for (size_t i = 0; i < a.steps[s].transfers.size(); ++i) {
+      const Transfer &x = a.steps[s].transfers[i], &y = b.steps[s].transfers[i];
+      EXPECT_TRUE(x.kind == y.kind && x.peer == y.peer && x.range == y.range) << "step " << s;
+    }
+    ASSERT_EQ(a.steps[s].calls.size(), b.steps[s].calls.size()) << "step " << s;
+    for (size_t i = 0; i < a.steps[s].calls.size(); ++i) {
+      EXPECT_TRUE(SameCall(a.steps[s].calls[i], b.steps[s].calls[i]))
+          << "step " << s << " call " << i;
+    }
+  }
+}
+
+// A worker that builds its own program alone gets what the planner counted on.
+TEST(ScheduleBuilderTest, ARanksProgramIsTheSameByItself) {
+  for (int i = 0; i < 300; ++i) {
+    std::mt19937 random(900000 + i);
+    const ScheduleCase c = DrawScheduleCase(random, 400);
+    const Schedule schedule =
+        MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
+    for (int rank = 0; rank < c.plan.world_size; ++rank) {
+      ExpectSame(MakeProgram(c.spec, c.plan, c.kind, c.direction, c.recompute_forward, rank),
+                 schedule.programs[rank]);
+    }
+    ASSERT_FALSE(HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
+  }
+}
+
+// A ring of one is another way to the same program.
+TEST(ScheduleBuilderTest, ARingOfOneComputesAsASingleDevice) {
+  int tried = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::mt19937 random(910000 + i);
+    const ScheduleCase c = DrawScheduleCase(random, 300);
+    if (c.plan.world_size != 1) continue;
+    ++tried;
+    const auto program = [&](ScheduleKind kind) {
+      return MakeProgram(c.spec, c.plan, kind, c.direction, c.recompute_forward, 0);
+    };
+    ExpectSame(program(ScheduleKind::kSingle), program(ScheduleKind::kRing));
+    ASSERT_FALSE(HasFailure()) << "case " << i;
+  }
+  EXPECT_GT(tried, 100);
+}
+
+// Passes over two ranks' pieces, counted by the questions that come before each: all
+// programs take world_size times what one takes, beside what they share.
+TEST(ScheduleBuilderTest, OneProgramCostsItsShareOfAll) {
+  AttentionSpec spec = DenseSpec(1 << 16, 1 << 16);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kStriped, 16);
+  int passes = 0;
+  ScheduleBuilder builder(spec, plan, ScheduleKind::kRing, Direction::kForward, false, [&] {
+    ++passes;
+    return false;
+  });
+  passes = 0;
+  for (int rank = 0; rank < 16; ++rank) (void)builder.MakeProgram(rank);
+  EXPECT_EQ(passes, 16 * 16);
+  passes = 0;
+  (void)builder.MakeProgram(7);
+  EXPECT_EQ(passes, 16);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,76 @@
+#include "common/plan/schedule_cases.h"
+
+#include <vector>
+
+namespace ringattn {
+namespace {
+
+std::vector<int64_t> DrawDocuments(std::mt19937& random, int documents, int64_t longest) {
+  std::vector<int64_t> cu_seqlens = {0};
+  for (int d = 0; d < documents; ++d) {
+    const int64_t length = random() % 4 == 0 ? 0 : static_cast<int64_t>(random() % (longest + 1));
+    cu_seqlens.push_back(cu_seqlens.back() + length);
+  }
+  return cu_seqlens;
+}
+
+}  // namespace
+
+AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = sq;
+  spec.shape.seq_len_kv = sk;
+  spec.shape.cu_seqlens_q = {0, sq};
+  spec.shape.cu_seqlens_k = {0, sk};
+  return spec;
+}
+
+ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
+  const auto window = [&]() -> int64_t {
+    return random() % 2 == 0 ? -1 : static_cast<int64_t>(random() % (longest / 2 + 1));
+  };
+  AttentionSpec spec;
+  spec.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
+  AttentionShape& shape = spec.shape;
+  shape.num_heads = 2;
+  shape.num_kv_heads = 1;
+  shape.head_dim = 1 + random() % 2;
+  shape.head_dim_v = 1 + random() % 2;
+  shape.packed = random() % 3 == 0;
+  if (shape.packed) {
+    const int documents = 1 + random() % 6;
+    shape.cu_seqlens_q = DrawDocuments(random, documents, longest / 2);
+    shape.cu_seqlens_k =
+        random() % 2 == 0 ? shape.cu_seqlens_q : DrawDocuments(random, documents, longest / 2);
+    shape.seq_len_q = shape.cu_seqlens_q.back();
+    shape.seq_len_kv = shape.cu_seqlens_k.back();
+  } else {
+    shape.batch = 1 + random() % 2;
+    shape.seq_len_q = random() % (longest + 1);
+    shape.seq_len_kv = random() % 3 != 0 ? shape.seq_len_q : random() % (longest + 1);
+    shape.cu_seqlens_q = {0, shape.seq_len_q};
+    shape.cu_seqlens_k = {0, shape.seq_len_kv};
+  }
+  spec.options.causal = random() % 2 == 0;
+  spec.options.window_left = window();
+  spec.options.window_right = window();
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kZigzag, Layout::kStriped,
+                                 Layout::kZigzagPerDocument};
+  ShardPlan plan = MakeShardPlan(spec, kLayouts[random() % 4], 1 + random() % 8,
+                                 random() % 2 == 0 ? 1 : 1 + random() % 40);
+  const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
+  const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
+  const ScheduleKind kind =
+      plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  return {spec, plan, kind, direction, recompute};
+}
+
+std::string Describe(const ScheduleCase& c, const Schedule& schedule) {
+  return ToString(c.plan) + ToString(schedule, c.spec) + "causal " +
+         std::to_string(c.spec.options.causal) + " window " +
+         std::to_string(c.spec.options.window_left) + "," +
+         std::to_string(c.spec.options.window_right);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,34 @@
+#include "common/wire/kernel_rate_values.h"
+
+#include <limits>
+
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+using Protos = google::protobuf::RepeatedPtrField<v1::KernelRate>;
+
+TEST(KernelRateValues, RoundTrip) {
+  const KernelRate rate{"sm80", {DType::kBFloat16, DType::kFloat16}, Direction::kBackward, 3.5e14};
+  Protos protos;
+  *protos.Add() = ToProto(rate);
+  const std::vector<KernelRate> read = KernelRatesOf(protos);
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].family, "sm80");
+  EXPECT_EQ(read[0].dtypes, rate.dtypes);
+  EXPECT_EQ(read[0].direction, Direction::kBackward);
+  EXPECT_EQ(read[0].flops_per_second, 3.5e14);
+}
+
+TEST(KernelRateValues, WhatIsNoRateIsLeftOut) {
+  Protos protos;
+  for (const double flops : {0.0, -1.0, std::numeric_limits<double>::infinity(),
+                             std::numeric_limits<double>::quiet_NaN()}) {
+    *protos.Add() = ToProto(KernelRate{"x", {DType::kFloat32}, {}, flops});
+  }
+  EXPECT_TRUE(KernelRatesOf(protos).empty());
+}
+
+}  // namespace
+}  // namespace ringattn

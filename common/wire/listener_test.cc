@@ -1,0 +1,138 @@
+#include "common/wire/listener.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/synchronization/mutex.h"
+#include "common/process/descriptors.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::wire {
+namespace {
+
+int Connect(const std::string& address) {
+  int port = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+  sockaddr_in peer{};
+  peer.sin_family = AF_INET;
+  peer.sin_port = htons(port);
+  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);
+  return fd;
+}
+
+// All that the peer says until it closes.
+std::string Hear(int fd) {
+  std::string heard;
+  char buffer[256];
+  for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) heard.append(buffer, n);
+  return heard;
+}
+
+// Keeps the connections that a listener hands on.
+class Keeper {
+ public:
+  ~Keeper() {
+    for (const int fd : fds_) close(fd);
+  }
+  void Take(int fd) {
+    absl::MutexLock lock(&mutex_);
+    fds_.push_back(fd);
+  }
+  void CloseOne() {
+    absl::MutexLock lock(&mutex_);
+    close(fds_.back());
+    fds_.pop_back();
+  }
+  bool Await(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto there = [&] {
+      mutex_.AssertHeld();
+      return fds_.size() >= count;
+    };
+    return mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Seconds(10));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<int> fds_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(ListenerTest, RefusesWhatIsBeyondItsBoundWithAReason) {
+  Keeper keeper;
+  auto listener = Listener::Bind({.address = "127.0.0.1:0", .max_connections = 2});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  (*listener)->StartWith([&](int, int fd) { keeper.Take(fd); });
+  const int first = Connect((*listener)->address());
+  const int second = Connect((*listener)->address());
+  ASSERT_TRUE(keeper.Await(2));
+  const int third = Connect((*listener)->address());
+  const std::string heard = Hear(third);
+  EXPECT_NE(heard.find("too many connections"), std::string::npos);
+  EXPECT_EQ(heard[3], '\7');  // GOAWAY
+  EXPECT_EQ((*listener)->Stats().open, 2);
+  EXPECT_EQ((*listener)->Stats().refused, 1);
+  // Room again.
+  keeper.CloseOne();
+  EXPECT_EQ((*listener)->Stats().open, 1);
+  const int fourth = Connect((*listener)->address());
+  EXPECT_TRUE(keeper.Await(2));
+  for (const int fd : {first, second, third, fourth}) close(fd);
+}
+
+// Every descriptor in use: gRPC's listener would never accept again.
+TEST(ListenerTest, GoesOnAfterTheDescriptorsRanOut) {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  Keeper keeper;
+  auto listener = Listener::Bind({.address = "127.0.0.1:0"});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  (*listener)->StartWith([&](int, int fd) { keeper.Take(fd); });
+  const int early = Connect((*listener)->address());
+  ASSERT_TRUE(keeper.Await(1));
+  const int shed = socket(AF_INET, SOCK_STREAM, 0);
+  const int late = socket(AF_INET, SOCK_STREAM, 0);
+  std::vector<int> hoard;
+  for (int fd; (fd = open("/dev/null", O_RDONLY)) >= 0;) hoard.push_back(fd);
+  sockaddr_in peer{};
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi((*listener)->address().substr(10), &port));
+  peer.sin_family = AF_INET;
+  peer.sin_port = htons(port);
+  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(shed, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);
+  EXPECT_NE(Hear(shed).find("too many connections"), std::string::npos);
+  EXPECT_GE((*listener)->Stats().failed_accepts, 1);
+  for (const int fd : hoard) close(fd);
+  ASSERT_EQ(connect(late, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);
+  EXPECT_TRUE(keeper.Await(2));
+  for (const int fd : {early, shed, late}) close(fd);
+}
+
+TEST(ListenerTest, ATakenPortIsAnError) {
+  auto first = Listener::Bind({.address = "127.0.0.1:0"});
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(Listener::Bind({.address = (*first)->address()}).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Listener::Bind({.address = "no port"}).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(ListenerTest, ANameIsBoundOnAllItsAddresses) {
+  auto listener = Listener::Bind({.address = "localhost:0"});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ((*listener)->address().rfind("localhost:", 0), 0);
+}
+
+}  // namespace
+}  // namespace ringattn::wire

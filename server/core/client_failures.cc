@@ -1,0 +1,167 @@
+#include "server/core/client_failures.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::server {
+namespace {
+
+Failure Make(absl::StatusCode code, const char* reason, std::string message) {
+  Failure failure;
+  failure.code = code;
+  failure.reason = reason;
+  failure.message = std::move(message);
+  return failure;
+}
+
+Failure MakeRetryable(absl::StatusCode code, const char* reason, std::string message,
+                      absl::Duration retry_after) {
+  Failure failure = Make(code, reason, std::move(message));
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+}  // namespace
+
+Failure Draining(absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kUnavailable, "DRAINING",
+                       "the server is draining and takes no new requests", retry_after);
+}
+
+Failure NoRing(absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kUnavailable, "NO_RING", "no ring of workers is formed",
+                       retry_after);
+}
+
+Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                  absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+                       absl::StrCat("the queue is full: ", requests, " of ", max_requests,
+                                    " requests, ", bytes, " of ", max_bytes, " bytes wait"),
+                       retry_after);
+}
+
+Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                        absl::Duration retry_after) {
+  return MakeRetryable(
+      absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
+      absl::StrCat("this client's part of the queue is full: ", requests, " of ", max_requests,
+                   " requests, ", bytes, " of ", max_bytes, " bytes wait"),
+      retry_after);
+}
+
+Failure RequestIdReused(const std::string& request_id) {
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "REQUEST_ID_REUSED",
+           absl::StrCat("request_id ", request_id, " is in flight with a different header"));
+  failure.field = "request_id";
+  return failure;
+}
+
+Failure Superseded(const std::string& request_id) {
+  return Make(absl::StatusCode::kAborted, "SUPERSEDED",
+              absl::StrCat("a newer stream took over request_id ", request_id));
+}
+
+Failure CancelledByCall() {
+  return Make(absl::StatusCode::kCancelled, "CANCELLED", "cancelled by CancelOperation");
+}
+
+Failure DeadlineExceeded(const char* state) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
+              absl::StrCat("the deadline passed while the request was ", state));
+}
+
+Failure UploadIdle(absl::Duration limit) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "UPLOAD_IDLE",
+              absl::StrCat("no tensor bytes arrived for ", absl::FormatDuration(limit)));
+}
+
+Failure DownloadIdle(absl::Duration limit) {
+  return Make(
+      absl::StatusCode::kDeadlineExceeded, "DOWNLOAD_IDLE",
+      absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit)));
+}
+
+Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "DEADLINE_TOO_SHORT",
+              absl::StrCat("computing is predicted to take ", absl::FormatDuration(predicted),
+                           ", far more than the ", absl::FormatDuration(left),
+                           " that the deadline leaves"));
+}
+
+Failure RunTooLong(absl::Duration limit, absl::Duration predicted) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "RUN_TOO_LONG",
+              absl::StrCat("computing took longer than ", absl::FormatDuration(limit), ", ",
+                           absl::FormatDuration(predicted), " were predicted"));
+}
+
+// The planner's message starts with the field that it is about.
+Failure NotPlannable(const absl::Status& status) {
+  Failure failure = Make(status.code(), "NOT_PLANNABLE", std::string(status.message()));
+  if (absl::StartsWith(status.message(), "plan.")) {
+    failure.field = failure.message.substr(0, failure.message.find(':'));
+  }
+  return failure;
+}
+
+Failure PlanningTooLong(const absl::Status& status) {
+  return Make(absl::StatusCode::kResourceExhausted, "PLANNING_TOO_LONG",
+              absl::StrCat(status.message(), ": choose another layout, or fewer documents"));
+}
+
+Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "PLANNER_BUSY",
+                       std::string(status.message()), retry_after);
+}
+
+Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kUnavailable, "WORKERS_MISSING",
+                       absl::StrCat(status.message(), "; more are expected"), retry_after);
+}
+
+Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
+                  int64_t available) {
+  const std::string parts =
+      workspace == 0
+          ? ""
+          : absl::StrCat(" (buffers of ", buffers, " and a kernel workspace of ", workspace, ")");
+  return Make(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
+              absl::StrCat("rank ", rank, " (", worker, ") would need ", buffers + workspace,
+                           " bytes", parts, " and has ", available, " in all"));
+}
+
+Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
+                       const std::string& reason, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
+                       absl::StrCat("rank ", rank, " (", worker, ") could not set aside ", needed,
+                                    " bytes: ", reason),
+                       retry_after);
+}
+
+Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason) {
+  return Make(absl::StatusCode::kInternal, "COMPUTE_FAILED",
+              absl::StrCat("rank ", rank, " (", worker, ") failed: ", reason));
+}
+
+Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
+                          absl::Duration retry_after) {
+  return MakeRetryable(
+      absl::StatusCode::kAborted, "SHARD_STREAM_BROKEN",
+      absl::StrCat("the data stream to rank ", rank, " (", worker, ") broke: ", reason),
+      retry_after);
+}
+
+Failure WorkerLost(int rank, const std::string& worker, const std::string& reason,
+                   absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kAborted, "WORKER_LOST",
+                       absl::StrCat("rank ", rank, " (", worker, ") was lost: ", reason),
+                       retry_after);
+}
+
+Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kAborted, "RING_ENDED",
+                       absl::StrCat("the ring ended: ", reason), retry_after);
+}
+
+}  // namespace ringattn::server

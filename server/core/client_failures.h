@@ -1,0 +1,58 @@
+// Every failure that the core gives to clients: its code, its reason (contract
+// with client libraries) and its words.
+#ifndef RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_
+#define RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/core/events.h"
+
+namespace ringattn::server {
+
+Failure Draining(absl::Duration retry_after);
+Failure NoRing(absl::Duration retry_after);
+Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                  absl::Duration retry_after);
+// Of the places that one client may have in the queue.
+Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
+                        absl::Duration retry_after);
+Failure RequestIdReused(const std::string& request_id);
+Failure Superseded(const std::string& request_id);
+Failure CancelledByCall();
+Failure DeadlineExceeded(const char* state);
+Failure UploadIdle(absl::Duration limit);
+Failure DownloadIdle(absl::Duration limit);
+// The deadline leaves `left`, and `predicted` is needed.
+Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left);
+// Predictions are rough; this one was wrong by more than they ever are.
+Failure RunTooLong(absl::Duration limit, absl::Duration predicted);
+// The planner's refusal, code and words as they are.
+Failure NotPlannable(const absl::Status& status);
+// Making the plan took too long.
+Failure PlanningTooLong(const absl::Status& status);
+// Too many wait for their plans.
+Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after);
+// The ring is smaller than it was, or has only just begun to gather.
+Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
+// `buffers` bytes, and `workspace` for the kernels if that is known, on the worker that only
+// has `available` in all.
+Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
+                  int64_t available);
+// A worker that holds nothing else refused to reserve.
+Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
+                       const std::string& reason, absl::Duration retry_after);
+Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);
+Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
+                          absl::Duration retry_after);
+// rank: in the generation.
+Failure WorkerLost(int rank, const std::string& worker, const std::string& reason,
+                   absl::Duration retry_after);
+// The generation ended and no worker is to blame.
+Failure RingEnded(const std::string& reason, absl::Duration retry_after);
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_

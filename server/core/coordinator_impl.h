@@ -1,0 +1,121 @@
+// Coordinator's insides: the values that it consists of, and the ways between them.
+//
+//   Roster      who is connected
+//   Ring        prepare, commit, tear down; when to re-form
+//   Suspicion   who broke the ring
+//   Requests    the clients' side of requests
+//   RequestQueue, FairOrder   those that wait, and whose turn it is
+//   Operations  the workers' side of requests
+//
+// Every value has its own fields and is tested alone. Coordinator hands each event to those
+// that it concerns, hands on what follows for the others, and then Settle() draws the
+// conclusions, so that no conclusion depends on which event made it true.
+#ifndef RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_
+#define RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "server/core/fair_order.h"
+#include "server/core/operations.h"
+#include "server/core/placement.h"
+#include "server/core/request_queue.h"
+#include "server/core/requests.h"
+#include "server/core/ring.h"
+#include "server/core/roster.h"
+#include "server/core/suspicion.h"
+#include "server/core/turn.h"
+
+namespace ringattn::server {
+
+class Coordinator::Impl {
+ public:
+  explicit Impl(CoordinatorConfig config);
+
+  std::vector<Action> Handle(Event event, absl::Time now);
+  v1::Topology topology() const;
+  CoordinatorStats stats() const;
+  std::optional<OperationView> FindOperation(const std::string& request_id,
+                                             const std::string& principal) const;
+
+ private:
+  // coordinator.cc
+  void On(const DrainRequested& event);
+  void On(const Tick& event);
+  void Settle();
+  void ReportChanges();
+  // The process itself did not run for a while: nobody else is late because of it.
+  void ForgivePause(absl::Duration pause);
+
+  // coordinator_workers.cc: the control streams
+  void On(const WorkerJoined& event);
+  void On(const WorkerSaid& event);
+  void On(const WorkerGone& event);
+  void On(const ReformRequested& event);
+  void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
+  void OnGenerationFailed(ConnectionId connection, const v1::GenerationFailed& failed);
+  void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
+  void OnFinished(ConnectionId connection, const v1::Finished& finished);
+  void AdvanceRing();
+  void CheckSilence();
+  void CheckSuspicion();
+  void CheckRuns();
+  void CheckOperations();
+  void LoseWorker(ConnectionId connection, const std::string& reason, bool drop);
+  void EndGeneration(const Failure& failure);
+  Failure LostFailure(ConnectionId connection, const std::string& reason) const;
+
+  // coordinator_requests.cc: the clients
+  void On(RequestArrived& event);
+  void On(const Planned& event);
+  void On(const RequestEnded& event);
+  void On(const UploadProgressed& event);
+  void On(const DownloadProgressed& event);
+  void On(const MembersStalled& event);
+  void On(const DownloadFinished& event);
+  void On(const ShardStreamFailed& event);
+  void On(const CancelRequested& event);
+  void CheckRequests();
+  void EndRequest(StreamId stream, const Failure& failure);
+  Operation* OperationOf(StreamId stream);
+  std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
+  // From the queue to a result.
+  void AskForPlans();
+  void AskForPlan(Request& request);
+  void StopPlanning(Request& request);
+  Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
+  void AdmitQueued();
+  std::vector<StreamId> Admissible() const;
+  std::vector<Site> Sites() const;
+  Placement PlaceRequest(const Request& request, std::vector<Site>* sites, bool only_express) const;
+  void StartOperation(Request& request, const Placement& placement);
+  void Refuse(Operation& operation, const Operation::Member& by, const v1::Reserved& reserved);
+  void Requeue(Operation& operation);
+  void Accept(Operation& operation);
+  void StartDueRuns();
+  void ConcludeRun(Operation& operation);
+
+  const CoordinatorConfig config_;
+  Turn turn_;
+  Roster roster_;
+  Ring ring_;
+  Suspicion suspicion_;
+  Requests requests_;
+  RequestQueue queue_;
+  FairOrder order_;  // of requests that have a plan and do not run yet
+  Operations operations_;
+
+  uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for
+  bool draining_ = false;
+  bool drain_unanswered_ = false;
+  bool serving_reported_ = false;
+  bool topology_changed_ = false;                      // beside what the ring says
+  std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_

@@ -1,0 +1,395 @@
+// Coordinator: events of the clients, and a request's way from the queue to its result.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/client_failures.h"
+#include "server/core/coordinator_impl.h"
+#include "server/core/measured_inputs.h"
+#include "server/core/placement.h"
+#include "server/core/plan_summary.h"
+#include "server/core/planning_cost.h"
+#include "server/core/reserve_message.h"
+
+namespace ringattn::server {
+
+using Phase = Operation::Phase;
+
+namespace {
+
+// Written for every member on the core's thread; at an estimated 20 ns each, 3 ms.
+constexpr int64_t kMaxDocumentsPerTurn = int64_t{1} << 17;
+
+// Members are chosen before ranks, so each must have room for the largest.
+int64_t LargestBuffers(const Plan& plan) {
+  return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
+}
+
+}  // namespace
+
+void Coordinator::Impl::On(RequestArrived& event) {
+  if (requests_.Find(event.stream) != nullptr) return;
+  const auto refuse = [&](const Failure& why) { requests_.Refuse(event.stream, why); };
+  if (draining_) return refuse(Draining(config_.retry_after));
+
+  if (const Request* older = requests_.FindById(event.request_id, event.principal)) {
+    if (older->arrived.fingerprint != event.fingerprint) {
+      return refuse(RequestIdReused(event.request_id));
+    }
+    EndRequest(older->stream(), Superseded(event.request_id));
+  }
+  if (std::optional<Failure> why = WhyNotQueued(event)) return refuse(*why);
+  Request& request = requests_.Add(std::move(event));
+  queue_.Add(request.stream(), request.arrived.client, request.bytes);
+  // A request that can never be planned learns so at once, not behind the queue.
+  if (ring_.ready()) AskForPlan(request);
+}
+
+std::optional<Failure> Coordinator::Impl::WhyNotQueued(const RequestArrived& event) const {
+  if (event.deadline <= turn_.now()) return DeadlineExceeded("arriving");
+  if (roster_.empty()) return NoRing(config_.retry_after);
+  const Limits& limits = config_.limits;
+  const int64_t bytes = InputBytes(event);
+  // One request always fits: its own size is the edge's to judge.
+  const auto is_full = [&](const QueueShare& share, int64_t max_requests, int64_t max_bytes) {
+    return share.requests >= max_requests ||
+           (share.requests > 0 && share.bytes > max_bytes - bytes);
+  };
+  const QueueShare& all = queue_.all();
+  if (is_full(all, limits.max_queued_requests, limits.max_queued_bytes)) {
+    return QueueFull(all.requests, all.bytes, limits.max_queued_requests, limits.max_queued_bytes,
+                     config_.retry_after);
+  }
+  const QueueShare own = queue_.Of(event.client);
+  const int64_t max_requests = limits.max_queued_requests_per_client;
+  const int64_t max_bytes = limits.max_queued_bytes_per_client;
+  if (is_full(own, max_requests, max_bytes)) {
+    return ClientQueueFull(own.requests, own.bytes, max_requests, max_bytes, config_.retry_after);
+  }
+  return std::nullopt;
+}
+
+void Coordinator::Impl::On(const RequestEnded& event) { EndRequest(event.stream, event.why); }
+
+void Coordinator::Impl::On(const CancelRequested& event) {
+  const Request* request = requests_.FindById(event.request_id, event.principal);
+  if (request != nullptr) EndRequest(request->stream(), CancelledByCall());
+}
+
+void Coordinator::Impl::On(const UploadProgressed& event) {
+  Operation* operation = OperationOf(event.stream);
+  if (operation != nullptr) operations_.OnTransferProgress(*operation, Phase::kUploading);
+}
+
+void Coordinator::Impl::On(const DownloadProgressed& event) {
+  Operation* operation = OperationOf(event.stream);
+  if (operation != nullptr) operations_.OnTransferProgress(*operation, Phase::kDownloading);
+}
+
+void Coordinator::Impl::On(const MembersStalled& event) {
+  Operation* operation = OperationOf(event.stream);
+  if (operation != nullptr) operations_.OnStalled(*operation, event.members);
+}
+
+void Coordinator::Impl::On(const DownloadFinished& event) {
+  Operation* operation = OperationOf(event.stream);
+  if (operation == nullptr || operation->phase != Phase::kDownloading) return;
+  requests_.Succeed(*requests_.Find(event.stream));
+  operations_.Close(*operation);
+}
+
+void Coordinator::Impl::On(const ShardStreamFailed& event) {
+  Operation* operation = OperationOf(event.stream);
+  if (operation == nullptr || operation->pending_failure || event.member < 0 ||
+      event.member >= static_cast<int>(operation->members.size())) {
+    return;
+  }
+  const ConnectionId connection = operation->members[event.member].connection;
+  operations_.FailLater(*operation,
+                        ShardStreamBroken(*ring_.RankOf(connection), roster_.NameOf(connection),
+                                          event.reason, config_.retry_after),
+                        config_.blame_window);
+}
+
+void Coordinator::Impl::CheckRequests() {
+  std::optional<absl::Time> ringless_since;
+  if (!ring_.ready()) ringless_since = ring_.ringless_since();
+  for (const auto& [stream, failure] : requests_.CheckTimers(ringless_since)) {
+    EndRequest(stream, failure);
+  }
+}
+
+void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
+  Request* request = requests_.Find(stream);
+  if (request == nullptr) return;
+  Operation* operation = OperationOf(stream);
+  StopPlanning(*request);
+  queue_.Remove(stream);
+  order_.Leave(stream);
+  requests_.Fail(*request, failure);
+  if (operation != nullptr) operations_.Close(*operation);
+}
+
+Operation* Coordinator::Impl::OperationOf(StreamId stream) {
+  const Request* request = requests_.Find(stream);
+  return request == nullptr ? nullptr : operations_.Find(request->operation_id);
+}
+
+// -------------------------------------------------------------------- planning
+
+// For another ring, plans are others.
+void Coordinator::Impl::AskForPlans() {
+  if (!ring_.ready() || plans_asked_ == ring_.generation()) return;
+  plans_asked_ = ring_.generation();
+  for (const auto& [stream, entry] : queue_.entries()) AskForPlan(*requests_.Find(stream));
+}
+
+void Coordinator::Impl::AskForPlan(Request& request) {
+  if (request.asked_generation == ring_.generation()) return;
+  request.asked_generation = ring_.generation();
+  PlanThis ask;
+  ask.stream = request.stream();
+  ask.generation = ring_.generation();
+  ask.client = request.arrived.client;
+  ask.fingerprint = request.arrived.fingerprint;
+  ask.spec = request.spec;
+  ask.direction = request.arrived.direction;
+  ask.choice = request.arrived.choice;
+  ask.choice.recompute_forward = request.arrived.recompute_forward;
+  ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
+  ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
+  request.planning_seconds = ask.cost_seconds;
+  turn_.Emit(std::move(ask));
+}
+
+void Coordinator::Impl::StopPlanning(Request& request) {
+  if (std::exchange(request.asked_generation, 0) != 0) turn_.Emit(CancelPlan{request.stream()});
+}
+
+void Coordinator::Impl::On(const Planned& event) {
+  Request* request = requests_.Find(event.stream);
+  if (request == nullptr || request->asked_generation != event.generation || !ring_.ready() ||
+      event.generation != ring_.generation()) {
+    return;
+  }
+  request->asked_generation = 0;
+  if (!event.plan.ok()) {
+    return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
+  }
+  const Plan& plan = **event.plan;
+  const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
+  const absl::Duration left = request->arrived.deadline - turn_.now();
+  if (predicted / config_.run_time_factor > left) {
+    return EndRequest(event.stream, DeadlineTooShort(predicted, left));
+  }
+  request->plan = *event.plan;
+  request->plan_generation = ring_.generation();
+  request->blocked_until_release = 0;
+  request->reserves_alone = false;
+  request->workspace_bytes.clear();
+  // What it will occupy, and what it has taken already, are its client's.
+  if (!order_.Has(event.stream)) {
+    const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
+    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds);
+  }
+}
+
+Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Status& status) const {
+  if (absl::IsDeadlineExceeded(status)) return PlanningTooLong(status);
+  if (absl::IsResourceExhausted(status)) return PlannerBusy(status, config_.retry_after);
+  const bool due = ring_.ReplacementIsDue(request.arrived.choice.world_size.value_or(0));
+  return due ? WorkersMissing(status, config_.retry_after) : NotPlannable(status);
+}
+
+// ------------------------------------------------------------------- admission
+
+// Each when its turn comes; as many at once as there is room for. One that waits for memory
+// holds up those behind it, so that small ones cannot starve a big one; one that waits for
+// a place lets only those pass that take an express place.
+void Coordinator::Impl::AdmitQueued() {
+  if (!ring_.ready() || suspicion_.open() || ring_.HoldsForNewcomers() || queue_.empty()) return;
+  int64_t documents = 0;  // that Reserve messages of this turn list
+  bool only_express = false;
+  std::vector<Site> sites = Sites();
+  for (StreamId stream : Admissible()) {
+    Request& request = *requests_.Find(stream);
+    if (request.blocked_until_release > operations_.releases()) return;
+    if (operations_.OneReservesAlone()) return;
+    if (request.reserves_alone && operations_.OthersReserve(nullptr)) return;
+    const Placement placement = PlaceRequest(request, &sites, only_express);
+    switch (placement.answer) {
+      case Placement::Answer::kWaitsForMemory:
+        return;
+      case Placement::Answer::kWaitsForPlaces:
+        only_express = true;
+        break;
+      case Placement::Answer::kNeverFits: {
+        const ConnectionId on = ring_.members()[placement.roomiest_rank];
+        EndRequest(stream, NeverFits(placement.roomiest_rank, roster_.NameOf(on),
+                                     LargestBuffers(*request.plan), request.WorkspaceOn(on),
+                                     roster_.at(on).registration.memory_bytes()));
+        break;
+      }
+      case Placement::Answer::kPlaced:
+        documents += request.spec->shape.num_documents() * placement.ranks.size();
+        StartOperation(request, placement);
+        sites = Sites();
+        // The next event goes on: nobody's heartbeat waits for more than this.
+        if (documents > kMaxDocumentsPerTurn) return;
+        break;
+    }
+  }
+}
+
+// Those with a plan, by turns.
+std::vector<StreamId> Coordinator::Impl::Admissible() const {
+  std::vector<StreamId> streams;
+  for (const auto& [stream, entry] : queue_.entries()) {
+    const Request& request = *requests_.Find(stream);
+    if (request.plan != nullptr && request.plan_generation == ring_.generation()) {
+      streams.push_back(stream);
+    }
+  }
+  order_.Sort(&streams);
+  return streams;
+}
+
+std::vector<Site> Coordinator::Impl::Sites() const {
+  std::vector<Site> sites;
+  for (ConnectionId member : ring_.members()) {
+    sites.push_back(operations_.SiteOf(member));
+    sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
+  }
+  return sites;
+}
+
+Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Site>* sites,
+                                          bool only_express) const {
+  for (size_t rank = 0; rank < sites->size(); ++rank) {
+    (*sites)[rank].workspace_bytes = request.WorkspaceOn(ring_.members()[rank]);
+  }
+  PlacementRequest wanted;
+  wanted.client = request.arrived.client;
+  wanted.cost_seconds = order_.CostOf(request.stream());
+  wanted.buffer_bytes = LargestBuffers(*request.plan);
+  wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
+  return Place(*sites, wanted,
+               {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+               only_express);
+}
+
+void Coordinator::Impl::StartOperation(Request& request, const Placement& placement) {
+  queue_.Remove(request.stream());
+  const Plan& plan = *request.plan;
+  request.operation_id = operations_.NextId(ring_.generation());
+  Operations::Order order;
+  order.stream = request.stream();
+  order.client = request.arrived.client;
+  order.cost_seconds = order_.CostOf(request.stream());
+  order.run_seconds = plan.predicted_compute_seconds;
+  order.step_seconds = plan.predicted_step_seconds;
+  order.is_express = placement.is_express;
+  order.reserves_alone = request.reserves_alone;
+  order.bytes = plan.buffer_bytes;
+  for (int rank : placement.ranks) {
+    const ConnectionId member = ring_.members()[rank];
+    order.bytes[order.members.size()] += request.WorkspaceOn(member);
+    order.members.push_back(member);
+  }
+  order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
+                              ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
+  operations_.Start(order);
+}
+
+// All or nothing: what the others set aside goes back before the next attempt.
+void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by,
+                               const v1::Reserved& reserved) {
+  Request& request = *requests_.Find(*operation.stream);
+  operation.was_refused = true;
+  // The plan knows the buffers alone. What the kernels need beside them is news once:
+  // with it admission decides anew whether the request waits, fits elsewhere or never does.
+  const bool is_news = by.workspace_bytes > request.WorkspaceOn(by.connection);
+  if (is_news) {
+    request.workspace_bytes[by.connection] = by.workspace_bytes;
+  } else if (operations_.OthersHoldMemoryOn(by.connection)) {
+    request.blocked_until_release = operations_.releases() + 1;
+  } else if (operations_.OthersReserve(&operation)) {
+    // Each may have had what the other lacked.
+    request.reserves_alone = true;
+  } else {
+    return EndRequest(request.stream(),
+                      ReserveRefused(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
+                                     by.bytes, reserved.reason(), config_.retry_after));
+  }
+  Requeue(operation);
+  operations_.Withdraw(operation);
+}
+
+// It keeps its turn.
+void Coordinator::Impl::Requeue(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
+  request.operation_id.clear();
+  queue_.Add(request.stream(), request.arrived.client, request.bytes);
+}
+
+void Coordinator::Impl::Accept(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
+  request.accepted_at = turn_.now();
+  request.generation = ring_.generation();
+
+  Plan plan = *request.plan;
+  plan.workspace_bytes.clear();
+  for (const Operation::Member& member : operation.members) {
+    plan.workspace_bytes.push_back(member.workspace_bytes);
+  }
+  request.plan = std::make_shared<const Plan>(plan);
+
+  AcceptRequest accept;
+  accept.stream = request.stream();
+  accept.request_id = request.arrived.request_id;
+  accept.operation_id = operation.id;
+  accept.generation = ring_.generation();
+  accept.plan = WithSpans(std::move(plan), *request.spec);
+  request.spec.reset();  // nobody needs it any more
+  for (const Operation::Member& member : operation.members) {
+    const v1::Register& registration = roster_.at(member.connection).registration;
+    accept.members.push_back({member.connection, registration.name(), registration.data_address()});
+    request.member_names.push_back(registration.name());
+  }
+  turn_.Emit(std::move(accept));
+  requests_.SetState(request, v1::OPERATION_STATE_UPLOADING);
+  operations_.Accept(operation);
+}
+
+// ------------------------------------------------------------------------ runs
+
+void Coordinator::Impl::StartDueRuns() {
+  if (suspicion_.open()) return;
+  for (StreamId stream : operations_.StartDueRuns(&order_)) {
+    Request& request = *requests_.Find(stream);
+    request.run_at = turn_.now();
+    requests_.SetState(request, v1::OPERATION_STATE_COMPUTING);
+  }
+}
+
+void Coordinator::Impl::ConcludeRun(Operation& operation) {
+  if (!Operations::AllFinished(operation)) return;
+  if (!operation.stream) return operations_.ReleaseAll(operation);
+  if (operation.pending_failure) {
+    const Failure failure = *operation.pending_failure;
+    if (operation.pending_failure_due <= turn_.now()) EndRequest(*operation.stream, failure);
+    return;
+  }
+  operations_.BeginDownload(operation);
+  Request& request = *requests_.Find(*operation.stream);
+  request.download_at = turn_.now();
+  BeginDownload begin;
+  begin.stream = request.stream();
+  for (const Operation::Member& member : operation.members) begin.reports.push_back(member.report);
+  begin.queue_time = request.accepted_at - request.arrived_at + operation.turn_wait;
+  begin.upload_time = request.run_at - request.accepted_at - operation.turn_wait;
+  begin.compute_time = turn_.now() - request.run_at;
+  turn_.Emit(std::move(begin));
+  requests_.SetState(request, v1::OPERATION_STATE_DOWNLOADING);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,208 @@
+// Coordinator: events of the control streams, and what the silence of one means.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
+#include "server/core/blame.h"
+#include "server/core/client_failures.h"
+#include "server/core/coordinator_impl.h"
+
+namespace ringattn::server {
+namespace {
+
+// Empty if the worker may join.
+std::string WhyTurnedAway(const v1::Register& registration, const std::string& version) {
+  if (registration.name().empty()) return "a worker needs a name";
+  if (version.empty() || registration.version() == version) return "";
+  return absl::StrCat("version ", registration.version(), " does not match the coordinator's ",
+                      version);
+}
+
+}  // namespace
+
+void Coordinator::Impl::On(const WorkerJoined& event) {
+  if (roster_.Has(event.connection)) return;
+  const std::string refusal = WhyTurnedAway(event.registration, config_.version);
+  if (!refusal.empty()) {
+    v1::Leave* leave = turn_.Send(event.connection)->mutable_leave();
+    leave->set_reason(refusal);
+    leave->set_exit(true);
+    return turn_.Emit(DropWorker{event.connection, refusal});
+  }
+  // The old process of this name is dead or about to notice that its stream is.
+  for (ConnectionId replaced : roster_.Named(event.registration.name())) {
+    LoseWorker(replaced, "its name joined again", /*drop=*/true);
+  }
+  roster_.Add(event.connection, event.registration, turn_.now());
+  topology_changed_ = true;
+  SetDuration(config_.heartbeat_interval,
+              turn_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
+}
+
+void Coordinator::Impl::On(const WorkerGone& event) {
+  LoseWorker(event.connection, "its control stream closed", /*drop=*/false);
+}
+
+void Coordinator::Impl::On(const WorkerSaid& event) {
+  if (!roster_.Heard(event.connection, std::min(event.received, turn_.now()))) return;
+  const v1::JoinRequest& message = event.message;
+  switch (message.message_case()) {
+    case v1::JoinRequest::kHeartbeat:
+      return OnHeartbeat(event.connection, message.heartbeat());
+    case v1::JoinRequest::kPrepared:
+      return ring_.OnPrepared(event.connection, message.prepared());
+    case v1::JoinRequest::kCommitted:
+      if (ring_.OnCommitted(event.connection, message.committed())) {
+        roster_.TakeMeasurements(event.connection, message.committed());
+      }
+      return;
+    case v1::JoinRequest::kTornDown:
+      return ring_.OnTornDown(event.connection, message.torn_down());
+    case v1::JoinRequest::kReserved:
+      return OnReserved(event.connection, message.reserved());
+    case v1::JoinRequest::kUploaded:
+      return operations_.OnUploaded(event.connection, message.uploaded());
+    case v1::JoinRequest::kFinished:
+      return OnFinished(event.connection, message.finished());
+    case v1::JoinRequest::kReleased:
+      return operations_.OnReleased(event.connection, message.released());
+    case v1::JoinRequest::kGenerationFailed:
+      return OnGenerationFailed(event.connection, message.generation_failed());
+    case v1::JoinRequest::kRegister:  // once only, by WorkerJoined
+    case v1::JoinRequest::MESSAGE_NOT_SET:
+      return;
+  }
+}
+
+void Coordinator::Impl::On(const ReformRequested&) {
+  ring_.AskReform();
+  if (!roster_.empty() && ring_.ready()) {
+    EndGeneration(RingEnded("an operator asked for a new one", config_.retry_after));
+  }
+}
+
+void Coordinator::Impl::OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat) {
+  if (roster_.TakeHeartbeat(connection, heartbeat)) {
+    operations_.OnHeartbeat(connection, heartbeat);
+  }
+}
+
+void Coordinator::Impl::OnGenerationFailed(ConnectionId connection,
+                                           const v1::GenerationFailed& failed) {
+  if (failed.generation() != ring_.generation() || !ring_.RankOf(connection)) return;
+  if (ring_.ready()) {
+    suspicion_.Report(connection, failed, ring_, roster_, turn_.now(), config_.blame_window);
+  } else if (ring_.phase() != RingPhase::kTearingDown) {
+    ring_.OnMemberFailed(connection);
+  }
+}
+
+void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& reserved) {
+  using Kind = Operations::ReserveAnswer::Kind;
+  const Operations::ReserveAnswer answer = operations_.OnReserved(connection, reserved);
+  if (answer.kind == Kind::kAllReserved) Accept(*answer.operation);
+  if (answer.kind == Kind::kRefused) {
+    Refuse(*answer.operation, *answer.member, reserved);
+    operations_.EraseIfReleased(*answer.operation);
+  }
+}
+
+void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& finished) {
+  const std::optional<int> rank = ring_.RankOf(connection);
+  if (!rank) return;
+  Operation* operation =
+      operations_.OnFinished(connection, finished, roster_.NameOf(connection), *rank);
+  if (operation != nullptr) ConcludeRun(*operation);
+}
+
+// -------------------------------------------------------------- losing workers
+
+void Coordinator::Impl::LoseWorker(ConnectionId connection, const std::string& reason, bool drop) {
+  if (!roster_.Has(connection)) return;
+  const bool is_member = ring_.RankOf(connection).has_value();
+  const Failure failure = LostFailure(connection, reason);
+  if (drop) turn_.Emit(DropWorker{connection, reason});
+  roster_.Remove(connection);
+  topology_changed_ = true;
+  if (!is_member) return;
+  if (ring_.ready()) return EndGeneration(failure);
+  ring_.OnMemberFailed(connection);
+}
+
+Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
+  return WorkerLost(ring_.RankOf(connection).value_or(-1), roster_.NameOf(connection), reason,
+                    config_.retry_after);
+}
+
+void Coordinator::Impl::EndGeneration(const Failure& failure) {
+  std::vector<StreamId> accepted;
+  for (auto& [id, operation] : operations_.all()) {
+    if (!operation.stream) continue;
+    if (operation.was_accepted) {
+      accepted.push_back(*operation.stream);
+    } else {
+      Requeue(operation);
+    }
+  }
+  operations_.Clear();
+  for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
+  suspicion_.Close();
+  for (StreamId stream : accepted) EndRequest(stream, failure);
+  ring_.Lose();
+}
+
+void Coordinator::Impl::AdvanceRing() {
+  const RingPhase before = ring_.phase();
+  const char* what = "";
+  for (ConnectionId connection : ring_.Overdue(&what)) {
+    LoseWorker(connection, what, /*drop=*/true);
+  }
+  if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
+}
+
+void Coordinator::Impl::CheckSilence() {
+  const absl::Time now = turn_.now();
+  // The longest silent takes the blame.
+  for (ConnectionId connection : roster_.SilentSince(now - config_.heartbeat_timeout)) {
+    if (!roster_.Has(connection)) continue;
+    const absl::Duration silence = now - roster_.at(connection).last_heard;
+    LoseWorker(connection, absl::StrCat("silent for ", absl::FormatDuration(silence)),
+               /*drop=*/true);
+  }
+}
+
+void Coordinator::Impl::CheckSuspicion() {
+  if (!suspicion_.IsDue(turn_.now())) return;
+  const std::vector<Standing> standings =
+      suspicion_.Judge(ring_, roster_, operations_, turn_.now());
+  const std::string first_report = absl::StrCat("first report from ", suspicion_.first_report());
+  const std::optional<int> rank = RankToBlame(standings);
+  if (!rank) return EndGeneration(RingEnded(first_report, config_.retry_after));
+  EndGeneration(LostFailure(
+      ring_.members()[*rank],
+      absl::StrCat(standings[*rank].silent ? "silent" : "stalled", "; ", first_report)));
+}
+
+void Coordinator::Impl::CheckRuns() {
+  if (suspicion_.open()) return;
+  const Operation* operation = operations_.FindStalledRun();
+  if (operation == nullptr) return;
+  const std::string what =
+      absl::StrCat("no progress for ", absl::FormatDuration(turn_.now() - operation->last_advance),
+                   " in operation ", operation->id);
+  const std::optional<int> rank = RankToBlame(StandingsIn(*operation, ring_));
+  // Either way the generation ends, and its operations with it.
+  if (rank) return LoseWorker(ring_.members()[*rank], what, /*drop=*/true);
+  EndGeneration(
+      RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));
+}
+
+void Coordinator::Impl::CheckOperations() {
+  const Operations::Overdue overdue = operations_.CheckTimers();
+  for (const auto& [connection, reason] : overdue.members) {
+    LoseWorker(connection, reason, /*drop=*/true);
+  }
+  for (const auto& [stream, failure] : overdue.requests) EndRequest(stream, failure);
+}
+
+}  // namespace ringattn::server

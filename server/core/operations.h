@@ -1,0 +1,219 @@
+// Operations: the workers' side of requests: memory, uploads, runs. An operation is one
+// attempt to serve a request and outlives it until every member has given its memory back.
+//
+//   reserving -> uploading -> uploaded -> running -> downloading -> releasing
+//
+// What concerns the request is returned; Coordinator draws the conclusions.
+#ifndef RINGATTN_SERVER_CORE_OPERATIONS_H_
+#define RINGATTN_SERVER_CORE_OPERATIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/core/config.h"
+#include "server/core/fair_order.h"
+#include "server/core/placement.h"
+#include "server/core/turn.h"
+
+namespace ringattn::server {
+
+struct Operation {
+  enum class Phase {
+    kReserving,
+    kUploading,
+    kUploaded,  // waits for its turn to run
+    kRunning,   // until every member has finished
+    kDownloading,
+    kReleasing,
+  };
+  struct Member {
+    ConnectionId connection = 0;
+    int64_t bytes = 0;            // predicted, then as reserved
+    int64_t workspace_bytes = 0;  // of it, once reserved
+    bool reserved = false;
+    bool uploaded = false;
+    bool finished = false;
+    bool released = false;
+    // Of the newest heartbeat that names this operation.
+    uint32_t step = 0;
+    double fraction_done = 0;
+    uint64_t progress = 0;
+    bool waits_for_peer = false;
+    // Since when its transfer of this phase is stalled, although it is waited for.
+    std::optional<absl::Time> stalled_since;
+    v1::RankReport report;
+  };
+
+  std::string id;
+  uint64_t generation = 0;
+  std::optional<StreamId> stream;  // none: the request has ended
+  Phase phase = Phase::kReserving;
+  std::vector<Member> members;  // by ring rank
+  std::string client;           // whose share it takes
+  double cost_seconds = 0;      // of devices, as predicted
+  double run_seconds = 0;       // as predicted
+  bool is_express = false;      // holds express places
+  bool reserves_alone = false;  // no other may ask for memory while it does
+  bool was_accepted = false;    // every member said yes to Reserve
+  bool was_refused = false;     // one said no
+  uint64_t run_sequence = 0;    // place in the one order of runs; 0 = none yet
+  absl::Duration progress_timeout;
+  absl::Duration run_limit;
+  absl::Time phase_since;
+  absl::Duration turn_wait;  // from the last input to its run
+  absl::Time run_since;      // kRunning: nothing has been before it
+  // Upload: the client's last bytes. Run: the last sign of progress on any member.
+  absl::Time last_advance;
+  // A member's failure that a lost worker may explain; fails the request at `due`
+  // unless the generation has ended by then.
+  std::optional<Failure> pending_failure;
+  absl::Time pending_failure_due = absl::InfiniteFuture();
+
+  bool IsOn(ConnectionId connection) const;
+};
+
+// Not thread safe. References stay valid until their operation is erased, which OnReserved,
+// OnReleased, EraseIfReleased and Clear may do.
+class Operations {
+ public:
+  using Phase = Operation::Phase;
+  using Member = Operation::Member;
+
+  // Both outlive it.
+  Operations(const CoordinatorConfig* config, Turn* turn) : config_(*config), turn_(*turn) {}
+
+  // --- Reserving.
+  std::string NextId(uint64_t generation);
+  struct Order {
+    StreamId stream = 0;
+    std::string client;
+    double cost_seconds = 0;  // of devices
+    double run_seconds = 0;
+    double step_seconds = 0;
+    bool is_express = false;
+    bool reserves_alone = false;
+    v1::Reserve reserve;
+    // By ring rank.
+    std::vector<ConnectionId> members;
+    std::vector<int64_t> bytes;
+  };
+  // Asks every member for its memory.
+  void Start(const Order& order);
+  struct ReserveAnswer {
+    enum class Kind { kNothing, kAllReserved, kRefused };
+    Kind kind = Kind::kNothing;
+    Operation* operation = nullptr;
+    Member* member = nullptr;
+  };
+  // kAllReserved: Accept() it. kRefused: let it Close() or Withdraw().
+  ReserveAnswer OnReserved(ConnectionId connection, const v1::Reserved& reserved);
+  // The request goes on without this attempt.
+  void Withdraw(Operation& operation);
+  void Accept(Operation& operation);
+  // True if somebody who was accepted holds memory there and will give it back.
+  bool OthersHoldMemoryOn(ConnectionId connection) const;
+  // True if an operation (but `besides`, which may be null) has asked for memory and not got
+  // all of it, or is giving back what it got of it.
+  bool OthersReserve(const Operation* besides) const;
+  bool OneReservesAlone() const;
+
+  // --- Uploads and downloads.
+  void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
+  // The client moved, or it is not the client that is waited for.
+  void OnTransferProgress(Operation& operation, Phase phase);
+  // Ring ranks whose transfer is stalled; all others move or are not waited for.
+  void OnStalled(Operation& operation, const std::vector<int>& ranks);
+
+  // --- Runs.
+  // Tells the members of those whose turn it is, and `order` that it was; their streams.
+  std::vector<StreamId> StartDueRuns(FairOrder* order);
+  // The operation, if the answer was news to it.
+  Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
+                        const std::string& worker_name, int generation_rank);
+  static bool AllFinished(const Operation& operation);
+  void BeginDownload(Operation& operation) { Enter(operation, Phase::kDownloading); }
+  void FailLater(Operation& operation, Failure failure, absl::Duration delay);
+
+  // --- The end. The request has ended: workers are freed as fast as they can be. Those that
+  // compute finish their exchanges first, or their peers would hang.
+  void Close(Operation& operation);
+  // Once nobody computes.
+  void ReleaseAll(Operation& operation);
+  void OnReleased(ConnectionId connection, const v1::Released& released);
+  // May erase it.
+  void EraseIfReleased(Operation& operation);
+  // The generation has ended: the workers free all of them on Teardown.
+  void Clear();
+
+  // --- Progress.
+  void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
+  // One that computes and shows no progress on any rank for longer than it may.
+  const Operation* FindStalledRun();
+  // Where the named operations are held up: they themselves, or those that they wait
+  // behind. What is computed side by side with them proves nothing.
+  std::vector<const Operation*> RootsOf(const std::set<std::string>& named) const;
+  struct Overdue {
+    std::vector<std::pair<ConnectionId, std::string>> members;  // and why
+    std::vector<std::pair<StreamId, Failure>> requests;
+  };
+  // Of everything but runs.
+  Overdue CheckTimers();
+  void Forgive(absl::Duration pause);
+
+  // --- Lookups.
+  Operation* Find(const std::string& id);
+  const Operation* Find(const std::string& id) const;
+  const std::map<std::string, Operation>& all() const { return operations_; }
+  std::map<std::string, Operation>& all() { return operations_; }
+  bool empty() const { return operations_.empty(); }
+  // How one member is occupied; its memory is not known here.
+  Site SiteOf(ConnectionId connection) const;
+  // From Reserve until Released: what a worker may hold, whether it has said so or not.
+  std::map<ConnectionId, int64_t> ReservedByWorker() const;
+  // How much of its work the least advanced member has behind it.
+  static double ComputedFraction(const Operation& operation);
+  // How often an operation gave all its memory back.
+  uint64_t releases() const { return releases_; }
+  // Members given up because their transfer was stalled.
+  int64_t stalled_uploads() const { return stalled_uploads_; }
+  int64_t stalled_downloads() const { return stalled_downloads_; }
+
+ private:
+  struct MemberRef {
+    Operation* operation = nullptr;
+    Member* member = nullptr;
+    int ring_rank = 0;
+  };
+
+  MemberRef FindMember(ConnectionId connection, const std::string& operation_id,
+                       uint64_t generation);
+  void Enter(Operation& operation, Phase phase);
+  void CompleteUpload(Operation& operation);
+  bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
+  double SecondsAhead(const Operation& operation) const;
+  void StartRun(Operation& operation);
+  bool Precedes(const Operation& earlier, const Operation& later) const;
+  bool IsBehindAnother(const Operation& operation) const;
+  std::optional<std::string> WhyStalled(const Operation& operation, const Member& member) const;
+  void CheckMembers(const Operation& operation, Overdue* overdue);
+  std::optional<Failure> WhyEnded(const Operation& operation) const;
+
+  const CoordinatorConfig& config_;
+  Turn& turn_;
+  std::map<std::string, Operation> operations_;  // of this generation, by id
+  uint64_t last_id_ = 0;
+  uint64_t last_run_ = 0;
+  uint64_t releases_ = 0;
+  int64_t stalled_uploads_ = 0;
+  int64_t stalled_downloads_ = 0;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_OPERATIONS_H_

@@ -1,0 +1,32 @@
+#include "server/core/planning_cost.h"
+
+#include <algorithm>
+
+namespace ringattn::server {
+namespace {
+
+// Estimates, not measurements: the planner's own bound counts 100 ns a visit
+// (kMaxPieceVisits), and three times that leaves room for slower cores.
+constexpr double kSecondsPerPlan = 2e-5;
+constexpr double kSecondsPerVisit = 3e-7;
+// Where the layout is the planner's to choose, it tries so many.
+constexpr double kLayoutsTried = 3;
+
+}  // namespace
+
+double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
+                           const PlannerInputs& inputs) {
+  const double world = std::max(1, choice.world_size.value_or(inputs.ready_workers));
+  const double documents = static_cast<double>(std::max<int64_t>(1, spec.shape.num_documents()));
+  const double tokens = static_cast<double>(std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv));
+  // Pieces of all shards: spans, cut at documents. Every rank is planned against them.
+  double pieces = documents + 2 * world;
+  if (choice.layout == Layout::kStriped) {
+    pieces = choice.stripe == 1 ? documents * world
+                                : documents + tokens / static_cast<double>(choice.stripe);
+  }
+  const bool chooses = !choice.layout.has_value() && documents > 1 && world > 1;
+  return kSecondsPerPlan + kSecondsPerVisit * pieces * world * (chooses ? kLayoutsTried : 1);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,59 @@
+// Endpoint: one gRPC server of the coordinator and its port.
+#ifndef RINGATTN_SERVER_EDGE_ENDPOINT_H_
+#define RINGATTN_SERVER_EDGE_ENDPOINT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/security/credentials.h"
+#include "common/wire/listener.h"
+#include "common/wire/transport.h"
+
+namespace ringattn::server {
+
+struct EndpointOptions {
+  std::string name;    // "public", "control": for messages
+  std::string listen;  // "host:port"; port 0 picks a free one
+  TransportSecurity security;
+  int64_t max_connections = 1024;
+  int64_t max_message_bytes = 0;
+  absl::Duration min_ping_interval = wire::kMinPingInterval;
+};
+
+// With health, reflection and the transport that all of ours have. Thread safe.
+class Endpoint {
+ public:
+  // Serves from here on. `services` outlive it; `quota` bounds its buffers and, where it says
+  // so, the threads of blocking calls (reflection's). Errors: UNAVAILABLE.
+  static absl::StatusOr<std::unique_ptr<Endpoint>> Start(
+      const EndpointOptions& options, const grpc::ResourceQuota& quota,
+      const std::vector<grpc::Service*>& services);
+  // Ends what is left at once.
+  ~Endpoint();
+
+  const std::string& address() const { return listener_->address(); }
+  wire::Listener& listener() { return *listener_; }
+
+  // Of these names, grpc.health.v1 answers with SERVING or NOT_SERVING; others it does not know.
+  void SetServing(const std::string& name, bool serving);
+
+  // Takes no connection any more; calls may go on until `deadline`, then end with CANCELLED.
+  void Shutdown(absl::Time deadline);
+
+ private:
+  Endpoint() = default;
+
+  std::unique_ptr<wire::Listener> listener_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_ENDPOINT_H_

@@ -1,0 +1,63 @@
+#include "server/planning/plan_cache.h"
+
+#include <utility>
+
+#include "server/core/plan_summary.h"
+
+namespace ringattn::server {
+
+bool PlanKey::operator==(const PlanKey& other) const {
+  return fingerprint == other.fingerprint && direction == other.direction &&
+         choice == other.choice && inputs == other.inputs &&
+         (spec == other.spec || *spec == *other.spec);
+}
+
+PlanKey KeyOf(const PlanThis& request) {
+  return {request.fingerprint, request.spec, request.direction, request.choice, request.inputs};
+}
+
+int64_t BytesOf(const PlanKey& key) {
+  const AttentionShape& shape = key.spec->shape;
+  return static_cast<int64_t>(sizeof(PlanKey) + sizeof(AttentionSpec) +
+                              (shape.cu_seqlens_q.capacity() + shape.cu_seqlens_k.capacity()) *
+                                  sizeof(int64_t));
+}
+
+PlanCache::Entries::iterator PlanCache::Locate(const PlanKey& key) {
+  const auto [begin, end] = by_fingerprint_.equal_range(key.fingerprint);
+  for (auto found = begin; found != end; ++found) {
+    if (found->second->key == key) return found->second;
+  }
+  return entries_.end();
+}
+
+std::optional<SharedPlan> PlanCache::Find(const PlanKey& key) {
+  const auto entry = Locate(key);
+  if (entry == entries_.end()) return std::nullopt;
+  entries_.splice(entries_.begin(), entries_, entry);
+  return entry->plan;
+}
+
+void PlanCache::Put(PlanKey key, SharedPlan plan) {
+  if (const auto known = Locate(key); known != entries_.end()) Remove(known);
+  Entry entry{std::move(key), std::move(plan)};
+  entry.bytes = BytesOf(entry.key) + (entry.plan.ok() ? BytesOf(**entry.plan) : 0);
+  if (entry.bytes > max_bytes_) return;
+  while (bytes_ > max_bytes_ - entry.bytes) Remove(std::prev(entries_.end()));
+  bytes_ += entry.bytes;
+  entries_.push_front(std::move(entry));
+  by_fingerprint_.emplace(entries_.front().key.fingerprint, entries_.begin());
+}
+
+void PlanCache::Remove(Entries::iterator entry) {
+  const auto [begin, end] = by_fingerprint_.equal_range(entry->key.fingerprint);
+  for (auto found = begin; found != end; ++found) {
+    if (found->second != entry) continue;
+    by_fingerprint_.erase(found);
+    break;
+  }
+  bytes_ -= entry->bytes;
+  entries_.erase(entry);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,185 @@
+#include "server/planning/planning_service.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/core/plan_summary.h"
+
+namespace ringattn::server {
+namespace {
+
+// Plans of long document lists are made with what the rest of the process leaves over.
+constexpr int kHeavyNice = 10;
+
+absl::StatusOr<Plan> MakePlan(const PlanThis& request, const PlanControl& control) {
+  return PlanRequest(*request.spec, request.direction, request.choice, request.inputs, control);
+}
+
+}  // namespace
+
+PlanningOptions PlanningOptionsOf(const Limits& limits) {
+  PlanningOptions options;
+  options.max_queued = limits.max_queued_requests;
+  options.cache_bytes = limits.plan_cache_bytes;
+  options.time_max = limits.planning_time_max;
+  return options;
+}
+
+PlanningService::PlanningService(const PlanningOptions& options, Done done)
+    : PlanningService(options, std::move(done), MakePlan) {}
+
+PlanningService::PlanningService(const PlanningOptions& options, Done done, Planner planner)
+    : options_(options),
+      done_(std::move(done)),
+      planner_(std::move(planner)),
+      cache_(options.cache_bytes) {
+  threads_.emplace_back([this] { Work(/*only_light=*/true); });
+  for (int i = 0; i < options_.threads; ++i) {
+    threads_.emplace_back([this] { Work(/*only_light=*/false); });
+  }
+}
+
+PlanningService::~PlanningService() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    for (auto& [ticket, job] : running_) job->cancelled = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void PlanningService::Submit(PlanThis request) {
+  Planned answer{request.stream, request.generation, absl::UnknownError("")};
+  {
+    absl::MutexLock lock(&mutex_);
+    Forget(request.stream);
+    const PlanKey key = KeyOf(request);
+    if (std::optional<SharedPlan> known = cache_.Find(key)) {
+      ++stats_.from_cache;
+      answer.plan = *std::move(known);
+    } else {
+      const int64_t bytes = BytesOf(key);
+      if (static_cast<int64_t>(queue_.size()) < options_.max_queued &&
+          queued_bytes_ <= options_.max_queued_bytes - bytes) {
+        const Ticket ticket = ++last_ticket_;
+        order_.Enter(ticket, request.client, request.cost_seconds);
+        tickets_[request.stream] = ticket;
+        auto job = std::make_shared<Job>();
+        job->request = std::move(request);
+        job->bytes = bytes;
+        queued_bytes_ += bytes;
+        queue_.emplace(ticket, std::move(job));
+        return;
+      }
+      answer.plan = absl::ResourceExhaustedError(
+          absl::StrCat(queue_.size(), " requests wait for their plans already"));
+    }
+  }
+  done_(std::move(answer));
+}
+
+void PlanningService::Cancel(StreamId stream) {
+  absl::MutexLock lock(&mutex_);
+  Forget(stream);
+}
+
+void PlanningService::Forget(StreamId stream) {
+  const auto ticket = tickets_.find(stream);
+  if (ticket == tickets_.end()) return;
+  ++stats_.cancelled;
+  if (const auto queued = queue_.find(ticket->second); queued != queue_.end()) {
+    order_.Leave(ticket->second);
+    queued_bytes_ -= queued->second->bytes;
+    queue_.erase(queued);
+  } else {
+    running_.at(ticket->second)->cancelled = true;
+  }
+  tickets_.erase(ticket);
+}
+
+PlanningStats PlanningService::stats() const {
+  absl::MutexLock lock(&mutex_);
+  PlanningStats stats = stats_;
+  stats.queued = queue_.size();
+  return stats;
+}
+
+// --------------------------------------------------------------- on its threads
+
+void PlanningService::Work(bool only_light) {
+  if (!only_light) {
+    // Linux keeps it per thread. Without it they only share more evenly.
+    (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kHeavyNice);
+  }
+  while (const std::shared_ptr<Job> job = TakeNext(only_light)) Finish(*job, Make(*job));
+}
+
+bool PlanningService::FindNext(bool only_light, Ticket* next) const {
+  bool found = false;
+  for (const auto& [ticket, job] : queue_) {
+    if (only_light && job->request.cost_seconds > options_.light_seconds) continue;
+    if (!found || order_.Before(ticket, *next)) *next = ticket;
+    found = true;
+  }
+  return found;
+}
+
+// Null once it is time to stop.
+std::shared_ptr<PlanningService::Job> PlanningService::TakeNext(bool only_light) {
+  absl::MutexLock lock(&mutex_);
+  Ticket next = 0;
+  const auto has_work = [&] {
+    mutex_.AssertReaderHeld();
+    return stopping_ || FindNext(only_light, &next);
+  };
+  mutex_.Await(absl::Condition(&has_work));
+  if (stopping_) return nullptr;
+  const auto queued = queue_.find(next);
+  std::shared_ptr<Job> job = std::move(queued->second);
+  queue_.erase(queued);
+  queued_bytes_ -= job->bytes;
+  running_[next] = job;  // it keeps its place in the order until it is made
+  return job;
+}
+
+SharedPlan PlanningService::Make(const Job& job) const {
+  const absl::Time due = absl::Now() + options_.time_max;
+  PlanControl control;
+  control.cancelled = [&job, due] { return job.cancelled || absl::Now() > due; };
+  absl::StatusOr<Plan> plan = planner_(job.request, control);
+  if (plan.ok()) return std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
+  if (absl::IsCancelled(plan.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("planning takes longer than ", absl::FormatDuration(options_.time_max)));
+  }
+  return plan.status();
+}
+
+void PlanningService::Finish(const Job& job, SharedPlan plan) {
+  const PlanThis& request = job.request;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto running = std::find_if(running_.begin(), running_.end(), [&](const auto& entry) {
+      return entry.second.get() == &job;
+    });
+    const Ticket ticket = running->first;
+    running_.erase(running);
+    order_.Serve(ticket);
+    if (job.cancelled || stopping_) return;
+    if (const auto known = tickets_.find(request.stream);
+        known != tickets_.end() && known->second == ticket) {
+      tickets_.erase(known);
+    }
+    ++stats_.made;
+    if (!absl::IsDeadlineExceeded(plan.status())) cache_.Put(KeyOf(request), plan);
+  }
+  done_(Planned{request.stream, request.generation, std::move(plan)});
+}
+
+}  // namespace ringattn::server

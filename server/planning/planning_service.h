@@ -1,0 +1,109 @@
+// PlanningService: makes plans on threads of its own, so that the core's thread, which hears
+// the workers' heartbeats, never waits for one.
+//
+//   core --PlanThis--> [queue, fair by client] --> threads --Planned--> core
+//                          CancelPlan
+//
+// The queue is bounded, every plan's time is bounded, and what is cancelled costs nothing
+// further. One thread takes only plans that are made in a moment: a request with few
+// documents never waits for one with a hundred thousand.
+#ifndef RINGATTN_SERVER_PLANNING_PLANNING_SERVICE_H_
+#define RINGATTN_SERVER_PLANNING_PLANNING_SERVICE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "server/core/events.h"
+#include "server/core/fair_order.h"
+#include "server/planning/plan_cache.h"
+
+namespace ringattn::server {
+
+struct PlanningOptions {
+  // Beside the one for light plans.
+  int threads = 1;
+  // What takes no longer (PlanThis::cost_seconds) is light.
+  double light_seconds = 0.005;
+  int64_t max_queued = 256;
+  int64_t max_queued_bytes = kGiB;
+  int64_t cache_bytes = 64 * kMiB;
+  absl::Duration time_max = absl::Seconds(10);
+};
+PlanningOptions PlanningOptionsOf(const Limits& limits);
+
+struct PlanningStats {
+  int64_t queued = 0;
+  int64_t made = 0;
+  int64_t from_cache = 0;
+  int64_t cancelled = 0;
+};
+
+// Thread safe. Its lock is held for moments only, never while a plan is made.
+class PlanningService {
+ public:
+  // Called on any thread, the caller of Submit's included, once per plan that was asked for and
+  // not cancelled. Must not block.
+  using Done = std::function<void(Planned)>;
+  // Makes a plan; tests put in their own.
+  using Planner = std::function<absl::StatusOr<Plan>(const PlanThis&, const PlanControl&)>;
+
+  PlanningService(const PlanningOptions& options, Done done);
+  PlanningService(const PlanningOptions& options, Done done, Planner planner);
+  // Cancels what is left.
+  ~PlanningService();
+
+  // Answered by Done. Takes the place of an earlier one of this stream. Answers at once if an
+  // equal one is known, or with RESOURCE_EXHAUSTED if too many wait. DEADLINE_EXCEEDED: it took
+  // longer than time_max.
+  void Submit(PlanThis request) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Nothing if none is under way.
+  void Cancel(StreamId stream) ABSL_LOCKS_EXCLUDED(mutex_);
+  PlanningStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  using Ticket = FairOrder::Id;
+  struct Job {
+    PlanThis request;
+    int64_t bytes = 0;
+    bool running = false;
+    std::atomic<bool> cancelled = false;
+  };
+
+  void Work(bool only_light);
+  std::shared_ptr<Job> TakeNext(bool only_light) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool FindNext(bool only_light, Ticket* next) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void Finish(const Job& job, SharedPlan plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  SharedPlan Make(const Job& job) const;
+  void Forget(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const PlanningOptions options_;
+  const Done done_;
+  const Planner planner_;
+
+  mutable absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  FairOrder order_ ABSL_GUARDED_BY(mutex_);
+  std::map<Ticket, std::shared_ptr<Job>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::map<StreamId, Ticket> tickets_ ABSL_GUARDED_BY(mutex_);  // queued or running
+  std::map<Ticket, std::shared_ptr<Job>> running_ ABSL_GUARDED_BY(mutex_);
+  int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
+  PlanCache cache_ ABSL_GUARDED_BY(mutex_);
+  PlanningStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_PLANNING_PLANNING_SERVICE_H_

@@ -1,0 +1,254 @@
+#include "server/planning/planning_service.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
+#include "server/core/plan_summary.h"
+
+namespace ringattn::server {
+namespace {
+
+constexpr double kLight = 1e-5;
+constexpr double kHeavy = 1.0;
+
+PlanThis Ask(StreamId stream, const std::string& client, double cost, int64_t tokens = 8) {
+  auto spec = std::make_shared<AttentionSpec>();
+  spec->shape.seq_len_q = spec->shape.seq_len_kv = tokens;
+  spec->shape.cu_seqlens_q = spec->shape.cu_seqlens_k = {0, tokens};
+  PlanThis ask;
+  ask.stream = stream;
+  ask.generation = 7;
+  ask.client = client;
+  ask.fingerprint = stream;  // each its own, so that nothing is known already
+  ask.spec = std::move(spec);
+  ask.inputs.ready_workers = 1;
+  ask.cost_seconds = cost;
+  return ask;
+}
+
+// What came back. Thread safe.
+class Answers {
+ public:
+  PlanningService::Done Done() {
+    return [this](Planned planned) {
+      absl::MutexLock lock(&mutex_);
+      planned_.push_back(std::move(planned));
+    };
+  }
+  std::vector<StreamId> Await(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto enough = [&] {
+      mutex_.AssertReaderHeld();
+      return planned_.size() >= count;
+    };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(60)));
+    std::vector<StreamId> streams;
+    for (const Planned& planned : planned_) streams.push_back(planned.stream);
+    return streams;
+  }
+  Planned at(size_t index) {
+    absl::MutexLock lock(&mutex_);
+    return planned_.at(index);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<Planned> planned_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Makes heavy plans only when it is told to. Thread safe.
+class HeldPlanner {
+ public:
+  PlanningService::Planner Planner() {
+    return [this](const PlanThis& ask, const PlanControl& control) -> absl::StatusOr<Plan> {
+      absl::MutexLock lock(&mutex_);
+      made_.push_back(ask.stream);
+      const auto may_go = [&] {
+        mutex_.AssertReaderHeld();
+        return open_ || ask.cost_seconds < kHeavy;
+      };
+      while (!may_go()) {
+        // Woken by every change, and cancellation is looked for in between.
+        mutex_.AwaitWithTimeout(absl::Condition(&may_go), absl::Milliseconds(1));
+        if (control.IsCancelled()) return absl::CancelledError("");
+      }
+      return Plan();
+    };
+  }
+  void Open() {
+    absl::MutexLock lock(&mutex_);
+    open_ = true;
+  }
+  void AwaitMade(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto enough = [&] {
+      mutex_.AssertReaderHeld();
+      return made_.size() >= count;
+    };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(60)));
+  }
+  std::vector<StreamId> made() {
+    absl::MutexLock lock(&mutex_);
+    return made_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<StreamId> made_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(PlanningServiceTest, PlansAsThePlannerDoes) {
+  Answers answers;
+  PlanningService service({}, answers.Done());
+  const PlanThis ask = Ask(1, "a", kLight, 1000);
+  service.Submit(ask);
+  answers.Await(1);
+  const Planned planned = answers.at(0);
+  EXPECT_EQ(planned.stream, 1u);
+  EXPECT_EQ(planned.generation, 7u);
+  ASSERT_TRUE(planned.plan.ok());
+  const absl::StatusOr<Plan> expected =
+      PlanRequest(*ask.spec, ask.direction, ask.choice, ask.inputs);
+  EXPECT_EQ((*planned.plan)->buffer_bytes, expected->buffer_bytes);
+  EXPECT_EQ((*planned.plan)->reason, expected->reason);
+  EXPECT_EQ((*planned.plan)->predicted_compute_seconds, expected->predicted_compute_seconds);
+}
+
+TEST(PlanningServiceTest, RefusalsComeAsTheyAre) {
+  Answers answers;
+  PlanningService service({}, answers.Done());
+  PlanThis ask = Ask(1, "a", kLight);
+  ask.choice.world_size = 2;
+  service.Submit(ask);
+  answers.Await(1);
+  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(PlanningServiceTest, EqualRequestsArePlannedOnce) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningService service({}, answers.Done(), planner.Planner());
+  for (StreamId stream = 1; stream <= 5; ++stream) {
+    PlanThis ask = Ask(stream, "a", kLight);
+    ask.fingerprint = 1;
+    service.Submit(ask);
+    EXPECT_EQ(answers.Await(stream).back(), stream);
+  }
+  EXPECT_EQ(planner.made().size(), 1u);
+  EXPECT_EQ(service.stats().from_cache, 4);
+}
+
+TEST(PlanningServiceTest, LightPlansDoNotWaitForHeavyOnes) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningService service({}, answers.Done(), planner.Planner());
+  for (StreamId stream = 1; stream <= 40; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  planner.AwaitMade(1);
+  service.Submit(Ask(100, "a", kLight));
+  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{100}));
+  planner.Open();
+  answers.Await(41);
+}
+
+TEST(PlanningServiceTest, ClientsTakeTurns) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningService service({}, answers.Done(), planner.Planner());
+  service.Submit(Ask(1, "a", kHeavy));
+  planner.AwaitMade(1);
+  for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  service.Submit(Ask(10, "b", kHeavy));
+  planner.Open();
+  answers.Await(5);
+  EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 10, 2, 3, 4}));
+}
+
+TEST(PlanningServiceTest, WhatIsCancelledCostsNothing) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningService service({}, answers.Done(), planner.Planner());
+  for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  planner.AwaitMade(1);
+  service.Cancel(1);  // under way
+  service.Cancel(2);  // waits
+  service.Cancel(9);  // unknown
+  planner.AwaitMade(2);
+  EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 3}));
+  planner.Open();
+  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{3}));
+  EXPECT_EQ(service.stats().cancelled, 2);
+  EXPECT_EQ(service.stats().queued, 0);
+}
+
+// The ring changed: the newer question is what counts.
+TEST(PlanningServiceTest, ANewerQuestionOfAStreamTakesItsPlace) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningService service({}, answers.Done(), planner.Planner());
+  service.Submit(Ask(1, "a", kHeavy));
+  planner.AwaitMade(1);
+  PlanThis newer = Ask(1, "a", kHeavy);
+  newer.generation = 8;
+  service.Submit(newer);
+  planner.AwaitMade(2);
+  planner.Open();
+  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{1}));
+  EXPECT_EQ(answers.at(0).generation, 8u);
+}
+
+TEST(PlanningServiceTest, TooManyAreToldSo) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningOptions options;
+  options.max_queued = 2;
+  PlanningService service(options, answers.Done(), planner.Planner());
+  service.Submit(Ask(1, "a", kHeavy));
+  planner.AwaitMade(1);
+  for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{4}));
+  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(PlanningServiceTest, SoAreThoseWithTooLongLists) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningOptions options;
+  options.max_queued_bytes = BytesOf(KeyOf(Ask(1, "a", kHeavy)));
+  PlanningService service(options, answers.Done(), planner.Planner());
+  service.Submit(Ask(1, "a", kHeavy));
+  planner.AwaitMade(1);  // and waits no more
+  service.Submit(Ask(2, "a", kHeavy));
+  service.Submit(Ask(3, "a", kHeavy));
+  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{3}));
+}
+
+TEST(PlanningServiceTest, PlanningTimeIsBounded) {
+  Answers answers;
+  HeldPlanner planner;
+  PlanningOptions options;
+  options.time_max = absl::Milliseconds(1);
+  PlanningService service(options, answers.Done(), planner.Planner());
+  service.Submit(Ask(1, "a", kHeavy));
+  answers.Await(1);
+  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(PlanningServiceTest, EndsWithPlansUnderWay) {
+  Answers answers;
+  HeldPlanner planner;
+  {
+    PlanningService service({}, answers.Done(), planner.Planner());
+    for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+    planner.AwaitMade(1);
+  }
+  EXPECT_TRUE(answers.Await(0).empty());
+}
+
+}  // namespace
+}  // namespace ringattn::server

@@ -1,0 +1,194 @@
+"""Clients that hold what others need: each test has a well-behaved client beside them, whose
+waiting is measured, and asks for full service afterwards."""
+
+import threading
+import time
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+
+from attention import (assert_close, details, header_for, make_inputs, reference, requests, run)
+from cluster import CHANNEL_OPTIONS, wait_until
+from stubs import attention_pb2_grpc, tensor_pb2 as T
+
+
+class Client:
+    """On a connection of its own."""
+
+    def __init__(self, ring):
+        self.channel = grpc.insecure_channel(ring.address, CHANNEL_OPTIONS)
+        self.attention = attention_pb2_grpc.AttentionServiceStub(self.channel)
+
+    def close(self):
+        self.channel.close()
+
+
+def serve(client, seconds):
+    """Tiny requests one after another, at least one; how long each took."""
+    inputs = make_inputs(sq=8, heads=1, dim=8)
+    exact = reference(inputs)["out"]
+    took = []
+    end = time.monotonic() + seconds
+    while not took or time.monotonic() < end:
+        begin = time.monotonic()
+        result = run(client.attention, inputs, timeout=60)
+        took.append(time.monotonic() - begin)
+        assert_close(result.array("out"), exact, 1e-4)
+    return took
+
+
+def report(record_property, name, took):
+    for percent in (50, 99):
+        value = float(np.percentile(took, percent))
+        record_property(f"{name}_p{percent}_ms", round(1e3 * value, 1))
+        print(f"{name}: p{percent} {1e3 * value:.1f} ms of {len(took)} requests")
+    return float(np.percentile(took, 99))
+
+
+def reason(error):
+    return details(error)["ErrorInfo"].reason
+
+
+def counters(ring):
+    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=5) as reply:
+        return reply.read().decode()
+
+
+def test_slow_uploads_starve_nobody(make_ring, record_property):
+    # One worker has eight places. A byte every half second is no idle upload.
+    ring = make_ring(workers=1, server_flags=["--upload_grace_contended=1s", "--upload_grace=3s"])
+    inputs = make_inputs(sq=2000, heads=4, dim=64)
+    over = threading.Event()
+
+    def trickle():
+        for at in range(1000):
+            yield T.TensorChunk(tensor=T.TENSOR_ID_Q, offset=at, data=b"x")
+            if over.wait(0.5):
+                return
+
+    attacker, honest = Client(ring), Client(ring)
+    quiet = report(record_property, "before", serve(honest, 1))
+    slow = [attacker.attention.Forward(requests(header_for(inputs), trickle()), timeout=60)
+            for _ in range(8)]
+    for call in slow:
+        assert next(call).WhichOneof("message") == "accepted"
+    beside = serve(honest, 4)
+    report(record_property, "beside_slow_uploads", beside)
+    # The first waits until the slow ones have lost their places, others for nobody.
+    assert beside[0] < 5
+    assert sorted(beside)[-2] < max(1.0, 5 * quiet)
+    for call in slow:
+        with pytest.raises(grpc.RpcError) as error:
+            list(call)
+        assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason(error.value) == "UPLOAD_TOO_SLOW"
+    over.set()
+    wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
+    serve(honest, 0)
+    assert 'ringattn_idle_transfers_total{stage="upload"} 8' in counters(ring)
+    attacker.close()
+    honest.close()
+
+
+def test_streams_without_a_header_lock_nobody_out(make_ring, record_property):
+    ring = make_ring(workers=1, server_flags=["--header_timeout=6s"])
+    over = threading.Event()
+
+    def nothing():
+        over.wait(60)
+        return
+        yield
+
+    honest = Client(ring)
+    quiet = report(record_property, "before", serve(honest, 1))
+    attackers = [Client(ring) for _ in range(5)]
+    calls = [attacker.attention.Forward(nothing(), timeout=60)
+             for attacker in attackers for _ in range(120)]
+    beside = report(record_property, "beside_600_without_header", serve(honest, 2))
+    assert beside < max(1.0, 5 * quiet)
+    ended = {}
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as error:
+            next(call)
+        outcome = (error.value.code(), reason(error.value))
+        ended[outcome] = ended.get(outcome, 0) + 1
+    late = (grpc.StatusCode.DEADLINE_EXCEEDED, "HEADER_TIMEOUT")
+    evicted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WITHOUT_HEADER")
+    assert set(ended) == {late, evicted}
+    print(f"evicted {ended[evicted]}, timed out {ended[late]}")
+    over.set()
+    serve(honest, 0)
+    for client in [*attackers, honest]:
+        client.close()
+
+
+def test_a_connection_has_its_places_and_no_more(make_ring):
+    ring = make_ring(workers=1, server_flags=["--max_streams_per_connection=20"])
+    over = threading.Event()
+
+    def nothing():
+        over.wait(60)
+        return
+        yield
+
+    greedy, honest = Client(ring), Client(ring)
+    calls = [greedy.attention.Forward(nothing(), timeout=60) for _ in range(30)]
+    refused = []
+    for call in calls[20:]:
+        with pytest.raises(grpc.RpcError) as error:
+            next(call)
+        refused.append((error.value.code(), reason(error.value)))
+        assert "RetryInfo" in details(error.value)
+    assert set(refused) == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")}
+    serve(honest, 0)
+    for call in calls:
+        call.cancel()
+    over.set()
+
+    def served():
+        try:
+            return serve(greedy, 0)
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            return None
+
+    wait_until(served, 10, "its places back")
+    greedy.close()
+    honest.close()
+
+
+def test_deadlines_in_upload_are_no_mistakes_of_the_client(make_ring):
+    ring = make_ring(workers=1)
+    inputs = make_inputs(sq=200, heads=1, dim=8)
+    over = threading.Event()
+
+    def part():
+        yield T.TensorChunk(tensor=T.TENSOR_ID_Q, offset=0, data=b"x")
+        over.wait(30)
+
+    def one(seed):
+        rng = np.random.default_rng(seed)
+        with pytest.raises(grpc.RpcError):
+            list(ring.attention.Forward(requests(header_for(inputs), part()),
+                                        timeout=0.1 + 0.1 * rng.random()))
+
+    for round_ in range(10):
+        threads = [threading.Thread(target=one, args=(15 * round_ + i,)) for i in range(15)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    over.set()
+
+    def ended():
+        lines = [line for line in counters(ring).splitlines()
+                 if line.startswith("ringattn_requests_total{")]
+        counts = {line.split('code="')[1].split('"')[0]: int(float(line.rsplit(" ", 1)[1]))
+                  for line in lines if 'method="Forward"' in line}
+        return counts if sum(counts.values()) >= 150 else None
+
+    counts = wait_until(ended, 10, "all 150 to be counted")
+    assert set(code for code, count in counts.items() if count) <= {"DEADLINE_EXCEEDED",
+                                                                    "CANCELLED"}, counts

@@ -1,0 +1,221 @@
+// The journey of every field of a header: set, it either makes a difference at its far end
+// (the kernel call, the plan, the reply) or is refused by name. None is ignored.
+//
+// The fields are found by reflection, so that one which is added to the protocol fails this
+// test until somebody has said here what it means.
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/plan/planner.h"
+#include "gtest/gtest.h"
+#include "server/core/reserve_message.h"
+#include "server/edge/header_translation.h"
+#include "worker/executor/bind_call.h"
+#include "worker/service/reserve_decoder.h"
+
+namespace ringattn::tests {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+constexpr char kBase[] = R"(
+  shape { batch: 2 seq_len_q: 24 seq_len_kv: 32 num_heads: 4 num_kv_heads: 2 head_dim: 16
+          head_dim_v: 8 }
+  dtype: DATA_TYPE_BFLOAT16
+  plan { schedule: SCHEDULE_RING world_size: 2 layout: LAYOUT_ZIGZAG })";
+
+// What becomes of a field.
+enum class Fate { kArrives, kRefused };
+
+struct Journey {
+  const char* field;
+  const char* text;  // merged over the base
+  Fate fate = Fate::kArrives;
+};
+
+constexpr Journey kJourneys[] = {
+    {"request_id", "request_id: 'mine'"},
+    {"shape.batch", "shape { batch: 3 }"},
+    {"shape.seq_len_q", "shape { seq_len_q: 20 }"},
+    {"shape.seq_len_kv", "shape { seq_len_kv: 20 }"},
+    {"shape.num_heads", "shape { num_heads: 6 }"},
+    {"shape.num_kv_heads", "shape { num_kv_heads: 1 }"},
+    {"shape.head_dim", "shape { head_dim: 24 }"},
+    {"shape.head_dim_v", "shape { head_dim_v: 24 }"},
+    {"shape.packed.cu_seqlens_q",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } }"},
+    {"shape.packed.cu_seqlens_k",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 10, 32] } }"},
+    {"dtype", "dtype: DATA_TYPE_FLOAT32"},
+    {"options.softmax_scale", "options { softmax_scale: 0.75 }"},
+    {"options.softcap", "options { softcap: 30 }"},
+    {"options.causal", "options { causal: true }"},
+    {"options.window.left", "options { window { left: 3 right: -1 } }"},
+    {"options.window.right", "options { window { left: -1 right: 3 } }"},
+    {"options.dropout.rate", "options { dropout { rate: 0.1 } }", Fate::kRefused},
+    {"options.dropout.seed", "options { dropout { seed: 5 } }", Fate::kRefused},
+    {"options.alibi.slopes", "options { alibi { slopes: 0.5 } }", Fate::kRefused},
+    {"options.bias.per_batch", "options { bias { per_batch: true } }", Fate::kRefused},
+    {"options.bias.per_head", "options { bias { per_head: true } }", Fate::kRefused},
+    {"options.bias.dtype", "options { bias { dtype: DATA_TYPE_FLOAT32 } }", Fate::kRefused},
+    {"options.bias.before_softcap", "options { bias { before_softcap: true } }", Fate::kRefused},
+    {"options.bias.gradient", "options { bias { gradient: true } }", Fate::kRefused},
+    {"options.mask.per_batch", "options { mask { per_batch: true } }", Fate::kRefused},
+    {"options.mask.per_head", "options { mask { per_head: true } }", Fate::kRefused},
+    {"options.mask.encoding", "options { mask { encoding: MASK_ENCODING_BITS } }", Fate::kRefused},
+    {"options.segment_ids", "options { segment_ids {} }", Fate::kRefused},
+    {"options.sinks", "options { sinks {} }", Fate::kRefused},
+    {"options.dilation_levels.segment_length", "options { dilation_levels { segment_length: 8 } }",
+     Fate::kRefused},
+    {"options.dilation_levels.dilation_rate", "options { dilation_levels { dilation_rate: 2 } }",
+     Fate::kRefused},
+    {"options.dilation_levels.offset", "options { dilation_levels { offset: 1 } }", Fate::kRefused},
+    {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }", Fate::kRefused},
+    {"plan.layout", "plan { layout: LAYOUT_CONTIGUOUS }"},
+    {"plan.schedule", "plan { schedule: SCHEDULE_SINGLE world_size: 1 }"},
+    {"plan.world_size", "plan { world_size: 3 }"},
+    {"plan.stripe", "plan { layout: LAYOUT_STRIPED stripe: 4 }"},
+    {"reply.max_chunk_bytes", "reply { max_chunk_bytes: 65536 }"},
+    {"reply.with_crc32c", "reply { with_crc32c: true }"},
+    {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
+    {"reply.with_timeline", "reply { with_timeline: true }"},
+    {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
+    {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
+    // Backward's own.
+    {"has_forward_result", "has_forward_result: true"},
+    {"residual_handle", "residual_handle: 'r'", Fate::kRefused},
+    {"has_dlse", "has_dlse: true", Fate::kRefused},
+};
+
+template <typename Header>
+Header Parse(const std::string& text) {
+  Header header;
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(kBase, &header));
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(text, &header)) << text;
+  return header;
+}
+
+// A message without fields is a leaf: its presence is what it says.
+void FindLeaves(const Descriptor* type, const std::string& prefix, std::set<std::string>* leaves) {
+  for (int i = 0; i < type->field_count(); ++i) {
+    const FieldDescriptor* field = type->field(i);
+    const std::string path = prefix + field->name();
+    const bool descends = field->message_type() != nullptr &&
+                          field->message_type()->field_count() > 0 &&
+                          field->message_type()->full_name() != "google.protobuf.Duration";
+    if (descends) {
+      FindLeaves(field->message_type(), path + ".", leaves);
+    } else {
+      leaves->insert(path);
+    }
+  }
+}
+
+// What the far ends see of a request: each member's kernel calls and memory, the plan, the
+// reply.
+std::string FarEnds(const server::HeaderRequest& request) {
+  const ValidRequest& valid = request.valid;
+  std::string text = absl::StrFormat("id %s reply %d %d %g %d inline %d\n", request.request_id,
+                                     request.reply.max_chunk_bytes, request.reply.with_crc32c,
+                                     absl::ToDoubleSeconds(request.reply.progress_interval),
+                                     request.reply.with_timeline, request.inline_tensors.size());
+  PlannerInputs inputs;
+  inputs.ready_workers = 4;
+  const auto plan = PlanRequest(valid.spec, valid.direction, valid.choice, inputs);
+  if (!plan.ok()) return absl::StrCat("no plan: ", plan.status().ToString());
+  server::RequestArrived arrived;
+  arrived.direction = valid.direction;
+  arrived.recompute_forward = valid.recompute_forward;
+  arrived.with_timeline = request.reply.with_timeline;
+  std::vector<uint32_t> members;
+  for (int rank = 0; rank < plan->shards.world_size; ++rank) members.push_back(rank);
+  const v1::Reserve reserve = server::MakeReserve(arrived, valid.spec, *plan, "1-1", 1, members);
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    const auto decoded = worker::DecodeReserve(reserve, rank, members.size());
+    if (!decoded.ok()) return absl::StrCat("not decoded: ", decoded.status().ToString());
+    const worker::BindContext context(decoded->spec, decoded->plan, decoded->program);
+    const worker::AttentionProblem& p = context.problem;
+    absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
+                          rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
+                          p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
+    absl::StrAppendFormat(&text, " softcap %g bands", p.softcap);
+    for (const Band& band : p.bands)
+      absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);
+    for (const Piece& piece : context.q_pieces[rank]) {
+      absl::StrAppendFormat(&text, " q %d+%d*%d", piece.position, piece.length, piece.stride);
+    }
+    for (const Piece& piece : context.kv_pieces[rank]) {
+      absl::StrAppendFormat(&text, " kv %d+%d*%d", piece.position, piece.length, piece.stride);
+    }
+    for (const BufferSpec& buffer : decoded->program.buffers) {
+      absl::StrAppendFormat(&text, " %s=%d", buffer.name, buffer.bytes);
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+std::variant<server::HeaderRequest, Rejection> Read(const v1::ForwardHeader& header) {
+  v1::ForwardRequest first;
+  *first.mutable_header() = header;
+  return server::ReadHeader(std::move(first), Limits());
+}
+std::variant<server::HeaderRequest, Rejection> Read(const v1::BackwardHeader& header) {
+  v1::BackwardRequest first;
+  *first.mutable_header() = header;
+  return server::ReadHeader(std::move(first), Limits());
+}
+
+template <typename Header>
+void ExpectJourneys() {
+  const auto base = Read(Parse<Header>(""));
+  ASSERT_TRUE(std::holds_alternative<server::HeaderRequest>(base));
+  const std::string at_base = FarEnds(std::get<server::HeaderRequest>(base));
+  std::set<std::string> leaves;
+  FindLeaves(Header::descriptor(), "", &leaves);
+  for (const std::string& leaf : leaves) {
+    const auto* journey = std::find_if(std::begin(kJourneys), std::end(kJourneys),
+                                       [&](const Journey& j) { return leaf == j.field; });
+    ASSERT_NE(journey, std::end(kJourneys)) << leaf << " is a new field: what becomes of it?";
+    const auto read = Read(Parse<Header>(journey->text));
+    if (journey->fate == Fate::kArrives) {
+      ASSERT_TRUE(std::holds_alternative<server::HeaderRequest>(read))
+          << leaf << ": " << std::get<Rejection>(read).ToStatus();
+      const std::string ends = FarEnds(std::get<server::HeaderRequest>(read));
+      EXPECT_EQ(ends.find("no plan"), std::string::npos) << leaf << ": " << ends;
+      EXPECT_NE(ends, at_base) << leaf << " is ignored";
+      continue;
+    }
+    ASSERT_TRUE(std::holds_alternative<Rejection>(read)) << leaf << " was accepted";
+    const auto& violations = std::get<Rejection>(read).violations;
+    // By its own name or by that of the message that holds it.
+    EXPECT_TRUE(std::any_of(violations.begin(), violations.end(),
+                            [&](const Violation& v) {
+                              std::string field = v.field;
+                              const size_t index = field.find("[0]");
+                              if (index != std::string::npos) field.erase(index, 3);
+                              return leaf.rfind(field, 0) == 0;
+                            }))
+        << leaf << ": " << std::get<Rejection>(read).ToStatus();
+  }
+}
+
+TEST(FieldJourney, EveryFieldOfAForwardHeaderArrivesOrIsRefused) {
+  ExpectJourneys<v1::ForwardHeader>();
+}
+
+TEST(FieldJourney, EveryFieldOfABackwardHeaderArrivesOrIsRefused) {
+  ExpectJourneys<v1::BackwardHeader>();
+}
+
+}  // namespace
+}  // namespace ringattn::tests

@@ -1,0 +1,63 @@
+// DeviceWrapper: a device that passes everything on to another. Decorators override what they
+// change.
+#ifndef RINGATTN_WORKER_DEVICE_DEVICE_WRAPPER_H_
+#define RINGATTN_WORKER_DEVICE_DEVICE_WRAPPER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/device/device.h"
+
+namespace ringattn::worker {
+
+// As thread safe as what it wraps.
+class DeviceWrapper : public Device {
+ public:
+  // `inner` outlives the wrapper's use.
+  explicit DeviceWrapper(Device* inner) : inner_(inner) {}
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
+    return inner_->Allocate(bytes);
+  }
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
+    return inner_->WorkspaceBytes(calls);
+  }
+  std::vector<ServedCalls> served_calls() const override { return inner_->served_calls(); }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    return inner_->Prepare(std::move(calls));
+  }
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
+    return inner_->Start(call, std::move(after), control);
+  }
+  bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    return inner_->CopyFromHost(device, host, bytes);
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
+    return inner_->CopyToHost(host, device, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+    return inner_->BeginUpload(target, bytes);
+  }
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override {
+    return inner_->BeginDownload(std::move(ranges), std::move(on_ready));
+  }
+  DeviceUsage usage() const override { return inner_->usage(); }
+  std::string description() const override { return inner_->description(); }
+
+ protected:
+  Device& inner() const { return *inner_; }
+
+ private:
+  Device* const inner_;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_DEVICE_DEVICE_WRAPPER_H_

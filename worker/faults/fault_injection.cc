@@ -1,0 +1,239 @@
+#include "worker/faults/fault_injection.h"
+
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "worker/device/device_wrapper.h"
+#include "worker/device/host_queue.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+
+void WaitForTheRingsEnd(const FaultState& state) {
+  while (!state.aborted.load()) absl::SleepFor(kPoll);
+}
+
+// Has nothing (yet) from one chunk on, and never says that it has.
+class FaultyDownload : public Download {
+ public:
+  FaultyDownload(std::unique_ptr<Download> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {}
+
+  absl::StatusOr<std::optional<HostRange>> Next(int64_t max_bytes) override {
+    if (stopped_) return std::nullopt;
+    absl::StatusOr<std::optional<HostRange>> piece = inner_->Next(max_bytes);
+    if (!piece.ok() || !piece->has_value()) return piece;
+    stopped_ = state_->chunks_sent.fetch_add(1) == state_->plan.stop_sending;
+    if (stopped_) return std::nullopt;
+    return piece;
+  }
+  // What was kept back has yet to be sent, even if nothing follows it.
+  bool finished() const override { return !stopped_ && inner_->finished(); }
+  absl::Duration copy_time() const override { return inner_->copy_time(); }
+
+ private:
+  const std::unique_ptr<Download> inner_;
+  const std::shared_ptr<FaultState> state_;
+  bool stopped_ = false;
+};
+
+class FaultyDevice : public DeviceWrapper {
+ public:
+  FaultyDevice(std::unique_ptr<Device> inner, std::shared_ptr<FaultState> state)
+      : DeviceWrapper(inner.get()),
+        owned_(std::move(inner)),
+        state_(std::move(state)),
+        delay_("fault_delay") {}
+
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
+    absl::StatusOr<int64_t> bytes = inner().WorkspaceBytes(calls);
+    if (bytes.ok()) *bytes += state_->plan.workspace_bytes;
+    return bytes;
+  }
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    state_->counts = true;
+    return inner().Prepare(std::move(calls));
+  }
+
+  // The delay stands between what the call waits for and the call. While it runs,
+  // waits_for_transfer() is false: to the outside this rank computes.
+  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
+                 RunControl* control) override {
+    const FaultPlan& plan = state_->plan;
+    const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
+                        !state_->stalled.exchange(true);
+    if (!stalls && plan.slow_step_ms == 0) {
+      return inner().Start(call, std::move(after), control);
+    }
+    if (state_->holds_start) {
+      Delay(stalls, control);
+      return inner().Start(call, std::move(after), control);
+    }
+    EventRef delayed = delay_.Start(
+        [this, control, stalls] {
+          Delay(stalls, control);
+          return absl::OkStatus();
+        },
+        after, HostQueue::OnFailure::kRun);
+    after.push_back(std::move(delayed));
+    return inner().Start(call, std::move(after), control);
+  }
+
+  bool waits_for_transfer() const override { return !delaying_ && inner().waits_for_transfer(); }
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+    // The thread that reads the stream stalls, so the next message is not asked for.
+    const int64_t chunk = state_->chunks_read.fetch_add(1);
+    if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
+    return inner().BeginUpload(target, bytes);
+  }
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) override {
+    return std::make_unique<FaultyDownload>(
+        inner().BeginDownload(std::move(ranges), std::move(on_ready)), state_);
+  }
+  std::string description() const override {
+    return absl::StrCat(inner().description(), " with injected faults");
+  }
+
+ private:
+  void Delay(bool stalls, RunControl* control) {
+    delaying_ = true;
+    stalls ? WaitForTheRingsEnd(*state_) : SlowDown(control);
+    delaying_ = false;
+  }
+
+  void SlowDown(RunControl* control) {
+    const absl::Time end = absl::Now() + absl::Milliseconds(state_->plan.slow_step_ms);
+    while (absl::Now() < end && !state_->aborted.load() && !control->stop.load()) {
+      control->progress.fetch_add(1);
+      absl::SleepFor(kPoll);
+    }
+  }
+
+  const std::unique_ptr<Device> owned_;
+  const std::shared_ptr<FaultState> state_;
+  std::atomic<bool> delaying_{false};
+  HostQueue delay_;
+};
+
+class FaultyCommunicator : public Communicator {
+ public:
+  FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {
+    state_->aborted = false;
+    state_->counts = false;
+  }
+  ~FaultyCommunicator() override { Abort("the communicator was closed"); }
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
+  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    if (!state_->counts.load()) return inner_->Start(std::move(group), std::move(after), control);
+    const int64_t index = state_->groups_started.fetch_add(1);
+    const bool skips = index == state_->plan.skip_send;
+    if (index == state_->plan.fail_send) Abort("a group of transfers was made to fail");
+    if (skips && state_->holds_start) WaitForTheRingsEnd(*state_);
+    if (!skips || state_->holds_start) {
+      return inner_->Start(std::move(group), std::move(after), control);
+    }
+    auto never = std::make_shared<HostEvent>();
+    absl::MutexLock lock(&mutex_);
+    if (aborted_) {
+      never->Finish(absl::UnavailableError("ring aborted"));
+    } else {
+      skipped_.push_back(never);
+    }
+    return never;
+  }
+
+  void Abort(const std::string& reason) override {
+    state_->aborted = true;
+    inner_->Abort(reason);
+    absl::MutexLock lock(&mutex_);
+    aborted_ = true;
+    for (const auto& event : skipped_) event->Finish(absl::UnavailableError(reason));
+    skipped_.clear();
+  }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  const std::shared_ptr<FaultState> state_;
+  absl::Mutex mutex_;
+  bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::shared_ptr<HostEvent>> skipped_ ABSL_GUARDED_BY(mutex_);
+};
+
+class FaultyTransport : public RingTransport {
+ public:
+  FaultyTransport(std::unique_ptr<RingTransport> inner, std::shared_ptr<FaultState> state)
+      : inner_(std::move(inner)), state_(std::move(state)) {}
+
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override {
+    return inner_->Prepare(generation, rank, world_size);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
+                                                        const std::vector<std::string>& blobs,
+                                                        absl::Time deadline) override {
+    absl::StatusOr<std::unique_ptr<Communicator>> communicator =
+        inner_->Connect(generation, blobs, deadline);
+    if (!communicator.ok()) return communicator.status();
+    return std::make_unique<FaultyCommunicator>(*std::move(communicator), state_);
+  }
+  void Cancel() override { inner_->Cancel(); }
+
+ private:
+  const std::unique_ptr<RingTransport> inner_;
+  const std::shared_ptr<FaultState> state_;
+};
+
+}  // namespace
+
+absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
+  // A number that the fault happens at, or how much of it there is.
+  static constexpr struct {
+    const char* name;
+    int64_t FaultPlan::*number;
+    int64_t least;
+  } kFaults[] = {
+      {"stall_step", &FaultPlan::stall_step, 0},     {"skip_send", &FaultPlan::skip_send, 0},
+      {"fail_send", &FaultPlan::fail_send, 0},       {"stop_reading", &FaultPlan::stop_reading, 0},
+      {"stop_sending", &FaultPlan::stop_sending, 0}, {"slow_step_ms", &FaultPlan::slow_step_ms, 1},
+      {"workspace", &FaultPlan::workspace_bytes, 1},
+  };
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  FaultPlan plan;
+  for (const auto& fault : kFaults) {
+    int64_t number = 0;
+    if (parts.first != fault.name || !absl::SimpleAtoi(parts.second, &number)) continue;
+    if (number < fault.least) continue;
+    plan.*fault.number = number;
+    return plan;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", text,
+      "\" is none of stall_step:N, skip_send:N, fail_send:N, stop_reading:N, stop_sending:N, "
+      "slow_step_ms:M and workspace:M with N >= 0, M > 0"));
+}
+
+std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
+                                         std::shared_ptr<FaultState> state) {
+  return std::make_unique<FaultyDevice>(std::move(inner), std::move(state));
+}
+
+std::unique_ptr<RingTransport> MakeFaultyTransport(std::unique_ptr<RingTransport> inner,
+                                                   std::shared_ptr<FaultState> state) {
+  return std::make_unique<FaultyTransport>(std::move(inner), std::move(state));
+}
+
+}  // namespace ringattn::worker

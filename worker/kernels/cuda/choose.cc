@@ -1,0 +1,103 @@
+#include "worker/kernels/cuda/choose.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/attention/dtype.h"
+
+namespace ringattn::worker::cuda {
+namespace {
+
+// CUDA's bound of a grid's second and third dimension: heads and batch rows.
+constexpr int64_t kMaximalGrid = 65535;
+
+absl::Status CheckProblem(const AttentionProblem& problem) {
+  if (problem.head_dim < 1 || problem.head_dim > 256 || problem.head_dim_v < 1 ||
+      problem.head_dim_v > 256) {
+    return absl::InvalidArgumentError(absl::StrCat("head_dim ", problem.head_dim, " and ",
+                                                   problem.head_dim_v, " must be in 1..256"));
+  }
+  if (problem.num_heads < 1 || problem.num_kv_heads < 1 ||
+      problem.num_heads % problem.num_kv_heads != 0 || problem.num_heads > kMaximalGrid) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_heads ", problem.num_heads, " must be a multiple of num_kv_heads ",
+                     problem.num_kv_heads, " and at most ", kMaximalGrid));
+  }
+  if (problem.batch < 0 || problem.batch > kMaximalGrid) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch ", problem.batch, " must be at most ", kMaximalGrid));
+  }
+  return absl::OkStatus();
+}
+
+using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
+
+absl::StatusOr<const KernelFamily*> Choose(Serves serves, const char* direction,
+                                           const AttentionProblem& problem,
+                                           const DeviceInfo& device, const KernelTuning& tuning,
+                                           const ForwardCall* call = nullptr) {
+  if (absl::Status status = CheckProblem(problem); !status.ok()) return status;
+  if (absl::Status status = CheckFamily(tuning.family); !status.ok()) return status;
+  bool untaken = false;
+  for (const KernelFamily& family : Families()) {
+    if (!tuning.family.empty() && family.name != tuning.family) continue;
+    if (!(family.*serves)(problem, device)) continue;
+    if (call == nullptr || family.takes_forward == nullptr || family.takes_forward(*call)) {
+      return &family;
+    }
+    untaken = true;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no ", tuning.family.empty() ? "" : absl::StrCat(tuning.family, " "), "kernel computes a ",
+      direction, " in ", DTypeName(problem.dtype), " with head_dim ", problem.head_dim, " and ",
+      problem.head_dim_v, " on compute capability ", device.compute_major, ".x with ",
+      device.shared_bytes_per_block, " bytes of shared memory",
+      untaken ? ", from these pieces and addresses" : "",
+      tuning.family.empty() ? "" : ": the kernel family was forced"));
+}
+
+}  // namespace
+
+absl::Status CheckFamily(const std::string& name) {
+  if (name.empty()) return absl::OkStatus();
+  std::vector<std::string_view> names;
+  for (const KernelFamily& family : Families()) {
+    if (family.name == name) return absl::OkStatus();
+    names.push_back(family.name);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("kernel family \"", name, "\" is none of ",
+                   absl::StrJoin(names, ", ", [](std::string* out, std::string_view each) {
+                     absl::StrAppend(out, std::string(each));
+                   })));
+}
+
+absl::StatusOr<const KernelFamily*> ChooseForward(const AttentionProblem& problem,
+                                                  const DeviceInfo& device,
+                                                  const KernelTuning& tuning) {
+  return Choose(&KernelFamily::serves_forward, "forward", problem, device, tuning);
+}
+
+absl::StatusOr<const KernelFamily*> ChooseBackward(const AttentionProblem& problem,
+                                                   const DeviceInfo& device,
+                                                   const KernelTuning& tuning) {
+  return Choose(&KernelFamily::serves_backward, "backward", problem, device, tuning);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
+                                                               const DeviceInfo& device,
+                                                               const KernelTuning& tuning) {
+  absl::StatusOr<const KernelFamily*> family =
+      Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning, &call);
+  if (!family.ok()) return family.status();
+  return (*family)->prepare_forward(call, device, tuning);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
+                                                                const DeviceInfo& device,
+                                                                const KernelTuning& tuning) {
+  absl::StatusOr<const KernelFamily*> family = ChooseBackward(*call.problem, device, tuning);
+  if (!family.ok()) return family.status();
+  return (*family)->prepare_backward(call, device, tuning);
+}
+
+}  // namespace ringattn::worker::cuda

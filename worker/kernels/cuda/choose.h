@@ -1,0 +1,42 @@
+// Which kernel serves which request: the first of the families of families.cc that can.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHOOSE_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHOOSE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/kernels/cuda/family.h"
+
+namespace ringattn::worker::cuda {
+
+// All families, in order of preference (families.cc).
+const std::vector<KernelFamily>& Families();
+
+// INVALID_ARGUMENT, naming what there is, unless `name` is empty or a family's.
+absl::Status CheckFamily(const std::string& name);
+
+// The family that serves a problem; some of its calls may fall to a later one. INVALID_ARGUMENT for
+// a problem outside attention_kernel.h's limits, or if `tuning` names a family that does not serve
+// it.
+absl::StatusOr<const KernelFamily*> ChooseForward(const AttentionProblem& problem,
+                                                  const DeviceInfo& device,
+                                                  const KernelTuning& tuning);
+absl::StatusOr<const KernelFamily*> ChooseBackward(const AttentionProblem& problem,
+                                                   const DeviceInfo& device,
+                                                   const KernelTuning& tuning);
+
+// Chooses, among the families that take the call, and prepares. Errors as above, and INTERNAL with
+// CUDA's text.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
+                                                               const DeviceInfo& device,
+                                                               const KernelTuning& tuning = {});
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
+                                                                const DeviceInfo& device,
+                                                                const KernelTuning& tuning = {});
+
+}  // namespace ringattn::worker::cuda
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHOOSE_H_

@@ -1,0 +1,150 @@
+#include "worker/kernels/cuda/choose.h"
+
+#include <string>
+#include <tuple>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::worker::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr DeviceInfo kH200{132, 9, 227 << 10};
+constexpr DeviceInfo kA100{108, 8, 163 << 10};
+constexpr DeviceInfo kSmall{40, 8, 48 << 10};  // shared memory of no real device
+
+AttentionProblem ProblemOf(DType dtype, int64_t head_dim) {
+  AttentionProblem problem;
+  problem.dtype = dtype;
+  problem.head_dim = problem.head_dim_v = head_dim;
+  return problem;
+}
+
+// Which builds for other architectures lack.
+bool HaveHopper() { return CheckFamily("sm90").ok(); }
+
+std::string Name(const absl::StatusOr<const KernelFamily*>& family) {
+  return family.ok() ? std::string((*family)->name) : family.status().ToString();
+}
+
+TEST(ChooseTest, TensorCoresWhereTheyServe) {
+  for (int64_t dim : {1, 32, 64, 96, 128, 192, 250, 256}) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      // wgmma where it pays and the copy engine can read rows.
+      const bool hopper = HaveHopper() && dim > 32 && dim % 8 == 0;
+      EXPECT_EQ(Name(ChooseForward(ProblemOf(dtype, dim), kH200, {})), hopper ? "sm90" : "sm80");
+      EXPECT_NE(Name(ChooseForward(ProblemOf(dtype, dim), kA100, {})), "sm90");
+      EXPECT_EQ(Name(ChooseBackward(ProblemOf(dtype, dim), kH200, {})), "sm80");
+      EXPECT_EQ(Name(ChooseForward(ProblemOf(dtype, 256), kSmall, {})), "simt");
+    }
+    EXPECT_EQ(Name(ChooseForward(ProblemOf(DType::kFloat32, dim), kH200, {})), "simt");
+    EXPECT_EQ(Name(ChooseBackward(ProblemOf(DType::kFloat32, dim), kH200, {})), "simt");
+  }
+}
+
+TEST(ChooseTest, AForcedFamilyServesOrRefusesByName) {
+  const AttentionProblem bf16 = ProblemOf(DType::kBFloat16, 64);
+  const AttentionProblem fp32 = ProblemOf(DType::kFloat32, 64);
+  EXPECT_EQ(Name(ChooseForward(bf16, kH200, {.family = "simt"})), "simt");
+  EXPECT_EQ(Name(ChooseBackward(bf16, kH200, {.family = "sm80"})), "sm80");
+  for (const auto& refused : {ChooseForward(fp32, kH200, {.family = "sm80"}),
+                              ChooseBackward(fp32, kH200, {.family = "sm80"})}) {
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("no sm80 kernel computes"));
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("fp32 with head_dim 64"));
+  }
+  EXPECT_THAT(std::string(CheckFamily("sm1").message()), HasSubstr("\"sm1\" is none of"));
+}
+
+// What a family serves in general and not in this call falls to the next one.
+TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
+  problem.bands = {Band{}};
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = 64;
+  call.q_pieces = {Piece{0, 64, 0, 0, 1}};
+  call.blocks = {{64, {Piece{0, 64, 0, 0, 2}}}};  // keys of every other position
+  call.initial = call.final = true;
+  const auto prepared = PrepareForward(call, kH200);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ((*prepared)->family(), "sm80");
+  if (!HaveHopper()) return;
+  const auto refused = PrepareForward(call, kH200, {.family = "sm90"});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from these pieces"));
+}
+
+TEST(ChooseTest, TheHopperFamilyHasNoBackward) {
+  if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
+  const auto refused = ChooseBackward(ProblemOf(DType::kBFloat16, 64), kH200, {.family = "sm90"});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("no sm90 kernel computes a backward"));
+}
+
+TEST(ChooseTest, ProblemsOutsideTheLimitsAreRefused) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 257);
+  EXPECT_EQ(ChooseForward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  problem = ProblemOf(DType::kBFloat16, 64);
+  problem.num_heads = 65536;
+  EXPECT_EQ(ChooseForward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  problem.num_heads = 3;
+  problem.num_kv_heads = 2;
+  EXPECT_EQ(ChooseForward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  problem = ProblemOf(DType::kBFloat16, 64);
+  problem.batch = 65535;  // the grid's third dimension
+  EXPECT_TRUE(ChooseBackward(problem, kH200, {}).ok());
+  problem.batch = 65536;
+  EXPECT_EQ(ChooseBackward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A kernel is prepared by the family that was chosen, and says so.
+TEST(ChooseTest, PreparedKernelsNameTheirFamily) {
+  for (const auto& [dtype, name] :
+       {std::pair(DType::kBFloat16, "sm80"), std::pair(DType::kFloat32, "simt")}) {
+    AttentionProblem problem = ProblemOf(dtype, 64);
+    problem.bands = {Band{}};
+    const Piece piece{.length = 300};
+    ForwardCall forward;
+    forward.problem = &problem;
+    forward.q_rows = 300;
+    forward.q_pieces = {piece};
+    forward.blocks = {{300, {piece}}};
+    forward.initial = forward.final = true;
+    const auto prepared = PrepareForward(forward, kH200);
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    const bool hopper = HaveHopper() && dtype != DType::kFloat32;
+    EXPECT_EQ((*prepared)->family(), hopper ? "sm90" : name);
+    EXPECT_GT((*prepared)->table_bytes(), 0);
+    EXPECT_EQ((*prepared)->table_bytes() % 256, 0);
+    BackwardCall backward;
+    backward.problem = &problem;
+    backward.q_rows = 300;
+    backward.q_pieces = {piece};
+    backward.blocks = {{300, {piece}}};
+    const auto prepared_backward = PrepareBackward(backward, kH200);
+    ASSERT_TRUE(prepared_backward.ok()) << prepared_backward.status();
+    EXPECT_EQ((*prepared_backward)->family(), name);
+  }
+}
+
+// Every kernel that is launched with more than the 48 KB that need no permission is loaded with
+// the permission, on the devices that have as much.
+TEST(ChooseTest, LoadedKernelsFitTheDevice) {
+  const AttentionProblem usual = ProblemOf(DType::kBFloat16, 128);
+  for (const DeviceInfo& device : {kH200, kA100}) {
+    for (const KernelFamily& family : Families()) {
+      EXPECT_EQ(family.entries(device).empty(), !family.serves_forward(usual, device));
+      for (const KernelEntry& entry : family.entries(device)) {
+        EXPECT_NE(entry.address, nullptr);
+        EXPECT_LE(entry.shared_bytes, device.shared_bytes_per_block) << family.name;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::worker::cuda

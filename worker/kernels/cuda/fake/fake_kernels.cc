@@ -1,0 +1,103 @@
+// A family of kernels on the CPU's and the fake runtime's streams, in the place of all others:
+// what CudaDevice makes of calls is tested where there is no GPU. A call's "table" is a number that
+// has to arrive in device memory before the call runs.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "worker/kernels/cpu/cpu_kernels.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
+
+namespace ringattn::worker::cuda {
+namespace {
+
+constexpr std::string_view kName = "fake";
+constexpr int64_t kTableBytes = 256;
+
+void Compute(const KernelCall& call) {
+  static auto* kernels = new CpuKernels(/*threads=*/1);
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> progress{0};
+  if (!kernels->Run(call, stop, &progress).ok()) std::abort();
+}
+
+absl::Status Enqueue(KernelCall call, cudaStream_t stream) {
+  FakeCudaEnqueue(stream, [call = std::move(call)] { Compute(call); });
+  return absl::OkStatus();
+}
+
+int64_t NextNumber() {
+  static std::atomic<int64_t> last{0};
+  return ++last;
+}
+
+class FakeKernel : public PreparedKernel {
+ public:
+  FakeKernel(KernelCall call, int64_t scratch_bytes)
+      : PreparedKernel(kName),
+        number_(NextNumber()),
+        call_(std::make_shared<const KernelCall>(std::move(call))) {
+    table_bytes_ = kTableBytes;
+    scratch_bytes_ = scratch_bytes;
+  }
+
+  void WriteTables(void* target) const override { std::memcpy(target, &number_, sizeof(number_)); }
+  void DropTables() override {}
+
+  absl::Status Launch(const TableLaunch& launch) const override {
+    FakeCudaEnqueue(launch.stream, [number = number_, call = call_, launch] {
+      int64_t table = 0;
+      std::memcpy(&table, launch.tables, sizeof(table));
+      if (table != number) std::abort();
+      if (*const_cast<const volatile uint32_t*>(launch.stop_word) != 0) return;
+      Compute(*call);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  const int64_t number_;
+  const std::shared_ptr<const KernelCall> call_;
+};
+
+bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeForward(const ForwardCall& call,
+                                                                   const DeviceInfo&,
+                                                                   const KernelTuning&) {
+  return std::make_unique<FakeKernel>(call, call.q_rows < 16 ? int64_t{1} << 20 : 0);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBackward(const BackwardCall& call,
+                                                                    const DeviceInfo&,
+                                                                    const KernelTuning&) {
+  return std::make_unique<FakeKernel>(call, 0);
+}
+
+std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
+
+}  // namespace
+
+const std::vector<KernelFamily>& Families() {
+  static const auto* const families = new std::vector<KernelFamily>{
+      {kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries}};
+  return *families;
+}
+
+absl::StatusOr<DeviceInfo> QueryDevice(int) { return DeviceInfo{132, 9, 227 << 10}; }
+
+absl::Status LoadKernels(const DeviceInfo&) { return absl::OkStatus(); }
+
+absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
+  return Enqueue(call, stream);
+}
+absl::Status StartZero(const ZeroCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
+absl::Status StartAdd(const AddCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
+absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {
+  return Enqueue(call, stream);
+}
+
+}  // namespace ringattn::worker::cuda

@@ -1,0 +1,60 @@
+// A forward or backward call made ready: its kernel chosen, its tables laid out on the host. What
+// every family's Prepare functions return.
+//
+//   kernel->WriteTables(host);                      // table_bytes(), copied to the device by the
+//   caller kernel->DropTables(); kernel->Launch({stream, tables, scratch, stop_word});   // any
+//   number of times
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_PREPARED_KERNEL_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_PREPARED_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace ringattn::worker::cuda {
+
+// Where a launch finds what belongs to the call beside its operands.
+struct TableLaunch {
+  cudaStream_t stream = nullptr;
+  const void* tables = nullptr;  // device, as WriteTables wrote them, 256-byte aligned
+  void* scratch = nullptr;       // device, 256-byte aligned, in use until the work has run
+  // Device-visible (device or mapped pinned) word, may be null. Thread blocks
+  // that start while it is nonzero do nothing; outputs are then unspecified.
+  const uint32_t* stop_word = nullptr;
+};
+
+// Immutable but for DropTables. Launch is thread safe; launches with the same tables run one after
+// another (sm90 counts in them).
+class PreparedKernel {
+ public:
+  explicit PreparedKernel(std::string_view family) : family_(family) {}
+  virtual ~PreparedKernel() = default;
+  PreparedKernel(const PreparedKernel&) = delete;
+  PreparedKernel& operator=(const PreparedKernel&) = delete;
+
+  // Name of the family whose kernel it is (family.h).
+  std::string_view family() const { return family_; }
+  int64_t table_bytes() const { return table_bytes_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+  virtual void WriteTables(void* target) const = 0;
+  // Frees the host's copy: afterwards only Launch may be called.
+  virtual void DropTables() = 0;
+  // Asynchronous: ordered on the stream. Never allocates, never waits. The current device must
+  // be the stream's. INTERNAL with CUDA's text if a launch fails.
+  virtual absl::Status Launch(const TableLaunch& launch) const = 0;
+
+ protected:
+  int64_t table_bytes_ = 0;  // multiples of 256
+  int64_t scratch_bytes_ = 0;
+
+ private:
+  const std::string_view family_;
+};
+
+}  // namespace ringattn::worker::cuda
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_PREPARED_KERNEL_H_

@@ -1,0 +1,123 @@
+// Running statistics of the lane's rows in the wide forward [row tile][upper or lower half]; see
+// forward_rows.cuh. Both warps of a pair have the same limits and offsets, and sums over their
+// own columns.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_ROWS_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_ROWS_CUH_
+
+#include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/sm80/forward_softmax.cuh"
+
+namespace ringattn::worker::cuda::sm80 {
+
+template <typename Shape>
+struct ForwardWideRows {
+  static constexpr int kRowTiles = Shape::kRowTiles;
+
+  float limit;  // of row lane / 4 of m8 group lane % 4
+  float offset[kRowTiles][2];
+  float sum[kRowTiles][2];
+  bool wide;  // one of the pair's rows is (forward_softmax.cuh)
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        offset[m][half] = 0.0f;
+        sum[m][half] = 0.0f;
+      }
+    }
+    limit = NegativeInfinity();
+    wide = false;
+  }
+
+  // Of the lane's rows of m16 tile m, upper or lower half.
+  __device__ __forceinline__ float BaseOf(int m, int half, float multiplier, int lane) const {
+    const float row_limit = __shfl_sync(0xffffffff, limit, (lane & 28) + m * 2 + half);
+    return RowBase::Of(row_limit, offset[m][half], multiplier);
+  }
+
+  // As in forward_rows.cuh.
+  __device__ __forceinline__ void SubtractBases(typename Shape::Scores& scores, float multiplier,
+                                                int lane) const {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float base = BaseOf(m, half, multiplier, lane);
+        if (base == offset[m][half]) continue;
+#pragma unroll
+        for (int n = 0; n < Shape::kKeyTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& x = scores[m][n][half * 2 + i];
+            x = (WideScore(x, multiplier) - base) / multiplier;
+          }
+        }
+      }
+    }
+  }
+
+  // The lane's part of the row maxima: of row lane / 4 of m8 group lane % 4.
+  static __device__ __forceinline__ float Maximum(const typename Shape::Scores& scores, int lane) {
+    float max[kRowTiles * 2];
+#pragma unroll
+    for (int group = 0; group < kRowTiles * 2; ++group) {
+      const int half = group % 2;
+      float x = fmaxf(scores[group / 2][0][half * 2], scores[group / 2][0][half * 2 + 1]);
+#pragma unroll
+      for (int n = 1; n < Shape::kKeyTiles; ++n) {
+        x = fmaxf(x, fmaxf(scores[group / 2][n][half * 2], scores[group / 2][n][half * 2 + 1]));
+      }
+      max[group] = x;
+    }
+    // Four lanes have four partial maxima each; each lane ends with a whole one.
+    const bool odd = lane & 1;
+    const bool high = lane & 2;
+    const float low_pair =
+        fmaxf(odd ? max[1] : max[0], __shfl_xor_sync(0xffffffff, odd ? max[0] : max[1], 1));
+    const float high_pair =
+        fmaxf(odd ? max[3] : max[2], __shfl_xor_sync(0xffffffff, odd ? max[2] : max[3], 1));
+    return fmaxf(high ? high_pair : low_pair,
+                 __shfl_xor_sync(0xffffffff, high ? low_pair : high_pair, 2));
+  }
+
+  // Moves the offsets of rows whose maximum grew, and rescales what they have.
+  __device__ __forceinline__ void MoveOffsets(float max, float multiplier, int lane,
+                                              typename Shape::Output& output) {
+    const float old_offset = lane & 2 ? (lane & 1 ? offset[1][1] : offset[1][0])
+                                      : (lane & 1 ? offset[0][1] : offset[0][0]);
+    float own_offset = old_offset;
+    float own_factor = 1.0f;
+    bool grew_wide = false;
+    if (max > limit) {
+      const RowBase moved(max, multiplier, kOffsetHeadroom / multiplier);
+      own_factor = limit == NegativeInfinity()
+                       ? 0.0f
+                       : Exp2(RowBase::Of(limit, old_offset, multiplier) - moved.base);
+      own_offset = moved.offset;
+      limit = moved.limit;
+      grew_wide = moved.offset != moved.base;
+    }
+    wide |= __any_sync(0xffffffff, grew_wide);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int source = (lane & 28) + m * 2 + half;
+        offset[m][half] = __shfl_sync(0xffffffff, own_offset, source);
+        const float factor = __shfl_sync(0xffffffff, own_factor, source);
+        sum[m][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < 2 * Shape::kColumnSteps; ++n) {
+          output[m][n][half * 2] *= factor;
+          output[m][n][half * 2 + 1] *= factor;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm80
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_ROWS_CUH_

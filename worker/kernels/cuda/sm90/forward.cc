@@ -1,0 +1,294 @@
+#include "worker/kernels/cuda/sm90/forward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/kernels/cuda/elementwise.h"
+#include "worker/kernels/cuda/launch.h"
+#include "worker/kernels/cuda/params_of.h"
+#include "worker/kernels/cuda/sm90/forward_kernels.h"
+#include "worker/kernels/cuda/sm90/keyless_rows.h"
+#include "worker/kernels/cuda/sm90/tensor_maps.h"
+#include "worker/kernels/cuda/tables.h"
+
+namespace ringattn::worker::cuda::sm90 {
+namespace {
+
+// Of K and V that the tiles running at one time should meet: about half of an H200's L2.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// Waves of a section of uneven tiles below which all heads are one section.
+constexpr int64_t kUnevenWaves = 12;
+
+// `long_kernel`, where there is one, takes over when a q tile sees many keys.
+struct HeadDimClass {
+  int64_t head_dim;
+  ForwardKernel (*kernel)();
+  ForwardKernel (*long_kernel)();
+};
+constexpr HeadDimClass kClasses[] = {{64, ForwardKernel_d64, nullptr},
+                                     {96, ForwardKernel_d96, nullptr},
+                                     {128, ForwardKernel_d128, ForwardKernel_d128_long},
+                                     {192, ForwardKernel_d192, nullptr},
+                                     {256, ForwardKernel_d256, nullptr}};
+// Keys per q tile, on average: at 32K and 64K the long kernel of d128 is 1 to 4% faster, at
+// 8K and 16K up to 2% slower (H200, 2026-11-22).
+constexpr int64_t kLongKeys = 24576;
+
+// Null above 256.
+const HeadDimClass* ClassOf(const AttentionProblem& problem) {
+  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  for (const HeadDimClass& candidate : kClasses) {
+    if (dim <= candidate.head_dim) return &candidate;
+  }
+  return nullptr;
+}
+
+// Pieces in the order in which PlanForwardTiles counts them.
+absl::Status MapPieces(const ForwardCall& call, const ForwardKernel& kernel,
+                       std::vector<PieceMaps>& maps) {
+  const AttentionProblem& problem = *call.problem;
+  for (const KvBlock& block : call.blocks) {
+    MappedTensor tensor;
+    tensor.heads = problem.num_kv_heads;
+    tensor.row_pitch = block.rows;
+    tensor.batch = problem.batch;
+    tensor.box_rows = kernel.tile_keys;
+    for (const Piece& piece : block.pieces) {
+      PieceMaps& target = maps.emplace_back();
+      if (piece.length == 0) continue;
+      tensor.rows = piece.local_begin + piece.length;
+      tensor.data = block.k;
+      tensor.columns = problem.head_dim;
+      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.k); !s.ok()) return s;
+      tensor.data = block.v;
+      tensor.columns = problem.head_dim_v;
+      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.v); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
+  int64_t keys = 0;
+  for (int32_t r = tile.range_begin; r < tile.range_end; ++r) keys += plan.ranges[r].row_count;
+  return keys;
+}
+
+int64_t MeanKeys(const ForwardPlan& plan) {
+  int64_t keys = 0;
+  for (const ForwardTile& tile : plan.tiles) keys += KeysOf(plan, tile);
+  return keys / static_cast<int64_t>(plan.tiles.size());
+}
+
+// How many packs of heads share a section.
+int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count) {
+  const AttentionProblem& problem = *call.problem;
+  int64_t bytes = 0;  // of one kv head
+  for (const KvBlock& block : call.blocks) {
+    bytes += block.rows * (problem.head_dim + problem.head_dim_v) * 2;
+  }
+  const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
+  const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
+  const int64_t sections = (heads + largest - 1) / std::max<int64_t>(largest, 1);
+  // Uneven tiles (causal) balance by starting with the longest of all heads, and blocks that
+  // run through keys of like length in step share them in the cache anyway: sections pay
+  // only when they are many waves long.
+  int64_t total = 0, longest = 0;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t keys = KeysOf(plan, plan.tiles[i]);
+    total += keys;
+    longest = std::max(longest, keys);
+  }
+  const int64_t section_heads = (heads + sections - 1) / std::max<int64_t>(sections, 1);
+  const bool uneven = longest * tiles * 4 > total * 5;
+  if (uneven && section_heads * tiles < kUnevenWaves * sm_count) return static_cast<int32_t>(heads);
+  return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
+}
+
+// Positions advance evenly in q and in all blocks: the limits of a row are those of the row
+// before plus one.
+bool OneStride(const ForwardCall& call) {
+  int64_t stride = 0;
+  const auto same = [&stride](const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (piece.length == 0) continue;
+      if (stride == 0) stride = piece.stride;
+      if (piece.stride != stride) return false;
+    }
+    return true;
+  };
+  if (!same(call.q_pieces)) return false;
+  for (const KvBlock& block : call.blocks) {
+    if (!same(block.pieces)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
+  if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
+  const HeadDimClass* head_dim_class = ClassOf(problem);
+  return head_dim_class != nullptr &&
+         head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
+}
+
+bool TakesForward(const ForwardCall& call) {
+  bool aligned = Aligned16(call.q) && Aligned16(call.out) && Aligned16(call.out_acc);
+  for (const KvBlock& block : call.blocks) {
+    aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
+  }
+  return aligned && OneStride(call);
+}
+
+std::vector<KernelEntry> ForwardEntries() {
+  std::vector<KernelEntry> entries;
+  for (const void* address : KeylessRowsEntries()) entries.push_back({address, 0});
+  const auto add = [&entries](const ForwardKernel& kernel) {
+    for (const void* address : {kernel.bf16, kernel.fp16}) {
+      entries.push_back({address, kernel.shared_bytes});
+    }
+  };
+  for (const HeadDimClass& candidate : kClasses) {
+    add(candidate.kernel());
+    if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
+  }
+  return entries;
+}
+
+absl::StatusOr<std::unique_ptr<PreparedForward>> PreparedForward::Create(
+    const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning) {
+  std::unique_ptr<PreparedForward> prepared(new PreparedForward);
+  if (absl::Status status = prepared->Init(call, device, tuning); !status.ok()) return status;
+  return prepared;
+}
+
+absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& device,
+                                   const KernelTuning& tuning) {
+  const AttentionProblem& problem = *call.problem;
+  dtype_ = problem.dtype;
+  const HeadDimClass& head_dim_class = *ClassOf(problem);
+  ForwardKernel& kernel = kernel_;
+  kernel = head_dim_class.kernel();
+
+  ForwardKernelParams& params = params_;
+  ForwardParams& forward = params.forward;
+  forward.common = CommonOf(problem, call.q_rows);
+  forward.q = call.q;
+  forward.out_acc = call.out_acc;
+  forward.lse = call.lse;
+  forward.out = call.out;
+  forward.initial = call.initial;
+  forward.final = call.final;
+
+  // Short queries: all heads of a group share a tile, so that K/V are read once.
+  int64_t longest_piece = 0;
+  for (const Piece& piece : call.q_pieces) longest_piece = std::max(longest_piece, piece.length);
+  const int64_t group_size = forward.common.group_size;
+  const bool packed = group_size > 1 && longest_piece * group_size <= kernel.tile_rows;
+  const int32_t pack = packed ? static_cast<int32_t>(group_size) : 1;
+  forward.head_pack = pack;
+  const int64_t packs = problem.num_heads / pack;
+
+  ForwardTileShape shape;
+  shape.q_rows = kernel.tile_rows / pack;
+  shape.keys = kernel.tile_keys;
+  shape.blocks_per_tile = problem.batch * packs;
+  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  plan_ = PlanForwardTiles(call, shape);
+  const ForwardPlan& plan = plan_;
+  if (head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+    const ForwardKernel candidate = head_dim_class.long_kernel();
+    const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
+    if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan) >= threshold) {
+      kernel = candidate;
+      shape.keys = kernel.tile_keys;
+      plan_ = PlanForwardTiles(call, shape);
+    }
+  }
+  forward.tile_rows = kernel.tile_rows;
+
+  // Tiles without keys come last.
+  size_t tiles = plan.tiles.size();
+  while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
+  keyless_tiles_ = static_cast<int32_t>(plan.tiles.size() - tiles);
+  const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
+  if (items > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a forward call of ", items, " tiles and heads"));
+  }
+  params.tiles = static_cast<int32_t>(tiles);
+  params.heads = static_cast<int32_t>(shape.blocks_per_tile);
+  params.section_heads = SectionHeads(call, plan, params.tiles, group_size / pack,
+                                      shape.blocks_per_tile, device.sm_count);
+  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
+  blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
+
+  MappedTensor q;
+  q.data = call.q;
+  q.columns = problem.head_dim;
+  q.heads = problem.num_heads;
+  q.rows = q.row_pitch = call.q_rows;
+  q.batch = problem.batch;
+  q.box_heads = pack;
+  q.box_rows = shape.q_rows;
+  if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
+  if (absl::Status s = MapPieces(call, kernel, maps_); !s.ok()) return s;
+
+  combine_count_ = static_cast<int64_t>(plan.combines.size());
+  tiles_offset_ = AlignUp(sizeof(WorkCounters));
+  ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
+  combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
+  maps_offset_ = combines_offset_ + TableBytes(plan.combines);
+  table_bytes_ = maps_offset_ + TableBytes(maps_);
+  const int64_t partial_rows = plan.slots * shape.blocks_per_tile * kernel.tile_rows;
+  partial_floats_ = partial_rows * problem.head_dim_v;
+  scratch_bytes_ = AlignUp(partial_floats_ * 4) + AlignUp(partial_rows * 4);
+  return absl::OkStatus();
+}
+
+void PreparedForward::WriteTables(void* target) const {
+  std::memset(target, 0, tiles_offset_);
+  WriteTable(plan_.tiles, target, tiles_offset_);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+  WriteTable(plan_.combines, target, combines_offset_);
+  WriteTable(maps_, target, maps_offset_);
+}
+
+absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
+  if (!has_work()) return absl::OkStatus();
+  ForwardKernelParams params = params_;
+  ForwardParams& forward = params.forward;
+  forward.common.stop_word = launch.stop_word;
+  forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
+  forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
+  forward.partial_out = static_cast<float*>(launch.scratch);
+  forward.partial_lse = forward.partial_out + AlignUp(partial_floats_ * 4) / 4;
+  params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
+
+  if (keyless_tiles_ > 0) {
+    const absl::Status status =
+        ToStatus(LaunchKeylessRows(dtype_, forward, forward.tiles + params.tiles, keyless_tiles_,
+                                   launch.stream),
+                 "keyless rows launch");
+    if (!status.ok() || params.tiles == 0) return status;
+  }
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  void* arguments[] = {&params};
+  absl::Status status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads),
+                                                  arguments, kernel_.shared_bytes, launch.stream),
+                                 "attention kernel launch");
+  if (!status.ok() || combine_count_ == 0) return status;
+  CombineParams combine;
+  combine.tiles = TableAt<CombineTile>(launch.tables, combines_offset_);
+  combine.forward = forward;
+  return ToStatus(LaunchCombine(dtype_, combine, combine_count_, launch.stream), "combine launch");
+}
+
+}  // namespace ringattn::worker::cuda::sm90

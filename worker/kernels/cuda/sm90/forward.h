@@ -1,0 +1,75 @@
+// The sm_90a forward, from a call to a launch.
+//
+// Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed),
+// tiles, key ranges, combine tiles, tensor maps. The kernel writes the counters, so a
+// prepared call runs on one stream at a time.
+//
+// Thread-safe: there is no shared state.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/sm90/forward_params.h"
+#include "worker/kernels/cuda/tile_plan.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+inline constexpr std::string_view kName = "sm90";
+
+// 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
+// head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
+// mostly multiply padding).
+bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
+
+// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+bool TakesForward(const ForwardCall& call);
+
+// All kernels of the family.
+std::vector<KernelEntry> ForwardEntries();
+
+class PreparedForward : public PreparedKernel {
+ public:
+  // REQUIRES: ServesForward and TakesForward.
+  static absl::StatusOr<std::unique_ptr<PreparedForward>> Create(const ForwardCall& call,
+                                                                 const DeviceInfo& device,
+                                                                 const KernelTuning& tuning);
+
+  // False for calls that have nothing to write.
+  bool has_work() const { return params_.tiles + keyless_tiles_ > 0 && params_.heads > 0; }
+  void WriteTables(void* target) const override;
+  void DropTables() override {
+    plan_ = {};
+    maps_ = {};
+  }
+  absl::Status Launch(const TableLaunch& launch) const override;
+
+ private:
+  PreparedForward() : PreparedKernel(kName) {}
+  absl::Status Init(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning);
+
+  ForwardKernel kernel_;
+  DType dtype_ = DType::kBFloat16;
+  ForwardKernelParams params_;  // tables and partials unset
+  ForwardPlan plan_;
+  std::vector<PieceMaps> maps_;
+  int32_t blocks_ = 0;
+  int32_t keyless_tiles_ = 0;
+  int64_t combine_count_ = 0;
+  int64_t tiles_offset_ = 0;  // in the tables, bytes
+  int64_t ranges_offset_ = 0;
+  int64_t combines_offset_ = 0;
+  int64_t maps_offset_ = 0;
+  int64_t partial_floats_ = 0;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_

@@ -1,0 +1,57 @@
+// What the host hands to the sm_90a forward kernels beyond the portable family's
+// parameters. Plain structures; no CUDA headers.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PARAMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PARAMS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/cuda/attention_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// A CUtensorMap.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128] = {};
+};
+
+// The keys and values of one piece of one block: [batch, rows, num_kv_heads, head_dim],
+// where rows end with the piece, so that what follows it reads as zero.
+struct PieceMaps {
+  TensorMap k;
+  TensorMap v;
+};
+
+// Which block computes what: items are handed out in order of their index, the first
+// gridDim.x by block index, the others by a counter. Heads are cut into sections whose K/V
+// fit in the L2 cache together (or not at all); within a section the tiles come in the
+// table's order (longest first), each for all heads of the section.
+struct WorkCounters {
+  uint32_t next = 0;      // items handed out beyond the first gridDim.x
+  uint32_t finished = 0;  // blocks; the last one zeroes both for the next launch
+};
+
+struct ForwardKernelParams {
+  TensorMap q_map;  // box: 64 columns of one tile's rows and packed heads
+  ForwardParams forward;
+  const PieceMaps* maps = nullptr;   // device; KvRange::piece counts in it
+  WorkCounters* counters = nullptr;  // device
+  uint32_t q_box_bytes = 0;
+  int32_t tiles = 0;
+  int32_t heads = 0;  // packs of heads times batch
+  int32_t section_heads = 1;
+};
+
+// One kernel of the family in its two dtypes.
+struct ForwardKernel {
+  const void* bf16 = nullptr;
+  const void* fp16 = nullptr;
+  int32_t tile_rows = 0;
+  int32_t tile_keys = 0;
+  int32_t panels = 0;  // of 64 columns
+  int32_t threads = 0;
+  int32_t shared_bytes = 0;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PARAMS_H_

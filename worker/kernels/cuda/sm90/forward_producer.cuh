@@ -1,0 +1,149 @@
+// The producer warp: takes items of work, and loads their q, keys and values by bulk
+// tensor copies as stages become free.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PRODUCER_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PRODUCER_CUH_
+
+#include "worker/kernels/cuda/primitives/thread.cuh"
+#include "worker/kernels/cuda/sm90/forward_shape.cuh"
+#include "worker/kernels/cuda/sm90/pipeline.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+template <typename Shape>
+struct ForwardProducer {
+  // The next stage of K or V, once it is free; its full barrier's phase is not begun.
+  static __device__ __forceinline__ void Claim(const RingPosition<Shape::kStages>& position,
+                                               uint32_t empty) {
+    WaitBarrier(empty + 8 * position.stage, position.phase ^ 1);
+  }
+  static __device__ __forceinline__ void Load(RingPosition<Shape::kStages>& position,
+                                              uint32_t buffers, uint32_t full, const TensorMap* map,
+                                              int head, int row, int batch) {
+    const uint32_t barrier = full + 8 * position.stage;
+    ArriveExpecting(barrier, Shape::kKvBytes);
+#pragma unroll
+    for (int panel = 0; panel < Shape::kPanels; ++panel) {
+      CopyBox(buffers + position.stage * Shape::kKvBytes + panel * Shape::kKvPanelBytes, map,
+              barrier, panel * kPanelColumns, head, row, batch, kEvictLast);
+    }
+    position.Advance();
+  }
+
+  // Executed by one lane, from the last key to the first: under a causal mask the blocks
+  // then start at different keys and ask the L2 cache for different lines (1% at 64K
+  // tokens). Values follow their keys one tile late: the consumers multiply with them one
+  // tile late too, and a wait for their stage must not hold up the next keys.
+  static __device__ __forceinline__ void LoadItem(const ForwardKernelParams& params,
+                                                  KeyTile* key_tiles, uint32_t shared,
+                                                  int range_begin, int range_end, int kv_head,
+                                                  int batch, RingPosition<Shape::kStages>& k,
+                                                  RingPosition<Shape::kStages>& v) {
+    int late_piece = -1;
+    int late_row = 0;
+    const auto load_values = [&] {
+      Claim(v, shared + Shape::kVEmpty);
+      Load(v, shared + Shape::kV, shared + Shape::kVFull, &params.maps[late_piece].v, kv_head,
+           late_row, batch);
+    };
+#pragma unroll 1
+    for (int index = range_end - 1; index >= range_begin; --index) {
+      const KvRange& range = params.forward.ranges[index];
+      const int piece = range.piece;
+      const int begin = static_cast<int>(range.row_begin);
+      const int count = range.row_count;
+      AcquireMap(&params.maps[piece].k);
+      AcquireMap(&params.maps[piece].v);
+#pragma unroll 1
+      for (int row = (count - 1) / Shape::kKeys * Shape::kKeys; row >= 0; row -= Shape::kKeys) {
+        const bool last = index == range_begin && row == 0;
+        Claim(k, shared + Shape::kKEmpty);
+        int32_t flags = last ? KeyTile::kLast : 0;
+        if (row < range.full_begin || row + Shape::kKeys > range.full_end) {
+          flags |= KeyTile::kMasked;
+        }
+        key_tiles[k.stage] = {flags, range.limits.first_lower - row, range.limits.first_upper - row,
+                              count - row};
+        Load(k, shared + Shape::kK, shared + Shape::kKFull, &params.maps[piece].k, kv_head,
+             begin + row, batch);
+        if (late_piece >= 0) load_values();
+        late_piece = piece;
+        late_row = begin + row;
+      }
+    }
+    load_values();
+  }
+
+  // Executed by one whole warp.
+  static __device__ __forceinline__ void Run(const ForwardKernelParams& params, char* memory,
+                                             uint32_t shared) {
+    const CommonParams& common = params.forward.common;
+    const int lane = threadIdx.x & 31;
+    const uint32_t items = static_cast<uint32_t>(params.tiles) * params.heads;
+    const uint32_t section_items = static_cast<uint32_t>(params.tiles) * params.section_heads;
+    const int pack = params.forward.head_pack;
+    const int packs = common.num_heads / pack;
+    RingPosition<Shape::kStages> k, v;
+    WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
+    uint32_t round = 0;
+    uint32_t item = blockIdx.x;
+    while (true) {
+      // Everything that is read from memory is asked for before the wait for q's buffer.
+      const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
+      uint32_t next = items;
+      ForwardTile item_tile;
+      int head = 0, batch = 0;
+      if (valid) {
+        if (lane == 0 && items > gridDim.x) {
+          next = gridDim.x + atomicAdd(&params.counters->next, 1u);
+        }
+        const uint32_t section = item / section_items;
+        const int first = section * params.section_heads;
+        const uint32_t heads = min(params.section_heads, params.heads - first);
+        const uint32_t rest = item - section * section_items;
+        const uint32_t tile = rest / heads;
+        const int packed_head = first + rest % heads;
+        batch = packed_head / packs;
+        head = packed_head % packs * pack;
+        item_tile = params.forward.tiles[tile];
+      }
+      WorkSlot& slot = slots[round & 1];
+      WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
+      if (lane == 0) {
+        slot.tile = item_tile;
+        slot.first_head = head;
+        slot.batch = batch;
+        slot.valid = valid;
+      }
+      if (!valid) {
+        if (lane == 0) Arrive(shared + Shape::kQFull);
+        break;
+      }
+      const int q_row = static_cast<int>(item_tile.q_row_begin);
+      if (lane == 0) {
+        ArriveExpecting(shared + Shape::kQFull, params.q_box_bytes * Shape::kPanels);
+#pragma unroll
+        for (int panel = 0; panel < Shape::kPanels; ++panel) {
+          CopyBox(shared + Shape::kQ + panel * Shape::kQPanelBytes, &params.q_map,
+                  shared + Shape::kQFull, panel * kPanelColumns, head, q_row, batch, kEvictFirst);
+        }
+        LoadItem(params, reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles), shared,
+                 item_tile.range_begin, item_tile.range_end, head / common.group_size, batch, k, v);
+      }
+      __syncwarp();
+      item = __shfl_sync(0xffffffff, next, 0);
+      ++round;
+    }
+    // Every block has read the counter for the last time before the last one gets here.
+    if (lane == 0 && items > gridDim.x) {
+      __threadfence();
+      if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
+        params.counters->next = 0;
+        params.counters->finished = 0;
+      }
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_PRODUCER_CUH_

@@ -1,0 +1,151 @@
+// The online softmax of a consumer thread: two rows (upper and lower, eight apart) of
+// its warpgroup's scores, in the accumulator layout of wgmma.cuh.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SOFTMAX_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SOFTMAX_CUH_
+
+#include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/score_rule.cuh"
+#include "worker/kernels/cuda/sm90/forward_shape.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// log2: how far a score may exceed the offset of its row's probabilities before the
+// output is rescaled.
+inline constexpr float kHeadroom = 8.0f;
+
+// Probabilities are exp2(score * multiplier - offset).
+struct RowStates {
+  float limit[2];  // a larger score moves the offset; -inf until a key was seen
+  float offset[2];
+  float sum[2];  // of this thread's columns
+
+  __device__ __forceinline__ void Reset() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      limit[half] = NegativeInfinity();
+      offset[half] = 0.0f;
+      sum[half] = 0.0f;
+    }
+  }
+};
+
+// Scores that are no longer raw: with a softcap, or with a scale that is not positive
+// (the maximum must be taken after it). In log2 units afterwards.
+template <int kCount>
+__device__ __forceinline__ void TransformScores(float (&scores)[kCount],
+                                                const CommonParams& common) {
+  if (common.softcap > 0.0f) {
+    const Softcap cap(common);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = cap.Score(cap.Tangent(scores[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] *= common.scale_log2;
+  }
+}
+
+// `tile` as lane 0 has read it. `q_rows` are the thread's two rows in the tile (of q: packed
+// heads share one), `column` its first column in the key tile.
+template <int kCount>
+__device__ __forceinline__ void MaskScores(float (&scores)[kCount], const KeyTile& tile,
+                                           const int (&q_rows)[2], int column) {
+  const int tile_lower = __shfl_sync(0xffffffff, tile.lower, 0) - column;
+  const int tile_upper = __shfl_sync(0xffffffff, tile.upper, 0) - column;
+  const int last = __shfl_sync(0xffffffff, tile.columns, 0) - 1 - column;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int lower = tile_lower + q_rows[half];
+    const int upper = min(tile_upper + q_rows[half], last);
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = n * 8 + i;
+        if (at < lower || at > upper) scores[n * 4 + half * 2 + i] = NegativeInfinity();
+      }
+    }
+  }
+}
+
+// Moves the offsets of rows whose maximum grew beyond their limit; factor[half] is then
+// what the row's output is to be multiplied with. True if a row of the warp has moved.
+template <int kCount>
+__device__ __forceinline__ bool MoveOffsets(const float (&scores)[kCount], float multiplier,
+                                            float headroom, RowStates& rows, float (&factor)[2]) {
+  float max[2];
+  bool grew = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // Two chains, so that the comparisons do not wait for one another.
+    float x = fmaxf(scores[half * 2], scores[half * 2 + 1]);
+    float y = fmaxf(scores[4 + half * 2], scores[4 + half * 2 + 1]);
+#pragma unroll
+    for (int n = 2; n < kCount / 4; n += 2) {
+      x = fmaxf(x, fmaxf(scores[n * 4 + half * 2], scores[n * 4 + half * 2 + 1]));
+      y = fmaxf(y, fmaxf(scores[n * 4 + 4 + half * 2], scores[n * 4 + 4 + half * 2 + 1]));
+    }
+    x = fmaxf(x, y);
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+    max[half] = x;
+    grew |= x > rows.limit[half];
+    factor[half] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, grew)) return false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (max[half] > rows.limit[half]) {
+      const float offset = max[half] * multiplier;
+      factor[half] =
+          rows.limit[half] == NegativeInfinity() ? 0.0f : Exp2(rows.offset[half] - offset);
+      rows.offset[half] = offset;
+      rows.limit[half] = max[half] + headroom;
+      rows.sum[half] *= factor[half];
+    }
+  }
+  return true;
+}
+
+// Scores become probabilities, in place, and enter the sums.
+template <int kCount>
+__device__ __forceinline__ void Exponentials(float (&scores)[kCount], float multiplier,
+                                             RowStates& rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float offset = rows.offset[half];
+    float x = 0.0f, y = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+      float& a = scores[n * 4 + half * 2];
+      float& b = scores[n * 4 + half * 2 + 1];
+      a = Exp2(fmaf(a, multiplier, -offset));
+      b = Exp2(fmaf(b, multiplier, -offset));
+      x += a;
+      y += b;
+    }
+    rows.sum[half] += x + y;
+  }
+}
+
+// The A fragments of the second product.
+template <typename T, int kCount>
+__device__ __forceinline__ void PackProbabilities(const float (&scores)[kCount],
+                                                  uint32_t (&p)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) p[i] = Pack<T>(scores[2 * i], scores[2 * i + 1]);
+}
+
+template <int kCount>
+__device__ __forceinline__ void Rescale(float (&output)[kCount], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) output[i] *= factor[i / 2 % 2];
+}
+
+// Natural logarithm of a row's sum of exponentials; -inf if it saw no key.
+__device__ __forceinline__ float RowLse(float offset, float sum) {
+  return sum == 0.0f ? NegativeInfinity() : (offset + log2f(sum)) * kLn2;
+}
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SOFTMAX_CUH_

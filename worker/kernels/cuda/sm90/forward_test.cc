@@ -1,0 +1,94 @@
+#include "worker/kernels/cuda/sm90/forward.h"
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace ringattn::worker::cuda::sm90 {
+namespace {
+
+constexpr DeviceInfo kHopper{132, 9, 227 << 10};
+
+// One document of n queries and keys. Without addresses a call is only being measured:
+// nothing here needs a device.
+struct Request {
+  explicit Request(int64_t n) {
+    problem.dtype = DType::kBFloat16;
+    problem.num_heads = 8;
+    problem.num_kv_heads = 2;
+    problem.head_dim = problem.head_dim_v = 128;
+    problem.bands = {Band{}};
+    call.problem = &problem;
+    call.q_rows = n;
+    call.q_pieces = {Piece{0, n, 0, 0, 1}};
+    KvBlock block;
+    block.rows = n;
+    block.pieces = call.q_pieces;
+    call.blocks = {block};
+    call.initial = call.final = true;
+  }
+  AttentionProblem problem;
+  ForwardCall call;
+};
+
+TEST(Sm90ForwardTest, ServesHopperOnly) {
+  const Request request(128);
+  EXPECT_FALSE(ServesForward(request.problem, {108, 8, 163 << 10}));
+  EXPECT_FALSE(ServesForward(request.problem, {148, 10, 227 << 10}));
+  EXPECT_FALSE(ServesForward(request.problem, {132, 9, 99 << 10}));
+}
+
+TEST(Sm90ForwardTest, ServesWhatTheCopyEngineCanRead) {
+  const auto serves = [](DType dtype, int64_t head_dim, int64_t head_dim_v) {
+    Request request(128);
+    request.problem.dtype = dtype;
+    request.problem.head_dim = head_dim;
+    request.problem.head_dim_v = head_dim_v;
+    return ServesForward(request.problem, kHopper);
+  };
+  EXPECT_TRUE(serves(DType::kFloat16, 64, 64));
+  EXPECT_TRUE(serves(DType::kBFloat16, 40, 256));
+  EXPECT_TRUE(serves(DType::kBFloat16, 24, 72));
+  EXPECT_FALSE(serves(DType::kFloat32, 64, 64));
+  EXPECT_FALSE(serves(DType::kBFloat16, 33, 64));
+  EXPECT_FALSE(serves(DType::kBFloat16, 64, 66));
+  EXPECT_FALSE(serves(DType::kBFloat16, 32, 32));
+  Request odd(128);
+  odd.call.q = reinterpret_cast<const void*>(8);
+  EXPECT_FALSE(TakesForward(odd.call));
+}
+
+TEST(Sm90ForwardTest, TakesOneStride) {
+  Request request(128);
+  request.call.q_pieces[0].stride = 4;
+  EXPECT_FALSE(TakesForward(request.call));
+  request.call.blocks[0].pieces[0].stride = 4;
+  EXPECT_TRUE(TakesForward(request.call));
+}
+
+TEST(Sm90ForwardTest, TablesBeginWithZeroedCounters) {
+  const Request request(1024);
+  auto prepared = PreparedForward::Create(request.call, kHopper, {});
+  ASSERT_TRUE(prepared.ok());
+  EXPECT_TRUE((*prepared)->has_work());
+  std::vector<char> tables((*prepared)->table_bytes(), 0x5a);
+  (*prepared)->WriteTables(tables.data());
+  WorkCounters counters{1, 1};
+  std::memcpy(&counters, tables.data(), sizeof(counters));
+  EXPECT_EQ(counters.next, 0u);
+  EXPECT_EQ(counters.finished, 0u);
+}
+
+// Rows without keys are written by the first and the last call and by no other.
+TEST(Sm90ForwardTest, KeylessCallsHaveWorkOnlyWhereTheyWrite) {
+  Request request(128);
+  request.call.blocks.clear();
+  EXPECT_TRUE((*PreparedForward::Create(request.call, kHopper, {}))->has_work());
+  request.call.initial = request.call.final = false;
+  EXPECT_FALSE((*PreparedForward::Create(request.call, kHopper, {}))->has_work());
+}
+
+}  // namespace
+}  // namespace ringattn::worker::cuda::sm90

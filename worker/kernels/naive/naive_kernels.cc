@@ -1,0 +1,125 @@
+#include "worker/kernels/naive/naive_kernels.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "common/oracle/numeric.h"
+#include "worker/kernels/naive/seen_keys.h"
+
+namespace ringattn::worker {
+namespace {
+
+using oracle::Load;
+using oracle::Store;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_t i, int64_t h) {
+  const AttentionProblem& p = *call.problem;
+  const int64_t kv_head = KvHeadOf(p, h);
+  const int64_t out_offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
+  float& lse = call.lse[(b * p.num_heads + h) * call.q_rows + i];
+
+  // The previous partial is one more "key" with score lse and value out.
+  double max = call.initial ? -kInfinity : lse;
+  const std::vector<SeenKey> seen = keys.Of({b, i, h});
+  for (const SeenKey& key : seen) max = std::max(max, key.score);
+  double sum = 0.0;
+  std::vector<double> out(p.head_dim_v, 0.0);
+  if (!call.initial) {
+    const double weight = max == -kInfinity ? 0.0 : std::exp(lse - max);
+    sum += weight;
+    for (int64_t d = 0; d < p.head_dim_v; ++d) out[d] = weight * call.out_acc[out_offset + d];
+  }
+  for (const SeenKey& key : seen) {
+    const double weight = std::exp(key.score - max);
+    const KvBlock& block = call.blocks[key.block];
+    const int64_t v_offset =
+        RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim_v);
+    sum += weight;
+    for (int64_t d = 0; d < p.head_dim_v; ++d) {
+      out[d] += weight * Load(p.dtype, block.v, v_offset + d);
+    }
+  }
+  for (double& value : out) value = sum == 0.0 ? 0.0 : value / sum;
+  lse = sum == 0.0 ? -kInfinity : static_cast<float>(max + std::log(sum));
+  for (int64_t d = 0; d < p.head_dim_v; ++d) {
+    if (call.final) {
+      Store(p.dtype, call.out, out_offset + d, out[d]);
+    } else {
+      call.out_acc[out_offset + d] = static_cast<float>(out[d]);
+    }
+  }
+}
+
+void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int64_t i, int64_t h) {
+  const AttentionProblem& p = *call.problem;
+  const int64_t kv_head = KvHeadOf(p, h);
+  const int64_t q_offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim);
+  const int64_t dout_offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
+  const int64_t statistic = (b * p.num_heads + h) * call.q_rows + i;
+  const double lse = call.lse[statistic];
+  if (lse == -kInfinity) return;
+  for (const SeenKey& key : keys.Of({b, i, h})) {
+    const KvBlock& block = call.blocks[key.block];
+    const int64_t k_offset = RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim);
+    const int64_t v_offset =
+        RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim_v);
+    const double probability = std::exp(key.score - lse);
+    const double dp = Dot(p.dtype, call.dout, dout_offset, block.v, v_offset, p.head_dim_v);
+    const double ds = p.softmax_scale * probability * (dp - call.delta[statistic]) * key.slope;
+    for (int64_t d = 0; d < p.head_dim_v; ++d) {
+      block.dv[v_offset + d] +=
+          static_cast<float>(probability * Load(p.dtype, call.dout, dout_offset + d));
+    }
+    for (int64_t d = 0; d < p.head_dim; ++d) {
+      call.dq_acc[q_offset + d] += static_cast<float>(ds * Load(p.dtype, block.k, k_offset + d));
+      block.dk[k_offset + d] += static_cast<float>(ds * Load(p.dtype, call.q, q_offset + d));
+    }
+  }
+}
+
+template <typename Call, typename RowFunction>
+void ForEachRow(const Call& call, RowFunction row) {
+  for (int64_t b = 0; b < call.problem->batch; ++b) {
+    for (int64_t h = 0; h < call.problem->num_heads; ++h) {
+      for (int64_t i = 0; i < call.q_rows; ++i) row(b, i, h);
+    }
+  }
+}
+
+struct Runner {
+  void operator()(const ForwardCall& call) const {
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks);
+    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, keys, b, i, h); });
+  }
+  void operator()(const BackwardCall& call) const {
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks);
+    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { BackwardRow(call, keys, b, i, h); });
+  }
+  void operator()(const DeltaCall& call) const {
+    const AttentionProblem& p = *call.problem;
+    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
+      const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
+      call.delta[(b * p.num_heads + h) * call.q_rows + i] =
+          static_cast<float>(Dot(p.dtype, call.dout, offset, call.out, offset, p.head_dim_v));
+    });
+  }
+  void operator()(const ZeroCall& call) const {
+    if (call.bytes > 0) std::memset(call.target, 0, call.bytes);
+  }
+  void operator()(const AddCall& call) const {
+    for (int64_t i = 0; i < call.count; ++i) call.target[i] += call.source[i];
+  }
+  void operator()(const ConvertCall& call) const {
+    for (int64_t i = 0; i < call.count; ++i) Store(call.dtype, call.target, i, call.source[i]);
+  }
+};
+
+}  // namespace
+
+void RunNaively(const KernelCall& call) { std::visit(Runner(), call); }
+
+}  // namespace ringattn::worker

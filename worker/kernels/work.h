@@ -1,0 +1,22 @@
+// What computing one visible pair (i, j) of one query head costs, in multiply-adds: the
+// unit in which kernels say how far they are, and in which programs are added up.
+#ifndef RINGATTN_WORKER_KERNELS_WORK_H_
+#define RINGATTN_WORKER_KERNELS_WORK_H_
+
+#include <cstdint>
+
+namespace ringattn::worker {
+
+// Products q.k and p v.
+inline int64_t ForwardPairWork(int64_t head_dim, int64_t head_dim_v) {
+  return head_dim + head_dim_v;
+}
+
+// Products q.k and dout.v again, and those of dq, dk and dv.
+inline int64_t BackwardPairWork(int64_t head_dim, int64_t head_dim_v) {
+  return 3 * head_dim + 2 * head_dim_v;
+}
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_KERNELS_WORK_H_
