@@ -1,4 +1,4 @@
-// From a Forward or Backward header as protobuf to what common/validation judges.
+// From a Forward or Backward header as protobuf to what common/request judges.
 // Nothing of a header is ignored: unknown fields at any depth, numbers that are no
 // value of their enum, and fields reserved for later become violations by name.
 #ifndef RINGATTN_SERVER_EDGE_HEADER_TRANSLATION_H_
