@@ -442,22 +442,25 @@ accepted s5 client=x
 > s5: accepted 1-5 on a
 accepted s6 client=x
 > s6: accepted 1-6 on a
-accepted s7 client=x
-> s7: accepted 1-7 on a
+request s7 client=x      # the others are for those who have none
 request s8 client=x
-request s9 client=y
-> a: reserve 1-8 [0]
-a reserved 1-8
-> s9: accepted 1-8 on a
-request s10 client=z
+accepted s9 client=y
+> s9: accepted 1-7 on a
+accepted s10 client=z
+> s10: accepted 1-8 on a
+request s11 client=w
 end s4
 > s4: failed CANCELLED CLIENT_CANCELLED
 > a: reserve 1-9 [0]
 a reserved 1-9
-> s10: accepted 1-9 on a
-end s7                   # an express place: s8 is its client's and may take it
-> s7: failed CANCELLED CLIENT_CANCELLED
+> s11: accepted 1-9 on a
+end s9                   # an express place
+> s9: failed CANCELLED CLIENT_CANCELLED
+end s5
+> s5: failed CANCELLED CLIENT_CANCELLED
 > a: reserve 1-10 [0]
+a reserved 1-10
+> s7: accepted 1-10 on a
 )");
 }
 

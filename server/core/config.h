@@ -58,8 +58,8 @@ struct CoordinatorConfig {
   // upload and download, and a slow client occupies one place only.
   int max_operations_per_worker = 8;
   // Of these, so many (a quarter) are express: for requests that cost far less than what
-  // computes there, and for whoever comes while nothing computes there, one per client. Large
-  // requests, or clients that hardly upload, cannot take them all.
+  // computes there, and for whoever comes while nothing computes there and has no place, one per
+  // client. Large requests, or clients that hardly upload, cannot take them all.
   int express_operations_per_worker() const { return max_operations_per_worker / 4; }
   // A run is sent to workers that compute only if they will be done so soon: workers keep
   // the order in which runs come, and a small one must be able to go before the next large

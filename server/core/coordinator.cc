@@ -25,7 +25,7 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
     : config_(std::move(config)),
       ring_(&config_, &roster_, &turn_),
       requests_(&config_, &turn_),
-      operations_(&config_, &turn_) {}
+      operations_(&config_, &turn_, &order_) {}
 
 namespace {
 

@@ -105,7 +105,7 @@ class Coordinator::Impl {
   Suspicion suspicion_;
   Requests requests_;
   RequestQueue queue_;
-  FairOrder order_;  // of requests that have a plan and do not run yet
+  FairOrder order_;  // of requests from their plan until their run has ended
   Operations operations_;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for

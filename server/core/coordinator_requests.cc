@@ -6,7 +6,6 @@
 #include "server/core/coordinator_impl.h"
 #include "server/core/measured_inputs.h"
 #include "server/core/placement.h"
-#include "server/core/plan_summary.h"
 #include "server/core/planning_cost.h"
 #include "server/core/reserve_message.h"
 
@@ -124,7 +123,8 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   Operation* operation = OperationOf(stream);
   StopPlanning(*request);
   queue_.Remove(stream);
-  order_.Leave(stream);
+  // What runs is charged when it has ended.
+  if (order_.Waits(stream)) order_.Finish(stream, request->planning_seconds);
   requests_.Fail(*request, failure);
   if (operation != nullptr) operations_.Close(*operation);
 }
@@ -157,7 +157,6 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   ask.choice.recompute_forward = request.arrived.recompute_forward;
   ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
   ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
-  request.planning_seconds = ask.cost_seconds;
   turn_.Emit(std::move(ask));
 }
 
@@ -172,6 +171,7 @@ void Coordinator::Impl::On(const Planned& event) {
     return;
   }
   request->asked_generation = 0;
+  request->planning_seconds += event.seconds;
   if (!event.plan.ok()) {
     return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
   }
@@ -285,6 +285,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.stream = request.stream();
   order.client = request.arrived.client;
   order.cost_seconds = order_.CostOf(request.stream());
+  order.planning_seconds = request.planning_seconds;
   order.run_seconds = plan.predicted_compute_seconds;
   order.step_seconds = plan.predicted_step_seconds;
   order.is_express = placement.is_express;
@@ -341,14 +342,14 @@ void Coordinator::Impl::Accept(Operation& operation) {
   for (const Operation::Member& member : operation.members) {
     plan.workspace_bytes.push_back(member.workspace_bytes);
   }
-  request.plan = std::make_shared<const Plan>(plan);
+  request.plan = std::make_shared<const Plan>(std::move(plan));
 
   AcceptRequest accept;
   accept.stream = request.stream();
   accept.request_id = request.arrived.request_id;
   accept.operation_id = operation.id;
   accept.generation = ring_.generation();
-  accept.plan = WithSpans(std::move(plan), *request.spec);
+  accept.plan = request.plan;
   request.spec.reset();  // nobody needs it any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
@@ -364,7 +365,7 @@ void Coordinator::Impl::Accept(Operation& operation) {
 
 void Coordinator::Impl::StartDueRuns() {
   if (suspicion_.open()) return;
-  for (StreamId stream : operations_.StartDueRuns(&order_)) {
+  for (StreamId stream : operations_.StartDueRuns()) {
     Request& request = *requests_.Find(stream);
     request.run_at = turn_.now();
     requests_.SetState(request, v1::OPERATION_STATE_COMPUTING);

@@ -115,6 +115,7 @@ struct Planned {
   // Without its spans (plan_summary.h). What PlanRequest answers, and of the planning itself
   // DEADLINE_EXCEEDED (it took too long) and RESOURCE_EXHAUSTED (too many wait for theirs).
   absl::StatusOr<std::shared_ptr<const Plan>> plan;
+  double seconds = 0;  // of one core, that it took; none if it was known
 };
 struct DrainRequested {
   bool undo = false;
@@ -168,8 +169,8 @@ struct AcceptRequest {
   std::string request_id;
   std::string operation_id;
   uint64_t generation = 0;
-  Plan plan;
-  std::vector<RingMember> members;  // by ring rank
+  std::shared_ptr<const Plan> plan;  // not null; without its spans (plan_summary.h)
+  std::vector<RingMember> members;   // by ring rank
 };
 // Every member has computed; outputs flow on the shard streams.
 struct BeginDownload {

@@ -2,57 +2,74 @@
 
 #include <algorithm>
 #include <cassert>
-#include <iterator>
-#include <set>
+#include <cmath>
 #include <utility>
 
-#include "absl/strings/string_view.h"
-
 namespace ringattn::server {
+namespace {
 
-void FairOrder::Enter(Id id, const std::string& client, double cost) {
-  assert(cost >= 0 && !Has(id));
-  double& clock = clocks_.emplace(client, now_).first->second;
-  clock = std::max(clock, now_);
+// What is this short delays nobody who would notice, so among such requests the first is next.
+constexpr double kShortSeconds = 0.01;
+
+// Classes of eight times the cost: what costs an eighth of another delays it by an eighth.
+int CostClass(double cost) {
+  return static_cast<int>(std::floor(std::ilogb(std::max(cost, kShortSeconds)) / 3.0));
+}
+
+}  // namespace
+
+void FairOrder::Enter(Id id, const std::string& client_name, double expected_cost) {
+  assert(expected_cost >= 0 && !Has(id));
+  Client& client = clients_[client_name];
+  if (client.places == 0) client.clock = std::max(client.clock, now_);
+  ++client.places;
   Place& place = places_[id];
-  place.client = client;
-  place.start = clock;
-  place.cost = cost;
+  place.client = client_name;
+  place.cost = expected_cost;
+  place.not_before = now_;
   place.arrival = ++last_arrival_;
-  clock += cost;
+  client.waiting.insert(OwnKeyOf(id, place));
+  SetStarts(client);
 }
 
-void FairOrder::Serve(Id id) {
-  const auto found = places_.find(id);
-  if (found == places_.end()) return;
-  const Place served = std::move(found->second);
-  places_.erase(found);
-  now_ = std::max(now_, served.start);
-  // One that was overdue had its turn: the next of them waits for as long again, or many of
+void FairOrder::Start(Id id) {
+  if (!Waits(id)) return;
+  Place& place = places_.at(id);
+  Client& client = clients_.at(place.client);
+  client.waiting.erase(OwnKeyOf(id, place));
+  place.waits = false;
+  place.was_overdue = IsOverdue(place);
+  now_ = std::max(now_, place.start);
+  client.clock = std::max(client.clock, place.not_before) + place.cost;
+  SetStarts(client);
+  if (!place.was_overdue) return;
+  // It had its turn: the next of those that are overdue waits for as long again, or many of
   // them would lock everybody else out.
-  const bool was_overdue = IsOverdue(served);
-  for (auto& [other_id, other] : places_) {
-    if (was_overdue) {
-      other.passed = 0;
-    } else if (other.arrival < served.arrival) {
-      other.passed += served.cost;
-    }
+  for (auto& [other_id, other] : places_) other.passed = 0;
+}
+
+void FairOrder::Finish(Id id, double used) {
+  assert(used >= 0);
+  const auto found = places_.find(id);
+  if (found == places_.end()) return;
+  const Place ended = std::move(found->second);
+  Client& client = clients_.at(ended.client);
+  places_.erase(found);
+  --client.places;
+  if (ended.waits) {
+    client.waiting.erase(OwnKeyOf(id, ended));
+    if (used > 0) client.clock = std::max(client.clock, ended.not_before) + used;
+  } else {
+    client.clock += used - ended.cost;
+    CountPassing(ended, used);
   }
+  SetStarts(client);
   ForgetIdleClients();
 }
 
-void FairOrder::Leave(Id id) {
+bool FairOrder::Waits(Id id) const {
   const auto found = places_.find(id);
-  if (found == places_.end()) return;
-  // Its client's later requests move up.
-  double& clock = clocks_.at(found->second.client);
-  clock = std::max(now_, clock - found->second.cost);
-  for (auto& [other_id, other] : places_) {
-    if (other.client != found->second.client || other.arrival < found->second.arrival) continue;
-    if (other_id != id) other.start -= found->second.cost;
-  }
-  places_.erase(found);
-  ForgetIdleClients();
+  return found != places_.end() && found->second.waits;
 }
 
 bool FairOrder::Before(Id a, Id b) const { return KeyOf(places_.at(a)) < KeyOf(places_.at(b)); }
@@ -65,7 +82,12 @@ void FairOrder::Sort(std::vector<Id>* ids) const {
   for (size_t i = 0; i < keyed.size(); ++i) (*ids)[i] = keyed[i].second;
 }
 
+FairOrder::OwnKey FairOrder::OwnKeyOf(Id id, const Place& place) {
+  return {CostClass(place.cost), place.arrival, id};
+}
+
 FairOrder::Key FairOrder::KeyOf(const Place& place) const {
+  assert(place.waits);
   if (IsOverdue(place)) return {0, 0.0, 0.0, place.arrival};
   return {1, place.start, place.cost, place.arrival};
 }
@@ -74,25 +96,47 @@ bool FairOrder::IsOverdue(const Place& place) const {
   return place.passed >= std::max(bounds_.passing_factor * place.cost, bounds_.passing_seconds);
 }
 
-// With nobody waiting all are equal again. While somebody waits, one whose clock stands behind
-// the common one is no different from one who never asked; and of very many, those with the
+void FairOrder::SetStarts(const Client& client) {
+  double start = client.clock;
+  for (const auto& [cost_class, arrival, id] : client.waiting) {
+    Place& place = places_.at(id);
+    place.start = start = std::max(start, place.not_before);
+    start += place.cost;
+  }
+}
+
+// Of each client the oldest alone counts: those behind it wait for their own client. What was
+// overdue came first by right.
+void FairOrder::CountPassing(const Place& ended, double used) {
+  if (ended.was_overdue) return;
+  for (auto& [name, client] : clients_) {
+    Place* oldest = nullptr;
+    for (const auto& [cost_class, arrival, id] : client.waiting) {
+      if (oldest == nullptr || arrival < oldest->arrival) oldest = &places_.at(id);
+    }
+    if (oldest != nullptr && oldest->arrival < ended.arrival) oldest->passed += used;
+  }
+}
+
+// With nobody waiting or served all are equal again. Otherwise one whose clock stands behind the
+// common one is no different from one who never asked; and of very many, those with the
 // earliest clocks lose least by being forgotten.
 void FairOrder::ForgetIdleClients() {
-  if (places_.empty()) return clocks_.clear();
-  std::set<absl::string_view> waiting;
-  for (const auto& [id, place] : places_) waiting.insert(place.client);
-  auto earliest = clocks_.end();
-  for (auto clock = clocks_.begin(); clock != clocks_.end();) {
-    if (waiting.count(clock->first) > 0) {
-      ++clock;
-    } else if (clock->second <= now_) {
-      clock = clocks_.erase(clock);
+  if (places_.empty()) return clients_.clear();
+  auto earliest = clients_.end();
+  for (auto client = clients_.begin(); client != clients_.end();) {
+    if (client->second.places > 0) {
+      ++client;
+    } else if (client->second.clock <= now_) {
+      client = clients_.erase(client);
     } else {
-      if (earliest == clocks_.end() || clock->second < earliest->second) earliest = clock;
-      ++clock;
+      const bool is_earlier =
+          earliest == clients_.end() || client->second.clock < earliest->second.clock;
+      if (is_earlier) earliest = client;
+      ++client;
     }
   }
-  if (clocks_.size() > kMaxClients && earliest != clocks_.end()) clocks_.erase(earliest);
+  if (clients_.size() > kMaxClients && earliest != clients_.end()) clients_.erase(earliest);
 }
 
 }  // namespace ringattn::server

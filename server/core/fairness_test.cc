@@ -39,6 +39,91 @@ a finished 1-2
 )");
 }
 
+// Predicted are 42 s each, but the large client's first run takes 100: then the other's requests
+// go before its next one until they have had as much.
+TEST(FairnessTest, AClientPaysForWhatItsRunsTook) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e5
+wait 300ms
+> serving 1
+running l1 tokens=1000 client=large
+> a: run 1-1
+accepted l2 tokens=1000 client=large
+> l2: accepted 1-2 on a
+a uploaded 1-2
+accepted o1 tokens=1000 client=other
+> o1: accepted 1-3 on a
+a uploaded 1-3
+accepted o2 tokens=1000 client=other
+> o2: accepted 1-4 on a
+a uploaded 1-4
+wait 100s
+a finished 1-1
+> l1: download
+> a: run 1-3
+wait 29s
+a finished 1-3
+> o1: download
+> a: run 1-4
+a finished 1-4
+> o2: download
+> a: run 1-2
+)");
+}
+
+// What is cancelled while it runs has cost what it took until then.
+TEST(FairnessTest, ACancelledRunIsPaidFor) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e5
+wait 300ms
+> serving 1
+running l1 tokens=1000 client=large
+> a: run 1-1
+accepted l2 tokens=1000 client=large
+> l2: accepted 1-2 on a
+a uploaded 1-2
+accepted o1 tokens=1000 client=other
+> o1: accepted 1-3 on a
+a uploaded 1-3
+accepted o2 tokens=1000 client=other
+> o2: accepted 1-4 on a
+a uploaded 1-4
+wait 100s
+end l1
+> l1: failed CANCELLED CLIENT_CANCELLED
+> a: cancel 1-1
+a cancelled 1-1
+> a: run 1-3
+wait 42s
+a finished 1-3
+> o1: download
+> a: run 1-4
+)");
+}
+
+// Callers that share a connection: the small one does not wait for the large ones' queue.
+TEST(FairnessTest, ASmallRequestPassesLargeOnesOfItsConnection) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e5
+wait 300ms
+> serving 1
+running l1 tokens=1000 client=shared
+> a: run 1-1
+accepted l2 tokens=1000 client=shared
+> l2: accepted 1-2 on a
+a uploaded 1-2
+accepted small tokens=8 client=shared
+> small: accepted 1-3 on a
+a uploaded 1-3
+a finished 1-1
+> l1: download
+> a: run 1-3
+a finished 1-3
+> small: download
+> a: run 1-2
+)");
+}
+
 // Short runs follow each other without a gap; a long one is not sent ahead.
 TEST(FairnessTest, OnlyShortRunsAreSentAhead) {
   EXPECT_SCENARIO(R"(

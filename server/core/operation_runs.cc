@@ -25,7 +25,7 @@ bool ShareMembers(const Operation& a, const Operation& b) {
 
 // Those that have all their inputs, each when its turn comes; one that has to wait holds up
 // those behind it that need its members.
-std::vector<StreamId> Operations::StartDueRuns(FairOrder* order) {
+std::vector<StreamId> Operations::StartDueRuns() {
   std::map<StreamId, Operation*> waiting;
   std::vector<StreamId> streams;
   for (auto& [id, operation] : operations_) {
@@ -33,14 +33,13 @@ std::vector<StreamId> Operations::StartDueRuns(FairOrder* order) {
     waiting[*operation.stream] = &operation;
     streams.push_back(*operation.stream);
   }
-  order->Sort(&streams);
+  order_.Sort(&streams);
   std::vector<StreamId> started;
   std::vector<const Operation*> held_up;
   for (StreamId stream : streams) {
     Operation& operation = *waiting.at(stream);
     if (MayRun(operation, held_up)) {
       StartRun(operation);
-      order->Serve(stream);
       started.push_back(stream);
     } else {
       held_up.push_back(&operation);
@@ -88,7 +87,8 @@ void Operations::StartRun(Operation& operation) {
   operation.run_sequence = ++last_run_;
   operation.turn_wait = turn_.now() - operation.phase_since;
   Enter(operation, Phase::kRunning);
-  operation.run_since = turn_.now();
+  operation.run_sent = operation.run_since = turn_.now();
+  order_.Start(operation.place);
   for (const Member& member : operation.members) {
     v1::Run* run = turn_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
@@ -103,7 +103,9 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   Operation& operation = *ref.operation;
   Member& member = *ref.member;
   if (member.finished) return nullptr;
+  member.device_seconds = DeviceSeconds(operation, member);
   member.finished = true;
+  last_finished_[connection] = turn_.now();
   operation.last_advance = turn_.now();
   member.report = finished.report();
   member.report.set_rank(ref.ring_rank);
@@ -114,7 +116,33 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
     FailLater(operation, ComputeFailed(generation_rank, worker_name, finished.reason()),
               alone ? absl::ZeroDuration() : config_.blame_window);
   }
+  if (AllFinished(operation)) Charge(operation);
   return &operation;
+}
+
+// From when it had nothing to run before it: until the member finished, or until now.
+double Operations::DeviceSeconds(const Operation& operation, const Member& member) const {
+  if (member.finished) return member.device_seconds;
+  for (const auto& [id, other] : operations_) {
+    if (other.phase != Phase::kRunning || other.run_sequence >= operation.run_sequence) continue;
+    for (const Member& theirs : other.members) {
+      if (theirs.connection == member.connection && !theirs.finished) return 0;
+    }
+  }
+  const auto free = last_finished_.find(member.connection);
+  const absl::Time since = free == last_finished_.end()
+                               ? operation.run_sent
+                               : std::max(operation.run_sent, free->second);
+  return absl::ToDoubleSeconds(turn_.now() - since);
+}
+
+// All members are occupied as long as one of them computes its share of an exchange, so their
+// times add up. A cancelled run pays for what it took until it stood still, and so does one
+// that a lost worker ended.
+void Operations::Charge(const Operation& operation) {
+  double used = operation.planning_seconds;
+  for (const Member& member : operation.members) used += DeviceSeconds(operation, member);
+  order_.Finish(operation.place, used);
 }
 
 bool Operations::AllFinished(const Operation& operation) {

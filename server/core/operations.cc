@@ -33,9 +33,11 @@ void Operations::Start(const Order& order) {
   Operation& operation = operations_[id];
   operation.id = id;
   operation.generation = order.reserve.generation();
+  operation.place = order.stream;
   operation.stream = order.stream;
   operation.client = order.client;
   operation.cost_seconds = order.cost_seconds;
+  operation.planning_seconds = order.planning_seconds;
   operation.run_seconds = order.run_seconds;
   operation.is_express = order.is_express;
   operation.reserves_alone = order.reserves_alone;
@@ -193,7 +195,11 @@ void Operations::EraseIfReleased(Operation& operation) {
 }
 
 void Operations::Clear() {
+  for (const auto& [id, operation] : operations_) {
+    if (operation.phase == Phase::kRunning) Charge(operation);
+  }
   operations_.clear();
+  last_finished_.clear();
   ++releases_;
 }
 
@@ -268,8 +274,10 @@ Operations::Overdue Operations::CheckTimers() {
 }
 
 void Operations::Forgive(absl::Duration pause) {
+  for (auto& [connection, finished] : last_finished_) finished += pause;
   for (auto& [id, operation] : operations_) {
     operation.phase_since += pause;
+    operation.run_sent += pause;
     operation.run_since += pause;
     operation.last_advance += pause;
     operation.pending_failure_due += pause;
@@ -317,6 +325,7 @@ Site Operations::SiteOf(ConnectionId connection) const {
       if (member.connection != connection) continue;
       if (!member.released) site.reserved_bytes += member.bytes;
       ++site.operations;
+      site.clients.insert(operation.client);
       site.largest_cost = std::max(site.largest_cost, operation.cost_seconds);
       site.computes |= operation.phase == Phase::kUploaded ||
                        (operation.phase == Phase::kRunning && !member.finished);

@@ -40,6 +40,7 @@ struct Operation {
     bool uploaded = false;
     bool finished = false;
     bool released = false;
+    double device_seconds = 0;  // that its run took there, once finished
     // Of the newest heartbeat that names this operation.
     uint32_t step = 0;
     double fraction_done = 0;
@@ -52,11 +53,13 @@ struct Operation {
 
   std::string id;
   uint64_t generation = 0;
+  StreamId place = 0;              // in the order of turns
   std::optional<StreamId> stream;  // none: the request has ended
   Phase phase = Phase::kReserving;
   std::vector<Member> members;  // by ring rank
   std::string client;           // whose share it takes
   double cost_seconds = 0;      // of devices, as predicted
+  double planning_seconds = 0;  // that were spent already
   double run_seconds = 0;       // as predicted
   bool is_express = false;      // holds express places
   bool reserves_alone = false;  // no other may ask for memory while it does
@@ -67,7 +70,8 @@ struct Operation {
   absl::Duration run_limit;
   absl::Time phase_since;
   absl::Duration turn_wait;  // from the last input to its run
-  absl::Time run_since;      // kRunning: nothing has been before it
+  absl::Time run_sent;
+  absl::Time run_since;  // kRunning: nothing has been before it
   // Upload: the client's last bytes. Run: the last sign of progress on any member.
   absl::Time last_advance;
   // A member's failure that a lost worker may explain; fails the request at `due`
@@ -85,8 +89,9 @@ class Operations {
   using Phase = Operation::Phase;
   using Member = Operation::Member;
 
-  // Both outlive it.
-  Operations(const CoordinatorConfig* config, Turn* turn) : config_(*config), turn_(*turn) {}
+  // All outlive it. `order` learns whose turn came, and what each run really took.
+  Operations(const CoordinatorConfig* config, Turn* turn, FairOrder* order)
+      : config_(*config), turn_(*turn), order_(*order) {}
 
   // --- Reserving.
   std::string NextId(uint64_t generation);
@@ -94,6 +99,7 @@ class Operations {
     StreamId stream = 0;
     std::string client;
     double cost_seconds = 0;  // of devices
+    double planning_seconds = 0;
     double run_seconds = 0;
     double step_seconds = 0;
     bool is_express = false;
@@ -131,8 +137,8 @@ class Operations {
   void OnStalled(Operation& operation, const std::vector<int>& ranks);
 
   // --- Runs.
-  // Tells the members of those whose turn it is, and `order` that it was; their streams.
-  std::vector<StreamId> StartDueRuns(FairOrder* order);
+  // Tells the members of those whose turn it is; their streams.
+  std::vector<StreamId> StartDueRuns();
   // The operation, if the answer was news to it.
   Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
                         const std::string& worker_name, int generation_rank);
@@ -198,6 +204,8 @@ class Operations {
   bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
   double SecondsAhead(const Operation& operation) const;
   void StartRun(Operation& operation);
+  double DeviceSeconds(const Operation& operation, const Member& member) const;
+  void Charge(const Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
   std::optional<std::string> WhyStalled(const Operation& operation, const Member& member) const;
@@ -206,7 +214,9 @@ class Operations {
 
   const CoordinatorConfig& config_;
   Turn& turn_;
-  std::map<std::string, Operation> operations_;  // of this generation, by id
+  FairOrder& order_;
+  std::map<ConnectionId, absl::Time> last_finished_;  // when each member's last run had ended
+  std::map<std::string, Operation> operations_;       // of this generation, by id
   uint64_t last_id_ = 0;
   uint64_t last_run_ = 0;
   uint64_t releases_ = 0;

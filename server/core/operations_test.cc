@@ -91,11 +91,28 @@ class OperationsTest : public testing::Test {
     message->set_generation(kGeneration);
   }
 
+  // How much more than the other client's, which took nothing, this client's next request has
+  // to wait for.
+  double Charged() {
+    order_.Enter(1001, "client", 1e-9);
+    double low = 0, high = 1000;
+    while (high - low > 1e-6) {  // bisection by requests that start later and later
+      const double middle = (low + high) / 2;
+      order_.Enter(2000, "other", middle);
+      order_.Enter(2001, "other", middle);
+      (order_.Before(2001, 1001) ? low : high) = middle;
+      order_.Finish(2001, 0);
+      order_.Finish(2000, 0);
+    }
+    order_.Finish(1001, 0);
+    return low;
+  }
+
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
   Turn turn_;
   FairOrder order_;
-  Operations operations_{&config_, &turn_};
+  Operations operations_{&config_, &turn_, &order_};
 };
 
 TEST_F(OperationsTest, FromReserveToRelease) {
@@ -107,9 +124,9 @@ TEST_F(OperationsTest, FromReserveToRelease) {
   ASSERT_EQ(answer.kind, Kind::kAllReserved);
   operations_.Accept(*answer.operation);
   Uploaded(10, id);
-  EXPECT_TRUE(operations_.StartDueRuns(&order_).empty());
+  EXPECT_TRUE(operations_.StartDueRuns().empty());
   Uploaded(11, id);
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{1}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
   EXPECT_EQ(Sent(v1::JoinResponse::kRun), 2);
   EXPECT_FALSE(Operations::AllFinished(*Finished(10, id)));
   EXPECT_EQ(Finished(10, id), nullptr);  // repeated
@@ -155,34 +172,34 @@ TEST_F(OperationsTest, ARefusalGivesTheRestBack) {
 // A long run is not sent ahead of others, and what shares a worker with it waits its turn.
 TEST_F(OperationsTest, RunsAreSentAheadOnlyWhereLittleIsComputed) {
   const std::string first = StartUploaded(1, {10}, /*run_seconds=*/10);
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{1}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
   StartUploaded(2, {10}, 0.001);
   StartUploaded(3, {11}, 0.001);
   StartUploaded(4, {10, 11}, 0.001);
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{3}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{3}));
   Finished(10, first);
   // A ring is not sent ahead of what only some of its members compute.
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{2}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
   Finished(11, "3-3");
   Finished(10, "3-2");
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{4}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
 }
 
 TEST_F(OperationsTest, WhoseTurnItIsRunsFirst) {
   const std::string first = StartUploaded(1, {10}, 10);
-  operations_.StartDueRuns(&order_);
+  operations_.StartDueRuns();
   const std::string late = Start(2, {10}, 10);
   StartUploaded(3, {10}, 10);
   Reserved(10, late, true);
   operations_.Accept(*operations_.Find(late));
   Uploaded(10, late);  // the last to have its inputs
   Finished(10, first);
-  EXPECT_EQ(operations_.StartDueRuns(&order_), (std::vector<StreamId>{2}));
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
 }
 
 TEST_F(OperationsTest, WhoComputesFinishesItsExchanges) {
   const std::string id = StartUploaded(1, {10, 11});
-  operations_.StartDueRuns(&order_);
+  operations_.StartDueRuns();
   Finished(10, id);
   turn_.Take();
   operations_.Close(*operations_.Find(id));
@@ -222,7 +239,7 @@ TEST_F(OperationsTest, ARunsTimeCountsFromItsTurn) {
   config_.run_time_floor = absl::Seconds(10);
   const std::string first = StartUploaded(1, {10});
   StartUploaded(2, {10});
-  EXPECT_EQ(operations_.StartDueRuns(&order_).size(), 2u);
+  EXPECT_EQ(operations_.StartDueRuns().size(), 2u);
   Pass(absl::Seconds(9));
   EXPECT_TRUE(operations_.CheckTimers().requests.empty());
   Pass(absl::Seconds(2));
@@ -236,6 +253,57 @@ TEST_F(OperationsTest, ARunsTimeCountsFromItsTurn) {
   EXPECT_TRUE(operations_.CheckTimers().requests.empty());
   Pass(absl::Seconds(2));
   EXPECT_EQ(operations_.CheckTimers().requests.size(), 1u);
+}
+
+// Expected: a millisecond each.
+TEST_F(OperationsTest, ARunIsChargedForWhatItTookWhenItEnds) {
+  order_.Enter(999, "waits", 1000);  // while nobody waits nobody owes anything
+  const std::string id = StartUploaded(1, {10, 11});
+  operations_.StartDueRuns();
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(3));
+  Finished(10, id);
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(1));
+  Finished(11, id);
+  EXPECT_NEAR(Charged(), 7, 1e-4);  // of two devices
+}
+
+// What was before it on its worker is charged to whom it belongs.
+TEST_F(OperationsTest, ARunPaysFromWhenItsDeviceWasFree) {
+  order_.Enter(999, "waits", 1000);
+  const std::string first = StartUploaded(1, {10});
+  const std::string second = StartUploaded(2, {10});
+  EXPECT_EQ(operations_.StartDueRuns().size(), 2u);
+  Pass(absl::Seconds(5));
+  Finished(10, first);
+  EXPECT_NEAR(Charged(), 5, 0.01);
+  Pass(absl::Seconds(2));
+  operations_.Forgive(absl::Seconds(1));  // of these, the coordinator itself stood still for one
+  Finished(10, second);
+  EXPECT_NEAR(Charged(), 6, 0.01);
+}
+
+TEST_F(OperationsTest, ACancelledRunIsChargedWhenItsWorkersStandStill) {
+  order_.Enter(999, "waits", 1000);
+  const std::string id = StartUploaded(1, {10});
+  operations_.StartDueRuns();
+  Pass(absl::Seconds(2));
+  operations_.Close(*operations_.Find(id));
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(1));
+  Finished(10, id, /*ok=*/false);
+  EXPECT_NEAR(Charged(), 3, 1e-4);
+}
+
+TEST_F(OperationsTest, RunsThatALostWorkerEndsAreCharged) {
+  order_.Enter(999, "waits", 1000);
+  StartUploaded(1, {10});
+  StartUploaded(2, {10});  // did not come to run
+  operations_.StartDueRuns();
+  Pass(absl::Seconds(4));
+  operations_.Clear();
+  EXPECT_NEAR(Charged(), 4, 0.01);
 }
 
 TEST_F(OperationsTest, ASiteSaysHowItIsOccupied) {

@@ -11,10 +11,11 @@ namespace ringattn::server {
 
 // One member of the ring, as it is occupied now.
 struct Site {
-  int64_t memory_bytes = 0;    // 0: it does not say, and is asked
-  int64_t reserved_bytes = 0;  // by others
-  int operations = 0;          // that hold a place
-  int express_operations = 0;  // of these
+  int64_t memory_bytes = 0;       // 0: it does not say, and is asked
+  int64_t reserved_bytes = 0;     // by others
+  int operations = 0;             // that hold a place
+  int express_operations = 0;     // of these
+  std::set<std::string> clients;  // of all operations
   std::set<std::string> express_clients;
   bool computes = false;    // or has something to compute
   double largest_cost = 0;  // of its operations, in device seconds
@@ -50,9 +51,10 @@ struct Placement {
 
 // The idlest sites (operations, then bytes, then rank) that have a place and the buffers' bytes
 // free beside the workspace. A request takes express places if there are no others, its client
-// has none there, and either it costs at most an eighth of what it would wait for or nothing
-// computes there. `only_express`: one whose turn is earlier waits for a common place.
-// REQUIRES: 1 <= count <= sites.size().
+// has none there, and either it costs at most an eighth of what it would wait for, or nothing
+// computes there and its client has no place at all: one that has taken the common places keeps
+// the express one for its small requests. `only_express`: one whose turn is earlier waits for a
+// common place. REQUIRES: 1 <= count <= sites.size().
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
                 const PlaceLimits& limits, bool only_express);
 

@@ -81,6 +81,17 @@ TEST(PlacementTest, ExpressPlacesWhileNothingComputes) {
   EXPECT_TRUE(Place(sites, Costs(100), kLimits, false).is_express);
 }
 
+// ... but not by more of theirs: the first small request of the same client would wait for them.
+TEST(PlacementTest, WhoHasPlacesTakesNoExpressOneForALargeRequest) {
+  std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
+  sites[0].computes = false;
+  sites[0].clients = {"me"};
+  EXPECT_EQ(Place(sites, Costs(8), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_TRUE(Place(sites, Costs(1), kLimits, false).is_express);
+  sites[0].clients = {"you"};
+  EXPECT_TRUE(Place(sites, Costs(8), kLimits, false).is_express);
+}
+
 TEST(PlacementTest, BehindOneThatWaitsOnlyExpressPlacesAreTaken) {
   std::vector<Site> sites = {Occupied(2, /*largest_cost=*/8), Occupied(6, /*largest_cost=*/8)};
   EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, true).ranks, (std::vector<int>{0, 1}));

@@ -28,7 +28,7 @@ struct Request {
   std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
   uint64_t plan_generation = 0;
   uint64_t asked_generation = 0;  // for which a plan is being made; 0: for none
-  double planning_seconds = 0;    // of one core, roughly
+  double planning_seconds = 0;    // of one core, that its plans took
   std::string operation_id;       // empty while queued
   // A worker had no memory: not worth another try before this many releases.
   uint64_t blocked_until_release = 0;

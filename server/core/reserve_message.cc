@@ -20,6 +20,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_schedule(ToProto(plan.schedule));
   reserve.set_stripe(plan.shards.stripe);
   reserve.set_with_timeline(request.with_timeline);
+  reserve.set_has_dlse(spec.has_dlse);
   return reserve;
 }
 

@@ -441,7 +441,7 @@ class Scenario {
   }
 
   static Planned Answer(const PlanThis& ask) {
-    Planned answer{ask.stream, ask.generation, nullptr};
+    Planned answer{ask.stream, ask.generation, nullptr, ask.cost_seconds};
     absl::StatusOr<Plan> plan = PlanRequest(*ask.spec, ask.direction, ask.choice, ask.inputs);
     if (plan.ok()) {
       answer.plan = std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));

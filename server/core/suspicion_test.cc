@@ -54,7 +54,8 @@ class SuspicionTest : public testing::Test {
   Turn turn_;
   Roster roster_;
   Ring ring_{&config_, &roster_, &turn_};
-  Operations operations_{&config_, &turn_};
+  FairOrder order_;
+  Operations operations_{&config_, &turn_, &order_};
   Suspicion suspicion_;
 };
 

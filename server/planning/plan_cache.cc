@@ -20,7 +20,8 @@ int64_t BytesOf(const PlanKey& key) {
   const AttentionShape& shape = key.spec->shape;
   return static_cast<int64_t>(sizeof(PlanKey) + sizeof(AttentionSpec) +
                               (shape.cu_seqlens_q.capacity() + shape.cu_seqlens_k.capacity()) *
-                                  sizeof(int64_t));
+                                  sizeof(int64_t) +
+                              shape.document_rules.capacity() * sizeof(MaskRule));
 }
 
 PlanCache::Entries::iterator PlanCache::Locate(const PlanKey& key) {

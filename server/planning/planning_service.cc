@@ -55,7 +55,7 @@ PlanningService::~PlanningService() {
 }
 
 void PlanningService::Submit(PlanThis request) {
-  Planned answer{request.stream, request.generation, absl::UnknownError("")};
+  Planned answer{request.stream, request.generation, absl::UnknownError(""), 0};
   {
     absl::MutexLock lock(&mutex_);
     Forget(request.stream);
@@ -94,7 +94,7 @@ void PlanningService::Forget(StreamId stream) {
   if (ticket == tickets_.end()) return;
   ++stats_.cancelled;
   if (const auto queued = queue_.find(ticket->second); queued != queue_.end()) {
-    order_.Leave(ticket->second);
+    order_.Finish(ticket->second, 0);
     queued_bytes_ -= queued->second->bytes;
     queue_.erase(queued);
   } else {
@@ -117,7 +117,12 @@ void PlanningService::Work(bool only_light) {
     // Linux keeps it per thread. Without it they only share more evenly.
     (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kHeavyNice);
   }
-  while (const std::shared_ptr<Job> job = TakeNext(only_light)) Finish(*job, Make(*job));
+  while (const std::shared_ptr<Job> job = TakeNext(only_light)) {
+    const absl::Time since = absl::Now();
+    SharedPlan plan = Make(*job);
+    const double seconds = std::max(0.0, absl::ToDoubleSeconds(absl::Now() - since));
+    Finish(*job, std::move(plan), seconds);
+  }
 }
 
 bool PlanningService::FindNext(bool only_light, Ticket* next) const {
@@ -144,7 +149,8 @@ std::shared_ptr<PlanningService::Job> PlanningService::TakeNext(bool only_light)
   std::shared_ptr<Job> job = std::move(queued->second);
   queue_.erase(queued);
   queued_bytes_ -= job->bytes;
-  running_[next] = job;  // it keeps its place in the order until it is made
+  running_[next] = job;
+  order_.Start(next);
   return job;
 }
 
@@ -161,7 +167,7 @@ SharedPlan PlanningService::Make(const Job& job) const {
   return plan.status();
 }
 
-void PlanningService::Finish(const Job& job, SharedPlan plan) {
+void PlanningService::Finish(const Job& job, SharedPlan plan, double seconds) {
   const PlanThis& request = job.request;
   {
     absl::MutexLock lock(&mutex_);
@@ -170,7 +176,7 @@ void PlanningService::Finish(const Job& job, SharedPlan plan) {
     });
     const Ticket ticket = running->first;
     running_.erase(running);
-    order_.Serve(ticket);
+    order_.Finish(ticket, seconds);
     if (job.cancelled || stopping_) return;
     if (const auto known = tickets_.find(request.stream);
         known != tickets_.end() && known->second == ticket) {
@@ -179,7 +185,7 @@ void PlanningService::Finish(const Job& job, SharedPlan plan) {
     ++stats_.made;
     if (!absl::IsDeadlineExceeded(plan.status())) cache_.Put(KeyOf(request), plan);
   }
-  done_(Planned{request.stream, request.generation, std::move(plan)});
+  done_(Planned{request.stream, request.generation, std::move(plan), seconds});
 }
 
 }  // namespace ringattn::server

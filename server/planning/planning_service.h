@@ -83,7 +83,7 @@ class PlanningService {
   void Work(bool only_light);
   std::shared_ptr<Job> TakeNext(bool only_light) ABSL_LOCKS_EXCLUDED(mutex_);
   bool FindNext(bool only_light, Ticket* next) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  void Finish(const Job& job, SharedPlan plan) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Finish(const Job& job, SharedPlan plan, double seconds) ABSL_LOCKS_EXCLUDED(mutex_);
   SharedPlan Make(const Job& job) const;
   void Forget(StreamId stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
