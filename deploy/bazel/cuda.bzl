@@ -119,7 +119,8 @@ def cuda_library(
       hdrs: headers for C++ dependents; need no CUDA compiler.
       textual_hdrs: headers of the .cu files alone (.cuh).
       deps: C++ libraries whose headers the sources include.
-      spills: bytes per thread that kernels of a source may spill, by file name; 0 unless named.
+      spills: bytes per thread that kernels of a source may spill, by file name; 0 unless named. A
+        string gives architectures their own: "0,80:16" is none but for sm_80.
       architectures: what to compile for, as "80" or "90a"; those of local_cuda.bzl unless named.
       **kwargs: visibility, testonly.
     """

@@ -53,8 +53,10 @@ struct KvBlock {
 //            `initial`, always written. -inf = no key seen yet.
 //   out      [batch, q_rows, num_heads, head_dim_v] dtype, written when `final`.
 //            May be the same memory as out_acc when dtype is fp32.
+//   sinks    [num_heads] fp32, or null; only when `final`: exp(sinks[h]) joins the
+//            softmax of every row, after all keys, with a value of 0. -inf is no sink.
 // A row without any visible key keeps its previous partial, or becomes
-// (0, -inf) when `initial`. No blocks, or blocks without work, are legal.
+// (0, -inf) when `initial`, before its sink joins it. No blocks, or blocks without work, are legal.
 struct ForwardCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
@@ -64,17 +66,32 @@ struct ForwardCall {
   float* out_acc = nullptr;
   float* lse = nullptr;
   void* out = nullptr;
+  const float* sinks = nullptr;
   bool initial = false;
   bool final = false;
 };
 
-// delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d].
+// delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d], less dlse[b, h, i] where
+// dlse is given; then 0 where lse[b, h, i] is -inf, as such a row has no gradients.
 struct DeltaCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
-  const void* out = nullptr;   // [batch, q_rows, num_heads, head_dim_v] dtype
-  const void* dout = nullptr;  // like out
-  float* delta = nullptr;      // [batch, num_heads, q_rows] fp32
+  const void* out = nullptr;    // [batch, q_rows, num_heads, head_dim_v] dtype
+  const void* dout = nullptr;   // like out
+  float* delta = nullptr;       // [batch, num_heads, q_rows] fp32
+  const float* dlse = nullptr;  // like delta, or null
+  const float* lse = nullptr;   // like delta; read only with dlse
+};
+
+// dsinks[h] = -sum over b and i of exp(sinks[h] - lse[b, h, i]) * delta[b, h, i], where a sink
+// of -inf has none. In an order that depends on the sizes alone.
+struct SinkGradientCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  const float* sinks = nullptr;  // [num_heads]
+  const float* lse = nullptr;    // [batch, num_heads, q_rows]
+  const float* delta = nullptr;  // likewise
+  float* dsinks = nullptr;       // [num_heads], overwritten
 };
 
 // Gradients of all q rows against the keys of all blocks, with the global lse
@@ -116,8 +133,8 @@ struct ConvertCall {
   int64_t count = 0;
 };
 
-using KernelCall =
-    std::variant<ForwardCall, DeltaCall, BackwardCall, ZeroCall, AddCall, ConvertCall>;
+using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, ZeroCall,
+                                AddCall, ConvertCall>;
 
 }  // namespace ringattn::worker
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <variant>
 
 #include "worker/kernels/cpu/backward.h"
@@ -19,6 +20,8 @@ namespace {
 // against the cost of a task, small against how fast a stop must be seen.
 constexpr int64_t kElementsPerTask = int64_t{1} << 18;
 constexpr int64_t kRowsPerTask = 256;
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // Runs body(begin, end) over [0, count) in parallel.
 template <typename Body>
@@ -64,12 +67,31 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
                        const int64_t row = token % call.q_rows;
                        for (int64_t h = 0; h < heads; ++h) {
                          const int64_t offset = (token * heads + h) * row_bytes;
-                         call.delta[(batch_index * heads + h) * call.q_rows + row] =
+                         const int64_t at = (batch_index * heads + h) * call.q_rows + row;
+                         call.delta[at] =
                              RowDelta(problem.dtype, static_cast<const char*>(call.dout) + offset,
                                       static_cast<const char*>(call.out) + offset, dim);
+                         if (call.dlse == nullptr) continue;
+                         const bool sees_none = call.lse[at] == kNegativeInfinity;
+                         call.delta[at] = sees_none ? 0.0f : call.delta[at] - call.dlse[at];
                        }
                      }
                    });
+}
+
+// A head is one task: its sum has one order, whatever the number of threads.
+absl::Status RunCall(const SinkGradientCall& call, Workspace& workspace, const Progress& progress) {
+  const AttentionProblem& problem = *call.problem;
+  return ForRanges(problem.num_heads, 1, workspace, progress, [&](int64_t h, int64_t) {
+    double sum = 0;
+    for (int64_t b = 0; b < problem.batch && call.sinks[h] != kNegativeInfinity; ++b) {
+      const int64_t first = (b * problem.num_heads + h) * call.q_rows;
+      for (int64_t at = first; at < first + call.q_rows; ++at) {
+        sum += std::exp(double{call.sinks[h]} - call.lse[at]) * call.delta[at];
+      }
+    }
+    call.dsinks[h] = static_cast<float>(-sum);
+  });
 }
 
 absl::Status RunCall(const ZeroCall& call, Workspace& workspace, const Progress& progress) {

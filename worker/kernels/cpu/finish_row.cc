@@ -43,14 +43,19 @@ void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_i
   if (call.final) {
     target = problem.dtype == DType::kFloat32 ? reinterpret_cast<float*>(out) : temporary;
   }
+  const float* const sink = call.final && call.sinks != nullptr ? call.sinks + head : nullptr;
   const float previous_lse = call.initial ? kNegativeInfinity : lse;
   if (sums.sum == 0.0f) {
-    if (!call.initial) {
+    if (!call.initial && sink == nullptr) {
       if (call.final) Convert(problem.dtype, out_acc, out, dim);
       return;
     }
-    std::fill_n(target, dim, 0.0f);
-    lse = kNegativeInfinity;
+    if (call.initial) {
+      std::fill_n(target, dim, 0.0f);
+    } else {
+      Scale(1.0f, out_acc, target, dim);
+    }
+    lse = previous_lse;
   } else {
     const float own_lse = sums.lse.has_value() ? *sums.lse : LogSumExp(scale, sums.max, sums.sum);
     if (previous_lse == kNegativeInfinity) {
@@ -61,6 +66,11 @@ void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_i
       Combine(merged.first, out_acc, merged.second / sums.sum, sums.out, target, dim);
       lse = merged.lse;
     }
+  }
+  if (sink != nullptr && *sink != kNegativeInfinity) {
+    const MergeWeights joined = MergeLse(lse, *sink);
+    Scale(joined.first, target, target, dim);
+    lse = joined.lse;
   }
   if (target == temporary) Convert(problem.dtype, temporary, out, dim);
 }

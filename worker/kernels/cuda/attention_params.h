@@ -70,7 +70,7 @@ struct QRange {
   int32_t row_count = 0;
   int32_t full_begin = 0;
   int32_t full_end = 0;
-  int32_t unused = 0;
+  int32_t piece = 0;  // of q's pieces
 };
 
 // Backward: keys [row_begin, row_begin + rows) of one block.
@@ -84,7 +84,7 @@ struct BackwardTile {
   int32_t rows = 0;
   int32_t range_begin = 0;
   int32_t range_end = 0;
-  int32_t unused = 0;
+  int32_t piece = 0;  // of the blocks' pieces, counted through
 };
 
 // What both directions share. Tensors are laid out as in attention_kernel.h.
@@ -114,6 +114,7 @@ struct ForwardParams {
   float* out_acc = nullptr;
   float* lse = nullptr;
   void* out = nullptr;
+  const float* sinks = nullptr;  // [num_heads], or null; only where final
   int32_t initial = 0;
   int32_t final = 0;
   // Query heads of one kv head that share a tile: tile row r is q row

@@ -1,5 +1,6 @@
 #include "worker/kernels/cuda/choose.h"
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/attention/dtype.h"
@@ -31,19 +32,18 @@ absl::Status CheckProblem(const AttentionProblem& problem) {
 
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
-absl::StatusOr<const KernelFamily*> Choose(Serves serves, const char* direction,
-                                           const AttentionProblem& problem,
-                                           const DeviceInfo& device, const KernelTuning& tuning,
-                                           const ForwardCall* call = nullptr) {
+// `takes` asks a family that serves the problem.
+absl::StatusOr<const KernelFamily*> Choose(
+    Serves serves, const char* direction, const AttentionProblem& problem, const DeviceInfo& device,
+    const KernelTuning& tuning,
+    absl::FunctionRef<bool(const KernelFamily&)> takes = [](const KernelFamily&) { return true; }) {
   if (absl::Status status = CheckProblem(problem); !status.ok()) return status;
   if (absl::Status status = CheckFamily(tuning.family); !status.ok()) return status;
   bool untaken = false;
   for (const KernelFamily& family : Families()) {
     if (!tuning.family.empty() && family.name != tuning.family) continue;
     if (!(family.*serves)(problem, device)) continue;
-    if (call == nullptr || family.takes_forward == nullptr || family.takes_forward(*call)) {
-      return &family;
-    }
+    if (takes(family)) return &family;
     untaken = true;
   }
   return absl::InvalidArgumentError(absl::StrCat(
@@ -87,7 +87,10 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning) {
   absl::StatusOr<const KernelFamily*> family =
-      Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning, &call);
+      Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning,
+             [&call](const KernelFamily& family) {
+               return family.takes_forward == nullptr || family.takes_forward(call);
+             });
   if (!family.ok()) return family.status();
   return (*family)->prepare_forward(call, device, tuning);
 }
@@ -95,7 +98,11 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning& tuning) {
-  absl::StatusOr<const KernelFamily*> family = ChooseBackward(*call.problem, device, tuning);
+  absl::StatusOr<const KernelFamily*> family =
+      Choose(&KernelFamily::serves_backward, "backward", *call.problem, device, tuning,
+             [&call](const KernelFamily& family) {
+               return family.takes_backward == nullptr || family.takes_backward(call);
+             });
   if (!family.ok()) return family.status();
   return (*family)->prepare_backward(call, device, tuning);
 }

@@ -36,7 +36,9 @@ TEST(ChooseTest, TensorCoresWhereTheyServe) {
       const bool hopper = HaveHopper() && dim > 32 && dim % 8 == 0;
       EXPECT_EQ(Name(ChooseForward(ProblemOf(dtype, dim), kH200, {})), hopper ? "sm90" : "sm80");
       EXPECT_NE(Name(ChooseForward(ProblemOf(dtype, dim), kA100, {})), "sm90");
-      EXPECT_EQ(Name(ChooseBackward(ProblemOf(dtype, dim), kH200, {})), "sm80");
+      EXPECT_EQ(Name(ChooseBackward(ProblemOf(dtype, dim), kH200, {})),
+                hopper && dim <= 128 ? "sm90" : "sm80");
+      EXPECT_NE(Name(ChooseBackward(ProblemOf(dtype, dim), kA100, {})), "sm90");
       EXPECT_EQ(Name(ChooseForward(ProblemOf(dtype, 256), kSmall, {})), "simt");
     }
     EXPECT_EQ(Name(ChooseForward(ProblemOf(DType::kFloat32, dim), kH200, {})), "simt");
@@ -77,9 +79,26 @@ TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from these pieces"));
 }
 
-TEST(ChooseTest, TheHopperFamilyHasNoBackward) {
+TEST(ChooseTest, ABackwardThatIsNotTakenFallsToTheNextFamily) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
+  problem.bands = {Band{}};
+  BackwardCall call;
+  call.problem = &problem;
+  call.q_rows = 64;
+  call.q_pieces = {Piece{0, 64, 0, 0, 1}};
+  call.blocks = {{64, {Piece{0, 64, 0, 0, 2}}}};  // keys of every other position
+  const auto prepared = PrepareBackward(call, kH200);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ((*prepared)->family(), "sm80");
+  if (!HaveHopper()) return;
+  const auto refused = PrepareBackward(call, kH200, {.family = "sm90"});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from these pieces"));
+}
+
+TEST(ChooseTest, TheHopperBackwardEndsAtHeadDim128) {
   if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
-  const auto refused = ChooseBackward(ProblemOf(DType::kBFloat16, 64), kH200, {.family = "sm90"});
+  const auto refused = ChooseBackward(ProblemOf(DType::kBFloat16, 136), kH200, {.family = "sm90"});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("no sm90 kernel computes a backward"));
@@ -127,7 +146,7 @@ TEST(ChooseTest, PreparedKernelsNameTheirFamily) {
     backward.blocks = {{300, {piece}}};
     const auto prepared_backward = PrepareBackward(backward, kH200);
     ASSERT_TRUE(prepared_backward.ok()) << prepared_backward.status();
-    EXPECT_EQ((*prepared_backward)->family(), name);
+    EXPECT_EQ((*prepared_backward)->family(), hopper ? "sm90" : name);
   }
 }
 

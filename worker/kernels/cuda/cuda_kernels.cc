@@ -37,6 +37,10 @@ absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
   return ToStatus(LaunchDelta(call, stream), "delta launch");
 }
 
+absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream) {
+  return ToStatus(LaunchSinkGradient(call, stream), "sink gradient launch");
+}
+
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream) {
   if (call.bytes == 0) return absl::OkStatus();
   return ToStatus(cudaMemsetAsync(call.target, 0, call.bytes, stream), "zero");

@@ -43,6 +43,7 @@ absl::Status LoadKernels(const DeviceInfo& device);
 
 // The calls that need no preparation.
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream);
+absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream);
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream);
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream);

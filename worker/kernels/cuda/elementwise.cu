@@ -18,9 +18,11 @@ int BlocksFor(int64_t items) {
 }
 
 // One warp per (batch, row, head): out and dout are read in memory order.
+//   dlse, lse  null, or like delta
 template <typename T>
 __global__ void attention_delta(const T* __restrict__ out, const T* __restrict__ dout,
-                                float* __restrict__ delta, int64_t batch, int64_t rows,
+                                float* __restrict__ delta, const float* __restrict__ dlse,
+                                const float* __restrict__ lse, int64_t batch, int64_t rows,
                                 int num_heads, int columns) {
   const int lane = threadIdx.x & 31;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
@@ -39,9 +41,35 @@ __global__ void attention_delta(const T* __restrict__ out, const T* __restrict__
       const int64_t head = index % num_heads;
       const int64_t row = index / num_heads % rows;
       const int64_t b_index = index / num_heads / rows;
-      delta[(b_index * num_heads + head) * rows + row] = sum;
+      const int64_t at = (b_index * num_heads + head) * rows + row;
+      if (dlse != nullptr) sum = lse[at] == NegativeInfinity() ? 0.0f : sum - dlse[at];
+      delta[at] = sum;
     }
   }
+}
+
+// One block per head: each thread sums every kThreads-th row, then the threads' sums are added
+// pairwise, so that the order is the same in every run.
+__global__ void __launch_bounds__(kThreads)
+    sink_gradient(const float* __restrict__ sinks, const float* __restrict__ lse,
+                  const float* __restrict__ delta, float* __restrict__ dsinks, int64_t batch,
+                  int64_t rows) {
+  __shared__ double sums[kThreads];
+  const int head = blockIdx.x;
+  const float sink = sinks[head];
+  double sum = 0.0;
+  for (int64_t b = 0; b < batch && sink != NegativeInfinity(); ++b) {
+    const int64_t first = (b * gridDim.x + head) * rows;
+    for (int64_t row = threadIdx.x; row < rows; row += kThreads) {
+      sum -= static_cast<double>(expf(sink - lse[first + row])) * delta[first + row];
+    }
+  }
+  sums[threadIdx.x] = sum;
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
+  }
+  if (threadIdx.x == 0) dsinks[head] = static_cast<float>(sums[0]);
 }
 
 __global__ void add_fp32(float* target, const float* source, int64_t count) {
@@ -130,8 +158,9 @@ cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
   const int64_t count = problem.batch * call.q_rows * problem.num_heads;
   if (count == 0) return cudaSuccess;
   attention_delta<T><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
-      static_cast<const T*>(call.out), static_cast<const T*>(call.dout), call.delta, problem.batch,
-      call.q_rows, static_cast<int>(problem.num_heads), static_cast<int>(problem.head_dim_v));
+      static_cast<const T*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,
+      call.lse, problem.batch, call.q_rows, static_cast<int>(problem.num_heads),
+      static_cast<int>(problem.head_dim_v));
   return cudaGetLastError();
 }
 
@@ -154,6 +183,13 @@ cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream) {
       return Delta<__half>(call, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchSinkGradient(const SinkGradientCall& call, cudaStream_t stream) {
+  const AttentionProblem& problem = *call.problem;
+  sink_gradient<<<static_cast<unsigned>(problem.num_heads), kThreads, 0, stream>>>(
+      call.sinks, call.lse, call.delta, call.dsinks, problem.batch, call.q_rows);
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream) {
@@ -201,6 +237,7 @@ std::vector<const void*> ElementwiseKernels() {
   return {reinterpret_cast<const void*>(&attention_delta<float>),
           reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16>),
           reinterpret_cast<const void*>(&attention_delta<__half>),
+          reinterpret_cast<const void*>(&sink_gradient),
           reinterpret_cast<const void*>(&add_fp32),
           reinterpret_cast<const void*>(&convert_from_fp32<__nv_bfloat16>),
           reinterpret_cast<const void*>(&convert_from_fp32<__half>),

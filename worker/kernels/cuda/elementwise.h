@@ -1,4 +1,4 @@
-// The small kernels: delta, sums, conversions, and the combination of split-KV
+// The small kernels: delta, sinks' gradients, sums, conversions, and the combination of split-KV
 // partials. Each function enqueues on `stream` and returns the launch's error.
 // Never allocates, never waits.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_
@@ -14,6 +14,7 @@
 namespace ringattn::worker::cuda {
 
 cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
+cudaError_t LaunchSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
 cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
 

@@ -56,6 +56,7 @@ struct KernelFamily {
 
   // Whether it can compute this call of a problem that it serves: pieces and addresses. Null: all.
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
+  bool (*takes_backward)(const BackwardCall& call) = nullptr;
 };
 
 }  // namespace ringattn::worker::cuda

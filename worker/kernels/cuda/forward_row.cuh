@@ -39,6 +39,15 @@ __device__ __forceinline__ DeviceMerge MergeDeviceLse(float lse_first, float lse
   return {first / sum, second / sum, max + logf(sum)};
 }
 
+// The head's sink joins a row that has all its keys: (0, sink) as one more partial.
+__device__ __forceinline__ void JoinSink(float sink, float& lse, float& weight,
+                                         float& previous_weight) {
+  const DeviceMerge joined = MergeDeviceLse(lse, sink);
+  weight *= joined.first;
+  previous_weight *= joined.first;
+  lse = joined.lse;
+}
+
 // One row of the result. Holds where it goes and the weights of the merge.
 struct ForwardRow {
   bool exists;
@@ -96,6 +105,7 @@ struct ForwardRow {
       lse = merge.lse;
       read_previous = true;
     }
+    if (params.sinks != nullptr) JoinSink(params.sinks[head], lse, weight, previous_weight);
   }
 
   __device__ __forceinline__ void StoreLse() const { *lse_target = lse; }

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PARAMS_OF_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PARAMS_OF_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "worker/kernels/attention_kernel.h"
@@ -28,6 +29,28 @@ inline CommonParams CommonOf(const AttentionProblem& problem, int64_t q_rows) {
   common.scale_log2 = problem.softmax_scale * kLog2E;
   common.softcap = problem.softcap;
   return common;
+}
+
+// Decides on 16-byte accesses (CommonParams) by a call's dims and addresses: its blocks, a tensor
+// over head_dim (q), and one over head_dim_v; null is aligned.
+template <typename Call>
+void AllowVectors(const Call& call, const void* over_qk, const void* over_v, CommonParams& common) {
+  bool aligned_qk = common.head_dim % 8 == 0 && Aligned16(over_qk);
+  bool aligned_v = common.head_dim_v % 8 == 0 && Aligned16(over_v);
+  for (const KvBlock& block : call.blocks) {
+    aligned_qk = aligned_qk && Aligned16(block.k);
+    aligned_v = aligned_v && Aligned16(block.v);
+  }
+  common.vector_qk = aligned_qk;
+  common.vector_v = aligned_v;
+}
+
+// Short queries: all heads of a group share a tile, so that K/V are read once. How many heads do.
+inline int32_t HeadPack(const ForwardCall& call, int32_t tile_rows) {
+  int64_t longest_piece = 0;
+  for (const Piece& piece : call.q_pieces) longest_piece = std::max(longest_piece, piece.length);
+  const int64_t group_size = call.problem->num_heads / call.problem->num_kv_heads;
+  return longest_piece * group_size <= tile_rows ? static_cast<int32_t>(group_size) : 1;
 }
 
 }  // namespace ringattn::worker::cuda

@@ -4,54 +4,27 @@
 #include <utility>
 
 #include "worker/kernels/cuda/attention_params.h"
-#include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/params_of.h"
-#include "worker/kernels/cuda/tables.h"
 #include "worker/kernels/cuda/tensor_map.h"
 #include "worker/kernels/cuda/tile_plan.h"
+#include "worker/kernels/cuda/tiled_call.h"
 
 namespace ringattn::worker::cuda {
 namespace {
 
-class TiledBackward : public PreparedKernel {
+constexpr int kBlocksPerSm = 8;  // these keep the tail short
+
+class TiledBackward : public TiledCall<BackwardParams, BackwardPlan> {
  public:
-  // `params`: all but the tables, which Launch sets.
   TiledBackward(std::string_view family, const TileKernel& kernel, DType dtype,
                 const BackwardParams& params, BackwardPlan plan)
-      : PreparedKernel(family),
-        kernel_(kernel),
-        dtype_(dtype),
-        params_(params),
-        plan_(std::move(plan)),
-        tile_count_(static_cast<int64_t>(plan_.tiles.size())),
-        ranges_offset_(TableBytes(plan_.tiles)) {
-    table_bytes_ = ranges_offset_ + TableBytes(plan_.ranges);
-  }
-
-  void WriteTables(void* target) const override {
-    WriteTable(plan_.tiles, target, 0);
-    WriteTable(plan_.ranges, target, ranges_offset_);
-  }
-  void DropTables() override { plan_ = {}; }
+      : TiledCall(family, kernel, dtype, params, std::move(plan)) {}
 
   absl::Status Launch(const TableLaunch& launch) const override {
-    if (tile_count_ == 0 || params_.common.batch == 0) return absl::OkStatus();
-    BackwardParams params = params_;
-    params.common.stop_word = launch.stop_word;
-    params.tiles = TableAt<BackwardTile>(launch.tables, 0);
-    params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
-    return LaunchTiles(kernel_, dtype_, tile_count_,
-                       params.common.num_heads / params.heads_per_block, params.common.batch,
-                       &params, launch.stream);
+    if (!has_work()) return absl::OkStatus();
+    const BackwardParams params = ParamsAt(launch);
+    return LaunchKernel(params, params.common.num_heads / params.heads_per_block, launch.stream);
   }
-
- private:
-  const TileKernel kernel_;
-  const DType dtype_;
-  const BackwardParams params_;
-  BackwardPlan plan_;
-  const int64_t tile_count_;
-  const int64_t ranges_offset_;  // in the tables, bytes
 };
 
 BackwardParams ParamsOf(const BackwardCall& call) {
@@ -63,25 +36,8 @@ BackwardParams ParamsOf(const BackwardCall& call) {
   params.lse = call.lse;
   params.delta = call.delta;
   params.dq_acc = call.dq_acc;
-  bool aligned_qk = problem.head_dim % 8 == 0 && Aligned16(call.q);
-  bool aligned_v = problem.head_dim_v % 8 == 0 && Aligned16(call.dout);
-  for (const KvBlock& block : call.blocks) {
-    aligned_qk = aligned_qk && Aligned16(block.k);
-    aligned_v = aligned_v && Aligned16(block.v);
-  }
-  params.common.vector_qk = aligned_qk;
-  params.common.vector_v = aligned_v;
+  AllowVectors(call, call.q, call.dout, params.common);
   return params;
-}
-
-// All heads of a group in one block save dk/dv traffic; fewer per block give
-// the scheduler more, shorter blocks. Eight per SM keep the tail short.
-int32_t HeadsPerBlock(int32_t group_size, int64_t num_heads, int64_t tiles, int sm_count) {
-  const int64_t wanted = int64_t{8} * sm_count;
-  for (int32_t heads = group_size; heads > 1; --heads) {
-    if (group_size % heads == 0 && tiles * (num_heads / heads) >= wanted) return heads;
-  }
-  return 1;
 }
 
 // Needs rows of whole 16-byte units; without an address the call is only being measured.
@@ -94,13 +50,21 @@ absl::Status EncodeDqMap(int32_t tile_rows, BackwardParams& params) {
                                         {.head_dim = common.head_dim,
                                          .heads = common.num_heads,
                                          .rows = common.q_rows,
-                                         .batch = common.batch},
+                                         .batch = common.batch,
+                                         .row_pitch = common.q_rows},
                                         {.columns = 32, .rows = tile_rows}, params.dq_map);
   if (status.ok()) params.has_dq_map = 1;
   return status;
 }
 
 }  // namespace
+
+int32_t HeadsPerBlock(int32_t group_size, int64_t num_heads, int64_t tiles, int64_t wanted) {
+  for (int32_t heads = group_size; heads > 1; --heads) {
+    if (group_size % heads == 0 && tiles * (num_heads / heads) >= wanted) return heads;
+  }
+  return 1;
+}
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareTiledBackward(std::string_view family,
                                                                      const TileKernel& kernel,
@@ -113,9 +77,9 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareTiledBackward(std::string
   if (staged_dq && !plan.tiles.empty()) {
     if (absl::Status status = EncodeDqMap(kernel.tile_rows, params); !status.ok()) return status;
   }
-  params.heads_per_block =
-      HeadsPerBlock(params.common.group_size, problem.num_heads,
-                    static_cast<int64_t>(plan.tiles.size()) * problem.batch, device.sm_count);
+  params.heads_per_block = HeadsPerBlock(params.common.group_size, problem.num_heads,
+                                         static_cast<int64_t>(plan.tiles.size()) * problem.batch,
+                                         int64_t{kBlocksPerSm} * device.sm_count);
   return std::make_unique<TiledBackward>(family, kernel, problem.dtype, params, std::move(plan));
 }
 

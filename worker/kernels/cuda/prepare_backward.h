@@ -3,6 +3,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PREPARE_BACKWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PREPARE_BACKWARD_H_
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -20,6 +21,11 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareTiledBackward(std::string
                                                                      bool staged_dq,
                                                                      const BackwardCall& call,
                                                                      const DeviceInfo& device);
+
+// How many query heads of a group one block takes. All of them save dk/dv traffic; fewer per block
+// give the scheduler more, shorter blocks, of which it should have `wanted`. `tiles` are key tiles
+// times batch.
+int32_t HeadsPerBlock(int32_t group_size, int64_t num_heads, int64_t tiles, int64_t wanted);
 
 }  // namespace ringattn::worker::cuda
 

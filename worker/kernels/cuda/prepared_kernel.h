@@ -1,9 +1,9 @@
 // A forward or backward call made ready: its kernel chosen, its tables laid out on the host. What
 // every family's Prepare functions return.
 //
-//   kernel->WriteTables(host);                      // table_bytes(), copied to the device by the
-//   caller kernel->DropTables(); kernel->Launch({stream, tables, scratch, stop_word});   // any
-//   number of times
+//   kernel->WriteTables(host);  // table_bytes(), copied to the device by the caller
+//   kernel->DropTables();
+//   kernel->Launch({stream, tables, scratch, stop_word});  // any number of times
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PREPARED_KERNEL_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PREPARED_KERNEL_H_
 

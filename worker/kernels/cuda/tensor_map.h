@@ -8,12 +8,13 @@
 
 namespace ringattn::worker::cuda {
 
-// An fp32 tensor [batch, rows, heads, head_dim].
+// An fp32 tensor [batch, row_pitch, heads, head_dim], of which rows [0, rows) are touched.
 struct MappedTensor {
   int64_t head_dim = 0;  // a multiple of 4
   int64_t heads = 0;
   int64_t rows = 0;
   int64_t batch = 0;
+  int64_t row_pitch = 0;
 };
 
 // What one copy moves: so many columns of so many rows of one head.

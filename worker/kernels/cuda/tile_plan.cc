@@ -88,97 +88,112 @@ void AppendSlice(const std::vector<KvRange>& ranges, int32_t keys, int64_t tile_
   }
 }
 
-}  // namespace
+// A q tile with all its ranges, before its keys are split.
+struct Draft {
+  int64_t q_row_begin = 0;
+  int32_t q_rows = 0;
+  std::vector<KvRange> ranges;
+  int64_t key_tiles = 0;
+};
 
-ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape) {
-  const AttentionProblem& problem = *call.problem;
+// What q rows [begin, end) of the piece see of the keys; no range if nothing.
+void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockPiece& keys,
+                 const KvBlock& block, const Band& band, std::vector<KvRange>& ranges) {
+  const RowRange reach = ReachableKeys(q, begin, end, *keys.piece, band);
+  if (reach.empty()) return;
+  const RowRange full = FullyVisibleKeys(q, begin, end, *keys.piece, band);
+  KvRange range;
+  range.k = block.k;
+  range.v = block.v;
+  range.block_rows = block.rows;
+  range.piece = keys.index;
+  range.row_begin = keys.piece->local_begin + reach.begin;
+  range.row_count = Narrow(reach.size());
+  range.limits = LimitsOf(q, begin, *keys.piece, reach.begin, band);
+  if (!full.empty()) {
+    range.full_begin = Narrow(std::max<int64_t>(full.begin - reach.begin, 0));
+    range.full_end = Narrow(std::min(full.end, reach.end) - reach.begin);
+  }
+  ranges.push_back(range);
+}
+
+std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& shape) {
   const auto keys_by_document = KeysByDocument(call.blocks);
-
-  // First the unsplit tiles with their ranges.
-  struct Draft {
-    int64_t q_row_begin;
-    int32_t q_rows;
-    std::vector<KvRange> ranges;
-    int64_t key_tiles = 0;
-  };
   std::vector<Draft> drafts;
-  int64_t total_key_tiles = 0;
   for (const Piece& q : call.q_pieces) {
     const auto found = keys_by_document.find(q.document);
     for (int64_t begin = 0; begin < q.length; begin += shape.q_rows) {
       const int64_t end = std::min<int64_t>(begin + shape.q_rows, q.length);
       Draft draft{q.local_begin + begin, Narrow(end - begin), {}};
       if (found != keys_by_document.end()) {
-        const Band& band = problem.bands[q.document];
-        for (const BlockPiece& entry : found->second) {
-          const RowRange reach = ReachableKeys(q, begin, end, *entry.piece, band);
-          if (reach.empty()) continue;
-          const RowRange full = FullyVisibleKeys(q, begin, end, *entry.piece, band);
-          const KvBlock& block = call.blocks[entry.block];
-          KvRange range;
-          range.k = block.k;
-          range.v = block.v;
-          range.block_rows = block.rows;
-          range.piece = entry.index;
-          range.row_begin = entry.piece->local_begin + reach.begin;
-          range.row_count = Narrow(reach.size());
-          range.limits = LimitsOf(q, begin, *entry.piece, reach.begin, band);
-          if (!full.empty()) {
-            range.full_begin = Narrow(std::max<int64_t>(full.begin - reach.begin, 0));
-            range.full_end = Narrow(std::min(full.end, reach.end) - reach.begin);
-          }
-          draft.key_tiles += KeyTiles(range, shape.keys);
-          draft.ranges.push_back(range);
+        const Band& band = call.problem->bands[q.document];
+        for (const BlockPiece& keys : found->second) {
+          AppendRange(q, begin, end, keys, call.blocks[keys.block], band, draft.ranges);
         }
       }
       if (draft.ranges.empty() && !call.initial && !call.final) continue;
-      total_key_tiles += draft.key_tiles;
+      for (const KvRange& range : draft.ranges) draft.key_tiles += KeyTiles(range, shape.keys);
       drafts.push_back(std::move(draft));
     }
   }
+  return drafts;
+}
 
-  // Split when too few blocks would run: parts of about equal length.
-  int64_t part_tiles = std::max<int64_t>(total_key_tiles, 1);
+// The most key tiles that one tile is to have: all of a draft's, unless too few blocks would run;
+// then parts of about equal length.
+int64_t PartTiles(const std::vector<Draft>& drafts, const ForwardTileShape& shape) {
+  int64_t total = 0;
+  for (const Draft& draft : drafts) total += draft.key_tiles;
   const int64_t blocks = static_cast<int64_t>(drafts.size()) * shape.blocks_per_tile;
-  if (shape.target_blocks > 0 && blocks > 0 && blocks * 10 < shape.target_blocks * 8) {
-    const int64_t parts = shape.target_blocks / std::max<int64_t>(shape.blocks_per_tile, 1);
-    constexpr int64_t kMinimalTiles = 4;  // below, the combine costs more than it saves
-    part_tiles =
-        std::max(kMinimalTiles, (total_key_tiles + parts - 1) / std::max<int64_t>(parts, 1));
+  if (shape.target_blocks <= 0 || blocks <= 0 || blocks * 10 >= shape.target_blocks * 8) {
+    return std::max<int64_t>(total, 1);
   }
+  const int64_t parts =
+      std::max<int64_t>(shape.target_blocks / std::max<int64_t>(shape.blocks_per_tile, 1), 1);
+  constexpr int64_t kMinimalTiles = 4;  // below, the combine costs more than it saves
+  return std::max(kMinimalTiles, (total + parts - 1) / parts);
+}
 
+// The draft's tile, or its parts of at most `part_tiles` key tiles and how to combine them.
+void AppendTiles(const Draft& draft, int32_t keys, int64_t part_tiles, ForwardPlan& plan,
+                 std::vector<WeightedTile>& weighted) {
+  WeightedTile entry;
+  entry.tile.q_row_begin = draft.q_row_begin;
+  entry.tile.q_rows = draft.q_rows;
+  const int64_t parts = draft.key_tiles == 0 ? 1 : (draft.key_tiles + part_tiles - 1) / part_tiles;
+  const int64_t step = (draft.key_tiles + parts - 1) / parts;
+  if (parts > 1) {
+    CombineTile combine;
+    combine.q_row_begin = draft.q_row_begin;
+    combine.q_rows = draft.q_rows;
+    combine.slot_begin = Narrow(plan.slots);
+    combine.slot_end = Narrow(plan.slots + parts);
+    plan.combines.push_back(combine);
+  }
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = part * step;
+    const int64_t end = std::min(begin + step, draft.key_tiles);
+    entry.tile.range_begin = Narrow(plan.ranges.size());
+    if (parts == 1) {
+      plan.ranges.insert(plan.ranges.end(), draft.ranges.begin(), draft.ranges.end());
+    } else {
+      AppendSlice(draft.ranges, keys, begin, end, plan.ranges);
+      entry.tile.partial_slot = Narrow(plan.slots++);
+    }
+    entry.tile.range_end = Narrow(plan.ranges.size());
+    entry.weight = std::max<int64_t>(end - begin, 0);
+    weighted.push_back(entry);
+  }
+}
+
+}  // namespace
+
+ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape) {
+  const std::vector<Draft> drafts = DraftTiles(call, shape);
+  const int64_t part_tiles = PartTiles(drafts, shape);
   ForwardPlan plan;
   std::vector<WeightedTile> weighted;
-  for (const Draft& draft : drafts) {
-    WeightedTile entry;
-    entry.tile.q_row_begin = draft.q_row_begin;
-    entry.tile.q_rows = draft.q_rows;
-    const int64_t parts =
-        draft.key_tiles == 0 ? 1 : (draft.key_tiles + part_tiles - 1) / part_tiles;
-    const int64_t step = (draft.key_tiles + parts - 1) / parts;
-    if (parts > 1) {
-      CombineTile combine;
-      combine.q_row_begin = draft.q_row_begin;
-      combine.q_rows = draft.q_rows;
-      combine.slot_begin = Narrow(plan.slots);
-      combine.slot_end = Narrow(plan.slots + parts);
-      plan.combines.push_back(combine);
-    }
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t begin = part * step;
-      const int64_t end = std::min(begin + step, draft.key_tiles);
-      entry.tile.range_begin = Narrow(plan.ranges.size());
-      if (parts == 1) {
-        plan.ranges.insert(plan.ranges.end(), draft.ranges.begin(), draft.ranges.end());
-      } else {
-        AppendSlice(draft.ranges, shape.keys, begin, end, plan.ranges);
-        entry.tile.partial_slot = Narrow(plan.slots++);
-      }
-      entry.tile.range_end = Narrow(plan.ranges.size());
-      entry.weight = std::max<int64_t>(end - begin, 0);
-      weighted.push_back(entry);
-    }
-  }
+  for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, part_tiles, plan, weighted);
   std::stable_sort(weighted.begin(), weighted.end(),
                    [](const auto& a, const auto& b) { return a.weight > b.weight; });
   plan.tiles.reserve(weighted.size());
@@ -192,10 +207,12 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
   for (const Piece& piece : call.q_pieces) {
     if (piece.length > 0) queries_by_document[piece.document].push_back(&piece);
   }
+  int32_t key_piece = -1;
   BackwardPlan plan;
   std::vector<std::pair<int64_t, BackwardTile>> weighted;
   for (const KvBlock& block : call.blocks) {
     for (const Piece& k : block.pieces) {
+      ++key_piece;
       const auto found = queries_by_document.find(k.document);
       if (found == queries_by_document.end()) continue;
       const Band& band = problem.bands[k.document];
@@ -211,6 +228,7 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
         tile.row_begin = k.local_begin + begin;
         tile.rows = Narrow(end - begin);
         tile.range_begin = Narrow(plan.ranges.size());
+        tile.piece = key_piece;
         int64_t weight = 0;
         for (const Piece* q : found->second) {
           const RowRange reach = ReachingQueries(*q, k, begin, end, band);
@@ -221,6 +239,7 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
           range.row_begin = q->local_begin + reach.begin;
           range.row_count = Narrow(reach.size());
           range.limits = LimitsOf(*q, reach.begin, k, begin, band);
+          range.piece = Narrow(q - call.q_pieces.data());
           // A short key tile is always masked: its missing columns are not zero
           // after exp.
           if (!full.empty() && end - begin == tile_keys) {

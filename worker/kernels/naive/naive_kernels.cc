@@ -43,6 +43,17 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
       out[d] += weight * Load(p.dtype, block.v, v_offset + d);
     }
   }
+  if (call.sinks != nullptr && call.final) {
+    const double sink = call.sinks[h];
+    const double higher = std::max(max, sink);
+    if (higher > max) {
+      const double shrunk = max == -kInfinity ? 0.0 : std::exp(max - higher);
+      sum *= shrunk;
+      for (double& value : out) value *= shrunk;
+      max = higher;
+    }
+    if (max != -kInfinity) sum += std::exp(sink - max);
+  }
   for (double& value : out) value = sum == 0.0 ? 0.0 : value / sum;
   lse = sum == 0.0 ? -kInfinity : static_cast<float>(max + std::log(sum));
   for (int64_t d = 0; d < p.head_dim_v; ++d) {
@@ -103,9 +114,21 @@ struct Runner {
     const AttentionProblem& p = *call.problem;
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
       const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
-      call.delta[(b * p.num_heads + h) * call.q_rows + i] =
-          static_cast<float>(Dot(p.dtype, call.dout, offset, call.out, offset, p.head_dim_v));
+      const int64_t at = (b * p.num_heads + h) * call.q_rows + i;
+      double delta = Dot(p.dtype, call.dout, offset, call.out, offset, p.head_dim_v);
+      if (call.dlse != nullptr) delta = call.lse[at] == -kInfinity ? 0.0 : delta - call.dlse[at];
+      call.delta[at] = static_cast<float>(delta);
     });
+  }
+  void operator()(const SinkGradientCall& call) const {
+    const AttentionProblem& p = *call.problem;
+    std::vector<double> sums(p.num_heads, 0.0);
+    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
+      const int64_t at = (b * p.num_heads + h) * call.q_rows + i;
+      if (call.sinks[h] == -kInfinity) return;
+      sums[h] -= std::exp(double{call.sinks[h]} - call.lse[at]) * call.delta[at];
+    });
+    for (int64_t h = 0; h < p.num_heads; ++h) call.dsinks[h] = static_cast<float>(sums[h]);
   }
   void operator()(const ZeroCall& call) const {
     if (call.bytes > 0) std::memset(call.target, 0, call.bytes);

@@ -94,6 +94,9 @@ absl::Status LoadKernels(const DeviceInfo&) { return absl::OkStatus(); }
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
   return Enqueue(call, stream);
 }
+absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream) {
+  return Enqueue(call, stream);
+}
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {

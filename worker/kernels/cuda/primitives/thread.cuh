@@ -19,6 +19,7 @@ __device__ __forceinline__ unsigned OpaqueThread() { return Opaque(threadIdx.x);
 // What is computed from `x` below is not moved above this, out of a loop for
 // instance, where it would cost registers that accumulators need.
 __device__ __forceinline__ void KeepHere(uint32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void KeepHere(float& x) { asm volatile("" : "+f"(x)); }
 
 // `barrier` 1 to 15. Of kThreads threads some may only arrive: what they wrote
 // before is seen by those that wait.

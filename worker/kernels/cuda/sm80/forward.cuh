@@ -63,7 +63,7 @@ struct Forward {
     const uint32_t k_lane = Tile::Offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
     const uint32_t v_lane = Tile::Offset(lane & 15, lane >> 4);
 
-    ForwardLoads<Shape> loads(params, tile, thread, first_head / common.group_size, batch);
+    ForwardLoads<Shape> loads(params, tile, thread);
     LoadQTile<T, Shape::kDim, Shape::kRows, Shape::kThreads>(q_tile, params, tile, first_head,
                                                              batch);
     if (loads.more()) {
@@ -79,17 +79,17 @@ struct Forward {
     ClearAccumulators(output);
     rows.Clear();
     const Transform transform(common);
-    const float headroom = kOffsetHeadroom / transform.multiplier;
 
     int buffer = 0;
     for (int index = tile.range_begin; index < tile.range_end; ++index) {
       const KvRange& range = params.ranges[index];
       const int row_count = range.row_count;
-      const int full_begin = range.full_begin;
-      const int full_end = range.full_end;
       for (int row = 0; row < row_count; row += Shape::kKeys) {
         WaitCopies<0>();
         __syncthreads();  // this tile is there, and everyone has left the other buffer
+        // Read in every tile: kept over the exponentials, one of them was spilled, and read late.
+        const int full_begin = range.full_begin;
+        const int full_end = range.full_end;
         const bool more = loads.more();
         if (more) loads.LoadKeys(k_tiles + (buffer ^ 1) * Shape::kKvBytes);
         if (!Shape::kSpreadCopies && more) {
@@ -107,15 +107,13 @@ struct Forward {
         if (row < full_begin || row + Shape::kKeys > full_end) {
           MaskScores<16>(scores, range, warp_row + (lane >> 2), row + 2 * (threadIdx.x & 3), pack);
         }
-        rows.MoveOffsets(scores, transform.multiplier, headroom, output);
-        if (rows.wide) rows.SubtractBases(scores, transform.multiplier);
+        rows.Settle(scores, transform.multiplier, output);
         AddValues(output, scores, transform.multiplier, rows,
                   v_tiles + buffer * Shape::kKvBytes + v_lane);
         buffer ^= 1;
       }
     }
-    Store(params, tile, first_head, batch, warp_row + (lane >> 2), lane, transform.multiplier, rows,
-          output);
+    Store(params, warp_row + (lane >> 2), lane, transform.multiplier, rows, output);
   }
 
  private:
@@ -139,10 +137,17 @@ struct Forward {
   }
 
   // The epilogue. `row` is the lane's first row in the tile.
-  static __device__ __forceinline__ void Store(const ForwardParams& params, const ForwardTile& tile,
-                                               int first_head, int64_t batch, int row, int lane,
+  static __device__ __forceinline__ void Store(const ForwardParams& params, int row, int lane,
                                                float multiplier, const Rows& rows,
                                                const Output& output) {
+    // Asked for again, rather than kept in registers all the way.
+    uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+    KeepHere(x);
+    KeepHere(y);
+    KeepHere(z);
+    const ForwardTile tile = params.tiles[x];
+    const int first_head = y * params.head_pack;
+    const int64_t batch = z;
 #pragma unroll
     for (int m = 0; m < Shape::kRowTiles; ++m) {
 #pragma unroll

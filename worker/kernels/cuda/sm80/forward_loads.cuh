@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/primitives/thread.cuh"
 
 namespace ringattn::worker::cuda::sm80 {
 
@@ -16,7 +17,7 @@ struct RowSource {
   using T = typename Shape::T;
   using Copy = typename Shape::Copy;
 
-  const int64_t stride;
+  const typename Shape::Stride stride;
   const T* next = nullptr;  // of the tile that is copied next
 
   __device__ __forceinline__ void Open(const void* tensor, int64_t token, unsigned thread,
@@ -36,22 +37,18 @@ struct ForwardLoads {
   const ForwardParams& params;
   const ForwardTile& tile;
   const unsigned thread;
-  const int kv_head;
-  const int64_t batch;
   RowSource<Shape> k, v;
   int index;      // of the range
   int row = 0;    // of the tile, in the range
   int count = 0;  // of the range
 
   __device__ __forceinline__ ForwardLoads(const ForwardParams& params, const ForwardTile& tile,
-                                          unsigned thread, int kv_head, int64_t batch)
+                                          unsigned thread)
       : params(params),
         tile(tile),
         thread(thread),
-        kv_head(kv_head),
-        batch(batch),
-        k{int64_t{params.common.num_kv_heads} * params.common.head_dim},
-        v{int64_t{params.common.num_kv_heads} * params.common.head_dim_v},
+        k{typename Shape::Stride{params.common.num_kv_heads} * params.common.head_dim},
+        v{typename Shape::Stride{params.common.num_kv_heads} * params.common.head_dim_v},
         index(tile.range_begin) {}
 
   __device__ __forceinline__ bool more() const { return index < tile.range_end; }
@@ -60,7 +57,12 @@ struct ForwardLoads {
   __device__ __forceinline__ void OpenRange() {
     const CommonParams& common = params.common;
     const KvRange& range = params.ranges[index];
-    const int64_t token = batch * range.block_rows + range.row_begin;
+    // Asked for again, rather than kept in registers all the way.
+    uint32_t y = blockIdx.y, z = blockIdx.z;
+    KeepHere(y);
+    KeepHere(z);
+    const int kv_head = static_cast<int>(y) * params.head_pack / common.group_size;
+    const int64_t token = int64_t{z} * range.block_rows + range.row_begin;
     k.Open(range.k, token, thread, kv_head, common.head_dim, common.vector_qk);
     v.Open(range.v, token, thread, kv_head, common.head_dim_v, common.vector_v);
     row = 0;
@@ -94,8 +96,8 @@ struct ForwardWideLoads {
         thread(thread),
         kv_head(kv_head),
         batch(batch),
-        k{int64_t{params.common.num_kv_heads} * params.common.head_dim},
-        v{int64_t{params.common.num_kv_heads} * params.common.head_dim_v} {}
+        k{typename Shape::Stride{params.common.num_kv_heads} * params.common.head_dim},
+        v{typename Shape::Stride{params.common.num_kv_heads} * params.common.head_dim_v} {}
 
   __device__ __forceinline__ void OpenKeys(const KvRange& range) {
     k.Open(range.k, Token(range), thread, kv_head, params.common.head_dim, params.common.vector_qk);

@@ -1,7 +1,5 @@
-// Running statistics of the rows that a lane holds in the forward, and the rescaling of what it
-// has of them. Probabilities are exp2(score * multiplier - offset); a row's offset moves only
-// when a score exceeds its limit, 2^8 above it (exact after normalisation), which makes
-// rescaling rare.
+// Running statistics of the rows that a lane holds in the forward (row_softmax.cuh), and the
+// rescaling of what it has of them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_ROWS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_ROWS_CUH_
 
@@ -19,7 +17,7 @@ struct ForwardRows {
   float offset[kRowTiles][2];
   float sum[kRowTiles][2];  // this lane's columns only, until the end
 
-  bool wide;  // one of the warp's rows is; see IsWide below
+  bool wide;  // one of the warp's rows is (score_rule.cuh)
 
   __device__ __forceinline__ void Clear() {
     wide = false;
@@ -34,12 +32,14 @@ struct ForwardRows {
     }
   }
 
-  // Moves the offsets of rows whose maximum grew, and rescales what they have.
-  __device__ __forceinline__ void MoveOffsets(const typename Shape::Scores& scores,
-                                              float multiplier, float headroom,
-                                              typename Shape::Output& output) {
+  // Before the exponentials of a tile: moves the offsets of rows whose maximum grew, rescales what
+  // they have, and makes the scores of wide rows relative to their limit. One branch for all that
+  // is rare: a second one, of wide rows alone, took registers from every tile (d64 and d256 then
+  // spill, and lose 5% and 6%).
+  __device__ __forceinline__ void Settle(typename Shape::Scores& scores, float multiplier,
+                                         typename Shape::Output& output) {
     float max[kRowTiles][2];
-    bool grew = false;
+    bool rare = wide;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -52,10 +52,13 @@ struct ForwardRows {
         x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
         x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
         max[m][half] = x;
-        grew |= x > limit[m][half];
+        rare |= x > limit[m][half];
       }
     }
-    if (!__any_sync(0xffffffff, grew)) return;
+    if (__builtin_expect(!__any_sync(0xffffffff, rare), 1)) return;
+    // Worked out here, as a register that is kept for it is one too many.
+    KeepHere(multiplier);
+    const float headroom = __fdividef(kOffsetHeadroom, multiplier);
     bool grew_wide = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -64,14 +67,11 @@ struct ForwardRows {
         float factor = 1.0f;
         if (max[m][half] > limit[m][half]) {
           const RowBase moved(max[m][half], multiplier, headroom);
-          factor =
-              limit[m][half] == NegativeInfinity()
-                  ? 0.0f
-                  : Exp2(RowBase::Of(limit[m][half], offset[m][half], multiplier) - moved.base);
+          factor = moved.Factor(limit[m][half], offset[m][half], multiplier);
           offset[m][half] = moved.offset;
           limit[m][half] = moved.limit;
           sum[m][half] *= factor;
-          grew_wide |= moved.offset != moved.base;
+          grew_wide |= moved.wide();
         }
 #pragma unroll
         for (int n = 0; n < Shape::kDim / 8; ++n) {
@@ -81,24 +81,23 @@ struct ForwardRows {
       }
     }
     wide |= __any_sync(0xffffffff, grew_wide);
+    if (wide) SubtractLimits(scores, multiplier);
   }
 
-  // Before the exponentials of a tile, where rows are wide: their scores become relative.
-  __device__ __forceinline__ void SubtractBases(typename Shape::Scores& scores,
-                                                float multiplier) const {
+ private:
+  __device__ __forceinline__ void SubtractLimits(typename Shape::Scores& scores,
+                                                 float multiplier) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float base = RowBase::Of(limit[m][half], offset[m][half], multiplier);
-        if (base == offset[m][half]) continue;
+        // A select: a branch here costs d64 32 bytes of spills.
+        const float subtrahend =
+            RowBase::Wide(limit[m][half], offset[m][half], multiplier) ? limit[m][half] : 0.0f;
 #pragma unroll
         for (int n = 0; n < Shape::kKeyTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& x = scores[m][n][half * 2 + i];
-            x = (WideScore(x, multiplier) - base) / multiplier;
-          }
+          for (int i = 0; i < 2; ++i) scores[m][n][half * 2 + i] -= subtrahend;
         }
       }
     }

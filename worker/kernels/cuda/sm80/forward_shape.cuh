@@ -39,6 +39,7 @@ struct ForwardShape {
   using Probabilities = uint32_t[kRowTiles][4];  // of 16 keys
   using Output = float[kRowTiles][kDim / 8][4];
   using QFragments = uint32_t[kRowTiles][kDimSteps][4];
+  using Stride = int32_t;  // of k's and v's rows, elements: num_kv_heads * head_dim <= 65535 * 256
 };
 
 }  // namespace ringattn::worker::cuda::sm80

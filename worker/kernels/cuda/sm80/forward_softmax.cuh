@@ -7,12 +7,10 @@
 #include "worker/kernels/cuda/attention_params.h"
 #include "worker/kernels/cuda/primitives/band.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/row_softmax.cuh"
 #include "worker/kernels/cuda/score_rule.cuh"
 
 namespace ringattn::worker::cuda::sm80 {
-
-// log2: how far a score may exceed the offset of its row's probabilities.
-inline constexpr float kOffsetHeadroom = 8.0f;
 
 // The score rule (score_rule.cuh). With a positive scale alone scores stay raw, and the scale is
 // folded into the exponent; with a softcap, or with a scale that is not positive (the maximum
@@ -70,31 +68,6 @@ __device__ __forceinline__ void MaskScores(float (&scores)[kRowTiles][kKeyTiles]
   }
 }
 
-// What a row's probabilities are relative to, exp2(base), once its maximum is `max`. Ordinary rows
-// keep it as the offset that the exponent's multiply-add subtracts. Of wide rows (score_rule.cuh),
-// whose exact products would leave a rounded offset far behind, scores have it subtracted first
-// (SubtractBases): their offset is 0, and their limit is the maximum itself.
-struct RowBase {
-  float base;  // log2 units
-  float offset;
-  float limit;
-
-  __device__ __forceinline__ RowBase(float max, float multiplier, float headroom)
-      : base(max * multiplier), offset(base), limit(max + headroom) {
-    if (!IsWide(base)) return;
-    base = WideScore(max, multiplier);
-    offset = 0.0f;
-    limit = max;
-  }
-
-  // The base of a row with this limit and offset.
-  static __device__ __forceinline__ float Of(float limit, float offset, float multiplier) {
-    return offset == 0.0f && IsWide(limit * multiplier) && limit != NegativeInfinity()
-               ? WideScore(limit, multiplier)
-               : offset;
-  }
-};
-
 // Turns the scores of one m16n8 tile into probabilities exp2(score * multiplier -
 // offset), rounded for the tensor cores: half `n` (0 or 1) of the A fragment `p`.
 // Adds them to the lane's sums of its two rows.
@@ -121,17 +94,6 @@ __device__ __forceinline__ void ClearAccumulators(float (&acc)[kRowTiles][kColum
       for (int i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
     }
   }
-}
-
-// Sums over the four lanes that share a row.
-__device__ __forceinline__ float QuadSum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-
-// Natural logarithm of a row's sum of exponentials, relative to exp2(base); -inf if it saw no key.
-__device__ __forceinline__ float RowLse(float base, float sum) {
-  return sum == 0.0f ? NegativeInfinity() : (base + log2f(sum)) * kLn2;
 }
 
 }  // namespace ringattn::worker::cuda::sm80

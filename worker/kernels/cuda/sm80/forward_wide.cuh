@@ -213,7 +213,7 @@ struct ForwardWide {
   static __device__ __forceinline__ void AddOwn(Output& output, Rows& rows, Probabilities& p,
                                                 Scores& scores, float max, float multiplier,
                                                 const Lane& at, int buffer, bool first) {
-    const bool grew = __any_sync(0xffffffff, max > rows.limit);
+    const bool rare = __any_sync(0xffffffff, rows.wide || max > rows.limit);
     Probabilities next;
     // Half an A fragment of P(t).
     const auto exponentials = [&](int i) {
@@ -230,14 +230,13 @@ struct ForwardWide {
       }
     };
     constexpr int kExponentials = kRowTiles * Shape::kKeyTiles;
-    if (first || grew) {
+    if (first || rare) {
       if (!first) AddProbabilities(output, p, at, buffer, [](int) {});
       rows.MoveOffsets(max, multiplier, at.lane, output);
-      if (rows.wide) rows.SubtractBases(scores, multiplier, at.lane);
+      if (rows.wide) rows.SubtractLimits(scores, multiplier, at.lane);
 #pragma unroll
       for (int i = 0; i < kExponentials; ++i) exponentials(i);
     } else {
-      if (rows.wide) rows.SubtractBases(scores, multiplier, at.lane);
       AddProbabilities(output, p, at, buffer, [&](int i) {
         constexpr int kProducts = kKeySteps * Shape::kColumnSteps;
 #pragma unroll

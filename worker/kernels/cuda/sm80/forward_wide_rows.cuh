@@ -16,7 +16,7 @@ struct ForwardWideRows {
   float limit;  // of row lane / 4 of m8 group lane % 4
   float offset[kRowTiles][2];
   float sum[kRowTiles][2];
-  bool wide;  // one of the pair's rows is (forward_softmax.cuh)
+  bool wide;  // one of the pair's rows is (score_rule.cuh)
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -32,27 +32,26 @@ struct ForwardWideRows {
   }
 
   // Of the lane's rows of m16 tile m, upper or lower half.
+  __device__ __forceinline__ float LimitOf(int m, int half, int lane) const {
+    return __shfl_sync(0xffffffff, limit, (lane & 28) + m * 2 + half);
+  }
   __device__ __forceinline__ float BaseOf(int m, int half, float multiplier, int lane) const {
-    const float row_limit = __shfl_sync(0xffffffff, limit, (lane & 28) + m * 2 + half);
-    return RowBase::Of(row_limit, offset[m][half], multiplier);
+    return RowBase::Of(LimitOf(m, half, lane), offset[m][half], multiplier);
   }
 
-  // As in forward_rows.cuh.
-  __device__ __forceinline__ void SubtractBases(typename Shape::Scores& scores, float multiplier,
-                                                int lane) const {
+  // Before the exponentials of a tile with wide rows: their scores become relative to their limit.
+  __device__ __forceinline__ void SubtractLimits(typename Shape::Scores& scores, float multiplier,
+                                                 int lane) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float base = BaseOf(m, half, multiplier, lane);
-        if (base == offset[m][half]) continue;
+        const float row_limit = LimitOf(m, half, lane);
+        if (!RowBase::Wide(row_limit, offset[m][half], multiplier)) continue;
 #pragma unroll
         for (int n = 0; n < Shape::kKeyTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& x = scores[m][n][half * 2 + i];
-            x = (WideScore(x, multiplier) - base) / multiplier;
-          }
+          for (int i = 0; i < 2; ++i) scores[m][n][half * 2 + i] -= row_limit;
         }
       }
     }
@@ -92,12 +91,10 @@ struct ForwardWideRows {
     bool grew_wide = false;
     if (max > limit) {
       const RowBase moved(max, multiplier, kOffsetHeadroom / multiplier);
-      own_factor = limit == NegativeInfinity()
-                       ? 0.0f
-                       : Exp2(RowBase::Of(limit, old_offset, multiplier) - moved.base);
+      own_factor = moved.Factor(limit, old_offset, multiplier);
       own_offset = moved.offset;
       limit = moved.limit;
-      grew_wide = moved.offset != moved.base;
+      grew_wide = moved.wide();
     }
     wide |= __any_sync(0xffffffff, grew_wide);
 #pragma unroll

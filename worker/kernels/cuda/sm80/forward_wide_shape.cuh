@@ -50,6 +50,7 @@ struct ForwardWideShape {
   using Probabilities = uint32_t[kKeySteps][kRowTiles][4];
   using Output = float[kRowTiles][2 * kColumnSteps][4];
   using QFragments = uint32_t[kQSteps + 1][kRowTiles][4];
+  using Stride = int64_t;  // of k's and v's rows; as an int32_t it makes d256 spill 48 bytes
 };
 
 }  // namespace ringattn::worker::cuda::sm80

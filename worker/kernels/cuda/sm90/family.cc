@@ -1,5 +1,6 @@
 #include "worker/kernels/cuda/sm90/family.h"
 
+#include "worker/kernels/cuda/sm90/backward.h"
 #include "worker/kernels/cuda/sm90/forward.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -11,17 +12,16 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
   return PreparedForward::Create(call, device, tuning);
 }
 
-bool ServesBackward(const AttentionProblem&, const DeviceInfo&) { return false; }
-
-absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall&,
-                                                                const DeviceInfo&,
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
+                                                                const DeviceInfo& device,
                                                                 const KernelTuning&) {
-  return absl::InternalError("sm90 has no backward");
+  return PreparedBackward::Create(call, device);
 }
 
 std::vector<KernelEntry> Entries(const DeviceInfo& device) {
   if (device.compute_major != 9) return {};
   std::vector<KernelEntry> entries = ForwardEntries();
+  for (const KernelEntry& entry : BackwardEntries()) entries.push_back(entry);
   std::erase_if(entries, [&device](const KernelEntry& entry) {
     return entry.shared_bytes > device.shared_bytes_per_block;
   });
@@ -32,7 +32,7 @@ std::vector<KernelEntry> Entries(const DeviceInfo& device) {
 
 std::optional<KernelFamily> Family() {
   return KernelFamily{kName,           ServesForward, ServesBackward, PrepareForward,
-                      PrepareBackward, Entries,       TakesForward};
+                      PrepareBackward, Entries,       TakesForward,   TakesBackward};
 }
 
 }  // namespace ringattn::worker::cuda::sm90

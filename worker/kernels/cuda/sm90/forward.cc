@@ -5,11 +5,11 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "worker/kernels/cuda/elementwise.h"
 #include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/params_of.h"
 #include "worker/kernels/cuda/sm90/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/keyless_rows.h"
+#include "worker/kernels/cuda/sm90/piece_maps.h"
 #include "worker/kernels/cuda/sm90/tensor_maps.h"
 #include "worker/kernels/cuda/tables.h"
 
@@ -43,31 +43,6 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
     if (dim <= candidate.head_dim) return &candidate;
   }
   return nullptr;
-}
-
-// Pieces in the order in which PlanForwardTiles counts them.
-absl::Status MapPieces(const ForwardCall& call, const ForwardKernel& kernel,
-                       std::vector<PieceMaps>& maps) {
-  const AttentionProblem& problem = *call.problem;
-  for (const KvBlock& block : call.blocks) {
-    MappedTensor tensor;
-    tensor.heads = problem.num_kv_heads;
-    tensor.row_pitch = block.rows;
-    tensor.batch = problem.batch;
-    tensor.box_rows = kernel.tile_keys;
-    for (const Piece& piece : block.pieces) {
-      PieceMaps& target = maps.emplace_back();
-      if (piece.length == 0) continue;
-      tensor.rows = piece.local_begin + piece.length;
-      tensor.data = block.k;
-      tensor.columns = problem.head_dim;
-      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.k); !s.ok()) return s;
-      tensor.data = block.v;
-      tensor.columns = problem.head_dim_v;
-      if (absl::Status s = EncodeMap(problem.dtype, tensor, target.v); !s.ok()) return s;
-    }
-  }
-  return absl::OkStatus();
 }
 
 int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
@@ -108,25 +83,6 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
   return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
 }
 
-// Positions advance evenly in q and in all blocks: the limits of a row are those of the row
-// before plus one.
-bool OneStride(const ForwardCall& call) {
-  int64_t stride = 0;
-  const auto same = [&stride](const std::vector<Piece>& pieces) {
-    for (const Piece& piece : pieces) {
-      if (piece.length == 0) continue;
-      if (stride == 0) stride = piece.stride;
-      if (piece.stride != stride) return false;
-    }
-    return true;
-  };
-  if (!same(call.q_pieces)) return false;
-  for (const KvBlock& block : call.blocks) {
-    if (!same(block.pieces)) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
@@ -143,7 +99,7 @@ bool TakesForward(const ForwardCall& call) {
   for (const KvBlock& block : call.blocks) {
     aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
   }
-  return aligned && OneStride(call);
+  return aligned && OneStride(call.q_pieces, call.blocks);
 }
 
 std::vector<KernelEntry> ForwardEntries() {
@@ -183,16 +139,12 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   forward.out_acc = call.out_acc;
   forward.lse = call.lse;
   forward.out = call.out;
+  forward.sinks = call.sinks;
   forward.initial = call.initial;
   forward.final = call.final;
 
-  // Short queries: all heads of a group share a tile, so that K/V are read once.
-  int64_t longest_piece = 0;
-  for (const Piece& piece : call.q_pieces) longest_piece = std::max(longest_piece, piece.length);
   const int64_t group_size = forward.common.group_size;
-  const bool packed = group_size > 1 && longest_piece * group_size <= kernel.tile_rows;
-  const int32_t pack = packed ? static_cast<int32_t>(group_size) : 1;
-  forward.head_pack = pack;
+  const int32_t pack = forward.head_pack = HeadPack(call, kernel.tile_rows);
   const int64_t packs = problem.num_heads / pack;
 
   ForwardTileShape shape;
@@ -238,17 +190,17 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   q.box_heads = pack;
   q.box_rows = shape.q_rows;
   if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
-  if (absl::Status s = MapPieces(call, kernel, maps_); !s.ok()) return s;
+  if (absl::Status s = MapKeys(problem, call.blocks, kernel.tile_keys, maps_); !s.ok()) {
+    return s;
+  }
 
-  combine_count_ = static_cast<int64_t>(plan.combines.size());
   tiles_offset_ = AlignUp(sizeof(WorkCounters));
   ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
   combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
   maps_offset_ = combines_offset_ + TableBytes(plan.combines);
   table_bytes_ = maps_offset_ + TableBytes(maps_);
-  const int64_t partial_rows = plan.slots * shape.blocks_per_tile * kernel.tile_rows;
-  partial_floats_ = partial_rows * problem.head_dim_v;
-  scratch_bytes_ = AlignUp(partial_floats_ * 4) + AlignUp(partial_rows * 4);
+  split_ = SplitKeys(plan, forward);
+  scratch_bytes_ = split_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -267,8 +219,7 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   forward.common.stop_word = launch.stop_word;
   forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
   forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
-  forward.partial_out = static_cast<float*>(launch.scratch);
-  forward.partial_lse = forward.partial_out + AlignUp(partial_floats_ * 4) / 4;
+  split_.Place(launch.scratch, forward);
   params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
   params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
 
@@ -284,11 +235,9 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   absl::Status status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads),
                                                   arguments, kernel_.shared_bytes, launch.stream),
                                  "attention kernel launch");
-  if (!status.ok() || combine_count_ == 0) return status;
-  CombineParams combine;
-  combine.tiles = TableAt<CombineTile>(launch.tables, combines_offset_);
-  combine.forward = forward;
-  return ToStatus(LaunchCombine(dtype_, combine, combine_count_, launch.stream), "combine launch");
+  if (!status.ok()) return status;
+  return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
+                        launch.stream);
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -18,6 +18,7 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/family.h"
 #include "worker/kernels/cuda/sm90/forward_params.h"
+#include "worker/kernels/cuda/split_keys.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -62,12 +63,11 @@ class PreparedForward : public PreparedKernel {
   std::vector<PieceMaps> maps_;
   int32_t blocks_ = 0;
   int32_t keyless_tiles_ = 0;
-  int64_t combine_count_ = 0;
+  SplitKeys split_;
   int64_t tiles_offset_ = 0;  // in the tables, bytes
   int64_t ranges_offset_ = 0;
   int64_t combines_offset_ = 0;
   int64_t maps_offset_ = 0;
-  int64_t partial_floats_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -71,7 +71,7 @@ struct ForwardConsumer {
     const int packed_rows = row / pack | (row + 8) / pack << 16;  // in one register
     const bool transform = common.softcap > 0.0f || common.scale_log2 <= 0.0f;
     const float multiplier = transform ? 1.0f : common.scale_log2;
-    const float headroom = kHeadroom / multiplier;
+    const float headroom = kOffsetHeadroom / multiplier;
     const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
     const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
     const uint32_t v_stages = ColumnDescriptor(shared + Shape::kV, Shape::kKvPanelBytes);
@@ -127,7 +127,7 @@ struct ForwardConsumer {
       WaitProducts<0>();
       PinRegisters(scores);
       finish_scores();
-      MoveOffsets(scores, multiplier, headroom, rows, factor);
+      Settle(scores, multiplier, headroom, rows, factor);
       Exponentials(scores, multiplier, rows);
       PackProbabilities<T>(scores, p);
 
@@ -143,7 +143,7 @@ struct ForwardConsumer {
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
-        const bool moved = MoveOffsets(scores, multiplier, headroom, rows, factor);
+        const bool moved = Settle(scores, multiplier, headroom, rows, factor);
         Exponentials(scores, multiplier, rows);
         PinRegisters(scores);  // or the exponentials would sink below the wait
         WaitProducts<0>();
@@ -159,6 +159,7 @@ struct ForwardConsumer {
       PinRegisters(output);
       release(shared + Shape::kVEmpty + 8 * v.stage);
       v.Advance();
+      rows.OffsetsToBases(multiplier);
       const WorkSlot slot = slots[round & 1].Broadcast();
       ForwardEpilogue<T, kDim>::Store(params.forward, slot, row, output, rows);
     }

@@ -15,11 +15,6 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-__device__ __forceinline__ float QuadSum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-
 // Lane q of a quad has w[j] of every j and gets w[q] of every lane: a 4 x 4 transposition
 // in two rounds. All lanes of the warp take part.
 __device__ __forceinline__ void TransposeQuad(uint32_t (&w)[4], int q) {
@@ -55,6 +50,9 @@ struct ItemTarget {
   __device__ __forceinline__ bool Exists(int packed_row) const {
     return packed_row < slot.tile.q_rows * params.head_pack;
   }
+  __device__ __forceinline__ int HeadOf(int packed_row) const {
+    return slot.first_head + (params.head_pack == 1 ? 0 : packed_row % params.head_pack);
+  }
   // Index of the row's lse, and of its first element over head_dim_v.
   __device__ __forceinline__ void Locate(int packed_row, int64_t& lse_row, int64_t& row) const {
     const CommonParams& common = params.common;
@@ -68,7 +66,7 @@ struct ItemTarget {
       return;
     }
     const int64_t q_row = slot.tile.q_row_begin + (pack == 1 ? packed_row : packed_row / pack);
-    const int head = slot.first_head + (pack == 1 ? 0 : packed_row % pack);
+    const int head = HeadOf(packed_row);
     lse_row = (int64_t{slot.batch} * common.num_heads + head) * common.q_rows + q_row;
     row = (slot.batch * common.q_rows + q_row) * common.num_heads + head;
   }
@@ -76,7 +74,8 @@ struct ItemTarget {
 
 template <typename T, int kDim>
 struct ForwardEpilogue {
-  // The thread's two rows, `packed_row` and that plus 8, of the unnormalised output.
+  // The thread's two rows, `packed_row` and that plus 8, of the unnormalised output. `states`
+  // after OffsetsToBases.
   static __device__ __forceinline__ void Store(const ForwardParams& params, const WorkSlot& slot,
                                                int packed_row, const float (&output)[kDim / 2],
                                                const RowStates& states) {
@@ -98,6 +97,10 @@ struct ForwardEpilogue {
         previous_weight = merge.first;
         weight *= merge.second;
         row_lse = merge.lse;
+      }
+      if (params.sinks != nullptr && !target.partial && exists) {
+        JoinSink(params.sinks[target.HeadOf(packed_row + half * 8)], row_lse, weight,
+                 previous_weight);
       }
       __syncwarp();  // all lanes of a row have read the previous lse
       if (exists && q == 0) lse[lse_row] = row_lse;

@@ -4,22 +4,30 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SOFTMAX_CUH_
 
 #include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/row_softmax.cuh"
 #include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/sm90/forward_shape.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
 
-// log2: how far a score may exceed the offset of its row's probabilities before the
-// output is rescaled.
-inline constexpr float kHeadroom = 8.0f;
-
-// Probabilities are exp2(score * multiplier - offset).
+// As in row_softmax.cuh.
 struct RowStates {
   float limit[2];  // a larger score moves the offset; -inf until a key was seen
   float offset[2];
   float sum[2];  // of this thread's columns
+  bool wide;     // one of the warp's rows is (score_rule.cuh)
+
+  // After the last tile: offsets become what sums are relative to, of wide rows as well.
+  __device__ __forceinline__ void OffsetsToBases(float multiplier) {
+    if (!wide) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      offset[half] = RowBase::Of(limit[half], offset[half], multiplier);
+    }
+  }
 
   __device__ __forceinline__ void Reset() {
+    wide = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit[half] = NegativeInfinity();
@@ -67,13 +75,29 @@ __device__ __forceinline__ void MaskScores(float (&scores)[kCount], const KeyTil
   }
 }
 
-// Moves the offsets of rows whose maximum grew beyond their limit; factor[half] is then
-// what the row's output is to be multiplied with. True if a row of the warp has moved.
+// The scores of wide rows become relative to their limit.
 template <int kCount>
-__device__ __forceinline__ bool MoveOffsets(const float (&scores)[kCount], float multiplier,
-                                            float headroom, RowStates& rows, float (&factor)[2]) {
+__device__ __forceinline__ void SubtractLimits(float (&scores)[kCount], float multiplier,
+                                               const RowStates& rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!RowBase::Wide(rows.limit[half], rows.offset[half], multiplier)) continue;
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scores[n * 4 + half * 2 + i] -= rows.limit[half];
+    }
+  }
+}
+
+// Before the exponentials of a tile: moves the offsets of rows whose maximum grew beyond their
+// limit, and makes the scores of wide rows relative to that. factor[half] is then what the
+// row's output is to be multiplied with. False, the usual case, if nothing was to be done.
+template <int kCount>
+__device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier, float headroom,
+                                       RowStates& rows, float (&factor)[2]) {
   float max[2];
-  bool grew = false;
+  bool rare = rows.wide;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // Two chains, so that the comparisons do not wait for one another.
@@ -88,21 +112,24 @@ __device__ __forceinline__ bool MoveOffsets(const float (&scores)[kCount], float
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
     max[half] = x;
-    grew |= x > rows.limit[half];
+    rare |= x > rows.limit[half];
     factor[half] = 1.0f;
   }
-  if (!__any_sync(0xffffffff, grew)) return false;
+  if (!__any_sync(0xffffffff, rare)) return false;
+  bool grew_wide = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (max[half] > rows.limit[half]) {
-      const float offset = max[half] * multiplier;
-      factor[half] =
-          rows.limit[half] == NegativeInfinity() ? 0.0f : Exp2(rows.offset[half] - offset);
-      rows.offset[half] = offset;
-      rows.limit[half] = max[half] + headroom;
+      const RowBase moved(max[half], multiplier, headroom);
+      factor[half] = moved.Factor(rows.limit[half], rows.offset[half], multiplier);
+      rows.offset[half] = moved.offset;
+      rows.limit[half] = moved.limit;
       rows.sum[half] *= factor[half];
+      grew_wide |= moved.wide();
     }
   }
+  rows.wide |= __any_sync(0xffffffff, grew_wide);
+  if (rows.wide) SubtractLimits(scores, multiplier, rows);
   return true;
 }
 
@@ -139,11 +166,6 @@ template <int kCount>
 __device__ __forceinline__ void Rescale(float (&output)[kCount], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) output[i] *= factor[i / 2 % 2];
-}
-
-// Natural logarithm of a row's sum of exponentials; -inf if it saw no key.
-__device__ __forceinline__ float RowLse(float offset, float sum) {
-  return sum == 0.0f ? NegativeInfinity() : (offset + log2f(sum)) * kLn2;
 }
 
 }  // namespace ringattn::worker::cuda::sm90

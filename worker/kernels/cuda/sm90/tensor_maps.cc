@@ -1,38 +1,14 @@
 #include "worker/kernels/cuda/sm90/tensor_maps.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
 #include <cstring>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
+#include "worker/kernels/cuda/tensor_map_encoder.h"
 
 namespace ringattn::worker::cuda::sm90 {
-namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, which the static runtime does not link.
-absl::StatusOr<Encode> FindEncode() {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                             12000, cudaEnableDefault, &found);
-  if (error != cudaSuccess) {
-    return absl::InternalError(absl::StrCat("cuTensorMapEncodeTiled: ", cudaGetErrorString(error)));
-  }
-  if (found != cudaDriverEntryPointSuccess) {
-    return absl::InternalError("the driver has no cuTensorMapEncodeTiled");
-  }
-  return reinterpret_cast<Encode>(entry);
-}
-
-}  // namespace
 
 absl::Status EncodeMap(DType dtype, const MappedTensor& tensor, TensorMap& target) {
   if (tensor.data == nullptr || tensor.rows == 0 || tensor.batch == 0) return absl::OkStatus();
-  static const absl::StatusOr<Encode> encode = FindEncode();
+  const auto encode = TensorMapEncoder();
   if (!encode.ok()) return encode.status();
   const auto size = [](int64_t x) { return static_cast<cuuint64_t>(x); };
   const cuuint64_t sizes[4] = {size(tensor.columns), size(tensor.heads), size(tensor.rows),
@@ -50,9 +26,7 @@ absl::Status EncodeMap(DType dtype, const MappedTensor& tensor, TensorMap& targe
       4, const_cast<void*>(tensor.data), sizes, strides, box, element_strides,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    return absl::InternalError(absl::StrCat("tensor map: CUDA error ", result));
-  }
+  if (absl::Status s = EncodingStatus(result, "q, k or v"); !s.ok()) return s;
   static_assert(sizeof(map) == sizeof(target));
   std::memcpy(target.bytes, &map, sizeof(map));
   return absl::OkStatus();

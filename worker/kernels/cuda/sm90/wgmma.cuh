@@ -112,6 +112,15 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
                : RINGATTN_D##count(d)                                          \
                : "l"(a), "l"(b), "r"(accumulate))
 
+// The same, but B is read along its columns.
+#define RINGATTN_WGMMA_COLUMNS(n, count, type, p0, p1, p2)                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2                          \
+               ", 0;\n"                                                        \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
+               " {" RINGATTN_S##count "}, " p0 ", " p1 ", p, 1, 1, 0, 1;\n}\n" \
+               : RINGATTN_D##count(d)                                          \
+               : "l"(a), "l"(b), "r"(accumulate))
+
 // d[64 x n] (+)= A B: A in registers, B in shared memory, read along its columns.
 #define RINGATTN_WGMMA_REGISTERS(n, count, type, p0, p1, p2, p3, p4, p5)                           \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p5                                              \
@@ -173,8 +182,19 @@ __device__ __forceinline__ void MultiplyRegisters(float (&d)[kCount], const uint
   }
 }
 
+// The same product as MultiplyRegisters with A in shared memory, read along its rows.
+template <typename T, int kCount>
+__device__ __forceinline__ void MultiplySharedColumns(float (&d)[kCount], uint32_t a_descriptor,
+                                                      uint32_t b_descriptor, int accumulate) {
+  const uint64_t a = WholeDescriptor(a_descriptor);
+  const uint64_t b = WholeDescriptor(b_descriptor);
+  static_assert(kCount == 32, "no product of this width");
+  RINGATTN_WGMMA(COLUMNS, 64, 32, "%32", "%33", "%34")
+}
+
 #undef RINGATTN_WGMMA
 #undef RINGATTN_WGMMA_SHARED
+#undef RINGATTN_WGMMA_COLUMNS
 #undef RINGATTN_WGMMA_REGISTERS
 
 }  // namespace ringattn::worker::cuda::sm90

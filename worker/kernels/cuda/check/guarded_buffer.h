@@ -1,6 +1,6 @@
-// Device memory for kernel checks, and what ends a check that cannot go on. Host side.
-#ifndef RINGATTN_WORKER_KERNELS_CUDA_GUARDED_BUFFER_CUH_
-#define RINGATTN_WORKER_KERNELS_CUDA_GUARDED_BUFFER_CUH_
+// Device memory for kernel checks, and what ends a check that cannot go on.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_GUARDED_BUFFER_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHECK_GUARDED_BUFFER_H_
 
 #include <cuda_runtime_api.h>
 
@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringattn::worker::cuda {
+namespace ringattn::worker::cuda::check {
 
 inline void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -70,6 +70,6 @@ class Buffer {
   void* base_ = nullptr;
 };
 
-}  // namespace ringattn::worker::cuda
+}  // namespace ringattn::worker::cuda::check
 
-#endif  // RINGATTN_WORKER_KERNELS_CUDA_GUARDED_BUFFER_CUH_
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHECK_GUARDED_BUFFER_H_

@@ -1,6 +1,6 @@
 // Prepared kernels run in tests.
-#ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_AND_WAIT_CUH_
-#define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_AND_WAIT_CUH_
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_
 
 #include <algorithm>
 #include <cstdio>
@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/guarded_buffer.cuh"
 
-namespace ringattn::worker::cuda {
+namespace ringattn::worker::cuda::check {
 
 using Prepared = absl::StatusOr<std::unique_ptr<PreparedKernel>>;
 
@@ -32,6 +32,6 @@ inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = 
   }
 }
 
-}  // namespace ringattn::worker::cuda
+}  // namespace ringattn::worker::cuda::check
 
-#endif  // RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_AND_WAIT_CUH_
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_

@@ -1,0 +1,137 @@
+// Checks the CUDA kernels on a GPU: random problems over every option, dtype and head-dim class,
+// cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle.
+//
+//   cuda_kernels_test [--cases=N] [--seed=S] [--small]
+//
+// Exit code 0 iff everything passed. --small: tiny cases and no huge scores, for compute-sanitizer.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/attention/tensors.h"
+#include "common/oracle/comparator.h"
+#include "worker/kernels/cuda/check/controls.h"
+#include "worker/kernels/cuda/check/expected_results.h"
+#include "worker/kernels/cuda/check/guarded_buffer.h"
+#include "worker/kernels/cuda/check/huge_scores.h"
+#include "worker/kernels/cuda/check/random_case.h"
+#include "worker/kernels/cuda/check/run_case.h"
+#include "worker/kernels/cuda/check/split_counts.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+
+namespace ringattn::worker::cuda::check {
+namespace {
+
+constexpr int kMostFailures = 20;  // after which a run says no more
+
+struct Arguments {
+  int cases = 300;
+  uint32_t seed = std::random_device()();
+  bool small = false;
+};
+
+Arguments Parse(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--cases=", 8) == 0) {
+      arguments.cases = std::atoi(argv[i] + 8);
+    } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      arguments.seed = std::strtoul(argv[i] + 7, nullptr, 10);
+    } else if (std::strcmp(argv[i], "--small") == 0) {
+      arguments.small = true;
+    } else {
+      std::fprintf(stderr, "cuda_kernels_test [--cases=N] [--seed=S] [--small]\n");
+      std::exit(2);
+    }
+  }
+  return arguments;
+}
+
+// Error beside bound, at its worst, by dtype and tensor.
+class WorstRatios {
+ public:
+  void Add(DType dtype, const oracle::Report& report) {
+    for (const oracle::TensorReport& tensor : report.tensors) {
+      Ratios& worst = worst_[dtype][tensor.tensor];
+      worst.element = std::max(worst.element, tensor.element.ratio());
+      worst.norm = std::max(worst.norm, tensor.norm.ratio());
+    }
+  }
+  void Print() const {
+    for (const auto& [dtype, tensors] : worst_) {
+      std::printf("%s: worst element error / bound (norm error / bound): ",
+                  std::string(DTypeName(dtype)).c_str());
+      for (const auto& [tensor, worst] : tensors) {
+        std::printf("%s %.3f (%.3f)  ", TensorName(tensor), worst.element, worst.norm);
+      }
+      std::printf("\n");
+    }
+  }
+
+ private:
+  struct Ratios {
+    double element = 0, norm = 0;
+  };
+  std::map<DType, std::map<TensorId, Ratios>> worst_;
+};
+
+int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
+  std::mt19937 random(arguments.seed);
+  std::vector<Case> cases;
+  for (int i = 0; i < arguments.cases; ++i) cases.push_back(RandomCase(random, arguments.small));
+  ExpectedResults all(cases);
+  WorstRatios worst;
+  SplitCounts splits;
+  int failed = 0;
+  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
+    const Case& c = cases[i];
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
+    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
+    worst.Add(c.spec.dtype, report);
+    if (!report.passed() || !outputs.intact) {
+      ++failed;
+      std::printf("FAILED %s\n%s%s", c.ToString().c_str(), report.ToString().c_str(),
+                  outputs.intact ? "" : "  guards or delta violated\n");
+    }
+    if (i % 100 == 99) std::printf("%zu done, %d failed\n", i + 1, failed);
+  }
+  worst.Print();
+  // In so many cases every kind happens, unless the split has stopped happening.
+  const bool complete = splits.Complete();
+  if (arguments.cases >= 300 && !arguments.small && !complete) ++failed;
+  for (const std::string family : {"sm90", "sm80", "simt"}) {
+    if (arguments.cases < 100 || (family == "sm90" && device.compute_major != 9)) continue;
+    for (const char* direction : {"forward", "backward"}) {
+      if (splits.CallsOf(family, direction) > 0) continue;
+      std::printf("FAILED: no %s by %s\n", direction, family.c_str());
+      ++failed;
+    }
+  }
+  return failed;
+}
+
+int Main(int argc, char** argv) {
+  const Arguments arguments = Parse(argc, argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
+  const auto device = QueryDevice(0);
+  Check(device.status());
+  Check(LoadKernels(*device));
+  std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
+  int failed = CheckControls(*device);
+  if (!arguments.small) failed += CheckHugeScores(*device);
+  failed += CheckRandomCases(arguments, *device);
+  std::printf("%d cases, %d failed\n", arguments.cases, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ringattn::worker::cuda::check
+
+int main(int argc, char** argv) { return ringattn::worker::cuda::check::Main(argc, argv); }

@@ -1,0 +1,48 @@
+// Random problems of the kernel check: options, sizes, how they are cut into ring shards, and
+// random tensors for them. Host memory; pure.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_RANDOM_CASE_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHECK_RANDOM_CASE_H_
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/attention/attention_spec.h"
+#include "common/oracle/oracle.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/check/shards.h"
+
+namespace ringattn::worker::cuda::check {
+
+struct Case {
+  AttentionSpec spec;  // several documents with a batch axis too
+  int world = 1;
+  Layout layout = Layout::kContiguous;
+  bool one_call = false;      // all blocks in one call instead of one per ring step
+  bool small_device = false;  // pretend that little shared memory exists
+  bool few_sms = false;       // pretend that there is one: blocks then take several heads
+  bool long_keys = false;     // the kernels for long key ranges, however short these are
+  float amplitude = 1.0f;     // of q's and k's elements
+  uint32_t seed = 0;          // of the tensors
+
+  std::string ToString() const;
+};
+
+// Every option, dtype, head-dim class and layout comes up. `small`: tiny, for compute-sanitizer.
+Case RandomCase(std::mt19937& random, bool small);
+
+// The problem as kernels see it.
+AttentionProblem ProblemOf(const AttentionSpec& spec);
+
+// A case's inputs in the spec's dtype, whole (global) tensors.
+struct CaseInputs {
+  std::vector<char> q, k, v, dout;
+
+  oracle::Inputs view() const { return {q.data(), k.data(), v.data(), dout.data()}; }
+};
+CaseInputs InputsOf(const Case& c);
+
+}  // namespace ringattn::worker::cuda::check
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHECK_RANDOM_CASE_H_

@@ -1,0 +1,274 @@
+#include "worker/kernels/cuda/check/run_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <memory>
+
+#include "common/attention/dtype.h"
+#include "worker/kernels/cuda/check/guarded_buffer.h"
+#include "worker/kernels/cuda/check/launch_and_wait.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+
+namespace ringattn::worker::cuda::check {
+namespace {
+
+std::vector<float> ToFloats(DType dtype, const std::vector<char>& bits) {
+  std::vector<float> result(bits.size() / ElementBytes(dtype));
+  ConvertToFloat(dtype, bits.data(), result.data(), static_cast<int64_t>(result.size()));
+  return result;
+}
+
+class CaseRun {
+ public:
+  CaseRun(const Case& c, const Expected& expected, const DeviceInfo& device, SplitCounts& splits)
+      : case_(c),
+        shape_(c.spec.shape),
+        inputs_(expected.inputs),
+        expected_(expected.result),
+        device_(device),
+        splits_(splits),
+        problem_(ProblemOf(c.spec)),
+        element_(ElementBytes(c.spec.dtype)),
+        q_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_q)),
+        kv_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_k)) {
+    if (c.small_device) device_.shared_bytes_per_block = 1024;
+    if (c.few_sms) device_.sm_count = 1;
+    const std::vector<double>& lse = expected_.lse.exact;
+    has_empty_rows_ =
+        std::find(lse.begin(), lse.end(), -std::numeric_limits<double>::infinity()) != lse.end();
+  }
+
+  CaseOutputs Run() {
+    const int64_t q_rows = shape_.batch * shape_.seq_len_q * shape_.num_heads;
+    const int64_t kv_rows = shape_.batch * shape_.seq_len_kv * shape_.num_kv_heads;
+    outputs_.out.resize(q_rows * shape_.head_dim_v * element_);
+    outputs_.lse.resize(q_rows);
+    outputs_.dq.resize(q_rows * shape_.head_dim * element_);
+    outputs_.dk.resize(kv_rows * shape_.head_dim * element_);
+    outputs_.dv.resize(kv_rows * shape_.head_dim_v * element_);
+    MakeBlocks();
+    for (int rank = 0; rank < case_.world; ++rank) RunRank(rank);
+    for (int rank = 0; rank < case_.world; ++rank) {
+      KvMemory& memory = *kv_memory_[rank];
+      CollectKeyGradient(rank, memory.dk, shape_.head_dim, outputs_.dk);
+      CollectKeyGradient(rank, memory.dv, shape_.head_dim_v, outputs_.dv);
+    }
+    return std::move(outputs_);
+  }
+
+ private:
+  struct KvMemory {
+    KvMemory(int64_t k_count, int64_t v_count, int64_t element)
+        : k(k_count * element), v(v_count * element), dk(k_count * 4), dv(v_count * 4) {}
+    Buffer k, v, dk, dv;
+  };
+
+  // One rank's rows of q and of what belongs to them.
+  struct QueryMemory {
+    QueryMemory(int64_t rows, int64_t d, int64_t dv, int64_t element)
+        : q(rows * d * element),
+          dout(rows * dv * element),
+          out_acc(rows * dv * 4),
+          out(rows * dv * element),
+          lse(rows * 4),
+          delta(rows * 4),
+          dq_acc(rows * d * 4),
+          dq(rows * d * element) {}
+    bool GuardsIntact() const {
+      for (const Buffer* buffer : {&out, &out_acc, &lse, &delta, &dq_acc, &dq}) {
+        if (!buffer->GuardsIntact()) return false;
+      }
+      return true;
+    }
+    Buffer q, dout, out_acc, out, lse, delta, dq_acc, dq;
+  };
+
+  int steps() const { return case_.one_call ? 1 : case_.world; }
+  int64_t QueryRowBytes(int64_t dim) const { return shape_.num_heads * dim * element_; }
+  int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
+
+  std::vector<KvBlock> BlocksOf(int rank, int step) const {
+    if (case_.one_call) return blocks_;
+    return {blocks_[(rank + case_.world - step) % case_.world]};
+  }
+
+  void MakeBlocks() {
+    const int64_t d = shape_.head_dim, dv = shape_.head_dim_v;
+    for (const Shard& shard : kv_shards_) {
+      const int64_t rows = shape_.batch * shard.rows() * shape_.num_kv_heads;
+      kv_memory_.push_back(std::make_unique<KvMemory>(rows * d, rows * dv, element_));
+      KvMemory& memory = *kv_memory_.back();
+      memory.k.Upload(
+          Gather(inputs_.k, shape_.batch, shape_.seq_len_kv, KeyRowBytes(d), shard.tokens));
+      memory.v.Upload(
+          Gather(inputs_.v, shape_.batch, shape_.seq_len_kv, KeyRowBytes(dv), shard.tokens));
+      Check(StartZero({memory.dk.get(), rows * d * 4}, nullptr));
+      Check(StartZero({memory.dv.get(), rows * dv * 4}, nullptr));
+      KvBlock block;
+      block.rows = shard.rows();
+      block.pieces = shard.pieces;
+      block.k = memory.k.get();
+      block.v = memory.v.get();
+      block.dk = memory.dk.get<float>();
+      block.dv = memory.dv.get<float>();
+      blocks_.push_back(block);
+    }
+  }
+
+  void RunRank(int rank) {
+    const Shard& shard = q_shards_[rank];
+    const int64_t d = shape_.head_dim, dv = shape_.head_dim_v, sq = shape_.seq_len_q;
+    QueryMemory memory(shape_.batch * shape_.num_heads * shard.rows(), d, dv, element_);
+    memory.q.Upload(Gather(inputs_.q, shape_.batch, sq, QueryRowBytes(d), shard.tokens));
+    memory.dout.Upload(Gather(inputs_.dout, shape_.batch, sq, QueryRowBytes(dv), shard.tokens));
+    Forward(rank, memory);
+    const std::vector<char> out = memory.out.Download<char>();
+    Scatter(out, shape_.batch, sq, QueryRowBytes(dv), shard.tokens, outputs_.out);
+    const std::vector<float> lse = memory.lse.Download<float>();
+    ForStatistics(shard,
+                  [&](int64_t local, int64_t, int64_t at) { outputs_.lse[at] = lse[local]; });
+    CheckDelta(shard, memory, out);
+    Backward(rank, memory);
+    Scatter(memory.dq.Download<char>(), shape_.batch, sq, QueryRowBytes(d), shard.tokens,
+            outputs_.dq);
+    outputs_.intact = outputs_.intact && memory.GuardsIntact();
+  }
+
+  // use(local, row, global): where a row's statistic is in the rank's lse, which row of the
+  // oracle's out it is, and where it is in the whole lse.
+  template <typename Use>
+  void ForStatistics(const Shard& shard, const Use& use) const {
+    for (int64_t b = 0; b < shape_.batch; ++b) {
+      for (int64_t h = 0; h < shape_.num_heads; ++h) {
+        for (int64_t t = 0; t < shard.rows(); ++t) {
+          const int64_t head = b * shape_.num_heads + h;
+          use(head * shard.rows() + t,
+              (b * shape_.seq_len_q + shard.tokens[t]) * shape_.num_heads + h,
+              head * shape_.seq_len_q + shard.tokens[t]);
+        }
+      }
+    }
+  }
+
+  void Forward(int rank, QueryMemory& memory) {
+    for (int step = 0; step < steps(); ++step) {
+      ForwardCall call;
+      call.problem = &problem_;
+      call.q_rows = q_shards_[rank].rows();
+      call.q_pieces = q_shards_[rank].pieces;
+      call.q = memory.q.get();
+      call.blocks = BlocksOf(rank, step);
+      call.out_acc = steps() == 1 ? nullptr : memory.out_acc.get<float>();
+      call.lse = memory.lse.get<float>();
+      call.out = memory.out.get();
+      call.initial = step == 0;
+      call.final = step == steps() - 1;
+      const Prepared prepared =
+          PrepareForward(call, device_, {.long_keys = case_.long_keys ? 1 : 0});
+      LaunchAndWait(prepared);
+      splits_.Count(**prepared, "forward");
+      // Only partial results need scratch.
+      if ((*prepared)->scratch_bytes() > 0) splits_.AddSplit(case_, call, has_empty_rows_);
+    }
+  }
+
+  void CheckDelta(const Shard& shard, QueryMemory& memory, const std::vector<char>& out_bits) {
+    const int64_t dv = shape_.head_dim_v;
+    Check(StartDelta(
+        {&problem_, shard.rows(), memory.out.get(), memory.dout.get(), memory.delta.get<float>()},
+        nullptr));
+    const std::vector<float> delta = memory.delta.Download<float>();
+    const std::vector<float> out = ToFloats(problem_.dtype, out_bits);
+    const std::vector<float> dout = ToFloats(problem_.dtype, memory.dout.Download<char>());
+    const int64_t n = shard.rows();
+    for (size_t local = 0; local < delta.size(); ++local) {
+      const int64_t head = static_cast<int64_t>(local) / n, t = static_cast<int64_t>(local) % n;
+      const int64_t b = head / shape_.num_heads, h = head % shape_.num_heads;
+      const int64_t row = ((b * n + t) * shape_.num_heads + h) * dv;
+      double sum = 0, magnitude = 0;
+      for (int64_t i = row; i < row + dv; ++i) {
+        sum += static_cast<double>(out[i]) * dout[i];
+        magnitude += std::fabs(static_cast<double>(out[i]) * dout[i]);
+      }
+      if (std::fabs(delta[local] - sum) <= 1e-5 * magnitude + 1e-30) continue;
+      std::printf("delta differs: %g, expected %g\n", delta[local], sum);
+      outputs_.intact = false;
+    }
+  }
+
+  double ExactDelta(int64_t row, const std::vector<float>& dout, int64_t dout_at) const {
+    double sum = 0;
+    for (int64_t i = 0; i < shape_.head_dim_v; ++i) {
+      sum += expected_.out.exact[row * shape_.head_dim_v + i] * dout[dout_at + i];
+    }
+    return sum;
+  }
+
+  void Backward(int rank, QueryMemory& memory) {
+    const Shard& shard = q_shards_[rank];
+    const int64_t rows = shape_.batch * shape_.num_heads * shard.rows();
+    const std::vector<float> dout = ToFloats(problem_.dtype, inputs_.dout);
+    std::vector<float> lse(rows), delta(rows);
+    ForStatistics(shard, [&](int64_t local, int64_t row, int64_t) {
+      lse[local] = static_cast<float>(expected_.lse.exact[row]);
+      delta[local] = static_cast<float>(ExactDelta(row, dout, row * shape_.head_dim_v));
+    });
+    memory.lse.Upload(lse);
+    memory.delta.Upload(delta);
+    Check(StartZero({memory.dq_acc.get(), rows * shape_.head_dim * 4}, nullptr));
+    for (int step = 0; step < steps(); ++step) {
+      BackwardCall call;
+      call.problem = &problem_;
+      call.q_rows = shard.rows();
+      call.q_pieces = shard.pieces;
+      call.q = memory.q.get();
+      call.dout = memory.dout.get();
+      call.lse = memory.lse.get<float>();
+      call.delta = memory.delta.get<float>();
+      call.dq_acc = memory.dq_acc.get<float>();
+      call.blocks = BlocksOf(rank, step);
+      const Prepared prepared = PrepareBackward(call, device_);
+      LaunchAndWait(prepared);
+      splits_.Count(**prepared, "backward");
+    }
+    Check(StartConvert(
+        {problem_.dtype, memory.dq.get(), memory.dq_acc.get<float>(), rows * shape_.head_dim},
+        nullptr));
+  }
+
+  void CollectKeyGradient(int rank, const Buffer& sums, int64_t dim, std::vector<char>& target) {
+    const Shard& shard = kv_shards_[rank];
+    const int64_t count = shape_.batch * shard.rows() * shape_.num_kv_heads * dim;
+    Buffer converted(count * element_);
+    Check(StartConvert({problem_.dtype, converted.get(), sums.get<float>(), count}, nullptr));
+    Scatter(converted.Download<char>(), shape_.batch, shape_.seq_len_kv, KeyRowBytes(dim),
+            shard.tokens, target);
+    outputs_.intact = outputs_.intact && sums.GuardsIntact() && converted.GuardsIntact();
+  }
+
+  const Case& case_;
+  const AttentionShape& shape_;
+  const CaseInputs& inputs_;
+  const oracle::Result& expected_;
+  DeviceInfo device_;
+  SplitCounts& splits_;
+  const AttentionProblem problem_;
+  const int64_t element_;
+  const std::vector<Shard> q_shards_;
+  const std::vector<Shard> kv_shards_;
+  bool has_empty_rows_ = false;
+  std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // by rank
+  std::vector<KvBlock> blocks_;
+  CaseOutputs outputs_;
+};
+
+}  // namespace
+
+CaseOutputs RunCase(const Case& c, const Expected& expected, const DeviceInfo& device,
+                    SplitCounts& splits) {
+  return CaseRun(c, expected, device, splits).Run();
+}
+
+}  // namespace ringattn::worker::cuda::check

@@ -1,0 +1,34 @@
+// Ring shards of the kernel check: which tokens a rank holds, and their rows of a tensor. Written
+// apart from common/plan, so that an error there cannot hide behind the check. Pure; host memory.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_SHARDS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHECK_SHARDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/kernels/attention_kernel.h"
+
+namespace ringattn::worker::cuda::check {
+
+enum class Layout { kContiguous, kZigzag, kStriped };
+
+// The global token indices that a rank holds, in its local order.
+struct Shard {
+  std::vector<int64_t> tokens;
+  std::vector<Piece> pieces;
+
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// One shard for each of `world` ranks; `cu`: first token of each document and the total.
+std::vector<Shard> Cut(Layout layout, int world, const std::vector<int64_t>& cu);
+
+// Rows `tokens` of a [batch, total, row_bytes] array, and back into it.
+std::vector<char> Gather(const std::vector<char>& source, int64_t batch, int64_t total,
+                         int64_t row_bytes, const std::vector<int64_t>& tokens);
+void Scatter(const std::vector<char>& rows, int64_t batch, int64_t total, int64_t row_bytes,
+             const std::vector<int64_t>& tokens, std::vector<char>& target);
+
+}  // namespace ringattn::worker::cuda::check
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHECK_SHARDS_H_

@@ -1,0 +1,45 @@
+// What a run of the kernel check has come across: a run in which a kind of call never happened has
+// not checked it.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_SPLIT_COUNTS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_CHECK_SPLIT_COUNTS_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/check/random_case.h"
+#include "worker/kernels/cuda/prepared_kernel.h"
+
+namespace ringattn::worker::cuda::check {
+
+// Not thread safe.
+class SplitCounts {
+ public:
+  // A launched call, by family and direction ("forward").
+  void Count(const PreparedKernel& kernel, const std::string& direction);
+
+  // A forward call whose keys were split, by what else it used.
+  void AddSplit(const Case& c, const ForwardCall& call, bool has_empty_rows);
+
+  // Of calls by that family in that direction.
+  int CallsOf(const std::string& family, const std::string& direction) const;
+
+  // Prints the counts; false if a kind of split call is missing.
+  bool Complete() const;
+
+ private:
+  struct Kind {
+    const char* name;
+    int count = 0;
+  };
+  std::vector<Kind> kinds_ = {{"fp32"},           {"16-bit"},   {"causal"},    {"window"},
+                              {"softcap"},        {"packed"},   {"strided"},   {"packed heads"},
+                              {"separate heads"}, {"Dv != D"},  {"batch"},     {"merged after"},
+                              {"merged into"},    {"one call"}, {"empty rows"}};
+  std::map<std::string, int> calls_;
+};
+
+}  // namespace ringattn::worker::cuda::check
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_CHECK_SPLIT_COUNTS_H_

@@ -1,0 +1,154 @@
+#include "worker/kernels/cuda/sm90/backward.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/kernels/cuda/launch.h"
+#include "worker/kernels/cuda/params_of.h"
+#include "worker/kernels/cuda/prepare_backward.h"
+#include "worker/kernels/cuda/sm90/backward_kernels.h"
+#include "worker/kernels/cuda/sm90/piece_maps.h"
+#include "worker/kernels/cuda/tables.h"
+
+namespace ringattn::worker::cuda::sm90 {
+namespace {
+
+// Blocks are one to an SM, and long: with so many the longest of a causal call are a fraction of
+// it.
+constexpr int kBlocksPerSm = 3;
+
+struct HeadDimClass {
+  int64_t head_dim;
+  BackwardKernel (*kernel)();
+  BackwardKernel (*capped_kernel)();  // with a softcap
+};
+constexpr HeadDimClass kClasses[] = {{64, BackwardKernel_d64, BackwardKernel_capped_d64},
+                                     {96, BackwardKernel_d96, BackwardKernel_capped_d96},
+                                     {128, BackwardKernel_d128, BackwardKernel_capped_d128}};
+
+// Null above the largest.
+const HeadDimClass* ClassOf(const AttentionProblem& problem) {
+  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  for (const HeadDimClass& candidate : kClasses) {
+    if (dim <= candidate.head_dim) return &candidate;
+  }
+  return nullptr;
+}
+
+// How many packs of heads share a section: as many as make about one wave of blocks, so that the
+// longest of the last section start early, and blocks of one pack still meet the same q, dout and
+// dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, a wave, all packs: causal at 4K tokens
+// 467, 589, 582; the full mask at 16K 591, 591, 421.)
+int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
+  if (tiles == 0 || packs == 0) return 1;
+  const int64_t wanted = std::max<int64_t>((sm_count + tiles / 2) / tiles, 1);
+  const int64_t sections = (packs + wanted - 1) / wanted;
+  return static_cast<int32_t>((packs + sections - 1) / sections);
+}
+
+}  // namespace
+
+bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
+  const HeadDimClass* head_dim_class = ClassOf(problem);
+  return head_dim_class != nullptr && ServesForward(problem, device) &&
+         head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
+}
+
+bool TakesBackward(const BackwardCall& call) {
+  bool aligned = Aligned16(call.q) && Aligned16(call.dout) && Aligned16(call.dq_acc);
+  for (const KvBlock& block : call.blocks) {
+    aligned = aligned && Aligned16(block.k) && Aligned16(block.v) && Aligned16(block.dk) &&
+              Aligned16(block.dv);
+  }
+  return aligned && OneStride(call.q_pieces, call.blocks);
+}
+
+std::vector<KernelEntry> BackwardEntries() {
+  std::vector<KernelEntry> entries;
+  for (const HeadDimClass& candidate : kClasses) {
+    for (const BackwardKernel& kernel : {candidate.kernel(), candidate.capped_kernel()}) {
+      for (const void* address : {kernel.bf16, kernel.fp16}) {
+        entries.push_back({address, kernel.shared_bytes});
+      }
+    }
+  }
+  return entries;
+}
+
+absl::StatusOr<std::unique_ptr<PreparedBackward>> PreparedBackward::Create(
+    const BackwardCall& call, const DeviceInfo& device) {
+  std::unique_ptr<PreparedBackward> prepared(new PreparedBackward);
+  if (absl::Status status = prepared->Init(call, device); !status.ok()) return status;
+  return prepared;
+}
+
+absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& device) {
+  const AttentionProblem& problem = *call.problem;
+  const HeadDimClass& head_dim_class = *ClassOf(problem);
+  dtype_ = problem.dtype;
+  kernel_ = problem.softcap > 0 ? head_dim_class.capped_kernel() : head_dim_class.kernel();
+  plan_ = PlanBackwardTiles(call, kernel_.tile_keys);
+  const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
+
+  BackwardKernelParams& params = params_;
+  params.common = CommonOf(problem, call.q_rows);
+  params.lse = call.lse;
+  params.delta = call.delta;
+  params.heads_per_block =
+      HeadsPerBlock(params.common.group_size, problem.num_heads, tiles * problem.batch,
+                    int64_t{kBlocksPerSm} * device.sm_count);
+  const int64_t packs = problem.num_heads / params.heads_per_block * problem.batch;
+  if (tiles * packs > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a backward call of ", tiles * packs, " tiles and heads"));
+  }
+  params.tile_count = static_cast<int32_t>(tiles);
+  params.packs = static_cast<int32_t>(packs);
+  params.section_packs = SectionPacks(tiles, packs, device.sm_count);
+
+  if (absl::Status s = MapQueries(call, kernel_.tile_rows, query_maps_); !s.ok()) return s;
+  absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, key_maps_);
+  if (!status.ok()) return status;
+  if (absl::Status s = MapSums(problem, call.blocks, sum_maps_); !s.ok()) return s;
+  ranges_offset_ = TableBytes(plan_.tiles);
+  query_maps_offset_ = ranges_offset_ + TableBytes(plan_.ranges);
+  key_maps_offset_ = query_maps_offset_ + TableBytes(query_maps_);
+  sum_maps_offset_ = key_maps_offset_ + TableBytes(key_maps_);
+  table_bytes_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  return absl::OkStatus();
+}
+
+void PreparedBackward::WriteTables(void* target) const {
+  WriteTable(plan_.tiles, target, 0);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+  WriteTable(query_maps_, target, query_maps_offset_);
+  WriteTable(key_maps_, target, key_maps_offset_);
+  WriteTable(sum_maps_, target, sum_maps_offset_);
+}
+
+void PreparedBackward::DropTables() {
+  plan_ = {};
+  query_maps_ = {};
+  key_maps_ = {};
+  sum_maps_ = {};
+}
+
+absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
+  const int64_t items = int64_t{params_.tile_count} * params_.packs;
+  if (items == 0) return absl::OkStatus();
+  BackwardKernelParams params = params_;
+  params.common.stop_word = launch.stop_word;
+  params.tiles = TableAt<BackwardTile>(launch.tables, 0);
+  params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
+  params.query_maps = TableAt<QueryMaps>(launch.tables, query_maps_offset_);
+  params.key_maps = TableAt<PieceMaps>(launch.tables, key_maps_offset_);
+  params.sum_maps = TableAt<SumMaps>(launch.tables, sum_maps_offset_);
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  void* arguments[] = {&params};
+  return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),
+                                   arguments, kernel_.shared_bytes, launch.stream),
+                  "attention kernel launch");
+}
+
+}  // namespace ringattn::worker::cuda::sm90

@@ -1,0 +1,62 @@
+// The sm_90a backward, from a call to a launch.
+//
+// Tables, as WriteTables lays them out: tiles, q ranges, tensor maps of q's pieces, of the blocks'
+// pieces, and of their gradients.
+//
+// Thread-safe: there is no shared state.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/sm90/backward_params.h"
+#include "worker/kernels/cuda/sm90/forward.h"
+#include "worker/kernels/cuda/tile_plan.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// As ServesForward (forward.h), and both head dimensions are at most 128.
+bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
+
+// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+bool TakesBackward(const BackwardCall& call);
+
+// All kernels of the backward.
+std::vector<KernelEntry> BackwardEntries();
+
+class PreparedBackward : public PreparedKernel {
+ public:
+  // REQUIRES: ServesBackward and TakesBackward.
+  static absl::StatusOr<std::unique_ptr<PreparedBackward>> Create(const BackwardCall& call,
+                                                                  const DeviceInfo& device);
+
+  void WriteTables(void* target) const override;
+  void DropTables() override;
+  absl::Status Launch(const TableLaunch& launch) const override;
+
+ private:
+  PreparedBackward() : PreparedKernel(kName) {}
+  absl::Status Init(const BackwardCall& call, const DeviceInfo& device);
+
+  BackwardKernel kernel_;
+  DType dtype_ = DType::kBFloat16;
+  BackwardKernelParams params_;  // tables unset
+  BackwardPlan plan_;
+  std::vector<QueryMaps> query_maps_;
+  std::vector<PieceMaps> key_maps_;
+  std::vector<SumMaps> sum_maps_;
+  int64_t ranges_offset_ = 0;  // in the tables, bytes
+  int64_t query_maps_offset_ = 0;
+  int64_t key_maps_offset_ = 0;
+  int64_t sum_maps_offset_ = 0;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_H_

@@ -1,0 +1,20 @@
+// The sm_90a backward kernels by head-dim class: max(head_dim, head_dim_v) rounded up.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_KERNELS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_KERNELS_H_
+
+#include "worker/kernels/cuda/sm90/backward_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+BackwardKernel BackwardKernel_d64();
+BackwardKernel BackwardKernel_d96();
+BackwardKernel BackwardKernel_d128();
+
+// With a softcap.
+BackwardKernel BackwardKernel_capped_d64();
+BackwardKernel BackwardKernel_capped_d96();
+BackwardKernel BackwardKernel_capped_d128();
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_KERNELS_H_

@@ -1,0 +1,58 @@
+// What the host hands to the sm_90a backward kernels. Plain structures; no CUDA headers.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PARAMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PARAMS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/sm90/forward_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// The rows of one piece of q, which end with the piece: what follows reads as zero, and sums
+// that would go there are dropped.
+struct QueryMaps {
+  TensorMap q;     // [batch, q_rows, num_heads, head_dim]; box: 64 columns of a tile's rows
+  TensorMap dout;  // like q, of head_dim_v
+  TensorMap dq;    // fp32, like q; box: 32 columns of kStagedRows rows
+};
+
+// The same of the keys of one piece of one block, beside its PieceMaps.
+struct SumMaps {
+  TensorMap dk;  // fp32, like k; boxes as dq's
+  TensorMap dv;
+};
+
+inline constexpr int kStagedRows = 64;
+
+// Thread blocks are items of work in order of blockIdx.x. Packs of heads_per_block heads (of all
+// batch rows) are cut into sections; within a section the tiles come in the table's order (longest
+// first), each for all packs of the section.
+struct BackwardKernelParams {
+  CommonParams common;
+  const BackwardTile* tiles = nullptr;    // device
+  const QRange* ranges = nullptr;         // device
+  const QueryMaps* query_maps = nullptr;  // device; QRange::piece counts in it
+  const PieceMaps* key_maps = nullptr;    // device; BackwardTile::piece counts in it
+  const SumMaps* sum_maps = nullptr;      // device; likewise
+  const float* lse = nullptr;
+  const float* delta = nullptr;
+  int32_t heads_per_block = 1;  // query heads of one group that one thread block sums
+  int32_t tile_count = 0;
+  int32_t packs = 0;  // of heads, times batch
+  int32_t section_packs = 1;
+};
+
+// One kernel of the family in its two dtypes.
+struct BackwardKernel {
+  const void* bf16 = nullptr;
+  const void* fp16 = nullptr;
+  int32_t tile_rows = 0;
+  int32_t tile_keys = 0;
+  int32_t threads = 0;
+  int32_t shared_bytes = 0;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PARAMS_H_

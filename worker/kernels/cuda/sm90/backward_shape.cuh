@@ -1,0 +1,118 @@
+// The numbers of one backward kernel: its tile, who does what, and where things lie in shared
+// memory. Compile-time only; the other headers take it as `Shape`.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_SHAPE_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_SHAPE_CUH_
+
+#include "worker/kernels/cuda/sm90/backward_params.h"
+#include "worker/kernels/cuda/sm90/wgmma.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// What the consumers are told of a q tile. Row r of it sees keys [lower + r, upper + r] of the
+// thread block's; rows from `rows` on do not exist.
+struct QueryTile {
+  static constexpr int32_t kLast = 1;    // of the thread block
+  static constexpr int32_t kMasked = 2;  // not every row sees every key
+  static constexpr int32_t kWide = 4;    // a row's lse is wide (score_rule.cuh)
+  int32_t flags;
+  int32_t lower;
+  int32_t upper;
+  int32_t rows;
+};
+
+// What a thread block computes.
+struct BackwardItem {
+  const BackwardTile* tile;
+  int32_t first_head;
+  int32_t batch;
+
+  explicit __device__ __forceinline__ BackwardItem(const BackwardKernelParams& params) {
+    const uint32_t section_items =
+        static_cast<uint32_t>(params.tile_count) * static_cast<uint32_t>(params.section_packs);
+    const uint32_t section = blockIdx.x / section_items;
+    const uint32_t first = section * params.section_packs;
+    const uint32_t packs = min(params.section_packs, params.packs - static_cast<int32_t>(first));
+    const uint32_t rest = blockIdx.x - section * section_items;
+    const uint32_t pack = first + rest % packs;
+    const uint32_t packs_per_row = params.common.num_heads / params.heads_per_block;
+    tile = params.tiles + rest / packs;
+    first_head = static_cast<int32_t>(pack % packs_per_row * params.heads_per_block);
+    batch = static_cast<int32_t>(pack / packs_per_row);
+  }
+};
+
+// kRows q rows by kKeys keys. Two warpgroups of consumers have 64 of the keys each, one more
+// warpgroup loads q and dout, prepares the rows' statistics and adds dq.
+// kCapped_: with a softcap; a kernel of its own, for its registers are more.
+template <typename T_, int kDim_, int kRows_, bool kCapped_>
+struct BackwardShape {
+  using T = T_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kKeys = 128;
+  static constexpr bool kCapped = kCapped_;
+  static constexpr int kStages = 2;  // of q, dout, their statistics, and dS
+  static constexpr int kGroups = 2;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kConsumerWarps = kGroups * 4;
+  // Of the 504 registers that a lane position has.
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+
+  // dq of a tile is 64 rows by 64 columns per consumer group: either the groups share the rows,
+  // or (one panel of columns) they have 64 rows each.
+  static constexpr bool kDqByRows = kRows == 128;
+
+  static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
+  static constexpr int kRowPanelBytes = kRows * kPanelRowBytes;
+  static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
+  static constexpr int kRowBytes = kPanels * kRowPanelBytes;
+  static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // a group's keys
+  static constexpr int kScoreBytes = kGroups * kScorePanelBytes;
+  static constexpr int kStagedBoxBytes = kStagedRows * 128;  // 32 columns, fp32
+  static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of a group
+
+  // Of a row: what is added to its scores, its delta, its lse.
+  static constexpr int kOffsets = 0;
+  static constexpr int kDeltas = kRows;
+  static constexpr int kLse = 2 * kRows;
+  static constexpr int kStatistics = 3 * kRows;  // floats
+
+  // Shared memory, from its base.
+  static constexpr int kK = 0;
+  static constexpr int kV = kK + kKeyBytes;
+  static constexpr int kQ = kV + kKeyBytes;
+  static constexpr int kDout = kQ + kStages * kRowBytes;
+  static constexpr int kScores = kDout + kStages * kRowBytes;
+  static constexpr int kStaged = kScores + kStages * kScoreBytes;
+  static constexpr int kRowStatistics = kStaged + kGroups * kStagedBytes;
+  static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
+  static constexpr int kKFull = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kVFull = kKFull + 8;
+  static constexpr int kQFull = kVFull + 8;
+  static constexpr int kQEmpty = kQFull + 8 * kStages;
+  static constexpr int kDoutFull = kQEmpty + 8 * kStages;
+  static constexpr int kDoutEmpty = kDoutFull + 8 * kStages;
+  static constexpr int kTileFull = kDoutEmpty + 8 * kStages;
+  static constexpr int kTileEmpty = kTileFull + 8 * kStages;
+  static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group
+  static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups;
+  static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups;
+
+  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
+  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
+  static constexpr float kUnshift = 1.0f / (1 << kShift);
+
+  // Named barriers; 0 is __syncthreads.
+  static constexpr int kGradientsReady = 1;  // all of dS is written
+
+  static_assert(kRows == 64 || (kRows == 128 && kPanels == 1));
+  static_assert(kDim % 16 == 0 && kDim <= 128);
+  static_assert(kRowPanelBytes % 1024 == 0);
+  static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_SHAPE_CUH_
