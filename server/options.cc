@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
 #include "common/process/duration_flag.h"
+#include "common/process/log_level_flag.h"
 
 namespace ringattn::server {
 namespace {
@@ -161,12 +162,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddDuration(&app, "--dead_after", &line.server.liveness.dead_after,
               "exit with 71 once the public port has not answered for this long; the health "
               "service's name liveness says NOT_SERVING before");
-  app.add_option_function<std::string>(
-         "--log_level",
-         [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
-         "debug, info, warning or error [info]")
-      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
-      ->type_name("LEVEL");
+  AddLogLevel(&app, &line.log_level);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

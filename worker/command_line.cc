@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
 #include "common/process/duration_flag.h"
+#include "common/process/log_level_flag.h"
 #include "common/process/secret_file.h"
 #include "worker/device_name.h"
 
@@ -191,12 +192,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
   AddTimeouts(&app, &line);
-  app.add_option_function<std::string>(
-         "--log_level",
-         [&line](const std::string& name) { line.log_level = *LogLevelFromName(name); },
-         "debug, info, warning or error [info]")
-      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
-      ->type_name("LEVEL");
+  AddLogLevel(&app, &line.log_level);
   app.add_option("--fault_injection", raw.fault_injection,
                  "for tests: stall_step:N, skip_send:N, fail_send:N, stop_reading:N, "
                  "stop_sending:N, slow_step_ms:M or workspace:M")

@@ -11,12 +11,22 @@
 
 namespace ringattn {
 
+// Which keys a row sees, beside those of other documents. Meaning: docs/semantics.md.
+struct MaskRule {
+  bool causal = false;
+  int64_t window_left = -1;   // -1 = unlimited
+  int64_t window_right = -1;  // -1 = unlimited
+
+  bool operator==(const MaskRule&) const = default;
+};
+
 // Shapes of the problem.
 //   dense : q [batch, seq_len_q, num_heads, head_dim]
 //           k [batch, seq_len_kv, num_kv_heads, head_dim]
 //           v [batch, seq_len_kv, num_kv_heads, head_dim_v]
 //           out, dout [batch, seq_len_q, num_heads, head_dim_v]
-//           lse [batch, num_heads, seq_len_q] fp32
+//           lse, dlse [batch, num_heads, seq_len_q] fp32
+//           sinks, dsinks [num_heads] fp32
 //   packed: the same without the batch axis (batch == 1), tokens of all
 //           documents after one another; lse [num_heads, seq_len_q].
 struct AttentionShape {
@@ -33,6 +43,8 @@ struct AttentionShape {
   // document: {0, seq_len_q} and {0, seq_len_kv}, the same for every batch row.
   std::vector<int64_t> cu_seqlens_q;
   std::vector<int64_t> cu_seqlens_k;
+  // Empty, or the rule of each document, instead of the options'.
+  std::vector<MaskRule> document_rules;
 
   int64_t group_size() const { return num_heads / num_kv_heads; }
   int64_t num_documents() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
@@ -46,8 +58,26 @@ struct AttentionOptions {
   bool causal = false;
   int64_t window_left = -1;   // -1 = unlimited
   int64_t window_right = -1;  // -1 = unlimited
+  bool sinks = false;         // a logit per head without a value (TensorId::kSinks)
 
   bool operator==(const AttentionOptions&) const = default;
+};
+
+// One numbering with v1::TensorId. Tensors are streamed in ascending order, in both
+// directions.
+enum class TensorId : uint8_t {
+  kQ = 1,
+  kK = 2,
+  kV = 3,
+  kOut = 4,
+  kLse = 5,
+  kDout = 6,
+  kDq = 7,
+  kDk = 8,
+  kDv = 9,
+  kDlse = 10,
+  kSinks = 11,
+  kDsinks = 12,
 };
 
 enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
@@ -56,6 +86,7 @@ struct AttentionSpec {
   DType dtype = DType::kFloat32;
   AttentionShape shape;
   AttentionOptions options;
+  bool has_dlse = false;  // backward: the gradient of lse is an input (TensorId::kDlse)
 
   bool operator==(const AttentionSpec&) const = default;
 };

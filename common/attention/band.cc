@@ -52,18 +52,23 @@ RowRange SeeingRows(const Piece& rows, int64_t row_begin, int64_t row_end, const
 
 }  // namespace
 
-Band DocumentBand(const AttentionOptions& options, int64_t sq, int64_t sk) {
+Band DocumentBand(const MaskRule& rule, int64_t sq, int64_t sk) {
   const int64_t shift = sk - sq;
   Band band;
   // A side longer than any sequence is unlimited; the clamp also keeps sums small.
-  if (options.window_left >= 0 && options.window_left < kUnboundedBand) {
-    band.lower = std::max(band.lower, shift - options.window_left);
+  if (rule.window_left >= 0 && rule.window_left < kUnboundedBand) {
+    band.lower = std::max(band.lower, shift - rule.window_left);
   }
-  if (options.window_right >= 0 && options.window_right < kUnboundedBand) {
-    band.upper = std::min(band.upper, shift + options.window_right);
+  if (rule.window_right >= 0 && rule.window_right < kUnboundedBand) {
+    band.upper = std::min(band.upper, shift + rule.window_right);
   }
-  if (options.causal) band.upper = std::min(band.upper, shift);
+  if (rule.causal) band.upper = std::min(band.upper, shift);
   return band;
+}
+
+MaskRule RuleOf(const AttentionSpec& spec, int64_t document) {
+  if (!spec.shape.document_rules.empty()) return spec.shape.document_rules[document];
+  return RuleOf(spec.options);
 }
 
 std::vector<Band> DocumentBands(const AttentionSpec& spec) {
@@ -71,7 +76,7 @@ std::vector<Band> DocumentBands(const AttentionSpec& spec) {
   std::vector<Band> bands;
   bands.reserve(static_cast<size_t>(shape.num_documents()));
   for (int64_t d = 0; d < shape.num_documents(); ++d) {
-    bands.push_back(DocumentBand(spec.options, shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d],
+    bands.push_back(DocumentBand(RuleOf(spec, d), shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d],
                                  shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d]));
   }
   return bands;

@@ -26,11 +26,21 @@ struct Band {
   int64_t upper = kUnboundedBand;
 };
 
+inline MaskRule RuleOf(const AttentionOptions& options) {
+  return {options.causal, options.window_left, options.window_right};
+}
+
 // The band of one document with sq queries and sk keys. Both masks are aligned
 // to the bottom right: with d = sk - sq,
 //   causal:        j <= i + d
 //   window (l, r): i + d - l <= j <= i + d + r, -1 = unlimited.
-Band DocumentBand(const AttentionOptions& options, int64_t sq, int64_t sk);
+Band DocumentBand(const MaskRule& rule, int64_t sq, int64_t sk);
+inline Band DocumentBand(const AttentionOptions& options, int64_t sq, int64_t sk) {
+  return DocumentBand(RuleOf(options), sq, sk);
+}
+
+// The rule of a document of `spec`: its own, or the options'.
+MaskRule RuleOf(const AttentionSpec& spec, int64_t document);
 
 // One band per document of `spec`.
 std::vector<Band> DocumentBands(const AttentionSpec& spec);

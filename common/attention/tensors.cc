@@ -15,29 +15,37 @@ constexpr TensorInfo Rows(TensorId id, const char* name, Axis axis, DimOf dim, U
           forward, backward, gradient_of};
 }
 
-constexpr TensorInfo Statistics(TensorId id, const char* name, Use forward, Use backward) {
-  return {id,
-          name,
-          Axis::kQ,
-          TensorForm::kStatistics,
-          HeadsOf::kQuery,
-          DimOf::kNone,
-          ElementOf::kFloat32,
-          forward,
-          backward,
-          std::nullopt};
+using IsPresent = bool (*)(const AttentionSpec&);
+
+// In fp32, of query heads.
+constexpr TensorInfo Floats(TensorId id, const char* name, TensorForm form, Axis axis, Use forward,
+                            Use backward, std::optional<TensorId> gradient_of = std::nullopt,
+                            IsPresent is_present = nullptr) {
+  return {
+      id,      name,     axis,        form,      HeadsOf::kQuery, DimOf::kNone, ElementOf::kFloat32,
+      forward, backward, gradient_of, is_present};
 }
+
+bool HasDlse(const AttentionSpec& spec) { return spec.has_dlse; }
+bool HasSinks(const AttentionSpec& spec) { return spec.options.sinks; }
 
 constexpr TensorInfo kTensors[] = {
     Rows(TensorId::kQ, "q", Axis::kQ, DimOf::kKey, Use::kInput, Use::kInput),
     Rows(TensorId::kK, "k", Axis::kKv, DimOf::kKey, Use::kInput, Use::kInput),
     Rows(TensorId::kV, "v", Axis::kKv, DimOf::kValue, Use::kInput, Use::kInput),
     Rows(TensorId::kOut, "out", Axis::kQ, DimOf::kValue, Use::kOutput, Use::kForwardResult),
-    Statistics(TensorId::kLse, "lse", Use::kOutput, Use::kForwardResult),
+    Floats(TensorId::kLse, "lse", TensorForm::kStatistics, Axis::kQ, Use::kOutput,
+           Use::kForwardResult),
     Rows(TensorId::kDout, "dout", Axis::kQ, DimOf::kValue, Use::kNone, Use::kInput, TensorId::kOut),
     Rows(TensorId::kDq, "dq", Axis::kQ, DimOf::kKey, Use::kNone, Use::kOutput, TensorId::kQ),
     Rows(TensorId::kDk, "dk", Axis::kKv, DimOf::kKey, Use::kNone, Use::kOutput, TensorId::kK),
     Rows(TensorId::kDv, "dv", Axis::kKv, DimOf::kValue, Use::kNone, Use::kOutput, TensorId::kV),
+    Floats(TensorId::kDlse, "dlse", TensorForm::kStatistics, Axis::kQ, Use::kNone, Use::kInput,
+           TensorId::kLse, HasDlse),
+    Floats(TensorId::kSinks, "sinks", TensorForm::kPerHead, Axis::kReplicated, Use::kInput,
+           Use::kInput, std::nullopt, HasSinks),
+    Floats(TensorId::kDsinks, "dsinks", TensorForm::kPerHead, Axis::kRankZero, Use::kNone,
+           Use::kOutput, TensorId::kSinks, HasSinks),
 };
 
 constexpr bool IdsAscend() {
@@ -48,7 +56,8 @@ constexpr bool IdsAscend() {
 }
 static_assert(IdsAscend(), "ids count from 1 and the table is in their order");
 
-Use UseIn(const TensorInfo& info, Direction direction) {
+Use UseIn(const TensorInfo& info, const AttentionSpec& spec, Direction direction) {
+  if (info.is_present != nullptr && !info.is_present(spec)) return Use::kNone;
   return direction == Direction::kForward ? info.forward : info.backward;
 }
 
@@ -88,10 +97,11 @@ std::optional<TensorId> TensorFromNumber(int number) {
   return static_cast<TensorId>(number);
 }
 
-std::vector<TensorId> InputsOf(const AttentionSpec&, Direction direction, bool recompute_forward) {
+std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
+                               bool recompute_forward) {
   std::vector<TensorId> inputs;
   for (const TensorInfo& info : kTensors) {
-    const Use use = UseIn(info, direction);
+    const Use use = UseIn(info, spec, direction);
     if (use == Use::kInput || (use == Use::kForwardResult && !recompute_forward)) {
       inputs.push_back(info.id);
     }
@@ -99,10 +109,10 @@ std::vector<TensorId> InputsOf(const AttentionSpec&, Direction direction, bool r
   return inputs;
 }
 
-std::vector<TensorId> OutputsOf(const AttentionSpec&, Direction direction) {
+std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction) {
   std::vector<TensorId> outputs;
   for (const TensorInfo& info : kTensors) {
-    if (UseIn(info, direction) == Use::kOutput) outputs.push_back(info.id);
+    if (UseIn(info, spec, direction) == Use::kOutput) outputs.push_back(info.id);
   }
   return outputs;
 }
@@ -110,6 +120,7 @@ std::vector<TensorId> OutputsOf(const AttentionSpec&, Direction direction) {
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
   const AttentionShape& shape = spec.shape;
   const TensorInfo& info = InfoOf(id);
+  if (info.form == TensorForm::kPerHead) return {HeadCountOf(shape, info)};
   std::vector<int64_t> dimensions;
   if (!shape.packed) dimensions.push_back(shape.batch);
   if (info.form == TensorForm::kStatistics) {
@@ -144,6 +155,12 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   const int64_t element_bytes = ElementBytes(DTypeOf(spec, id));
   TensorLayout layout;
   layout.axis = info.axis;
+  if (info.form == TensorForm::kPerHead) {
+    layout.outer = 1;
+    layout.rows = HeadCountOf(shape, info);
+    layout.inner_bytes = element_bytes;
+    return layout;
+  }
   layout.rows = TokensOf(shape, info);
   if (info.form == TensorForm::kStatistics) {
     layout.outer = SaturatingProduct({shape.batch, HeadCountOf(shape, info)});

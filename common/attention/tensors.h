@@ -1,13 +1,7 @@
 // The tensors of a request: one table that validation, the schedule, admission, the
 // edge, the client, the files of the command line and the oracle ask. A tensor that is
 // not in it does not exist.
-//
-//   dense                                        packed
-//   q, dq    [batch, seq_len_q, heads, dim]      [total_q, heads, dim]
-//   k, dk    [batch, seq_len_kv, kv_heads, dim]  [total_kv, kv_heads, dim]
-//   v, dv    [.., seq_len_kv, kv_heads, dim_v]   [total_kv, kv_heads, dim_v]
-//   out, dout [batch, seq_len_q, heads, dim_v]   [total_q, heads, dim_v]
-//   lse fp32 [batch, heads, seq_len_q]           [heads, total_q]
+// Shapes: AttentionShape (attention_spec.h).
 //
 // Pure functions of their arguments; thread safe.
 #ifndef RINGATTN_COMMON_ATTENTION_TENSORS_H_
@@ -23,20 +17,6 @@
 #include "common/attention/dtype.h"
 
 namespace ringattn {
-
-// One numbering with v1::TensorId. Tensors are streamed in ascending order, in both
-// directions.
-enum class TensorId : uint8_t {
-  kQ = 1,
-  kK = 2,
-  kV = 3,
-  kOut = 4,
-  kLse = 5,
-  kDout = 6,
-  kDq = 7,
-  kDk = 8,
-  kDv = 9,
-};
 
 // Which ranks hold which rows of a tensor.
 enum class Axis : uint8_t {
@@ -58,6 +38,7 @@ enum class TensorUse : uint8_t {
 enum class TensorForm : uint8_t {
   kRows,        // [batch, tokens, heads, dim]
   kStatistics,  // [batch, heads, tokens]
+  kPerHead,     // [heads]
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
@@ -74,6 +55,8 @@ struct TensorInfo {
   TensorUse forward;
   TensorUse backward;
   std::optional<TensorId> gradient_of;
+  // Which requests have it; null: all.
+  bool (*is_present)(const AttentionSpec&) = nullptr;
 };
 
 // Every tensor, in the order of their ids.
@@ -103,7 +86,7 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
-// heads, tokens and 4 for kStatistics.
+// heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;

@@ -22,6 +22,7 @@ TEST(TensorsTest, BytesAgreeWithDimensions) {
       int64_t bytes = ElementBytes(DTypeOf(spec, id));
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
       EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes) << TensorName(id);
+      if (info.form == TensorForm::kPerHead) continue;
       EXPECT_EQ(LayoutOf(spec, id).rows, info.axis == Axis::kKv ? 14 : 10);
     }
   }
@@ -38,6 +39,9 @@ TEST(TensorsTest, Dimensions) {
   const AttentionSpec packed = Example(true);
   EXPECT_EQ(DimensionsOf(packed, TensorId::kDv), (Dimensions{14, 2, 7}));
   EXPECT_EQ(DimensionsOf(packed, TensorId::kLse), (Dimensions{6, 10}));
+  EXPECT_EQ(DimensionsOf(packed, TensorId::kDlse), (Dimensions{6, 10}));
+  EXPECT_EQ(DimensionsOf(packed, TensorId::kSinks), (Dimensions{6}));
+  EXPECT_EQ(DimensionsOf(dense, TensorId::kDsinks), (Dimensions{6}));
 }
 
 TEST(TensorsTest, LseIsFp32) {
@@ -58,12 +62,31 @@ TEST(TensorsTest, UsesByDirection) {
   EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDk, T::kDv}));
 }
 
+// Options and header fields bring tensors of their own, and no others.
+TEST(TensorsTest, SomeTensorsArePresentWhereTheRequestHasThem) {
+  using Ids = std::vector<TensorId>;
+  using T = TensorId;
+  AttentionSpec spec = Example(false);
+  spec.options.sinks = true;
+  EXPECT_EQ(InputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kK, T::kV, T::kSinks}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward), (Ids{T::kOut, T::kLse}));
+  EXPECT_EQ(InputsOf(spec, Direction::kBackward, true),
+            (Ids{T::kQ, T::kK, T::kV, T::kDout, T::kSinks}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDk, T::kDv, T::kDsinks}));
+  spec.has_dlse = true;
+  EXPECT_EQ(InputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kK, T::kV, T::kSinks}));
+  EXPECT_EQ(InputsOf(spec, Direction::kBackward, true),
+            (Ids{T::kQ, T::kK, T::kV, T::kDout, T::kDlse, T::kSinks}));
+}
+
 TEST(TensorsTest, GradientsHaveTheShapeAndPlaceOfWhatTheyAreOf) {
   const AttentionSpec spec = Example(false);
   for (const TensorInfo& info : AllTensors()) {
     if (!info.gradient_of) continue;
     EXPECT_EQ(DimensionsOf(spec, info.id), DimensionsOf(spec, *info.gradient_of)) << info.name;
-    EXPECT_EQ(info.axis, InfoOf(*info.gradient_of).axis) << info.name;
+    // The gradient of what all ranks have is added up on one.
+    const Axis place = InfoOf(*info.gradient_of).axis;
+    EXPECT_EQ(info.axis, place == Axis::kReplicated ? Axis::kRankZero : place) << info.name;
   }
 }
 

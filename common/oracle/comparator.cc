@@ -46,6 +46,7 @@ struct TokenAxis {
 };
 
 TokenAxis AxisOf(const AttentionShape& shape, TensorId tensor) {
+  if (tensor == TensorId::kDsinks) return {1, shape.num_heads};
   const bool kv = tensor == TensorId::kDk || tensor == TensorId::kDv;
   return kv ? TokenAxis{shape.seq_len_kv, shape.num_kv_heads}
             : TokenAxis{shape.seq_len_q, shape.num_heads};
@@ -96,7 +97,9 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
   report.tensor = tensor;
   report.rows = static_cast<int64_t>(expected.rows.size());
   const TokenAxis axis = AxisOf(spec.shape, tensor);
-  report.total_rows = spec.shape.batch * axis.tokens * axis.heads;
+  const DType dtype = DTypeOf(spec, tensor);
+  const int64_t batch = tensor == TensorId::kDsinks ? 1 : spec.shape.batch;
+  report.total_rows = batch * axis.tokens * axis.heads;
   const double unit = ToleranceUnit(spec.dtype);
   Norms whole;
   std::vector<Norms> by_head(axis.heads);
@@ -112,9 +115,9 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
     Norms sums;
     for (int64_t d = 0; d < expected.dim; ++d) {
       // Beyond the dtype's range the result is an infinity.
-      const double stored = RoundTo(spec.dtype, expected.exact[base + d]);
+      const double stored = RoundTo(dtype, expected.exact[base + d]);
       const double exact = std::isinf(stored) ? stored : expected.exact[base + d];
-      const double value = Load(spec.dtype, actual, first + d);
+      const double value = Load(dtype, actual, first + d);
       const double magnitude = expected.magnitude[base + d];
       const double floor = expected.floor[base + d];
       const double error = ErrorOf(value, exact);
@@ -209,6 +212,7 @@ Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs&
   judge(TensorId::kDq, expected.dq, actual.dq);
   judge(TensorId::kDk, expected.dk, actual.dk);
   judge(TensorId::kDv, expected.dv, actual.dv);
+  judge(TensorId::kDsinks, expected.dsinks, actual.dsinks);
   return report;
 }
 

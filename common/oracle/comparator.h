@@ -90,6 +90,7 @@ struct Outputs {
   const void* dq = nullptr;
   const void* dk = nullptr;
   const void* dv = nullptr;
+  const float* dsinks = nullptr;
 };
 
 // Judges every tensor that is given and expected, and passes every given tensor that

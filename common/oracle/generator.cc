@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/oracle/numeric.h"
 
@@ -63,10 +64,14 @@ const char* DataKindName(DataKind kind) {
 Inputs InputTensors::view() const {
   // With no query there is no byte of dout, yet gradients may be asked for.
   static constexpr uint8_t kNoBytes = 0;
-  return {q.data(), k.data(), v.data(),
-          !has_dout      ? nullptr
-          : dout.empty() ? &kNoBytes
-                         : dout.data()};
+  return {.q = q.data(),
+          .k = k.data(),
+          .v = v.data(),
+          .dout = !has_dout      ? nullptr
+                  : dout.empty() ? &kNoBytes
+                                 : dout.data(),
+          .sinks = sinks.empty() ? nullptr : sinks.data(),
+          .dlse = dlse.empty() ? nullptr : dlse.data()};
 }
 
 double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed) {
@@ -102,6 +107,21 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
   inputs.v = fill(TensorId::kV, kv_rows * shape.head_dim_v, 1.0);
   inputs.has_dout = with_dout;
   if (with_dout) inputs.dout = fill(TensorId::kDout, q_rows * shape.head_dim_v, 1.0);
+  if (spec.options.sinks) {
+    // Near the scores' size, so that neither keys nor sink vanish beside the other.
+    inputs.sinks.resize(shape.num_heads);
+    FillNormal(DType::kFloat32, seed, static_cast<uint64_t>(TensorId::kSinks), 0, shape.num_heads,
+               2.0, inputs.sinks.data());
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      const uint64_t bits = RandomBits(seed, static_cast<uint64_t>(TensorId::kSinks) + 1000, h);
+      if (bits % 5 == 0) inputs.sinks[h] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  if (spec.has_dlse && with_dout) {
+    inputs.dlse.resize(q_rows);
+    FillNormal(DType::kFloat32, seed, static_cast<uint64_t>(TensorId::kDlse), 0, q_rows, 1.0,
+               inputs.dlse.data());
+  }
   return inputs;
 }
 

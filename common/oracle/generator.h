@@ -38,6 +38,8 @@ struct InputTensors {
   std::vector<uint8_t> v;
   std::vector<uint8_t> dout;
   bool has_dout = false;
+  std::vector<float> sinks;  // where the spec has them: one in five is -inf, no sink
+  std::vector<float> dlse;   // with dout, where the spec has it
 
   Inputs view() const;
 };

@@ -12,6 +12,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// What the linear grants of backward are taken of in a row of wide scores (backward_magnitude).
+double LseLoss(double lse) { return std::abs(lse) < kWideScores ? std::abs(lse) : 0.0; }
+
 // The keys that one query row sees.
 struct VisibleKey {
   int64_t position;
@@ -23,13 +26,23 @@ struct VisibleKey {
 
 struct RowScores {
   std::vector<VisibleKey> keys;
-  double max = -kInfinity;
-  double sum = 0.0;              // of exp(score - max)
+  double sink = -kInfinity;      // none
+  double max = -kInfinity;       // of the keys' scores
+  double sum = 0.0;              // of exp(score - max) over the keys
   double score_magnitude = 0.0;  // S
-  double lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
+  double keys_lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
+  double lse() const { return LogAddExp(keys_lse(), sink); }
+  // What of the row's probability the keys have together, and what the sink has.
+  double keys_share() const { return keys.empty() ? 0.0 : std::exp(keys_lse() - lse()); }
+  double sink_share() const { return sink == -kInfinity ? 0.0 : std::exp(sink - lse()); }
   bool wide() const { return score_magnitude >= kWideScores; }
   // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
   double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
+  // The same for backward. Its p is exp(score - lse), of an lse that is fp32: half a unit of its
+  // last place, up to 2^-24 |lse|, is lost of every p of the row, also of a key that none comes
+  // near. Only from |lse| of 2^17 on do score and lse have to be rounded alike. Scores of a wide
+  // row may cancel to less.
+  double backward_magnitude() const { return wide() ? LseLoss(lse()) : score_magnitude; }
 };
 
 // Fills in each key's doubt. REQUIRES: row.wide().
@@ -43,7 +56,7 @@ void DoubtRow(const AttentionOptions& options, RowScores& row) {
     const double error = ScoreError(options, key.raw, row.score_magnitude);
     return MostProbability(key.score, lse, error + lse_error);
   };
-  double all = 0.0;
+  double all = std::min(1.0, row.sink_share() * std::exp(lse_error));
   for (const VisibleKey& key : row.keys) all += most_of(key);
   for (VisibleKey& key : row.keys) {
     const double most = most_of(key);
@@ -52,12 +65,14 @@ void DoubtRow(const AttentionOptions& options, RowScores& row) {
 }
 
 void ScoreRow(const AttentionSpec& spec, const Document& document, const double* q, int64_t i,
-              HeadRows& k, RowScores& row) {
+              double sink, HeadRows& k, RowScores& row) {
   row = {std::move(row.keys)};
   row.keys.clear();
+  row.sink = sink;
+  if (std::isfinite(sink)) row.score_magnitude = std::abs(sink);
   const double scale = std::abs(spec.options.softmax_scale);
   for (int64_t j = 0; j < document.k_length; ++j) {
-    if (!Sees(spec.options, document.q_length, document.k_length, i, j)) continue;
+    if (!Sees(document.rule, document.q_length, document.k_length, i, j)) continue;
     const Dot dot = DotOf(q, k.Row(j), spec.shape.head_dim);
     const Score score = ScoreOf(spec.options, dot.value);
     row.keys.push_back({.position = j,
@@ -81,14 +96,19 @@ class QueryRow {
   QueryRow(const AttentionSpec& spec, const Document& document)
       : spec_(spec), document_(document) {}
 
-  void Forward(const double* q, int64_t i, HeadRows& k, HeadRows& v, Result& result, int64_t at) {
-    ScoreRow(spec_, document_, q, i, k, row_);
+  //   sink  of the head, -inf if it has none
+  void Forward(const double* q, int64_t i, double sink, HeadRows& k, HeadRows& v, Result& result,
+               int64_t at) {
+    ScoreRow(spec_, document_, q, i, sink, k, row_);
     if (row_.wide()) DoubtRow(spec_.options, row_);
+    // Kernels round p among the keys; the sink joins the finished row.
+    const double share = row_.keys_share();
     const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
       Coefficients term =
           ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.linear_magnitude());
+      term = {term.exact * share, term.twin * share, term.magnitude * share, term.floor * share};
       term.floor += key.doubt;
       Accumulate(term, v.Row(key.position), result.out, at);
     }
@@ -98,14 +118,19 @@ class QueryRow {
   }
 
   // REQUIRES: Forward has been called for the same row.
+  //   dlse      of the row, 0 if there is none
+  //   sink_row  of result.dsinks, that gets this row's term; -1: none
   template <typename KvRow>
-  void Backward(const double* q, const double* dout, HeadRows& k, HeadRows& v, Result& result,
-                int64_t at, const KvRow* kv_row) {
+  void Backward(const double* q, const double* dout, double dlse, HeadRows& k, HeadRows& v,
+                Result& result, int64_t at, int64_t sink_row, const KvRow* kv_row) {
     const int64_t dim_v = spec_.shape.head_dim_v;
-    const RowDelta delta = {DotOf(dout, &result.out.exact[at * dim_v], dim_v).value,
-                            DotOf(dout, &result.out.twin[at * dim_v], dim_v).value,
-                            DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude,
-                            DeltaRounding(dout, &result.out.magnitude[at * dim_v])};
+    const RowDelta delta = {
+        DotOf(dout, &result.out.exact[at * dim_v], dim_v).value - dlse,
+        DotOf(dout, &result.out.twin[at * dim_v], dim_v).value - dlse,
+        DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude + std::abs(dlse),
+        DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v])),
+        DotOf(dout, &result.out.floor[at * dim_v], dim_v).magnitude};
+    const double keys_share = row_.keys_share();
     // Of delta, which is the sum of p dP.
     double delta_doubt = 0.0;
     if (row_.wide()) {
@@ -115,31 +140,36 @@ class QueryRow {
     }
     const double scale = std::abs(spec_.options.softmax_scale);
     for (const VisibleKey& key : row_.keys) {
-      const double p = std::exp(key.score - row_.max) / row_.sum;
+      const double p = std::exp(key.score - row_.max) / row_.sum * keys_share;
       const Dot dp = DotOf(dout, v.Row(key.position), dim_v);
-      Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.linear_magnitude());
+      Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.backward_magnitude());
       ds.floor += scale * (key.doubt * (std::abs(dp.value) + std::abs(delta.value)) +
                            (p + key.doubt) * delta_doubt);
       Accumulate(ds, k.Row(key.position), result.dq, at);
       if (kv_row == nullptr) continue;
       Accumulate(ds, q, result.dk, (*kv_row)(key.position));
-      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.linear_magnitude());
+      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.backward_magnitude());
       term.floor += key.doubt;
       Accumulate(term, dout, result.dv, (*kv_row)(key.position));
     }
     FinishRow(spec_.dtype, result.dq, at);
+    if (sink_row < 0) return;
+    // What of the sink's share the keys may take, or it of theirs.
+    double sink_doubt = 0.0;
+    for (const VisibleKey& key : row_.keys) sink_doubt += key.doubt;
+    const double p = row_.sink_share();
+    AccumulateSink(p, delta, row_.linear_magnitude(), std::min(1.0, sink_doubt), result.dsinks,
+                   sink_row);
+    result.dsinks.floor[sink_row] += (p + sink_doubt) * delta_doubt;
   }
 
  private:
-  // The errors of out's elements are at most 2u of out each and independent, so
-  // their sum with dout is of the size of a 2-norm; 4u of it is beyond four
-  // standard deviations.
-  double DeltaRounding(const double* dout, const double* out_magnitude) const {
+  double SquaresOf(const double* dout, const double* out_magnitude) const {
     double squares = 0.0;
     for (int64_t d = 0; d < spec_.shape.head_dim_v; ++d) {
       squares += dout[d] * out_magnitude[d] * dout[d] * out_magnitude[d];
     }
-    return 0.5 * std::sqrt(squares);
+    return squares;
   }
 
   const AttentionSpec& spec_;
@@ -155,6 +185,17 @@ void FinishAll(DType dtype, RowSet& set) {
 struct NoKvRow {
   int64_t operator()(int64_t) const { return 0; }
 };
+
+double SinkOf(const AttentionSpec& spec, const Inputs& inputs, int64_t head) {
+  return spec.options.sinks ? inputs.sinks[head] : -kInfinity;
+}
+
+// Of a query row, by its place in lse.
+double DlseOf(const AttentionSpec& spec, const Inputs& inputs, const RowId& row) {
+  if (!spec.has_dlse) return 0.0;
+  return inputs
+      .dlse[(row.batch * spec.shape.num_heads + row.head) * spec.shape.seq_len_q + row.token];
+}
 
 std::vector<RowId> AllRows(int64_t batch, int64_t tokens, int64_t heads) {
   std::vector<RowId> rows;
@@ -209,11 +250,11 @@ void RowSet::Resize(std::vector<RowId> row_ids, int64_t row_dim) {
   floor.assign(size, 0.0);
 }
 
-bool Sees(const AttentionOptions& options, int64_t sq, int64_t sk, int64_t i, int64_t j) {
+bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j) {
   const int64_t aligned = i + sk - sq;  // bottom-right alignment
-  if (options.causal && j > aligned) return false;
-  if (options.window_left >= 0 && aligned - j > options.window_left) return false;
-  if (options.window_right >= 0 && j - aligned > options.window_right) return false;
+  if (rule.causal && j > aligned) return false;
+  if (rule.window_left >= 0 && aligned - j > rule.window_left) return false;
+  if (rule.window_right >= 0 && j - aligned > rule.window_right) return false;
   return true;
 }
 
@@ -229,8 +270,9 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
     result.dq.Resize(result.out.rows, shape.head_dim);
     result.dk.Resize(AllRows(shape.batch, sk, kv_heads), shape.head_dim);
     result.dv.Resize(result.dk.rows, shape.head_dim_v);
+    if (spec.options.sinks) result.dsinks.Resize(AllRows(1, 1, heads), 1);
   }
-  const std::vector<Document> documents = DocumentsOf(shape);
+  const std::vector<Document> documents = DocumentsOf(spec);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (const Document& document : documents) {
       QueryRow row(spec, document);
@@ -252,15 +294,17 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
         };
         for (int64_t i = 0; i < document.q_length; ++i) {
           const int64_t at = (b * sq + document.q_begin + i) * heads + h;
-          row.Forward(q.Row(i), i, k, v, result, at);
+          row.Forward(q.Row(i), i, SinkOf(spec, inputs, h), k, v, result, at);
           if (!gradients) continue;
-          row.Backward(q.Row(i), dout.Row(i), k, v, result, at, &kv_row);
+          row.Backward(q.Row(i), dout.Row(i), DlseOf(spec, inputs, result.out.rows[at]), k, v,
+                       result, at, spec.options.sinks ? h : -1, &kv_row);
         }
       }
     }
   }
   FinishAll(spec.dtype, result.dk);
   FinishAll(spec.dtype, result.dv);
+  FinishSinkGradients(result.dsinks);
   return result;
 }
 
@@ -272,7 +316,7 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
   result.out.Resize(rows, shape.head_dim_v);
   result.lse.Resize(rows, 1);
   if (gradients) result.dq.Resize(rows, shape.head_dim);
-  const std::vector<Document> documents = DocumentsOf(shape);
+  const std::vector<Document> documents = DocumentsOf(spec);
   for (size_t at = 0; at < rows.size(); ++at) {
     const RowId& id = rows[at];
     const Document& document = documents[DocumentOf(shape.cu_seqlens_q, id.token)];
@@ -288,31 +332,38 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
     HeadRows k = one(inputs.k, true, shape.head_dim);
     HeadRows v = one(inputs.v, true, shape.head_dim_v);
     QueryRow row(spec, document);
-    row.Forward(q.Row(i), i, k, v, result, static_cast<int64_t>(at));
+    row.Forward(q.Row(i), i, SinkOf(spec, inputs, id.head), k, v, result, static_cast<int64_t>(at));
     if (!gradients) continue;
     HeadRows dout = one(inputs.dout, false, shape.head_dim_v);
-    row.Backward<NoKvRow>(q.Row(i), dout.Row(i), k, v, result, static_cast<int64_t>(at), nullptr);
+    row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, id), k, v, result,
+                          static_cast<int64_t>(at), /*sink_row=*/-1, nullptr);
   }
   return result;
 }
 
-Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout) {
+Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, const float* dlse) {
   const AttentionShape& shape = spec.shape;
   Delta delta;
   delta.value.assign(shape.batch * shape.num_heads * shape.seq_len_q, 0.0);
-  delta.magnitude = delta.value;
+  delta.rounding = delta.magnitude = delta.floor = delta.value;
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t t = 0; t < shape.seq_len_q; ++t) {
       for (int64_t h = 0; h < shape.num_heads; ++h) {
         const int64_t row = (b * shape.seq_len_q + t) * shape.num_heads + h;
         const int64_t element = row * shape.head_dim_v;
         const int64_t at = (b * shape.num_heads + h) * shape.seq_len_q + t;
+        double squares = 0.0;
         for (int64_t d = 0; d < shape.head_dim_v; ++d) {
           const double product =
               Load(spec.dtype, out, element + d) * Load(spec.dtype, dout, element + d);
           delta.value[at] += product;
           delta.magnitude[at] += std::abs(product);
+          squares += product * product;
         }
+        delta.rounding[at] = DeltaRounding(squares);
+        if (dlse == nullptr) continue;
+        delta.value[at] -= dlse[at];
+        delta.magnitude[at] += std::abs(double{dlse[at]});
       }
     }
   }
@@ -328,7 +379,7 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
   Result result;
   result.dk.Resize(rows, shape.head_dim);
   result.dv.Resize(rows, shape.head_dim_v);
-  const std::vector<Document> documents = DocumentsOf(shape);
+  const std::vector<Document> documents = DocumentsOf(spec);
   for (size_t index = 0; index < rows.size(); ++index) {
     const RowId& id = rows[index];
     const int64_t at = static_cast<int64_t>(index);
@@ -348,7 +399,7 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
       HeadRows q_rows = one(inputs.q, false, shape.head_dim, h);
       HeadRows dout_rows = one(inputs.dout, false, shape.head_dim_v, h);
       for (int64_t i = 0; i < document.q_length; ++i) {
-        if (!Sees(spec.options, document.q_length, document.k_length, i, j)) continue;
+        if (!Sees(document.rule, document.q_length, document.k_length, i, j)) continue;
         const int64_t statistic =
             (id.batch * shape.num_heads + h) * shape.seq_len_q + document.q_begin + i;
         const double* q = q_rows.Row(i);
@@ -362,13 +413,13 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         // Stands for the row's S, which would need all its keys.
         const double score_size = std::max(std::abs(scale) * dot.magnitude, std::abs(row_lse));
         const RowDelta row_delta = {delta.value[statistic], delta.value[statistic],
-                                    delta.magnitude[statistic], /*rounding=*/0.0};
+                                    delta.magnitude[statistic], /*rounding=*/0.0, /*floor=*/0.0};
         const bool wide = score_size >= kWideScores;
         // What the row's other keys can take is not known here: all of it.
         const double error = 2.0 * ScoreError(spec.options, scale * dot.value, score_size);
         const double doubt =
             wide ? Doubt(p, MostProbability(score.value, row_lse, error), 1.0) : 0.0;
-        const double linear_size = wide ? 0.0 : score_size;
+        const double linear_size = wide ? LseLoss(row_lse) : score_size;
         Coefficients ds = GradientTerm(spec, p, dp, row_delta, score.slope, linear_size);
         ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
         Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size);
@@ -380,6 +431,31 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
   }
   FinishAll(dtype, result.dk);
   FinishAll(dtype, result.dv);
+  return result;
+}
+
+RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
+                             const Delta& delta) {
+  const AttentionShape& shape = spec.shape;
+  RowSet result;
+  result.Resize(AllRows(1, 1, shape.num_heads), 1);
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      const double sink = sinks[h];
+      if (sink == -kInfinity) continue;
+      for (int64_t i = 0; i < shape.seq_len_q; ++i) {
+        const int64_t at = (b * shape.num_heads + h) * shape.seq_len_q + i;
+        const RowDelta row = {delta.value[at], delta.value[at], delta.magnitude[at],
+                              delta.rounding[at], delta.floor[at]};
+        // |lse| and |sink| stand for the row's S, which would need all its keys.
+        const double size = std::max(std::abs(sink), std::abs(double{lse[at]}));
+        const bool wide = size >= kWideScores;
+        const double p = std::exp(sink - lse[at]);
+        AccumulateSink(p, row, wide ? 0.0 : size, wide ? 1.0 : 0.0, result, h);
+      }
+    }
+  }
+  FinishSinkGradients(result);
   return result;
 }
 

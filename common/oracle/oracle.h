@@ -44,6 +44,8 @@ struct Inputs {
   const void* k = nullptr;
   const void* v = nullptr;
   const void* dout = nullptr;
+  const float* sinks = nullptr;  // where spec.options.sinks
+  const float* dlse = nullptr;   // with dout, where spec.has_dlse
 };
 
 // One row of a tensor: [batch][token][head], `token` counts along the whole
@@ -58,7 +60,8 @@ struct RowId {
 
 // Rows of one tensor with their exact values and yardsticks, each
 // [rows.size()][dim]. For lse: dim 1, exact may be -inf, magnitude is the row's
-// S = max over the keys it sees of |scale| * sum |q||k|; twin and floor unused.
+// S = max over the keys it sees of |scale| * sum |q||k|, and |sink|; twin and floor
+// unused. For dsinks: a row {0, 0, head} for each head, dim 1.
 struct RowSet {
   std::vector<RowId> rows;
   int64_t dim = 0;
@@ -80,13 +83,14 @@ struct Result {
   RowSet dq;
   RowSet dk;
   RowSet dv;
+  RowSet dsinks;
 };
 
 // True if query position i of a document with sq queries and sk keys sees key
 // position j of the same document.
-bool Sees(const AttentionOptions& options, int64_t sq, int64_t sk, int64_t i, int64_t j);
+bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j);
 
-// Everything: out and lse, and dq, dk, dv if inputs.dout is set.
+// Everything: out and lse, and dq, dk, dv, dsinks if inputs.dout is set.
 // Cost: about 19 * head_dim multiply-adds per visible pair with gradients.
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 
@@ -94,18 +98,25 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
                          const std::vector<RowId>& rows);
 
-// delta = sum over d of dout * out, and its magnitude sum |dout||out|, both
-// [batch][num_heads][seq_len_q], in fp64 from given tensors.
+// delta = sum over d of dout * out, less dlse (null: none), its magnitude sum |dout||out| +
+// |dlse|, and what it loses because kernels take it from a rounded out (as RowDelta has it;
+// no floor where out is given), all [batch][num_heads][seq_len_q], in fp64 from given tensors.
 struct Delta {
   std::vector<double> value;
   std::vector<double> magnitude;
+  std::vector<double> rounding;
+  std::vector<double> floor;
 };
-Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout);
+Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, const float* dlse);
 
 // dk and dv of the given rows (head is a kv head), trusting `lse`
 // [batch][num_heads][seq_len_q] and `delta`, which the caller has checked.
 Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
                        const std::vector<RowId>& rows, const float* lse, const Delta& delta);
+
+// dsinks, trusting the same. REQUIRES: spec.options.sinks.
+RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
+                             const Delta& delta);
 
 // `count` distinct rows (all, if there are fewer), the first and the last row
 // among them, in ascending order. Deterministic from `seed`.

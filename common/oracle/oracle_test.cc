@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::string Picture(const AttentionOptions& options, int64_t sq, int64_t sk) {
+std::string Picture(const MaskRule& options, int64_t sq, int64_t sk) {
   std::string picture;
   for (int64_t i = 0; i < sq; ++i) {
     for (int64_t j = 0; j < sk; ++j) picture += Sees(options, sq, sk, i, j) ? 'x' : '.';
@@ -26,7 +26,7 @@ std::string Picture(const AttentionOptions& options, int64_t sq, int64_t sk) {
 }
 
 TEST(Sees, CausalIsAlignedToTheBottomRight) {
-  const AttentionOptions causal = {.causal = true};
+  const MaskRule causal = {.causal = true};
   EXPECT_EQ(Picture(causal, 3, 3), "x..\nxx.\nxxx\n");
   EXPECT_EQ(Picture(causal, 2, 4), "xxx.\nxxxx\n");
   EXPECT_EQ(Picture(causal, 4, 2), "..\n..\nx.\nxx\n");
@@ -81,6 +81,16 @@ std::vector<AttentionSpec> Specs() {
   specs.push_back(PackedSpec({0, 4, 4, 9, 15}, {0, 6, 8, 8, 13}));
   specs.back().options.softcap = 5.0;
   specs.back().options.window_left = 4;
+  specs.push_back(DenseSpec(2, 7, 4, 5, 1, 4, 3));  // causal: rows without a key
+  specs.back().options.causal = true;
+  specs.back().options.sinks = true;
+  specs.back().has_dlse = true;
+  specs.push_back(PackedSpec({0, 4, 4, 9}, {0, 6, 8, 11}));
+  specs.back().options.sinks = true;
+  specs.back().options.softcap = 3.0;
+  specs.back().shape.document_rules = {{true, -1, -1}, {}, {false, 1, 0}};
+  specs.push_back(DenseSpec(1, 6, 8, 2, 2, 4, 4));
+  specs.back().has_dlse = true;
   return specs;
 }
 
@@ -134,7 +144,10 @@ Matrix Bias(const AttentionSpec& spec) {
       for (int64_t tk = shape.cu_seqlens_k[d]; tk < k_end; ++tk) {
         // Distances from the ends of the document: how far the key lies ahead.
         const int64_t ahead = (q_end - 1 - tq) - (k_end - 1 - tk);
-        const AttentionOptions& o = spec.options;
+        const MaskRule o =
+            shape.document_rules.empty()
+                ? MaskRule{spec.options.causal, spec.options.window_left, spec.options.window_right}
+                : shape.document_rules[d];
         const int64_t furthest = o.causal ? 0 : int64_t{1} << 40;
         const int64_t right = o.window_right < 0 ? furthest : std::min(o.window_right, furthest);
         const int64_t left = o.window_left < 0 ? int64_t{1} << 40 : o.window_left;
@@ -165,6 +178,7 @@ TEST(Oracle, AgreesWithMatrices) {
     const InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 11, true);
     const Result result = EvaluateAll(spec, inputs.view());
     const Matrix bias = Bias(spec);
+    Matrix dsinks = Zeros(shape.num_heads, 1);
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t hk = 0; hk < shape.num_kv_heads; ++hk) {
         const Matrix k = HeadOf(spec, inputs.k.data(), b, sk, shape.num_kv_heads, hk, dim);
@@ -178,6 +192,7 @@ TEST(Oracle, AgreesWithMatrices) {
           // ds_j = sum over l of (p_j [j = l] - p_j p_l) dp_l.
           Matrix p = Product(q, Transposed(k, dim), sk);
           Matrix slope = Zeros(sq, sk), lse = Zeros(sq, 1);
+          std::vector<long double> sink_p(sq);
           for (int64_t i = 0; i < sq; ++i) {
             long double sum = 0.0L;
             for (int64_t j = 0; j < sk; ++j) {
@@ -191,6 +206,10 @@ TEST(Oracle, AgreesWithMatrices) {
               p[i][j] = std::exp(s + bias[i][j]);
               sum += p[i][j];
             }
+            const long double sink =
+                spec.options.sinks ? std::exp(static_cast<long double>(inputs.sinks[h])) : 0.0L;
+            sum += sink;
+            sink_p[i] = sum > 0.0L ? sink / sum : 0.0L;
             lse[i][0] = std::log(sum);
             for (auto& value : p[i]) value = sum > 0.0L ? value / sum : 0.0L;
             const double oracle_lse = result.lse.exact[(b * sq + i) * shape.num_heads + h];
@@ -204,10 +223,15 @@ TEST(Oracle, AgreesWithMatrices) {
           const Matrix dp = Product(dout, Transposed(v, dim_v), sk);
           Matrix ds = Zeros(sq, sk);
           for (int64_t i = 0; i < sq; ++i) {
+            const long double dlse =
+                spec.has_dlse ? inputs.dlse[(b * shape.num_heads + h) * sq + i] : 0.0L;
+            dsinks[h][0] += sink_p[i] * dlse;
+            for (int64_t l = 0; l < sk; ++l) dsinks[h][0] -= sink_p[i] * p[i][l] * dp[i][l];
             for (int64_t j = 0; j < sk; ++j) {
               for (int64_t l = 0; l < sk; ++l) {
                 ds[i][j] += ((j == l ? p[i][j] : 0.0L) - p[i][j] * p[i][l]) * dp[i][l];
               }
+              ds[i][j] += p[i][j] * dlse;
               ds[i][j] *= slope[i][j] * spec.options.softmax_scale;
             }
           }
@@ -223,6 +247,10 @@ TEST(Oracle, AgreesWithMatrices) {
         ExpectRows(result.dv, b, sk, shape.num_kv_heads, hk, dv, "dv");
       }
     }
+    EXPECT_EQ(result.dsinks.rows.size(), spec.options.sinks ? shape.num_heads : 0u);
+    for (size_t h = 0; h < result.dsinks.rows.size(); ++h) {
+      EXPECT_NEAR(result.dsinks.exact[h], static_cast<double>(dsinks[h][0]), 1e-12);
+    }
   }
 }
 
@@ -236,14 +264,23 @@ double Loss(const AttentionSpec& spec, const InputTensors& inputs) {
   for (size_t e = 0; e < result.out.exact.size(); ++e) {
     loss += result.out.exact[e] * Load(spec.dtype, inputs.dout.data(), e);
   }
+  for (size_t r = 0; r < result.lse.rows.size() && spec.has_dlse; ++r) {
+    const RowId& row = result.lse.rows[r];
+    if (result.lse.exact[r] == -kInfinity) continue;
+    loss +=
+        result.lse.exact[r] *
+        inputs
+            .dlse[(row.batch * spec.shape.num_heads + row.head) * spec.shape.seq_len_q + row.token];
+  }
   return loss;
 }
 
-void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, std::vector<uint8_t>& tensor,
+void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, void* tensor,
                       const RowSet& gradient, const char* name) {
   for (size_t e = 0; e < gradient.exact.size(); ++e) {
-    float* element = reinterpret_cast<float*>(tensor.data()) + e;
+    float* element = static_cast<float*>(tensor) + e;
     const float kept = *element;
+    if (kept == -kInfinity) continue;  // a sink that is none
     // Steps that fp32 inputs hold exactly enough: use what they became.
     *element = kept + 0x1p-9f;
     const double high = *element, loss_high = Loss(spec, inputs);
@@ -259,9 +296,10 @@ TEST(Oracle, GradientsAreDerivatives) {
   for (const AttentionSpec& spec : Specs()) {
     InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 3, true);
     const Result result = EvaluateAll(spec, inputs.view());
-    ExpectDerivative(spec, inputs, inputs.q, result.dq, "dq");
-    ExpectDerivative(spec, inputs, inputs.k, result.dk, "dk");
-    ExpectDerivative(spec, inputs, inputs.v, result.dv, "dv");
+    ExpectDerivative(spec, inputs, inputs.q.data(), result.dq, "dq");
+    ExpectDerivative(spec, inputs, inputs.k.data(), result.dk, "dk");
+    ExpectDerivative(spec, inputs, inputs.v.data(), result.dv, "dv");
+    ExpectDerivative(spec, inputs, inputs.sinks.data(), result.dsinks, "dsinks");
   }
 }
 
@@ -282,6 +320,30 @@ TEST(Oracle, RowsThatSeeNothing) {
     }
   }
   EXPECT_TRUE(std::isfinite(result.lse.exact[3]));
+}
+
+// A row's sink takes what no key has; a row without keys has nothing else.
+TEST(Oracle, ASinkOfMinusInfinityIsNone) {
+  AttentionSpec spec = DenseSpec(1, 5, 2, 1, 1, 4, 4);
+  spec.options.causal = true;
+  InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 1, true);
+  const Result without = EvaluateAll(spec, inputs.view());
+  spec.options.sinks = true;
+  inputs.sinks = {static_cast<float>(-kInfinity)};
+  const Result none = EvaluateAll(spec, inputs.view());
+  EXPECT_EQ(none.out.exact, without.out.exact);
+  EXPECT_EQ(none.out.twin, without.out.twin);
+  EXPECT_EQ(none.lse.exact, without.lse.exact);
+  EXPECT_EQ(none.dq.exact, without.dq.exact);
+  EXPECT_EQ(none.dsinks.exact, std::vector<double>{0.0});
+  inputs.sinks = {0.5f};
+  const Result some = EvaluateAll(spec, inputs.view());
+  EXPECT_EQ(some.lse.exact[0], 0.5);  // sees no key
+  EXPECT_EQ(some.out.exact[0], 0.0);
+  const double share = 1.0 / (1.0 + std::exp(0.5 - without.lse.exact[4]));
+  for (int64_t d = 0; d < 4; ++d) {
+    EXPECT_NEAR(some.out.exact[4 * 4 + d], share * without.out.exact[4 * 4 + d], 1e-15);
+  }
 }
 
 TEST(Oracle, EmptyTensors) {
@@ -305,6 +367,27 @@ TEST(Oracle, OneKeyCopiesItsValue) {
       EXPECT_EQ(result.out.exact[i * 4 + d], Load(spec.dtype, inputs.v.data(), d));
       EXPECT_EQ(result.dq.exact[i * 4 + d], 0.0);
       EXPECT_GT(result.dq.floor[i * 4 + d], 0.0);
+    }
+  }
+}
+
+// Scores of a wide row (S of 2^17 and more) may cancel to a lse below 2^17: backward then works as
+// in ordinary rows and loses half a unit in lse's last place of p, 2^-8 at 2^16. Where lse is wide
+// too, the only key's p is 1.
+TEST(Oracle, AWideRowsGradientIsGrantedTheRoundingOfItsLse) {
+  AttentionSpec spec = DenseSpec(1, 1, 1, 1, 1, 2, 1);
+  spec.options.softmax_scale = 1.0;
+  const float dout = 1.0f, v = 1.0f;
+  for (const float lse : {100000.0f, 1000000.0f}) {
+    const float q[] = {1.0f, 1.0f}, k[] = {2e6f, lse - 2e6f};
+    const Result result = EvaluateAll(spec, {.q = q, .k = k, .v = &v, .dout = &dout});
+    EXPECT_EQ(result.lse.exact[0], lse);
+    EXPECT_EQ(result.dv.exact[0], 1.0);
+    if (lse < 0x1p17f) {
+      EXPECT_GE(result.dv.floor[0], 0x1p-8);
+      EXPECT_LE(result.dv.floor[0], 0x1p-4);
+    } else {
+      EXPECT_LE(result.dv.floor[0], 0x1p-20);
     }
   }
 }
@@ -359,6 +442,8 @@ TEST(Oracle, SampledRowsEqualTheWhole) {
     Delta delta;
     delta.value.resize(lse.size());
     delta.magnitude.resize(lse.size());
+    delta.rounding.resize(lse.size());
+    delta.floor.resize(lse.size());
     for (size_t at = 0; at < whole.out.rows.size(); ++at) {
       const RowId& id = whole.out.rows[at];
       const int64_t index = (id.batch * shape.num_heads + id.head) * shape.seq_len_q + id.token;
@@ -366,6 +451,14 @@ TEST(Oracle, SampledRowsEqualTheWhole) {
       for (int64_t d = 0; d < shape.head_dim_v; ++d) {
         delta.value[index] += whole.out.exact[at * shape.head_dim_v + d] *
                               Load(spec.dtype, inputs.dout.data(), at * shape.head_dim_v + d);
+      }
+      if (spec.has_dlse) delta.value[index] -= inputs.dlse[index];
+    }
+    if (spec.options.sinks) {
+      const RowSet sinks = EvaluateSinkGradients(spec, inputs.sinks.data(), lse.data(), delta);
+      ASSERT_EQ(sinks.rows, whole.dsinks.rows);
+      for (size_t h = 0; h < sinks.rows.size(); ++h) {
+        EXPECT_NEAR(sinks.exact[h], whole.dsinks.exact[h], 1e-5);
       }
     }
     const auto k_rows = SampleKeyRows(spec, 10, 2);
@@ -389,7 +482,7 @@ TEST(Oracle, DeltaOfIsTheRowSum) {
   const AttentionSpec spec = DenseSpec(2, 3, 3, 2, 1, 4, 3);
   const InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 8, true);
   // Any tensor of out's shape will do for out.
-  const Delta delta = DeltaOf(spec, inputs.dout.data(), inputs.dout.data());
+  const Delta delta = DeltaOf(spec, inputs.dout.data(), inputs.dout.data(), nullptr);
   const float* dout = reinterpret_cast<const float*>(inputs.dout.data());
   // Row (b 1, t 2, h 0) lies at ((1 * 3 + 2) * 2 + 0) * 3, its delta at (1 * 2 + 0) * 3 + 2.
   double sum = 0.0;

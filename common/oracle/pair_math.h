@@ -57,13 +57,18 @@ class HeadRows {
 
 struct Document {
   int64_t q_begin, q_length, k_begin, k_length;
+  MaskRule rule;
 };
 
-inline std::vector<Document> DocumentsOf(const AttentionShape& shape) {
+inline std::vector<Document> DocumentsOf(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  const AttentionOptions& options = spec.options;
+  const MaskRule common = {options.causal, options.window_left, options.window_right};
   std::vector<Document> documents;
   for (int64_t d = 0; d + 1 < static_cast<int64_t>(shape.cu_seqlens_q.size()); ++d) {
     const int64_t q = shape.cu_seqlens_q[d], k = shape.cu_seqlens_k[d];
-    documents.push_back({q, shape.cu_seqlens_q[d + 1] - q, k, shape.cu_seqlens_k[d + 1] - k});
+    documents.push_back({q, shape.cu_seqlens_q[d + 1] - q, k, shape.cu_seqlens_k[d + 1] - k,
+                         shape.document_rules.empty() ? common : shape.document_rules[d]});
   }
   return documents;
 }
@@ -114,11 +119,13 @@ inline void Accumulate(const Coefficients& c, const double* x, RowSet& set, int6
 }
 
 // Rounds the twins and adds what storing the results may lose to underflow: to the
-// floor, as it has nothing to do with the size of the row.
+// floor, as it has nothing to do with the size of the row. A sum on its way to a tiny result
+// may be a subnormal, which GPUs flush: that loses less than 2^-126.
 inline void FinishRow(DType dtype, RowSet& set, int64_t row) {
   for (int64_t at = row * set.dim; at < (row + 1) * set.dim; ++at) {
     set.twin[at] = RoundTo(dtype, set.twin[at]);
     set.floor[at] += ResultLoss(dtype, set.exact[at]) + Float32Flush(set.exact[at]);
+    if (set.exact[at] != 0.0 && std::abs(set.exact[at]) < 0x1p-96) set.floor[at] += 0x1p-126;
   }
 }
 
@@ -188,11 +195,46 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
       kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
 }
 
-// delta of one query row: exact, from the rounded out, with absolute values, and
-// what it loses because kernels take it from the rounded out, in units of 8u.
+// delta of one query row: exact, from the rounded out, with absolute values, and what it
+// loses because kernels take it from the rounded out: in units of 8u, and of out's floor.
 struct RowDelta {
-  double value, twin, magnitude, rounding;
+  double value, twin, magnitude, rounding, floor;
 };
+
+// The errors of out's elements are at most 2u of out each and independent, so their sum with
+// dout is of the size of a 2-norm; 4u of it is beyond four standard deviations.
+//   squares  the sum of (dout * out)^2 over the row
+inline double DeltaRounding(double squares) { return 0.5 * std::sqrt(squares); }
+
+// ln(exp(a) + exp(b)), where either may be -inf; a as it is without a b.
+inline double LogAddExp(double a, double b) {
+  const double high = std::max(a, b);
+  if (std::isinf(high)) return high;
+  return high + std::log1p(std::exp(std::min(a, b) - high));
+}
+
+// One query row's term of its head's dsinks: -p delta with p = exp(sink - lse). Rows' errors
+// of delta's rounding are independent, so their squares add up: magnitude holds squares until
+// FinishSinkGradients.
+//   score_magnitude  the row's S, 0 where it is wide;  doubt: how far p may then be off
+inline void AccumulateSink(double p, const RowDelta& delta, double score_magnitude, double doubt,
+                           RowSet& set, int64_t row) {
+  const double size = std::abs(delta.value);
+  const double loss = p * delta.rounding;
+  set.exact[row] -= p * delta.value;
+  set.twin[row] -= p * delta.twin;
+  set.magnitude[row] += loss * loss;
+  set.floor[row] +=
+      p * (delta.floor + kFloat32Slack * (delta.magnitude + (1.0 + score_magnitude) * size)) +
+      (doubt + Float32Flush(p)) * size;
+}
+
+inline void FinishSinkGradients(RowSet& set) {
+  for (size_t row = 0; row < set.rows.size(); ++row) {
+    set.magnitude[row] = std::sqrt(set.magnitude[row]);
+    FinishRow(DType::kFloat32, set, static_cast<int64_t>(row));
+  }
+}
 
 // ds's terms in dq and dk.
 inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot& dp,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/oracle/numeric.h"
+#include "common/oracle/pair_math.h"
 #include "common/oracle/verify_scan.h"
 
 namespace ringattn::oracle {
@@ -37,7 +38,7 @@ Statistics GivenStatistics(const AttentionSpec& spec, const Inputs& inputs,
                            const ForwardTensors& forward) {
   Statistics statistics;
   statistics.lse = forward.lse;
-  statistics.delta = DeltaOf(spec, forward.out, inputs.dout);
+  statistics.delta = DeltaOf(spec, forward.out, inputs.dout, inputs.dlse);
   return statistics;
 }
 
@@ -51,16 +52,26 @@ Statistics ComputedStatistics(const AttentionSpec& spec, const Inputs& inputs) {
   statistics.computed_lse.resize(rows);
   statistics.delta.value.resize(rows);
   statistics.delta.magnitude.resize(rows);
+  statistics.delta.rounding.resize(rows);
+  statistics.delta.floor.resize(rows);
   for (size_t at = 0; at < rows; ++at) {
     const RowId& row = result.out.rows[at];
     const int64_t index = (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token;
     statistics.computed_lse[index] = static_cast<float>(result.lse.exact[at]);
+    double squares = 0.0;
     for (int64_t d = 0; d < shape.head_dim_v; ++d) {
       const int64_t element = static_cast<int64_t>(at) * shape.head_dim_v + d;
       const double dout = Load(spec.dtype, inputs.dout, element);
       statistics.delta.value[index] += dout * result.out.exact[element];
-      statistics.delta.magnitude[index] += std::abs(dout) * result.out.magnitude[element];
+      const double magnitude = std::abs(dout) * result.out.magnitude[element];
+      statistics.delta.magnitude[index] += magnitude;
+      squares += magnitude * magnitude;
+      statistics.delta.floor[index] += std::abs(dout) * result.out.floor[element];
     }
+    statistics.delta.rounding[index] = DeltaRounding(squares);
+    if (inputs.dlse == nullptr) continue;
+    statistics.delta.value[index] -= inputs.dlse[index];
+    statistics.delta.magnitude[index] += std::abs(double{inputs.dlse[index]});
   }
   statistics.lse = statistics.computed_lse.data();
   return statistics;
@@ -90,7 +101,7 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
   if (judged.out == nullptr) judged.out = given.out;
   if (judged.lse == nullptr) judged.lse = given.lse;
   std::vector<Unjudged> unjudged;
-  const auto give_up = [&unjudged](TensorId tensor, const void*& data, const char* reason) {
+  const auto give_up = [&unjudged](TensorId tensor, auto& data, const char* reason) {
     if (data == nullptr) return;
     unjudged.push_back({tensor, reason});
     data = nullptr;
@@ -100,6 +111,7 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     give_up(TensorId::kDq, judged.dq, kReason);
     give_up(TensorId::kDk, judged.dk, kReason);
     give_up(TensorId::kDv, judged.dv, kReason);
+    give_up(TensorId::kDsinks, judged.dsinks, kReason);
   }
   const int64_t cost = CostOf(spec.shape);
   const bool has_forward = judged.out != nullptr && judged.lse != nullptr;
@@ -108,8 +120,11 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     constexpr char kReason[] = "too large without out and lse of the forward pass";
     give_up(TensorId::kDk, judged.dk, kReason);
     give_up(TensorId::kDv, judged.dv, kReason);
+    give_up(TensorId::kDsinks, judged.dsinks, kReason);
   }
-  const bool wants_key_rows = judged.dk != nullptr || judged.dv != nullptr;
+  // What depends on the statistics of every query row.
+  const bool wants_key_rows =
+      judged.dk != nullptr || judged.dv != nullptr || judged.dsinks != nullptr;
 
   Inputs needed = inputs;
   Result expected;
@@ -135,6 +150,10 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
                           statistics.lse, statistics.delta);
       expected.dk = std::move(keys.dk);
       expected.dv = std::move(keys.dv);
+      if (judged.dsinks != nullptr) {
+        expected.dsinks =
+            EvaluateSinkGradients(spec, inputs.sinks, statistics.lse, statistics.delta);
+      }
     }
   }
   Report report = Compare(spec, expected, judged);

@@ -23,25 +23,27 @@ struct Interval {
 };
 
 // The keys that query i sees, as Sees says it for each.
-Interval KeysOf(const AttentionOptions& options, const Document& document, int64_t i) {
+Interval KeysOf(const Document& document, int64_t i) {
   const int64_t aligned = i + document.k_length - document.q_length;
   Interval keys{0, document.k_length};
-  if (options.causal) keys.end = std::min(keys.end, aligned + 1);
-  if (options.window_left >= 0) keys.begin = std::max(keys.begin, aligned - options.window_left);
-  if (options.window_right >= 0) keys.end = std::min(keys.end, aligned + options.window_right + 1);
+  if (document.rule.causal) keys.end = std::min(keys.end, aligned + 1);
+  if (document.rule.window_left >= 0)
+    keys.begin = std::max(keys.begin, aligned - document.rule.window_left);
+  if (document.rule.window_right >= 0)
+    keys.end = std::min(keys.end, aligned + document.rule.window_right + 1);
   return keys;
 }
 
 // The queries that see key j.
-Interval QueriesOf(const AttentionOptions& options, const Document& document, int64_t j) {
+Interval QueriesOf(const Document& document, int64_t j) {
   const int64_t aligned = j - document.k_length + document.q_length;
   Interval queries{0, document.q_length};
-  if (options.causal) queries.begin = std::max(queries.begin, aligned);
-  if (options.window_left >= 0) {
-    queries.end = std::min(queries.end, aligned + options.window_left + 1);
+  if (document.rule.causal) queries.begin = std::max(queries.begin, aligned);
+  if (document.rule.window_left >= 0) {
+    queries.end = std::min(queries.end, aligned + document.rule.window_left + 1);
   }
-  if (options.window_right >= 0) {
-    queries.begin = std::max(queries.begin, aligned - options.window_right);
+  if (document.rule.window_right >= 0) {
+    queries.begin = std::max(queries.begin, aligned - document.rule.window_right);
   }
   return queries;
 }
@@ -176,7 +178,7 @@ class Scanner {
 
   std::map<TensorId, Suspects> Run() {
     for (int64_t batch = 0; batch < shape_.batch; ++batch) {
-      for (const Document& document : DocumentsOf(shape_)) {
+      for (const Document& document : DocumentsOf(spec_)) {
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
           ScanHead({batch, document, head});
         }
@@ -264,7 +266,7 @@ class Scanner {
     HeadRows dout = RowsOf(head, inputs_.dout, false, h, dim_v);
     for (int64_t i = 0; i < head.document.q_length; ++i) {
       const RowId row{head.batch, head.document.q_begin + i, h};
-      const Interval seen = KeysOf(spec_.options, head.document, i);
+      const Interval seen = KeysOf(head.document, i);
       const double q_norm = Norm(q.Row(i), dim);
       const double k_norm = seen.empty() ? 0.0 : keys.k_norm.LargestOver(seen);
       if (Wanted(TensorId::kOut) && OutIsSuspect(keys, seen, out.Row(i))) {
@@ -328,7 +330,7 @@ class Scanner {
     const double scale = 2 * std::abs(spec_.options.softmax_scale) * v_norm;
     for (int64_t j = 0; j < length; ++j) {
       const RowId row{head.batch, head.document.k_begin + j, head.kv_head};
-      const Interval queries = QueriesOf(spec_.options, head.document, j);
+      const Interval queries = QueriesOf(head.document, j);
       // A query that sees this key alone adds nothing to dk.
       const bool alone = QuerySums::Over(sums.several, queries) == 0.0;
       if (Wanted(TensorId::kDk) &&

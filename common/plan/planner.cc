@@ -95,6 +95,7 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
 
 // A window that is bounded on both sides and shorter than a shard.
 bool HasShortWindow(const AttentionSpec& spec, int world_size) {
+  if (!spec.shape.document_rules.empty()) return false;  // each document has its own
   const AttentionOptions& options = spec.options;
   const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
   if (options.window_left < 0 || options.window_left >= shard_rows) return false;
@@ -199,7 +200,11 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   if (HasShortWindow(spec, world_size)) {
     return describe(Layout::kContiguous, "contiguous, as the window is shorter than a shard");
   }
-  if (!spec.options.causal) {
+  const std::vector<MaskRule>& rules = spec.shape.document_rules;
+  const bool causal =
+      spec.options.causal ||
+      std::any_of(rules.begin(), rules.end(), [](const MaskRule& rule) { return rule.causal; });
+  if (!causal) {
     return describe(Layout::kContiguous, "contiguous, as without causality all rows cost the same");
   }
   if (spec.shape.num_documents() <= 1) {

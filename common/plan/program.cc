@@ -4,12 +4,21 @@
 
 namespace ringattn {
 
+const ByteRange& QOperand::Option(TensorId tensor) const {
+  for (const OptionOperand& operand : options) {
+    if (operand.tensor == tensor) return operand.range;
+  }
+  return kNone;
+}
+
 const char* OpName(ComputeCall::Op op) {
   switch (op) {
     case ComputeCall::Op::kForward:
       return "forward";
     case ComputeCall::Op::kDelta:
       return "delta";
+    case ComputeCall::Op::kSinkGradient:
+      return "sink_gradient";
     case ComputeCall::Op::kBackward:
       return "backward";
     case ComputeCall::Op::kZero:

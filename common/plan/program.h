@@ -62,13 +62,18 @@ struct Transfer {
   ByteRange range;
 };
 
+struct OptionOperand {
+  TensorId tensor = TensorId::kSinks;
+  ByteRange range;
+};
+
 // Queries that a compute call works on: rows [row_begin, row_end) of source_rank's q
 // shard, with all heads, in ranges of exactly that many rows:
 //   q       [batch, rows, num_heads, head_dim] spec dtype
 //   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may be out's bytes
 //           where the dtype is fp32
 //   out     [batch, rows, num_heads, head_dim_v] spec dtype; dout alike
-//   lse     [batch, num_heads, rows] fp32; delta alike
+//   lse     [batch, num_heads, rows] fp32; delta and dlse alike
 //   dq_acc  [batch, rows, num_heads, head_dim] fp32, accumulated into
 // Which of them a call has: ComputeCall::Op.
 struct QOperand {
@@ -82,8 +87,12 @@ struct QOperand {
   ByteRange dout;
   ByteRange delta;
   ByteRange dq_acc;
+  // Inputs that only some requests have (TensorInfo::is_present), in their rank's layout.
+  std::vector<OptionOperand> options;
 
   int64_t rows() const { return row_end - row_begin; }
+  // kNone if the call has no such operand.
+  const ByteRange& Option(TensorId tensor) const;
 };
 
 // Keys (and values) that a compute call works on: rows [row_begin, row_end) of
@@ -105,10 +114,15 @@ struct KvOperand {
 struct ComputeCall {
   enum class Op : uint8_t {
     // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it
-    // is both initial and final; out if it is final.
+    // is both initial and final; out if it is final, and then sinks where the request has
+    // them: they join the softmax once, after all keys.
     kForward,
-    // delta = rowsum(dout * out). Has out, dout, delta.
+    // delta = rowsum(dout * out) - dlse. Has out, dout, delta; with dlse also that and lse:
+    // where lse is -inf, delta is 0.
     kDelta,
+    // target [num_heads] fp32 = -sum over batch and rows of exp(sink - lse) * delta. Has
+    // sinks, lse, delta.
+    kSinkGradient,
     // dq_acc += ..., and each operand's dk, dv += ... Has q, lse, dout, delta, dq_acc.
     kBackward,
     kZero,     // target = 0
@@ -117,12 +131,12 @@ struct ComputeCall {
   };
   Op op = Op::kForward;
 
-  QOperand q;                 // kForward, kDelta, kBackward
+  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward
   std::vector<KvOperand> kv;  // kForward, kBackward
   bool initial = false;       // kForward: there is no previous partial
   bool final = false;         // kForward: write out in the spec's dtype
   ByteRange source;           // kAdd, kConvert
-  ByteRange target;           // kZero, kAdd, kConvert
+  ByteRange target;           // kZero, kAdd, kConvert, kSinkGradient
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head.

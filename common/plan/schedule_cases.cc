@@ -63,6 +63,8 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
   const ScheduleKind kind =
       plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  spec.options.sinks = random() % 3 == 0;
+  spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
   return {spec, plan, kind, direction, recompute};
 }
 

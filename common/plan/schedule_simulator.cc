@@ -228,8 +228,9 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
     case ComputeCall::Op::kAdd:
       return RunAdd(rank, call);
     case ComputeCall::Op::kDelta:
-      return Require(rank, call.q.out, "delta") && Require(rank, call.q.dout, "delta") &&
-             Write(rank, call.q.delta, numbers);
+      return RunDelta(rank, call);
+    case ComputeCall::Op::kSinkGradient:
+      return RunSinkGradient(rank, call);
     case ComputeCall::Op::kZero:
       return Write(rank, call.target, {Cell::State::kGradients, -1, 0});
     case ComputeCall::Op::kConvert: {
@@ -269,12 +270,37 @@ bool ScheduleSimulator::RunForward(int rank, const ComputeCall& call) {
       !(Require(rank, call.q.lse, "forward") && Require(rank, call.q.out_acc, "forward"))) {
     return false;
   }
+  // Once: joined to every partial they would count as often.
+  if (spec_.options.sinks && call.final ? !Require(rank, call.q.Option(TensorId::kSinks), "forward")
+                                        : !call.q.options.empty()) {
+    return Fail("sinks in a call that is not the last");
+  }
   if (!Cover(rank, call, forward_)) return false;
   forward_pairs_ += call.pairs;
   forward_done_[rank] = call.final;
   if (!call.final && !Write(rank, call.q.out_acc, numbers)) return false;
   return Require(rank, call.q.q, "forward") && Write(rank, call.q.lse, numbers) &&
          (!call.final || Write(rank, call.q.out, numbers));
+}
+
+bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
+  for (const ByteRange& range : {call.q.out, call.q.dout}) {
+    if (!Require(rank, range, "delta")) return false;
+  }
+  if (spec_.has_dlse && !(Require(rank, call.q.Option(TensorId::kDlse), "delta") &&
+                          Require(rank, call.q.lse, "delta"))) {
+    return false;
+  }
+  if (!spec_.has_dlse && !call.q.options.empty()) return Fail("dlse that nobody sent");
+  return Write(rank, call.q.delta, {Cell::State::kNumbers, -1, 0});
+}
+
+bool ScheduleSimulator::RunSinkGradient(int rank, const ComputeCall& call) {
+  for (const ByteRange& range : {call.q.Option(TensorId::kSinks), call.q.lse, call.q.delta}) {
+    if (!Require(rank, range, "sink_gradient")) return false;
+  }
+  if (call.target.bytes != spec_.shape.num_heads * 4) return Fail("dsinks of a wrong size");
+  return Write(rank, call.target, {Cell::State::kGradients, -1, uint64_t{1} << rank});
 }
 
 bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
@@ -417,6 +443,23 @@ bool ScheduleSimulator::CheckGradients(int rank, TensorId id, bool is_value) {
   return Fail("no gradient output");
 }
 
+bool ScheduleSimulator::CheckSinkGradients() {
+  const Program& program = schedule_.programs[0];
+  for (size_t buffer = 0; buffer < program.buffers.size(); ++buffer) {
+    if (program.buffers[buffer].output != TensorId::kDsinks) continue;
+    for (const Cell& cell : memory_[0][buffer]) {
+      if (cell.state != Cell::State::kGradients) return Fail("dsinks never written");
+      for (size_t rank = 0; rank < memory_.size(); ++rank) {
+        if (RowsIn(plan_.q[rank]) > 0 && (cell.contributors >> rank & 1) == 0) {
+          return Fail(absl::StrCat("dsinks lacks the part of rank ", rank));
+        }
+      }
+    }
+    return true;
+  }
+  return Fail("no output for dsinks");
+}
+
 bool ScheduleSimulator::CheckOutputs() {
   for (size_t r = 0; r < memory_.size(); ++r) {
     const int rank = static_cast<int>(r);
@@ -441,8 +484,9 @@ bool ScheduleSimulator::CheckOutputs() {
       !CheckCoverage(forward_, "forward", forward_pairs_)) {
     return false;
   }
-  return schedule_.direction == Direction::kForward ||
-         CheckCoverage(backward_, "backward", backward_pairs_);
+  if (schedule_.direction == Direction::kForward) return true;
+  if (spec_.options.sinks && !CheckSinkGradients()) return false;
+  return CheckCoverage(backward_, "backward", backward_pairs_);
 }
 
 }  // namespace ringattn

@@ -63,6 +63,8 @@ class ScheduleSimulator {
   bool RunTransfers(size_t step);
   bool RunCall(int rank, const ComputeCall& call);
   bool RunForward(int rank, const ComputeCall& call);
+  bool RunDelta(int rank, const ComputeCall& call);
+  bool RunSinkGradient(int rank, const ComputeCall& call);
   bool RunBackward(int rank, const ComputeCall& call);
   bool RunAdd(int rank, const ComputeCall& call);
   bool CheckKeys(int rank, const KvOperand& operand, bool is_value);
@@ -71,6 +73,7 @@ class ScheduleSimulator {
 
   bool CheckOutputs();
   bool CheckGradients(int rank, TensorId id, bool is_value);
+  bool CheckSinkGradients();
   bool CheckCoverage(const Coverage& coverage, const char* pass, int64_t pairs);
 
   const AttentionSpec& spec_;

@@ -29,7 +29,7 @@ ShardMap::ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards)
     for (const Span& span : shards[rank]) {
       const OwnedSpan owned{static_cast<int>(rank), local_begin, span};
       by_rank_.back().push_back(owned);
-      by_token_.push_back(owned);
+      if (!replicated()) by_token_.push_back(owned);
       local_begin += span.length;
       period_ = std::max(period_, span.stride);
     }
@@ -57,6 +57,7 @@ const ShardMap::OwnedSpan& ShardMap::OwnerOf(int64_t token) const {
 }
 
 std::vector<ByteRun> ShardMap::FromGlobal(int64_t offset, int64_t bytes) const {
+  assert(!replicated());
   assert(offset >= 0 && bytes >= 0 && bytes <= global_bytes() - offset);
   const int64_t inner = layout_.inner_bytes;
   const int64_t end = offset + bytes;

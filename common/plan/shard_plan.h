@@ -94,15 +94,19 @@ struct ByteRun {
 // Immutable, cheap to copy, thread safe.
 class ShardMap {
  public:
-  // REQUIRES: the shards cover the axis, each token once (so not Axis::kReplicated), and are
-  // made of spans of stride 1 or, as striped ones, of spans of one stride that begin below it.
+  // REQUIRES: the shards cover the axis, each token once, or each of them all of it where the
+  // layout's axis is kReplicated; they are made of spans of stride 1 or, as striped ones, of spans
+  // of one stride that begin below it.
   ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards);
   ShardMap(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
+
+  // Every rank's local tensor is the global one.
+  bool replicated() const { return layout_.axis == Axis::kReplicated; }
 
   // Runs that cover [offset, offset + bytes) of the global tensor, ascending, as
   // few as there are: one per span touched and outer index, one per token where the
   // stride is not 1. O(runs log spans).
-  // REQUIRES: the range lies inside the tensor.
+  // REQUIRES: the range lies inside the tensor; not replicated().
   std::vector<ByteRun> FromGlobal(int64_t offset, int64_t bytes) const;
 
   // Runs that cover [offset, offset + bytes) of `rank`'s local tensor, ascending.

@@ -64,6 +64,14 @@ void WriteWindow(const Options& from, Proto& to) {
   to.mutable_window()->set_right(from.window_right);
 }
 
+void ReadSinks(const Proto& from, const AttentionShape&, Options& to, Violations&) {
+  to.sinks = from.has_sinks();
+}
+
+void WriteSinks(const Options& from, Proto& to) {
+  if (from.sinks) to.mutable_sinks();
+}
+
 constexpr OptionField kFields[] = {
     {"softmax_scale", ReadSoftmaxScale, WriteSoftmaxScale},
     {"softcap", ReadSoftcap, WriteSoftcap},
@@ -74,7 +82,7 @@ constexpr OptionField kFields[] = {
     {"bias", nullptr, nullptr},
     {"mask", nullptr, nullptr},
     {"segment_ids", nullptr, nullptr},
-    {"sinks", nullptr, nullptr},
+    {"sinks", ReadSinks, WriteSinks},
     {"dilation_levels", nullptr, nullptr},
     {"deterministic", nullptr, nullptr},
 };

@@ -89,7 +89,7 @@ TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
 
 TEST(OptionFields, ServedOptionsAreThoseThatAreRead) {
   EXPECT_EQ(ServedOptions(),
-            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window"}));
+            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "sinks"}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn {
 namespace {
@@ -53,6 +54,30 @@ std::vector<int64_t> CheckCuSeqlens(const std::string& field, const CuSeqlens& l
   return result;
 }
 
+std::vector<MaskRule> CheckDocumentRules(const v1::PackedDocuments& packed, int64_t documents,
+                                         Violations& violations) {
+  std::vector<MaskRule> rules;
+  if (packed.options().empty()) return rules;
+  if (packed.options_size() != documents) {
+    violations.Invalid("shape.packed.options",
+                       absl::StrCat("has ", packed.options_size(), " entries for ", documents,
+                                    " documents: none, or one for each"));
+    return rules;
+  }
+  rules.reserve(documents);
+  for (int d = 0; d < packed.options_size(); ++d) {
+    const MaskRule& rule = rules.emplace_back(FromProto(packed.options(d)));
+    const auto check = [&](const char* side, int64_t value) {
+      if (value >= -1) return;
+      violations.Invalid(absl::StrCat("shape.packed.options[", d, "].window.", side),
+                         absl::StrCat("is ", value, ", must be at least -1"));
+    };
+    check("left", rule.window_left);
+    check("right", rule.window_right);
+  }
+  return rules;
+}
+
 void CheckDocuments(const v1::AttentionShape& proto, const Limits& limits, AttentionShape& shape,
                     Violations& violations) {
   if (!proto.has_packed()) {
@@ -74,6 +99,7 @@ void CheckDocuments(const v1::AttentionShape& proto, const Limits& limits, Atten
                        absl::StrCat("has ", packed.cu_seqlens_k_size(), " entries, cu_seqlens_q ",
                                     packed.cu_seqlens_q_size()));
   }
+  shape.document_rules = CheckDocumentRules(packed, shape.num_documents(), violations);
 }
 
 int64_t CheckKvHeads(const v1::AttentionShape& proto, int64_t num_heads, const Limits& limits,

@@ -134,6 +134,17 @@ void CheckInlineTensors(const InlineTensors& tensors, const ValidRequest& reques
   }
 }
 
+// A request's mask is said in one place.
+template <typename Header>
+void CheckOneRule(const Header& header, Violations& violations) {
+  if (header.shape().packed().options().empty()) return;
+  const auto refuse = [&](const char* field) {
+    violations.Invalid(field, "is given beside shape.packed.options, which each document has");
+  };
+  if (header.options().causal()) refuse("options.causal");
+  if (header.options().has_window()) refuse("options.window");
+}
+
 // What one direction's header has beside the fields that both have.
 void CheckOwnFields(const v1::ForwardHeader&, ValidRequest& request, Violations&) {
   request.direction = Direction::kForward;
@@ -144,7 +155,7 @@ void CheckOwnFields(const v1::BackwardHeader& header, ValidRequest& request,
   request.direction = Direction::kBackward;
   request.recompute_forward = !header.has_forward_result();
   if (!header.residual_handle().empty()) violations.Unserved("residual_handle");
-  if (header.has_dlse()) violations.Unserved("has_dlse");
+  request.spec.has_dlse = header.has_dlse();
 }
 
 template <typename Header>
@@ -157,6 +168,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.dtype = CheckDType(header.dtype(), violations);
   request.spec.shape = CheckShape(header.shape(), limits, violations);
   request.spec.options = ReadOptions(header.options(), request.spec.shape, violations);
+  CheckOneRule(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);

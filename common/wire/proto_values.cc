@@ -66,6 +66,22 @@ void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
   v1::PackedDocuments* packed = proto->mutable_packed();
   packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
   packed->mutable_cu_seqlens_k()->Add(shape.cu_seqlens_k.begin(), shape.cu_seqlens_k.end());
+  for (const MaskRule& rule : shape.document_rules) {
+    v1::DocumentOptions* options = packed->add_options();
+    options->set_causal(rule.causal);
+    if (rule.window_left < 0 && rule.window_right < 0) continue;
+    options->mutable_window()->set_left(rule.window_left);
+    options->mutable_window()->set_right(rule.window_right);
+  }
+}
+
+MaskRule FromProto(const v1::DocumentOptions& options) {
+  MaskRule rule;
+  rule.causal = options.causal();
+  if (!options.has_window()) return rule;
+  rule.window_left = options.window().left();
+  rule.window_right = options.window().right();
+  return rule;
 }
 
 AttentionShape FromProto(const v1::AttentionShape& proto) {
@@ -84,6 +100,9 @@ AttentionShape FromProto(const v1::AttentionShape& proto) {
     const v1::PackedDocuments& packed = proto.packed();
     shape.cu_seqlens_q.assign(packed.cu_seqlens_q().begin(), packed.cu_seqlens_q().end());
     shape.cu_seqlens_k.assign(packed.cu_seqlens_k().begin(), packed.cu_seqlens_k().end());
+    for (const v1::DocumentOptions& options : packed.options()) {
+      shape.document_rules.push_back(FromProto(options));
+    }
   }
   return shape;
 }

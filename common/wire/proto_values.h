@@ -28,6 +28,8 @@ std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
 // Appends to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
 
+MaskRule FromProto(const v1::DocumentOptions& options);
+
 // What this service itself has written. REQUIRES: sizes within Limits.
 AttentionShape FromProto(const v1::AttentionShape& proto);
 

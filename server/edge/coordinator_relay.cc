@@ -56,8 +56,8 @@ CoordinatorRelay::CoordinatorRelay(TransferSpec spec, std::shared_ptr<TransferLi
       shard_chunk_bytes_(ShardChunkBytes(spec.reply.max_chunk_bytes)),
       with_crc32c_(spec.reply.with_crc32c),
       inline_tensors_(std::move(spec.inline_tensors)),
-      router_(spec.request, spec.accept.plan.shards, limits),
-      merger_(spec.request, spec.accept.plan.shards,
+      router_(spec.request, spec.shards, limits),
+      merger_(spec.request, spec.shards,
               IsForward(spec) ? wire::kForwardResponse : wire::kBackwardResponse,
               spec.reply.max_chunk_bytes, spec.reply.with_crc32c, kReadAheadBytes),
       members_(spec.accept.members.size()) {

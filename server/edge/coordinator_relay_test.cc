@@ -33,13 +33,13 @@ TransferSpec MakeSpec() {
   spec.request.outputs = {TensorId::kOut, TensorId::kLse};
   spec.reply.max_chunk_bytes = kMiB;
   spec.accept.request_id = "test";
-  spec.accept.plan.shards = MakeShardPlan(spec.request.spec, Layout::kContiguous, 1);
+  spec.shards = MakeShardPlan(spec.request.spec, Layout::kContiguous, 1);
   spec.accept.members = {{1, "worker", "127.0.0.1:1"}};
   return spec;
 }
 
 TEST(CoordinatorRelayTest, AMemberThatCannotBeReachedIsToldOf) {
-  ShardChannels channels{Limits()};
+  ShardChannels channels{Limits(), TransportSecurity()};
   const auto listener = std::make_shared<Listener>();
   const auto relay =
       std::make_shared<CoordinatorRelay>(MakeSpec(), listener, Limits(), &channels, kTestSecret);
@@ -52,7 +52,7 @@ TEST(CoordinatorRelayTest, AMemberThatCannotBeReachedIsToldOf) {
 
 // It and its streams refer to one another.
 TEST(CoordinatorRelayTest, NothingIsLeftOfOneThatWasStopped) {
-  ShardChannels channels{Limits()};
+  ShardChannels channels{Limits(), TransportSecurity()};
   const auto listener = std::make_shared<Listener>();
   auto relay =
       std::make_shared<CoordinatorRelay>(MakeSpec(), listener, Limits(), &channels, kTestSecret);

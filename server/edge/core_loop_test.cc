@@ -90,7 +90,9 @@ class Bench final : private ActionSink {
   template <typename Done>
   std::vector<absl::Duration> BeatUntil(Done done) {
     std::vector<absl::Duration> times;
-    for (uint64_t sequence = 1; !Holds(done); ++sequence) {
+    uint64_t sequence = 0;
+    do {  // once at least: what is awaited may have come already
+      ++sequence;
       for (ConnectionId worker = 1; worker <= kWorkers; ++worker) {
         WorkerSaid said;
         said.connection = worker;
@@ -104,7 +106,7 @@ class Bench final : private ActionSink {
       // A rest, so that the load is not the measurement itself.
       absl::MutexLock lock(&mutex_);
       mutex_.AwaitWithTimeout(absl::Condition(&done), absl::Milliseconds(2));
-    }
+    } while (!Holds(done));
     return times;
   }
 

@@ -24,7 +24,8 @@ struct TransferSpec {
   ValidRequest request;
   ReplyChoice reply;
   std::vector<InlineData> inline_tensors;  // came with the header
-  AcceptRequest accept;                    // members and their shards
+  AcceptRequest accept;                    // members
+  ShardPlan shards;                        // who of them holds which tokens
 };
 
 // Tensor bytes so far, inputs up and outputs down.

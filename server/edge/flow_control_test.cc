@@ -260,61 +260,6 @@ TEST(FlowControlTest, AReplyThatTheClientDoesNotReadIsHeldBackAtTheWorkers) {
   }
 }
 
-// A call whose tensors and `accepted` fit HTTP/2's usual window of 64 KiB, and whose summary
-// does not.
-std::unique_ptr<Call> StartCallWithALongSummary(TestCluster* cluster) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  cluster->attention = v1::AttentionService::NewStub(grpc::CreateCustomChannel(
-      cluster->server->addresses().listen, TransportSecurity().ChannelCredentials(), arguments));
-  v1::ForwardHeader header = MakeHeader(64, 64, 1, 8);
-  header.set_request_id("long");
-  header.mutable_reply()->set_with_timeline(true);
-  auto call = std::make_unique<Call>(cluster, header);
-  call->Upload();
-  return call;
-}
-
-bool WaitForSuccess(TestCluster* cluster) {
-  return WaitUntil([&] {
-    grpc::ClientContext context;
-    v1::GetOperationRequest request;
-    v1::GetOperationResponse response;
-    request.set_request_id("long");
-    return cluster->attention->GetOperation(&context, request, &response).ok() &&
-           response.state() == v1::OPERATION_STATE_SUCCEEDED;
-  });
-}
-
-TEST(FlowControlTest, AClientMayRestBeforeTheSummaryAsLongAsBeforeAnyChunk) {
-  TestCluster cluster(1, [](ServerOptions* options) {
-    options->core.limits.unread_status_timeout = absl::Milliseconds(20);
-  });
-  const std::unique_ptr<Call> call = StartCallWithALongSummary(&cluster);
-  ASSERT_TRUE(WaitForSuccess(&cluster));
-  // Longer than a failed call's end is kept, at the next tick (50 ms), and shorter than
-  // download_idle_timeout.
-  absl::SleepFor(absl::Milliseconds(300));
-  const grpc::Status status = call->ReadAll();
-  EXPECT_TRUE(status.ok()) << status.error_message();
-}
-
-TEST(FlowControlTest, AClientThatNeverTakesTheSummaryLearnsWhyItIsMissing) {
-  TestCluster cluster(1, [](ServerOptions* options) {
-    options->core.limits.download_idle_timeout = absl::Milliseconds(600);
-  });
-  const std::unique_ptr<Call> call = StartCallWithALongSummary(&cluster);
-  ASSERT_TRUE(WaitForSuccess(&cluster));
-  // The client's own transport takes what comes first, so there is nothing to see from here
-  // until it reads, and then it is too late or not.
-  absl::SleepFor(absl::Milliseconds(1200));
-  const grpc::Status status = call->ReadAll();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(status.error_message(), "the client took no bytes of the result for 600ms");
-}
-
 TEST(FlowControlTest, RepliesComeInChunksOfTheSizeAskedFor) {
   TestCluster cluster(3);
   for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_ZIGZAG, v1::LAYOUT_STRIPED}) {

@@ -61,7 +61,7 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   accepted.set_generation(accept.generation);
   std::vector<std::string> members;
   for (const RingMember& member : accept.members) members.push_back(member.name);
-  *accepted.mutable_plan() = MakePlanReport(accept.plan, members);
+  *accepted.mutable_plan() = MakePlanReport(*accept.plan, members);
   accepted.set_transport(v1::TRANSPORT_COORDINATOR_STREAM);
   const AttentionSpec& spec = request.valid.spec;
   for (TensorId id : request.valid.inputs) {

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 #include "common/security/principal.h"
+#include "server/core/plan_summary.h"
 #include "server/edge/call_failures.h"
 #include "server/edge/call_header.h"
 #include "server/edge/coordinator_relay.h"
@@ -230,11 +231,12 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     absl::MutexLock lock(&mutex_);
     if (life_.state() != CallState::kQueued) return;
     life_.MoveTo(CallState::kOpening);
-    flops_ = accept.plan.flops;
+    flops_ = accept.plan->flops;
     generation_ = accept.generation;
     Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, context_->limits)), 0);
-    TransferSpec spec{direction_, request_->valid, request_->reply,
-                      std::exchange(request_->inline_tensors, {}), accept};
+    TransferSpec spec{direction_,      request_->valid,
+                      request_->reply, std::exchange(request_->inline_tensors, {}),
+                      accept,          ShardPlan()};
     soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     todo = Next();
   }
@@ -311,6 +313,8 @@ void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
 // -------------------------------------------------------------------- tensors
 
 void RequestCall::OpenDataPlane(TransferSpec spec) {
+  // Up to a million spans: not for the core's thread.
+  spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
   std::shared_ptr<DataPlane> plane =
       context_->make_data_plane ? context_->make_data_plane(std::move(spec), shared_from_this())
                                 : std::make_shared<CoordinatorRelay>(

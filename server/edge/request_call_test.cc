@@ -91,8 +91,8 @@ class Edge final : public ActionSink {
   }
 
   // On a connection of its own.
-  std::unique_ptr<v1::AttentionService::Stub> NewStub() const {
-    grpc::ChannelArguments arguments;
+  std::unique_ptr<v1::AttentionService::Stub> NewStub(
+      grpc::ChannelArguments arguments = grpc::ChannelArguments()) const {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return v1::AttentionService::NewStub(
         grpc::CreateCustomChannel(target_, TransportSecurity().ChannelCredentials(), arguments));
@@ -102,8 +102,15 @@ class Edge final : public ActionSink {
     refused += std::holds_alternative<FailRequest>(action);
   }
   void OnTick(absl::Time now, const Coordinator& core) override {
-    for (const auto& call : registry.All()) call->OnTick(now, core);
+    for (const auto& call : registry.All())
+      call->OnTick(now + absl::Milliseconds(ahead_ms.load()), core);
     ++ticks;
+  }
+
+  // For the calls it is so much later from now on, and they know it when this returns.
+  bool Advance(absl::Duration time) {
+    ahead_ms += absl::ToInt64Milliseconds(time);
+    return Ticks();
   }
 
   // The core's thread comes round.
@@ -125,6 +132,7 @@ class Edge final : public ActionSink {
   std::unique_ptr<v1::AttentionService::Stub> stub;
   std::atomic<int> refused = 0;
   std::atomic<int> ticks = 0;
+  std::atomic<int64_t> ahead_ms = 0;
 
  private:
   Metrics metrics_;
@@ -169,7 +177,10 @@ struct AcceptedCall {
     AcceptRequest accept;
     accept.request_id = "test";
     accept.generation = 1;
-    accept.plan.shards.world_size = 0;  // nobody to report on
+    Plan plan;
+    plan.shards.q = plan.shards.kv = {Shard{}};
+    plan.buffer_bytes = plan.tiles = plan.sent_bytes = {0};
+    accept.plan = std::make_shared<const Plan>(plan);
     call->Accept(accept);
     plane = edge->WaitForPlane();
     plane->opening.WaitForNotification();
@@ -244,6 +255,47 @@ TEST(RequestCallTest, ADownloadThatBeginsWhileThePlaneOpensIsNotForgotten) {
   accepted.plane->may_drain.Notify();
   accepted.call->Succeed(FinishRequest{});
   EXPECT_TRUE(accepted.End().ok());
+}
+
+// A call that has succeeded, with a summary that does not fit HTTP/2's usual window of 64 KiB: it
+// is under way until the client reads.
+struct CallWithALongSummary {
+  explicit CallWithALongSummary(Edge* edge) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+    edge->stub = edge->NewStub(arguments);
+    accepted = std::make_unique<AcceptedCall>(edge);
+    accepted->plane->may_open.Notify();
+    BeginDownload begin;
+    v1::RankReport& report = begin.reports.emplace_back();
+    for (int i = 0; i < 10'000; ++i)
+      report.add_timeline()->set_name("a step of a long computation");
+    accepted->call->Download(begin);
+    accepted->plane->draining.WaitForNotification();
+    accepted->plane->may_drain.Notify();
+    accepted->call->Succeed(FinishRequest{});
+  }
+
+  std::unique_ptr<AcceptedCall> accepted;
+};
+
+TEST(RequestCallTest, AClientMayRestBeforeTheSummaryAsLongAsBeforeAnyChunk) {
+  Edge edge;
+  CallWithALongSummary call(&edge);
+  // Longer than a failed call's end is kept.
+  ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout - absl::Seconds(5)));
+  const grpc::Status status = call.accepted->End();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(RequestCallTest, AClientThatNeverTakesTheSummaryLearnsWhyItIsMissing) {
+  Edge edge;
+  CallWithALongSummary call(&edge);
+  ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout + absl::Milliseconds(1)));
+  const grpc::Status status = call.accepted->End();
+  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(status.error_message(), "the client took no bytes of the result for 30s");
 }
 
 TEST(RequestCallTest, ACallThatEndsWhileItsPlaneOpensStopsIt) {

@@ -21,7 +21,8 @@ namespace {
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
   const AttentionShape shape = FromProto(reserve.shape());
   Violations violations(/*max_bytes=*/1024);
-  return {*FromProto(reserve.dtype()), shape, ReadOptions(reserve.options(), shape, violations)};
+  return {*FromProto(reserve.dtype()), shape, ReadOptions(reserve.options(), shape, violations),
+          reserve.has_dlse()};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {
@@ -32,17 +33,6 @@ ShardPlan PlanOf(const v1::Reserve& reserve) {
 ShardMap MapOf(const v1::Reserve& reserve, TensorId id) {
   const ShardPlan plan = PlanOf(reserve);
   return ShardMap(SpecOf(reserve), plan, id);
-}
-
-// Of some 300 KB, as a ring of many steps has: more than a stock client's window.
-void AddTimeline(v1::RankReport* report) {
-  for (int i = 0; i < 8192; ++i) {
-    v1::TimelineEvent* event = report->add_timeline();
-    event->set_name(absl::StrCat("step ", i, " forward"));
-    event->set_category(v1::TIMELINE_CATEGORY_COMPUTE);
-    SetSeconds(i + 0.25, event->mutable_begin());
-    SetSeconds(i + 0.75, event->mutable_end());
-  }
 }
 
 }  // namespace
@@ -178,7 +168,6 @@ void FakeWorker::Answer(const v1::JoinResponse& message) {
       finished->set_operation_id(message.run().operation_id());
       finished->set_generation(message.run().generation());
       finished->set_ok(true);
-      if (found->second->reserve.with_timeline()) AddTimeline(finished->mutable_report());
       break;
     }
     case v1::JoinResponse::kCancel: {

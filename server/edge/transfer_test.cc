@@ -100,7 +100,9 @@ std::vector<Case> Cases() {
 TEST(TransferTest, RoutedChunksAreTheShards) {
   const Limits limits;
   for (const Case& c : Cases()) {
-    const ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    request.spec.options.sinks = true;  // which every rank gets
+    request.inputs = InputsOf(request.spec, Direction::kForward, false);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
     UploadRouter router(request, plan, limits);
     std::map<std::pair<int, int>, std::string> locals;  // (tensor, rank)
@@ -145,7 +147,9 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
 
 TEST(TransferTest, MergedStreamsAreTheTensors) {
   for (const Case& c : Cases()) {
-    const ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
+    request.spec.options.sinks = true;  // whose gradient rank 0 has
+    for (TensorId id : OutputsOf(request.spec, Direction::kBackward)) request.outputs.push_back(id);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
     constexpr int64_t kReadAhead = 4096;
     DownloadMerger merger(request, plan, wire::kForwardResponse, c.chunk_bytes, true, kReadAhead);

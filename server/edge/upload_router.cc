@@ -88,23 +88,10 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
   return failure;
 }
 
-std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
-                                           std::vector<grpc::Slice> payload,
-                                           std::vector<RoutedChunk>* routed) {
-  PayloadReader reader(payload);
-  const int64_t bytes = reader.left();
-  Input* input = nullptr;
-  if (std::optional<Failure> failure = Check(chunk, payload, bytes, &input)) return failure;
-  payload.clear();
-  received_bytes_ += bytes;
-
-  struct Part {
-    int64_t local_begin = 0;
-    PayloadBuilder payload;
-  };
-  std::vector<std::optional<Part>> parts(world_size_);
-  const auto begin = static_cast<int64_t>(chunk.offset);
-  ShardRuns runs(&input->map, begin, begin + bytes);
+UploadRouter::Parts UploadRouter::Cut(const ShardMap& map, int64_t begin,
+                                      PayloadReader reader) const {
+  Parts parts(world_size_);
+  ShardRuns runs(&map, begin, begin + reader.left());
   while (const ByteRun* run = runs.Current()) {
     std::optional<Part>& part = parts[run->rank];
     // How much this rank gets of the chunk is not known before its end; the chunk's
@@ -115,6 +102,32 @@ std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
     reader.MoveTo(run_bytes, &part->payload);
     runs.Advance(run_bytes);
   }
+  return parts;
+}
+
+UploadRouter::Parts UploadRouter::Copies(int64_t begin,
+                                         const std::vector<grpc::Slice>& payload) const {
+  Parts parts(world_size_);
+  for (std::optional<Part>& part : parts) {
+    PayloadReader reader(payload);  // by reference
+    const int64_t bytes = reader.left();
+    part = Part{begin, PayloadBuilder(bytes)};
+    reader.MoveTo(bytes, &part->payload);
+  }
+  return parts;
+}
+
+std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
+                                           std::vector<grpc::Slice> payload,
+                                           std::vector<RoutedChunk>* routed) {
+  const int64_t bytes = PayloadReader(payload).left();
+  Input* input = nullptr;
+  if (std::optional<Failure> failure = Check(chunk, payload, bytes, &input)) return failure;
+  received_bytes_ += bytes;
+  if (bytes == 0) return std::nullopt;
+  const auto begin = static_cast<int64_t>(chunk.offset);
+  Parts parts = input->map.replicated() ? Copies(begin, payload)
+                                        : Cut(input->map, begin, PayloadReader(std::move(payload)));
   for (int rank = 0; rank < world_size_; ++rank) {
     if (!parts[rank].has_value()) continue;
     Part& part = *parts[rank];

@@ -2,7 +2,8 @@
 // Payload is passed on by reference (payload.h). No I/O.
 //
 // A rank's bytes keep their order in its shard, so the part of a chunk that belongs
-// to one rank is one piece of its local tensor: at most one message per rank.
+// to one rank is one piece of its local tensor: at most one message per rank. Chunks of a
+// replicated tensor go to every rank.
 #ifndef RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 #define RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 
@@ -20,6 +21,7 @@
 #include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/core/events.h"
+#include "server/edge/payload.h"
 
 namespace ringattn::server {
 
@@ -58,9 +60,18 @@ class UploadRouter {
     ByteRangeSet arrived;
   };
 
+  // What one rank gets of a chunk: a piece of its local tensor.
+  struct Part {
+    int64_t local_begin = 0;
+    PayloadBuilder payload;
+  };
+  using Parts = std::vector<std::optional<Part>>;  // by rank
+
   std::optional<Failure> Check(const wire::ChunkHeader& chunk,
                                const std::vector<grpc::Slice>& payload, int64_t bytes,
                                Input** input);
+  Parts Cut(const ShardMap& map, int64_t begin, PayloadReader reader) const;
+  Parts Copies(int64_t begin, const std::vector<grpc::Slice>& payload) const;
 
   const int64_t max_chunk_bytes_;
   const int world_size_;

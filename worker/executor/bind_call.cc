@@ -3,6 +3,8 @@
 #include <cassert>
 #include <variant>
 
+#include "worker/kernels/option_operands.h"
+
 namespace ringattn::worker {
 namespace {
 
@@ -98,6 +100,12 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       delta.q_rows = call.q.rows();
       return delta;
     }
+    case Op::kSinkGradient: {
+      SinkGradientCall sinks;
+      sinks.problem = &context.problem;
+      sinks.q_rows = call.q.rows();
+      return sinks;
+    }
     case Op::kBackward:
       return DescribeAttention<BackwardCall>(context, call);
     case Op::kZero:
@@ -128,6 +136,12 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(delta.out, call.q.out);
       addresses.Set(delta.dout, call.q.dout);
       addresses.Set(delta.delta, call.q.delta);
+      addresses.Set(delta.lse, call.q.lse);
+    }
+    void operator()(SinkGradientCall& sinks) const {
+      addresses.Set(sinks.lse, call.q.lse);
+      addresses.Set(sinks.delta, call.q.delta);
+      addresses.Set(sinks.dsinks, call.target);
     }
     void operator()(BackwardCall& backward) const {
       addresses.Set(backward.q, call.q.q);
@@ -148,6 +162,11 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
     }
   };
   std::visit(Visitor{call, Addresses(address)}, kernel_call);
+  for (const OptionOperand& operand : call.q.options) {
+    const bool taken = SetOptionOperand(operand.tensor, address(operand.range), kernel_call);
+    assert(taken && "a schedule gives each operand to calls that take it");
+    (void)taken;
+  }
 }
 
 std::vector<Access> AccessesOf(const ComputeCall& call) {
@@ -168,7 +187,13 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
     case Op::kDelta:
       read(call.q.out);
       read(call.q.dout);
+      read(call.q.lse);
       write(call.q.delta);
+      break;
+    case Op::kSinkGradient:
+      read(call.q.lse);
+      read(call.q.delta);
+      write(call.target);
       break;
     case Op::kBackward:
       read(call.q.q);
@@ -184,6 +209,7 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
       write(call.target);
       break;
   }
+  for (const OptionOperand& operand : call.q.options) read(operand.range);
   for (const KvOperand& operand : call.kv) {
     read(operand.k);
     read(operand.v);

@@ -56,6 +56,8 @@ absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
       !AreDocumentsOf(shape.cu_seqlens_k, shape.seq_len_kv)) {
     return Malformed("cu_seqlens");
   }
+  const auto rules = static_cast<int64_t>(shape.document_rules.size());
+  if (rules != 0 && rules != shape.num_documents()) return Malformed("document options");
   return shape;
 }
 
@@ -86,7 +88,8 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const AttentionOptions options = ReadOptions(reserve.options(), *shape, violations);
   if (!violations.empty())
     return Malformed(std::move(violations).ToRejection().ToStatus().message());
-  result.spec = {*dtype, *std::move(shape), options};
+  if (reserve.has_dlse() && !reserve.backward()) return Malformed("has_dlse");
+  result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse()};
 
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());

@@ -41,6 +41,13 @@ BufferId ProgramBuilder::AddOutput(TensorId id) {
   return buffer;
 }
 
+BufferId ProgramBuilder::InputOf(TensorId id) const {
+  for (size_t buffer = 0; buffer < program_.buffers.size(); ++buffer) {
+    if (program_.buffers[buffer].input == id) return static_cast<BufferId>(buffer);
+  }
+  return kNoBuffer;
+}
+
 ByteRange ProgramBuilder::Whole(BufferId buffer) const {
   return {buffer, 0, program_.buffers[buffer].bytes};
 }
@@ -108,6 +115,11 @@ void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockPla
   };
   if (from == rank()) add(Transfer::Kind::kSend, to, source);
   if (to == rank()) add(Transfer::Kind::kReceive, from, target);
+}
+
+void ProgramBuilder::AddTransfer(int64_t step, const Transfer& transfer) {
+  Use(step);
+  steps_[step].transfers.push_back(transfer);
 }
 
 void ProgramBuilder::AddCall(int64_t step, ComputeCall call) {

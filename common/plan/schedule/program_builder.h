@@ -30,9 +30,14 @@ class ProgramBuilder {
   BufferId AddBuffer(std::string name, int64_t bytes);
   BufferId AddInput(TensorId id);
   BufferId AddOutput(TensorId id);
+  // kNoBuffer if there is none.
+  BufferId InputOf(TensorId id) const;
   BufferId AddTensor(TensorId id);  // scratch, of the tensor's shape
   int64_t ShardBytes(TensorId id) const;
   ByteRange Whole(BufferId buffer) const;
+  ByteRange WholeIfAny(BufferId buffer) const {
+    return buffer == kNoBuffer ? kNone : Whole(buffer);
+  }
 
   // The bytes of a range of rows in its slot, whose buffer is added when first used and
   // grows to hold them.
@@ -44,6 +49,9 @@ class ProgramBuilder {
             const BlockPlace& target, const RowRange& rows);
   // Some rank has a call in the step.
   void Use(int64_t step);
+
+  // This rank's side of a transfer.
+  void AddTransfer(int64_t step, const Transfer& transfer);
 
   void AddCall(int64_t step, ComputeCall call);
   void AddLateCall(int64_t step, ComputeCall call);

@@ -59,6 +59,7 @@ class RingBackward {
       }
     }
     OwnBlock();
+    AddUpSinkGradients(std::max(own_step_, first_step_ + 1), route_.q_rows, ring_.shard, builder_);
     FinishBackward(own_step_, ring_.shard, builder_);
   }
 
@@ -136,6 +137,7 @@ void RingBackward::Start() {
       builder_.Use(own_step_);  // conversions, or a call
     }
   }
+  if (builder_.spec().options.sinks) builder_.Use(first_step_);  // rank 0 has dsinks
 }
 
 void RingBackward::Contribute(int source, int step, int part, bool first) {

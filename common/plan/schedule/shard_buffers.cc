@@ -1,5 +1,7 @@
 #include "common/plan/schedule/shard_buffers.h"
 
+#include "absl/types/span.h"
+
 namespace ringattn {
 namespace {
 
@@ -11,6 +13,33 @@ BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
   if (dtype == DType::kFloat32) return *buffer;
   const int64_t elements = builder.ShardBytes(output) / ElementBytes(dtype);
   return builder.AddBuffer(name, elements * ElementBytes(DType::kFloat32));
+}
+
+// What only some requests have.
+void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers& shard) {
+  const AttentionSpec& spec = builder.spec();
+  for (TensorId id : InputsOf(spec, direction, /*recompute_forward=*/false)) {
+    if (InfoOf(id).is_present != nullptr) builder.AddInput(id);
+  }
+  if (direction == Direction::kForward || !spec.options.sinks) return;
+  if (builder.rank() == 0) {
+    shard.dsinks = builder.AddOutput(TensorId::kDsinks);
+  } else if (builder.q_rows() > 0) {
+    shard.dsinks = builder.AddBuffer("dsinks_part", BytesOf(spec, TensorId::kDsinks));
+  }
+}
+
+// Which calls take which of them.
+constexpr TensorId kForwardOptions[] = {TensorId::kSinks};  // the final call
+constexpr TensorId kDeltaOptions[] = {TensorId::kDlse};
+constexpr TensorId kSinkGradientOptions[] = {TensorId::kSinks};
+
+void AddOptions(absl::Span<const TensorId> tensors, const ProgramBuilder& builder,
+                QOperand& operand) {
+  for (TensorId tensor : tensors) {
+    const BufferId buffer = builder.InputOf(tensor);
+    if (buffer != kNoBuffer) operand.options.push_back({tensor, builder.Whole(buffer)});
+  }
 }
 
 // All of the rank's queries, no bytes yet.
@@ -31,6 +60,7 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
   if (direction == Direction::kForward) {
     shard.out = builder.AddOutput(TensorId::kOut);
     shard.lse = builder.AddOutput(TensorId::kLse);
+    AddOptionBuffers(direction, builder, shard);
     return shard;
   }
   const auto add = [&](TensorId id) {
@@ -43,6 +73,7 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
   shard.dq_acc = AddAccumulator(TensorId::kDq, "dq_acc", &shard.dq, builder);
   shard.dk_acc = AddAccumulator(TensorId::kDk, "dk_acc", &shard.dk, builder);
   shard.dv_acc = AddAccumulator(TensorId::kDv, "dv_acc", &shard.dv, builder);
+  AddOptionBuffers(direction, builder, shard);
   return shard;
 }
 
@@ -64,21 +95,65 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
     call.q.q = builder.Whole(shard.q);
     call.q.lse = builder.Whole(shard.lse);
     if (!(call.initial && call.final)) call.q.out_acc = builder.Whole(shard.out_acc);
-    if (call.final) call.q.out = builder.Whole(shard.out);
+    if (call.final) {
+      call.q.out = builder.Whole(shard.out);
+      AddOptions(kForwardOptions, builder, call.q);
+    }
     builder.AddCall(step, std::move(call));
   }
 }
 
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder) {
-  if (builder.q_rows() == 0) return;
+  if (builder.q_rows() == 0) {
+    builder.AddZero(step, builder.WholeIfAny(shard.dsinks));
+    return;
+  }
   ComputeCall delta;
   delta.op = ComputeCall::Op::kDelta;
   delta.q = AllQueries(builder);
   delta.q.out = builder.Whole(shard.out);
   delta.q.dout = builder.Whole(shard.dout);
   delta.q.delta = builder.Whole(shard.delta);
+  AddOptions(kDeltaOptions, builder, delta.q);
+  if (!delta.q.options.empty()) delta.q.lse = builder.Whole(shard.lse);
   builder.AddCall(step, std::move(delta));
   builder.AddZero(step, builder.Whole(shard.dq_acc));
+  if (shard.dsinks == kNoBuffer) return;
+  ComputeCall sinks;
+  sinks.op = ComputeCall::Op::kSinkGradient;
+  sinks.q = AllQueries(builder);
+  AddOptions(kSinkGradientOptions, builder, sinks.q);
+  sinks.q.lse = builder.Whole(shard.lse);
+  sinks.q.delta = builder.Whole(shard.delta);
+  sinks.target = builder.Whole(shard.dsinks);
+  builder.AddCall(step, std::move(sinks));
+}
+
+void AddUpSinkGradients(int64_t step, const std::vector<int64_t>& q_rows, const ShardBuffers& shard,
+                        ProgramBuilder& builder) {
+  if (!builder.spec().options.sinks) return;
+  std::vector<int> senders;
+  for (size_t rank = 1; rank < q_rows.size(); ++rank) {
+    if (q_rows[rank] > 0) senders.push_back(static_cast<int>(rank));
+  }
+  if (senders.empty()) return;
+  builder.Use(step);
+  const int64_t bytes = BytesOf(builder.spec(), TensorId::kDsinks);
+  if (builder.rank() != 0) {
+    if (builder.q_rows() == 0) return;
+    return builder.AddTransfer(step, {Transfer::Kind::kSend, 0, builder.Whole(shard.dsinks)});
+  }
+  const BufferId parts =
+      builder.AddBuffer("dsinks_parts", static_cast<int64_t>(senders.size()) * bytes);
+  for (size_t i = 0; i < senders.size(); ++i) {
+    const ByteRange part{parts, static_cast<int64_t>(i) * bytes, bytes};
+    builder.AddTransfer(step, {Transfer::Kind::kReceive, senders[i], part});
+    ComputeCall add;
+    add.op = ComputeCall::Op::kAdd;
+    add.source = part;
+    add.target = builder.Whole(shard.dsinks);
+    builder.AddLateCall(step, std::move(add));
+  }
 }
 
 ComputeCall BackwardCallOf(const ShardBuffers& shard, const ProgramBuilder& builder) {

@@ -31,6 +31,7 @@ struct ShardBuffers {
   BufferId dq_acc = kNoBuffer;
   BufferId dk_acc = kNoBuffer;
   BufferId dv_acc = kNoBuffer;
+  BufferId dsinks = kNoBuffer;  // of this rank's rows; rank 0's becomes the sum
 };
 
 ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder);
@@ -45,8 +46,13 @@ using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
                      ProgramBuilder& builder);
 
-// delta, and zeros for dq.
+// delta, zeros for dq, and this rank's part of dsinks.
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
+// Adds all ranks' parts of dsinks on rank 0, in the order of ranks; nothing without sinks. All
+// ranks call it, with one step behind StartBackward's.
+//   q_rows  by rank: a rank without queries has no part
+void AddUpSinkGradients(int64_t step, const std::vector<int64_t>& q_rows, const ShardBuffers& shard,
+                        ProgramBuilder& builder);
 // A backward call of all the rank's queries, without keys.
 ComputeCall BackwardCallOf(const ShardBuffers& shard, const ProgramBuilder& builder);
 // A call's keys, their work counted in.

@@ -38,6 +38,7 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
     return KernelOf(cuda::PrepareBackward(*backward, choice.device, choice.tuning));
   }
   if (const auto* delta = std::get_if<DeltaCall>(&call)) return Kernel(*delta);
+  if (const auto* sinks = std::get_if<SinkGradientCall>(&call)) return Kernel(*sinks);
   if (const auto* zero = std::get_if<ZeroCall>(&call)) return Kernel(*zero);
   if (const auto* add = std::get_if<AddCall>(&call)) return Kernel(*add);
   return Kernel(std::get<ConvertCall>(call));
@@ -111,6 +112,9 @@ absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
     absl::Status operator()(const Attention& kernel) const { return kernel->Launch(launch); }
     absl::Status operator()(const DeltaCall& call) const {
       return cuda::StartDelta(call, launch.stream);
+    }
+    absl::Status operator()(const SinkGradientCall& call) const {
+      return cuda::StartSinkGradient(call, launch.stream);
     }
     absl::Status operator()(const ZeroCall& call) const {
       return cuda::StartZero(call, launch.stream);

@@ -60,8 +60,8 @@ class CudaCallQueue {
 
 class PreparedCudaCall : public PreparedCall {
  public:
-  using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, ZeroCall, AddCall,
-                              ConvertCall>;
+  using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, SinkGradientCall,
+                              ZeroCall, AddCall, ConvertCall>;
 
   // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
   // `scratch_offset`. `queue` outlives the call.

@@ -1,0 +1,16 @@
+// A command line's --log_level.
+#ifndef RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
+#define RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
+
+#include <CLI/CLI.hpp>
+
+#include "common/observability/log.h"
+
+namespace ringattn {
+
+// Parsing throws CLI::ValidationError for an unknown name. `level` must outlive the parsing.
+void AddLogLevel(CLI::App* app, LogLevel* level);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
