@@ -33,7 +33,9 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
   return {reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Tensors by their id: those that only some options have.
+// Tensors by their id: those that only some requests have. Inputs: SINKS where the options
+// have sinks, and of Backward also DLSE, whose presence here makes it part of the request;
+// outputs of Backward: DSINKS. A call that has any cannot be split (CallOptions::streams).
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
 
@@ -45,15 +47,15 @@ struct BasicForwardArgs {
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {};
-  TensorMap<Bytes> more = {};  // inputs that the options ask for
+  TensorMap<Bytes> more = {};
 };
 using ForwardArgs = BasicForwardArgs<ConstBytes>;
 
 template <typename Bytes>
 struct BasicForwardResults {
   Bytes out;
-  Bytes lse;                   // fp32
-  TensorMap<Bytes> more = {};  // outputs that the options ask for
+  Bytes lse;  // fp32
+  TensorMap<Bytes> more = {};
 };
 using ForwardResults = BasicForwardResults<MutableBytes>;
 
@@ -67,14 +69,14 @@ struct BasicBackwardArgs {
   // True: `out` and `lse` are given too. False: the server computes them again.
   bool has_forward_result = false;
   Bytes out = {}, lse = {};
-  TensorMap<Bytes> more = {};  // inputs that the options ask for
+  TensorMap<Bytes> more = {};
 };
 using BackwardArgs = BasicBackwardArgs<ConstBytes>;
 
 template <typename Bytes>
 struct BasicBackwardResults {
   Bytes dq, dk, dv;
-  TensorMap<Bytes> more = {};  // outputs that the options ask for
+  TensorMap<Bytes> more = {};
 };
 using BackwardResults = BasicBackwardResults<MutableBytes>;
 

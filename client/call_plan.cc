@@ -112,11 +112,16 @@ class Buffers {
   TensorMap<Bytes> buffers_;
 };
 
-template <typename Input, typename Output>
-absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const v1::AttentionShape& shape,
-                                     v1::DataType dtype, bool recompute_forward,
+template <typename Args>
+bool HasDlse(const Args& args) {
+  return args.more.count(v1::TENSOR_ID_DLSE) > 0;
+}
+
+template <typename Args, typename Input, typename Output>
+absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs) {
-  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  const absl::StatusOr<AttentionSpec> spec =
+      SpecForTensors(args.shape, args.dtype, args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
@@ -128,7 +133,8 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const v1::AttentionShape& sh
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
-  if (absl::Status status = CheckSizes(shape, dtype, plan); !status.ok()) return status;
+  absl::Status sizes = CheckSizes(args.shape, args.dtype, plan);
+  if (!sizes.ok()) return sizes;
   return plan;
 }
 
@@ -136,7 +142,7 @@ template <typename Input, typename Output>
 absl::StatusOr<CallPlan> ForwardTensors(const BasicForwardArgs<Input>& args,
                                         const BasicForwardResults<Output>& results) {
   return PlanTensors(
-      CallKind::kForward, args.shape, args.dtype, /*recompute_forward=*/false,
+      CallKind::kForward, args, /*recompute_forward=*/false,
       Buffers<Input>(
           {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}},
           args.more),
@@ -152,7 +158,7 @@ absl::StatusOr<CallPlan> BackwardTensors(const BasicBackwardArgs<Input>& args,
     inputs.emplace(v1::TENSOR_ID_OUT, args.out);
     inputs.emplace(v1::TENSOR_ID_LSE, args.lse);
   }
-  return PlanTensors(CallKind::kBackward, args.shape, args.dtype, !args.has_forward_result,
+  return PlanTensors(CallKind::kBackward, args, !args.has_forward_result,
                      Buffers<Input>({{v1::TENSOR_ID_Q, args.q},
                                      {v1::TENSOR_ID_K, args.k},
                                      {v1::TENSOR_ID_V, args.v},
@@ -200,6 +206,7 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  request.mutable_header()->set_has_dlse(HasDlse(args));
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;

@@ -48,6 +48,9 @@ absl::Status CheckSplittable(const v1::AttentionShape& shape, const v1::Attentio
     return Refused(absl::StrCat("is ", streams, ", must be in 1..", kMaxStreams));
   }
   if (streams == 1) return absl::OkStatus();
+  if (!shape.packed().options().empty()) {
+    return Refused("shape.packed.options cannot be split, only 1 is possible");
+  }
   if (const auto option = UnknownOption(options)) {
     return Refused(absl::StrCat(*option, " cannot be split, only 1 is possible"));
   }

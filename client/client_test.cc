@@ -226,6 +226,27 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
   EXPECT_EQ(problem.out, problem.q);
 }
 
+// As gRPC ends what a server that shuts down has not begun: without a word of the service.
+TEST(Client, ACancellationThatNobodyAskedForIsReplayed) {
+  FakeAttentionServer server([](int call, const auto& header, auto*, ForwardStream* stream) {
+    return call == 0 ? grpc::Status::CANCELLED : Echo(header, stream);
+  });
+  Problem problem;
+  const CallResult result = ConnectTo(server)->Forward(problem.args, problem.results);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->summary.attempts(), 2u);
+}
+
+TEST(Client, ACancellationByCallIsFinal) {
+  FakeAttentionServer server([](int, const auto&, auto*, auto*) {
+    return FakeError{.code = grpc::StatusCode::CANCELLED, .reason = "CANCELLED"}.ToStatus();
+  });
+  Problem problem;
+  EXPECT_EQ(ConnectTo(server)->Forward(problem.args, problem.results).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(server.calls(), 1);
+}
+
 TEST(Client, ReplaysAreBounded) {
   FakeAttentionServer server([](int, const auto&, auto*, auto*) {
     return FakeError{.code = grpc::StatusCode::ABORTED, .message = "lost", .reason = "WORKER_LOST"}

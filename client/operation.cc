@@ -87,6 +87,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       result.report.summary.set_attempts(replays_ + 1);
       return End(std::move(result.report));
     }
+    result.status = WhatHappened(result.status);
     const absl::Time now = absl::Now();
     const FailedAttempt failed{.status = result.status,
                                .replays_so_far = replays_,
@@ -103,6 +104,16 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     pause_->Set(absl::ToChronoTime(now + *delay),
                 [self = shared_from_this()](bool) { self->StartNextAttempt(); });
     if (cancelled_) pause_->Cancel();
+  }
+
+  // A server that shuts down leaves calls that it has not begun to gRPC, which ends them with
+  // CANCELLED; what the service itself cancels says so with a reason.
+  absl::Status WhatHappened(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const absl::MutexLock lock(&mutex_);
+    if (cancelled_ || !absl::IsCancelled(status) || !DetailsOf(status).reason.empty()) {
+      return status;
+    }
+    return absl::UnavailableError("the server went away before it took the call");
   }
 
   // The last failure, saying how often it was tried; code and details unchanged.

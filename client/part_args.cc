@@ -60,6 +60,14 @@ class Slicer {
   const CallPart& part_;
 };
 
+// Those of a call that is one part.
+template <typename To, typename From>
+TensorMap<To> Whole(const TensorMap<From>& tensors) {
+  TensorMap<To> whole;
+  for (const auto& [tensor, bytes] : tensors) whole.emplace(tensor, To(bytes));
+  return whole;
+}
+
 bool HasAllQueries(const v1::AttentionShape& shape, const CallPart& part) {
   return part.q == RowSpan{0, shape.seq_len_q()};
 }
@@ -112,7 +120,8 @@ BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part
           .plan = call.plan,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
           .k = slicer.Of(v1::TENSOR_ID_K, call.k),
-          .v = slicer.Of(v1::TENSOR_ID_V, call.v)};
+          .v = slicer.Of(v1::TENSOR_ID_V, call.v),
+          .more = Whole<ConstRuns>(call.more)};
 }
 
 BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
@@ -127,7 +136,8 @@ BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
           .k = slicer.Of(v1::TENSOR_ID_K, call.k),
           .v = slicer.Of(v1::TENSOR_ID_V, call.v),
           .dout = slicer.Of(v1::TENSOR_ID_DOUT, call.dout),
-          .has_forward_result = call.has_forward_result};
+          .has_forward_result = call.has_forward_result,
+          .more = Whole<ConstRuns>(call.more)};
   if (!call.has_forward_result) return made;
   args.out = slicer.Of(v1::TENSOR_ID_OUT, call.out);
   if (HasAllQueries(call.shape, part)) {
@@ -146,6 +156,7 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
   const Slicer slicer(call.shape, call.dtype, part);
   ForwardPartResults made;
   made.results.out = slicer.Of(v1::TENSOR_ID_OUT, results.out);
+  made.results.more = Whole<MutableRuns>(results.more);
   if (HasAllQueries(call.shape, part)) {
     made.results.lse = slicer.OfLse(results.lse);
     return made;
@@ -161,7 +172,8 @@ BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const Backwar
   const Slicer slicer(call.shape, call.dtype, part);
   return {.dq = slicer.Of(v1::TENSOR_ID_DQ, results.dq),
           .dk = slicer.Of(v1::TENSOR_ID_DK, results.dk),
-          .dv = slicer.Of(v1::TENSOR_ID_DV, results.dv)};
+          .dv = slicer.Of(v1::TENSOR_ID_DV, results.dv),
+          .more = Whole<MutableRuns>(results.more)};
 }
 
 }  // namespace ringattn::client

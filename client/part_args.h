@@ -15,7 +15,8 @@
 namespace ringattn::client {
 
 // REQUIRES, of all below: the call's buffers have the sizes that its shape and dtype
-// give them (call_plan.h), and `part` is of its split.
+// give them (call_plan.h), and `part` is of its split: all of it if the call has tensors
+// beside those with a name (TensorMap).
 
 BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part);
 

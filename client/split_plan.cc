@@ -5,8 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/call_split.h"
+#include "client/error.h"
 #include "client/merged_progress.h"
 #include "client/part_args.h"
+#include "client/tensor_bytes.h"
 
 namespace ringattn::client {
 namespace {
@@ -49,6 +51,19 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanParts(const std::vector<CallPart
   return requests;
 }
 
+// Tensors without a name in the arguments are not cut.
+template <typename Args, typename Results>
+absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
+                      const Results& results) {
+  if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
+  const v1::TensorId tensor =
+      args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
+  const std::string reason =
+      absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible");
+  return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
+                   {{"streams", reason}});
+}
+
 absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
   if (!plan.ok()) return plan.status();
   *target = *std::move(plan);
@@ -63,6 +78,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
                                                                 const ChunkLimits& limits) {
   const auto parts = SplitForward(args.shape, args.options, options.streams);
   if (!parts.ok()) return parts.status();
+  if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   // Before anything points into the buffers.
   if (absl::Status status = CheckForwardSizes(args, results); !status.ok()) return status;
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
@@ -80,6 +96,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
                                                                  const ChunkLimits& limits) {
   const auto parts = SplitBackward(args.shape, args.options, options.streams);
   if (!parts.ok()) return parts.status();
+  if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
     BackwardPartArgs source = PartOf(args, part);

@@ -3,6 +3,8 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/option_fields.h"
+#include "common/request/violations.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::client {
@@ -42,6 +44,16 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::
   spec.shape.num_kv_heads = static_cast<int64_t>(KvHeads(shape));
   spec.shape.head_dim = shape.head_dim();
   spec.shape.head_dim_v = static_cast<int64_t>(HeadDimV(shape));
+  return spec;
+}
+
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1::DataType dtype,
+                                             const v1::AttentionOptions& options, bool has_dlse) {
+  absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  if (!spec.ok()) return spec;
+  Violations wrong(/*max_bytes=*/0);  // the server's to tell
+  spec->options = ReadOptions(options, spec->shape, wrong);
+  spec->has_dlse = has_dlse;
   return spec;
 }
 

@@ -25,6 +25,10 @@ inline uint64_t HeadDimV(const v1::AttentionShape& shape) {
 // server's to say.
 // Errors: INVALID_ARGUMENT for an unknown dtype or a size beyond 2^60.
 absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::DataType dtype);
+// The same with the options, which say what tensors there are (InputsOf, OutputsOf).
+//   has_dlse  backward: the gradient of lse is among them
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1::DataType dtype,
+                                             const v1::AttentionOptions& options, bool has_dlse);
 
 // Of one tensor: the dimensions of proto/ringattn/v1/tensor.proto, without a batch axis
 // when packed; bytes. Errors: as SpecForSizes, and for a tensor that does not exist.

@@ -10,6 +10,7 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
+#include "client/tensor_bytes.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -65,8 +66,8 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   return attend(**client, files, options);
 }
 
-CallResult Perform(const AttentionFlags& flags, const std::vector<v1::TensorId>& outputs,
-                   const Attend& attend, Problem* problem) {
+CallResult Perform(const AttentionFlags& flags, Direction direction, const Attend& attend,
+                   Problem* problem) {
   absl::Status paths = CheckFilePaths({{"--input", flags.input}},
                                       {{"--output", flags.output}, {"--trace", flags.trace}});
   if (!paths.ok()) return paths;
@@ -77,13 +78,19 @@ CallResult Perform(const AttentionFlags& flags, const std::vector<v1::TensorId>&
   auto input = SafetensorsFile::Open(flags.input);
   if (!input.ok()) return input.status();
   if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
+  problem->has_dlse = flags.dlse;
   if (absl::Status status = ReadShape(flags.input, *input, problem); !status.ok()) return status;
+  auto option_tensors = ReadOptionTensors(flags.input, *input, *problem, direction);
+  if (!option_tensors.ok()) return option_tensors.status();
+  auto outputs = OutputsOfProblem(*problem, direction);
+  if (!outputs.ok()) return outputs.status();
   // Space for the results is reserved first: better to fail before the computation.
-  auto output = CreateFor(flags.output, *problem, outputs, true);
+  auto output = CreateFor(flags.output, *problem, *outputs, true);
   if (!output.ok()) return output.status();
   auto trace = TraceFile::Open(flags.trace);
   if (!trace.ok()) return trace.status();
-  OpenedFiles files{*problem, *std::move(input), *std::move(output), 0};
+  OpenedFiles files{*problem,           *std::move(input),   *std::move(option_tensors),
+                    *std::move(output), *std::move(outputs), 0};
   for (const TensorView& tensor : files.input.tensors()) files.tensor_bytes += tensor.bytes;
 
   auto report = CallServer(flags, attend, files);
@@ -112,10 +119,19 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
   command->add_flag("--json", json, "Print one JSON object (docs/cli-json.md)");
 }
 
-int RunAttention(const char* name, const AttentionFlags& flags,
-                 const std::vector<v1::TensorId>& outputs, const Attend& attend) {
+TensorMap<MutableBytes> OptionResults(const OpenedFiles& files) {
+  TensorMap<MutableBytes> results;
+  for (const v1::TensorId tensor : files.outputs) {
+    if (InfoOf(static_cast<TensorId>(tensor)).is_present == nullptr) continue;
+    results[tensor] = files.output->data(TensorIdName(tensor));
+  }
+  return results;
+}
+
+int RunAttention(const char* name, const AttentionFlags& flags, Direction direction,
+                 const Attend& attend) {
   Problem problem;
-  const auto report = Perform(flags, outputs, attend, &problem);
+  const auto report = Perform(flags, direction, attend, &problem);
   if (!report.ok()) return Fail(report.status(), flags.json);
   if (flags.json) {
     Json object = {{"command", name}, {"input", flags.input}, {"output", flags.output}};
@@ -125,7 +141,8 @@ int RunAttention(const char* name, const AttentionFlags& flags,
   }
   std::printf("wrote %s:", flags.output.c_str());
   const char* separator = " ";
-  for (const v1::TensorId tensor : outputs) {
+  const auto outputs = OutputsOfProblem(problem, direction);
+  for (const v1::TensorId tensor : *outputs) {
     std::printf("%s%s", separator, Describe(problem, tensor).c_str());
     separator = ", ";
   }

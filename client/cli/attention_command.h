@@ -19,6 +19,7 @@ struct AttentionFlags {
   std::string input;
   std::string output;
   OptionFlags options;
+  bool dlse = false;  // backward's
   std::string deadline;
   std::string request_id;
   int streams = 1;
@@ -33,17 +34,22 @@ struct AttentionFlags {
 struct OpenedFiles {
   Problem problem;
   SafetensorsFile input;
+  TensorMap<ConstBytes> option_tensors;  // of the input: those that only some requests have
   std::unique_ptr<SafetensorsWriter> output;
-  int64_t tensor_bytes = 0;  // of the input
+  std::vector<v1::TensorId> outputs;  // its tensors
+  int64_t tensor_bytes = 0;           // of the input
 };
 
 // Makes the call with arguments from the files.
 using Attend =
     std::function<CallResult(Client& client, OpenedFiles& files, const CallOptions& options)>;
 
-// The whole command; `outputs` are the tensors of the output file.
-int RunAttention(const char* name, const AttentionFlags& flags,
-                 const std::vector<v1::TensorId>& outputs, const Attend& attend);
+// The whole command.
+int RunAttention(const char* name, const AttentionFlags& flags, Direction direction,
+                 const Attend& attend);
+
+// Those results of the call that only some requests have, in the output file.
+TensorMap<MutableBytes> OptionResults(const OpenedFiles& files);
 
 }  // namespace ringattn::client::cli
 

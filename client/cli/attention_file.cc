@@ -161,6 +161,41 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
   return ConstBytes(view->data, view->bytes);
 }
 
+absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
+                                                        const SafetensorsFile& file,
+                                                        const Problem& problem,
+                                                        Direction direction) {
+  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  if (!spec.ok()) return spec.status();
+  TensorMap<ConstBytes> tensors;
+  for (const TensorInfo& info : AllTensors()) {
+    const TensorUse use = direction == Direction::kForward ? info.forward : info.backward;
+    if (info.is_present == nullptr || use != TensorUse::kInput) continue;
+    if (!info.is_present(*spec)) {
+      if (file.Find(info.name) == nullptr) continue;
+      return Wrong(path, info.name, absl::StrCat("is there without --", info.name));
+    }
+    const auto bytes = ReadTensor(path, file, problem, static_cast<v1::TensorId>(info.id));
+    if (absl::IsNotFound(bytes.status())) {
+      return Wrong(path, info.name, absl::StrCat("is missing; --", info.name, " needs it"));
+    }
+    if (!bytes.ok()) return bytes.status();
+    tensors[static_cast<v1::TensorId>(info.id)] = *bytes;
+  }
+  return tensors;
+}
+
+absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
+                                                           Direction direction) {
+  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  if (!spec.ok()) return spec.status();
+  std::vector<v1::TensorId> outputs;
+  for (TensorId id : OutputsOf(*spec, direction)) {
+    outputs.push_back(static_cast<v1::TensorId>(id));
+  }
+  return outputs;
+}
+
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     const std::string& path, const Problem& problem, const std::vector<v1::TensorId>& tensors,
     bool with_cu_seqlens) {

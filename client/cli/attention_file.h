@@ -1,5 +1,6 @@
 // The tensors of an attention problem in a safetensors file: q, k, v and, as they
-// are there, dout, out, lse, dq, dk, dv; cu_seqlens_q and cu_seqlens_k when packed.
+// are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks; cu_seqlens_q and cu_seqlens_k
+// when packed.
 #ifndef RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 #define RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 
@@ -24,6 +25,17 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
 // Errors: NOT_FOUND if it is not in the file; INVALID_ARGUMENT.
 absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,
                                       const Problem& problem, v1::TensorId tensor);
+
+// The inputs of a direction that only some requests have. Errors: as ReadTensor, and
+// INVALID_ARGUMENT for one that is in the file without its flag: neither may be ignored.
+absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
+                                                        const SafetensorsFile& file,
+                                                        const Problem& problem,
+                                                        Direction direction);
+
+// The tensors that come back, in the order in which they are streamed.
+absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
+                                                           Direction direction);
 
 // A writer for these tensors of the problem; packed, with cu_seqlens if asked for.
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(

@@ -33,10 +33,12 @@ CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& fi
     if (!bytes.ok()) return bytes.status();
     *target = *bytes;
   }
+  args.more = files.option_tensors;
   return client.Backward(args,
                          {.dq = files.output->data("dq"),
                           .dk = files.output->data("dk"),
-                          .dv = files.output->data("dv")},
+                          .dv = files.output->data("dv"),
+                          .more = OptionResults(files)},
                          options);
 }
 
@@ -47,13 +49,13 @@ void AddBackward(CLI::App& app, Run& run) {
   CLI::App* command =
       app.add_subcommand("backward", "Gradients of attention in a file: dq, dk and dv");
   flags->AddTo(command,
-               "safetensors with q, k, v, dout and both or neither of out, lse (neither: they are "
-               "computed again)",
-               "safetensors to write: dq, dk, dv in the input's dtype");
+               "safetensors with q, k, v, dout, as flags ask sinks and dlse, and both or neither "
+               "of out, lse (neither: they are computed again)",
+               "safetensors to write: dq, dk, dv in the input's dtype, with sinks dsinks in fp32");
+  AddDlseFlag(command, &flags->dlse);
   command->callback([flags, &run] {
     run = [flags] {
-      return RunAttention("backward", *flags,
-                          {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV},
+      return RunAttention("backward", *flags, Direction::kBackward,
                           [&](Client& client, OpenedFiles& files, const CallOptions& options) {
                             return CallBackward(flags->input, client, files, options);
                           });

@@ -41,6 +41,10 @@ struct Tensors {
   std::map<v1::TensorId, std::vector<uint8_t>> outputs;
 
   MutableBytes Output(v1::TensorId tensor) { return absl::MakeSpan(outputs.at(tensor)); }
+  TensorMap<ConstBytes> OptionInputs() const {
+    if (inputs.sinks.empty()) return {};
+    return {{v1::TENSOR_ID_SINKS, BytesOf(inputs.sinks)}};
+  }
 };
 
 // A figure and what it can be at most.
@@ -83,14 +87,15 @@ Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionS
   Tensors tensors;
   tensors.inputs =
       oracle::GenerateInputs(spec, oracle::DataKind::kNormal, flags.seed, flags.backward);
-  std::vector<v1::TensorId> outputs = {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE};
-  if (flags.backward) {
-    outputs.insert(outputs.end(), {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV});
-  }
-  for (const v1::TensorId tensor : outputs) {
-    // Validated, so the size is known.
-    tensors.outputs[tensor].resize(*TensorBytes(problem.shape, problem.dtype, tensor));
-  }
+  const auto add = [&](Direction direction) {
+    for (const TensorId id : OutputsOf(spec, direction)) {
+      // Validated, so the size is known.
+      const auto tensor = static_cast<v1::TensorId>(id);
+      tensors.outputs[tensor].resize(*TensorBytes(problem.shape, problem.dtype, tensor));
+    }
+  };
+  add(Direction::kForward);
+  if (flags.backward) add(Direction::kBackward);
   return tensors;
 }
 
@@ -102,7 +107,8 @@ CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
                          .plan = problem.plan,
                          .q = BytesOf(tensors.inputs.q),
                          .k = BytesOf(tensors.inputs.k),
-                         .v = BytesOf(tensors.inputs.v)};
+                         .v = BytesOf(tensors.inputs.v),
+                         .more = tensors.OptionInputs()};
   return client.Forward(
       args, {.out = tensors.Output(v1::TENSOR_ID_OUT), .lse = tensors.Output(v1::TENSOR_ID_LSE)},
       options);
@@ -120,11 +126,17 @@ CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors
                           .dout = BytesOf(tensors.inputs.dout),
                           .has_forward_result = true,
                           .out = tensors.Output(v1::TENSOR_ID_OUT),
-                          .lse = tensors.Output(v1::TENSOR_ID_LSE)};
+                          .lse = tensors.Output(v1::TENSOR_ID_LSE),
+                          .more = tensors.OptionInputs()};
+  TensorMap<MutableBytes> more;
+  if (tensors.outputs.count(v1::TENSOR_ID_DSINKS) > 0) {
+    more[v1::TENSOR_ID_DSINKS] = tensors.Output(v1::TENSOR_ID_DSINKS);
+  }
   return client.Backward(args,
                          {.dq = tensors.Output(v1::TENSOR_ID_DQ),
                           .dk = tensors.Output(v1::TENSOR_ID_DK),
-                          .dv = tensors.Output(v1::TENSOR_ID_DV)},
+                          .dv = tensors.Output(v1::TENSOR_ID_DV),
+                          .more = std::move(more)},
                          options);
 }
 
@@ -133,11 +145,13 @@ oracle::Report Judge(const Flags& flags, const AttentionSpec& spec, Tensors& ten
     const auto found = tensors.outputs.find(tensor);
     return found == tensors.outputs.end() ? nullptr : found->second.data();
   };
-  const oracle::Outputs outputs{.out = data(v1::TENSOR_ID_OUT),
-                                .lse = reinterpret_cast<const float*>(data(v1::TENSOR_ID_LSE)),
-                                .dq = data(v1::TENSOR_ID_DQ),
-                                .dk = data(v1::TENSOR_ID_DK),
-                                .dv = data(v1::TENSOR_ID_DV)};
+  const oracle::Outputs outputs{
+      .out = data(v1::TENSOR_ID_OUT),
+      .lse = reinterpret_cast<const float*>(data(v1::TENSOR_ID_LSE)),
+      .dq = data(v1::TENSOR_ID_DQ),
+      .dk = data(v1::TENSOR_ID_DK),
+      .dv = data(v1::TENSOR_ID_DV),
+      .dsinks = reinterpret_cast<const float*>(data(v1::TENSOR_ID_DSINKS))};
   return oracle::Verify(spec, tensors.inputs.view(), outputs, {},
                         {.rows = flags.rows, .seed = flags.seed});
 }

@@ -48,9 +48,9 @@ CLI::Option* AddCount(CLI::App* command, const char* name, T& value, const char*
 absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ',');
   int64_t left, right;
-  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &left) ||
-      !absl::SimpleAtoi(parts[1], &right)) {
-    return Invalid(absl::StrCat("--window=", text, ": expected LEFT,RIGHT, -1 for no bound"));
+  if (parts.size() > 2 || !absl::SimpleAtoi(parts.front(), &left) ||
+      !absl::SimpleAtoi(parts.back(), &right)) {
+    return Invalid(absl::StrCat("--window=", text, ": expected W or LEFT,RIGHT, -1 for no bound"));
   }
   v1::Window window;
   window.set_left(left);
@@ -130,16 +130,30 @@ absl::Status ShapeFlags::Apply(Problem* problem) const {
 }
 
 void OptionFlags::AddTo(CLI::App* command) {
-  command->add_flag("--causal", causal_, "Query i sees keys up to i, aligned at the ends")
+  command
+      ->add_flag_callback(
+          "--causal", [this] { options_.set_causal(true); },
+          "Query i sees keys up to i, aligned at the ends")
       ->group(kOptionGroup);
   command
       ->add_option("--window", window_,
                    "LEFT,RIGHT: keys from LEFT before to RIGHT after the aligned position; -1 = "
-                   "no bound")
+                   "no bound. One number W is W,W")
       ->group(kOptionGroup);
-  command->add_option("--softmax_scale", softmax_scale_, "1/sqrt(head_dim) unless given")
+  command
+      ->add_option_function<double>(
+          "--softmax_scale", [this](double scale) { options_.set_softmax_scale(scale); },
+          "1/sqrt(head_dim) unless given")
       ->group(kOptionGroup);
-  command->add_option("--softcap", softcap_, "Scores become c tanh(score / c)")
+  command
+      ->add_option_function<double>(
+          "--softcap", [this](double cap) { options_.set_softcap(cap); },
+          "Scores become c tanh(score / c)")
+      ->group(kOptionGroup);
+  command
+      ->add_flag_callback(
+          "--sinks", [this] { options_.mutable_sinks(); },
+          "A logit per head, tensor sinks, joins the softmax without a value")
       ->group(kOptionGroup);
   command
       ->add_option("--layout", layout_,
@@ -159,14 +173,12 @@ void OptionFlags::AddTo(CLI::App* command) {
 }
 
 absl::Status OptionFlags::Apply(Problem* problem) const {
-  problem->options.set_causal(causal_);
+  problem->options = options_;
   if (!window_.empty()) {
     auto window = ParseWindow(window_);
     if (!window.ok()) return window.status();
     *problem->options.mutable_window() = *window;
   }
-  if (softmax_scale_) problem->options.set_softmax_scale(*softmax_scale_);
-  if (softcap_) problem->options.set_softcap(*softcap_);
   problem->plan.set_layout(layout_ == "contiguous"            ? v1::LAYOUT_CONTIGUOUS
                            : layout_ == "zigzag"              ? v1::LAYOUT_ZIGZAG
                            : layout_ == "striped"             ? v1::LAYOUT_STRIPED
@@ -178,6 +190,11 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
   return absl::OkStatus();
+}
+
+void AddDlseFlag(CLI::App* command, bool* dlse) {
+  command->add_flag("--dlse", *dlse, "The gradient of lse, tensor dlse, counts too")
+      ->group(kOptionGroup);
 }
 
 void AddStreamsFlag(CLI::App* command, int* streams) {
@@ -214,6 +231,7 @@ std::variant<ValidRequest, Rejection> Validate(const Problem& problem, Direction
   }
   auto header = HeaderOf<v1::BackwardHeader>(problem);
   header.set_has_forward_result(has_forward_result);
+  header.set_has_dlse(problem.has_dlse);
   return ValidateRequest(header, Limits());
 }
 

@@ -21,6 +21,7 @@ struct Problem {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options;
   v1::PlanOptions plan;
+  bool has_dlse = false;  // backward
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -47,21 +48,25 @@ class ShapeFlags {
 // --causal, --window, ..., and where it is computed: --layout, --schedule, ...
 class OptionFlags {
  public:
+  OptionFlags() = default;
+  OptionFlags(const OptionFlags&) = delete;  // the command refers to it
+  OptionFlags& operator=(const OptionFlags&) = delete;
   void AddTo(CLI::App* command);
 
   // Fills in options and plan. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
-  bool causal_ = false;
+  v1::AttentionOptions options_;  // but for the window
   std::string window_;
-  std::optional<double> softmax_scale_;
-  std::optional<double> softcap_;
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;
   std::optional<uint64_t> stripe_;
 };
+
+// Adds --dlse, of what has to do with backward.
+void AddDlseFlag(CLI::App* command, bool* dlse);
 
 // Adds --streams=N.
 void AddStreamsFlag(CLI::App* command, int* streams);

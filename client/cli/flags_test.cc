@@ -40,6 +40,10 @@ TEST(Flags, UnsetIsNotZero) {
   EXPECT_TRUE(zero->options.has_softcap());
   EXPECT_TRUE(zero->plan.has_world_size());
   EXPECT_TRUE(zero->options.has_window());
+  const auto one = Parse("--seq_len=8 --window=3");
+  ASSERT_TRUE(one.ok());
+  EXPECT_EQ(one->options.window().left(), 3);
+  EXPECT_EQ(one->options.window().right(), 3);
 }
 
 TEST(Flags, EverythingArrives) {
@@ -76,7 +80,7 @@ TEST(Flags, DocumentsBecomeCumulativeLengths) {
 
 TEST(Flags, WrongValuesAreNamed) {
   for (const std::string line :
-       {"--seq_len=8 --window=3", "--seq_len=8 --window=a,b", "--seq_len=8 --window=1,2,3",
+       {"--seq_len=8 --window=3,", "--seq_len=8 --window=a,b", "--seq_len=8 --window=1,2,3",
         "--heads=2", "--seq_len=9 --documents=3,5", "--documents_kv=3 --seq_len=3",
         "--documents=18446744073709551615,1"}) {
     EXPECT_EQ(Parse(line).status().code(), absl::StatusCode::kInvalidArgument) << line;

@@ -15,7 +15,11 @@ CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& op
   args.q = {files.input.Find("q")->data, static_cast<size_t>(files.input.Find("q")->bytes)};
   args.k = {files.input.Find("k")->data, static_cast<size_t>(files.input.Find("k")->bytes)};
   args.v = {files.input.Find("v")->data, static_cast<size_t>(files.input.Find("v")->bytes)};
-  return client.Forward(args, {.out = files.output->data("out"), .lse = files.output->data("lse")},
+  args.more = files.option_tensors;
+  return client.Forward(args,
+                        {.out = files.output->data("out"),
+                         .lse = files.output->data("lse"),
+                         .more = OptionResults(files)},
                         options);
 }
 
@@ -24,12 +28,11 @@ CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& op
 void AddForward(CLI::App& app, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
   CLI::App* command = app.add_subcommand("forward", "Attention of q, k, v in a file: out and lse");
-  flags->AddTo(command, "safetensors with q, k, v (packed: cu_seqlens_q, cu_seqlens_k)",
+  flags->AddTo(command,
+               "safetensors with q, k, v, as flags ask sinks (packed: cu_seqlens_q, cu_seqlens_k)",
                "safetensors to write: out in the input's dtype, lse in fp32");
   command->callback([flags, &run] {
-    run = [flags] {
-      return RunAttention("forward", *flags, {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}, CallForward);
-    };
+    run = [flags] { return RunAttention("forward", *flags, Direction::kForward, CallForward); };
   });
 }
 

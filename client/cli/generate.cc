@@ -19,6 +19,8 @@ struct Flags {
   ShapeFlags shape;
   uint64_t seed = 0;
   bool with_dout = false;
+  bool sinks = false;
+  bool dlse = false;
   bool json = false;
 };
 
@@ -30,14 +32,17 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
 
   *tensors = {v1::TENSOR_ID_Q, v1::TENSOR_ID_K, v1::TENSOR_ID_V};
   if (flags.with_dout) tensors->push_back(v1::TENSOR_ID_DOUT);
+  if (flags.dlse) tensors->push_back(v1::TENSOR_ID_DLSE);
+  if (flags.sinks) tensors->push_back(v1::TENSOR_ID_SINKS);
   auto writer = CreateFor(flags.output, *problem, *tensors, true);
   if (!writer.ok()) return writer.status();
 
   int64_t total = 0, written = 0;
   for (const v1::TensorId tensor : *tensors) total += (*writer)->data(TensorIdName(tensor)).size();
   ProgressBar bar;
-  const int64_t element_bytes = ElementBytes(spec.dtype);
   for (const v1::TensorId tensor : *tensors) {
+    const DType dtype = DTypeOf(spec, static_cast<TensorId>(tensor));
+    const int64_t element_bytes = ElementBytes(dtype);
     const bool scores = tensor == v1::TENSOR_ID_Q || tensor == v1::TENSOR_ID_K;
     const double deviation =
         scores ? oracle::QueryKeyDeviation(spec, oracle::DataKind::kNormal) : 1.0;
@@ -46,8 +51,8 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
     constexpr int64_t kPiece = 1 << 22;
     for (int64_t first = 0; first < elements; first += kPiece) {
       const int64_t count = std::min(kPiece, elements - first);
-      oracle::FillNormal(spec.dtype, flags.seed, static_cast<uint64_t>(tensor), first, count,
-                         deviation, target.data() + first * element_bytes);
+      oracle::FillNormal(dtype, flags.seed, static_cast<uint64_t>(tensor), first, count, deviation,
+                         target.data() + first * element_bytes);
       written += count * element_bytes;
       (*writer)->ReleasePages();
       bar.Update(absl::StrCat("writing ", TensorIdName(tensor)),
@@ -64,10 +69,13 @@ int RunGenerate(const Flags& flags) {
     return Fail(status, flags.json);
   }
   if (flags.json) {
+    const auto spec = SpecForSizes(problem.shape, problem.dtype);
     Json object = {{"command", "generate"}, {"output", flags.output}, {"tensors", Json::object()}};
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
-          {"dtype", ShortName(problem.dtype)},
+          {"dtype", DTypeOf(*spec, static_cast<TensorId>(tensor)) == DType::kFloat32
+                        ? "fp32"
+                        : ShortName(problem.dtype)},
           {"shape", *TensorDimensions(problem.shape, problem.dtype, tensor)}};
     }
     Print(object);
@@ -87,14 +95,16 @@ int RunGenerate(const Flags& flags) {
 
 void AddGenerate(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("generate", "Write random q, k, v (and dout) to a safetensors file");
+  CLI::App* command = app.add_subcommand(
+      "generate", "Write random q, k, v (and dout, dlse, sinks) to a safetensors file");
   command->add_option("--output", flags->output, "The file to write")->required();
   flags->shape.AddTo(command);
   command->add_option("--seed", flags->seed, "The same seed gives the same bits anywhere")
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();
   command->add_flag("--with_dout", flags->with_dout, "Also dout, which backward needs");
+  command->add_flag("--sinks", flags->sinks, "Also sinks, for --sinks of the other commands");
+  command->add_flag("--dlse", flags->dlse, "Also dlse, for --dlse of backward");
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
   command->callback([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });
 }

@@ -23,6 +23,7 @@ struct Flags {
   std::string forward;
   std::string progress_interval = "10s";
   OptionFlags options;
+  bool dlse = false;
   int64_t rows = 64;
   uint64_t seed = 1;
   bool json = false;
@@ -68,7 +69,20 @@ class TensorReader {
   absl::Status status_;
 };
 
-const float* AsLse(const uint8_t* bytes) { return reinterpret_cast<const float*>(bytes); }
+const float* AsFloats(const uint8_t* bytes) { return reinterpret_cast<const float*>(bytes); }
+
+const uint8_t* Of(const TensorMap<ConstBytes>& tensors, v1::TensorId tensor) {
+  const auto found = tensors.find(tensor);
+  return found == tensors.end() ? nullptr : found->second.data();
+}
+
+bool HasGradients(const Source& output) {
+  for (const v1::TensorId tensor :
+       {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV, v1::TENSOR_ID_DSINKS}) {
+    if (output.Has(tensor)) return true;
+  }
+  return false;
+}
 
 // Two files with an out or an lse: one of them would go unjudged.
 absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Source*>& others) {
@@ -95,20 +109,35 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   if (absl::Status status = ReadShape(input->path, input->file, &problem); !status.ok()) {
     return status;
   }
-  const auto valid = ValidateLocally(problem, Direction::kForward, false);
+  problem.has_dlse = flags.dlse;
+  const Direction direction = flags.dlse ? Direction::kBackward : Direction::kForward;
+  const auto valid = ValidateLocally(problem, direction, false);
   if (!valid.ok()) return valid.status();
+
+  // Of a file that serves both directions, dlse is backward's alone.
+  const bool judges_backward = flags.dlse || HasGradients(*output);
+  const auto option_tensors =
+      ReadOptionTensors(input->path, input->file, problem,
+                        judges_backward ? Direction::kBackward : Direction::kForward);
+  if (!option_tensors.ok()) return option_tensors.status();
 
   TensorReader reader(problem);
   const oracle::Inputs inputs{.q = reader.Read(*input, v1::TENSOR_ID_Q),
                               .k = reader.Read(*input, v1::TENSOR_ID_K),
                               .v = reader.Read(*input, v1::TENSOR_ID_V),
-                              .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT)};
-  const oracle::Outputs outputs{.out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
-                                .lse = AsLse(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
-                                .dq = reader.ReadIfThere(*output, v1::TENSOR_ID_DQ),
-                                .dk = reader.ReadIfThere(*output, v1::TENSOR_ID_DK),
-                                .dv = reader.ReadIfThere(*output, v1::TENSOR_ID_DV)};
-  const bool gradients = outputs.dq != nullptr || outputs.dk != nullptr || outputs.dv != nullptr;
+                              .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT),
+                              .sinks = AsFloats(Of(*option_tensors, v1::TENSOR_ID_SINKS)),
+                              .dlse = AsFloats(Of(*option_tensors, v1::TENSOR_ID_DLSE))};
+  const oracle::Outputs outputs{
+      .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
+      .lse = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
+      .dq = reader.ReadIfThere(*output, v1::TENSOR_ID_DQ),
+      .dk = reader.ReadIfThere(*output, v1::TENSOR_ID_DK),
+      .dv = reader.ReadIfThere(*output, v1::TENSOR_ID_DV),
+      .dsinks = problem.options.has_sinks()
+                    ? AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_DSINKS))
+                    : nullptr};
+  const bool gradients = HasGradients(*output);
   oracle::ForwardTensors given;
   std::optional<Source> forward;  // as long as its tensors are used
   if (!flags.forward.empty()) {
@@ -118,15 +147,15 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
     const absl::Status once = CheckGivenOnce(*forward, {&*input, &*output});
     if (!once.ok()) return once;
     given = {.out = reader.Read(*forward, v1::TENSOR_ID_OUT),
-             .lse = AsLse(reader.Read(*forward, v1::TENSOR_ID_LSE))};
+             .lse = AsFloats(reader.Read(*forward, v1::TENSOR_ID_LSE))};
   } else if (gradients) {
     given = {.out = reader.ReadIfThere(*input, v1::TENSOR_ID_OUT),
-             .lse = AsLse(reader.ReadIfThere(*input, v1::TENSOR_ID_LSE))};
+             .lse = AsFloats(reader.ReadIfThere(*input, v1::TENSOR_ID_LSE))};
   }
   if (!reader.status().ok()) return reader.status();
   if (outputs.out == nullptr && outputs.lse == nullptr && !gradients) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flags.output, ": none of out, lse, dq, dk, dv is there to verify"));
+        absl::StrCat(flags.output, ": none of out, lse, dq, dk, dv, dsinks is there to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -164,16 +193,19 @@ void AddVerify(CLI::App& app, Run& run) {
       "verify",
       "Check results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
       "something could not be judged");
-  command->add_option("--input", flags->input, "safetensors with q, k, v, for gradients also dout")
+  command
+      ->add_option("--input", flags->input,
+                   "safetensors with q, k, v, for gradients also dout, as flags ask sinks and dlse")
       ->required();
   command
       ->add_option("--output", flags->output,
-                   "safetensors with what is to be checked: any of out, lse, dq, dk, dv")
+                   "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dsinks")
       ->required();
   command->add_option("--forward", flags->forward,
                       "safetensors with out and lse of the forward pass, if they are in neither of "
                       "the others: judged too, and what dk and dv of a long request are judged by");
   flags->options.AddTo(command);
+  AddDlseFlag(command, &flags->dlse);
   command
       ->add_option("--rows", flags->rows,
                    "Sampled rows of each tensor; small problems are checked whole")
