@@ -3,7 +3,7 @@
 #
 #   ./tests/run.sh          the standard tier (within 45 minutes on 2 cores, from nothing)
 #   ./tests/run.sh --full   also: sanitizers over everything, 20,000 cases of the sweep, 10,000 simulated
-#                           clusters, ten minutes of each fuzz target
+#                           clusters, ten minutes of each fuzz target and of faults of every kind
 #
 # Closes with one line: N passed, N failed, N skipped.
 set -uo pipefail
@@ -35,7 +35,7 @@ section "fuzzing"
 ./tests/lib/fuzz_tests.sh "$tier" || true
 
 if [[ $tier == full ]]; then
-  section "long sweeps and simulation"
+  section "long sweeps, simulation and chaos"
   ./tests/lib/long_tests.sh || true
 
   section "sanitizers"

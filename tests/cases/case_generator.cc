@@ -231,6 +231,25 @@ bool Compatible(Factor a, int level_a, Factor b, int level_b) {
   return OneWayCompatible(a, level_a, b, level_b) && OneWayCompatible(b, level_b, a, level_a);
 }
 
+void AddOptions(Case& c) {
+  const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
+  c.spec.options.sinks = bits % 3 != 0;
+  c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
+  AttentionShape& shape = c.spec.shape;
+  if (!shape.packed || bits / 6 % 2 == 0) return;
+  // Each document's own mask, instead of one for all.
+  const int64_t documents = shape.num_documents();
+  for (int64_t d = 0; d < documents; ++d) {
+    const uint64_t drawn = oracle::RandomBits(c.data_seed, 0x0972, static_cast<uint64_t>(d));
+    const auto side = [&](uint64_t more) {
+      return drawn / more % 2 == 0 ? -1 : static_cast<int64_t>(drawn / more / 2 % 40);
+    };
+    shape.document_rules.push_back({drawn % 2 == 0, side(2), side(1000)});
+  }
+  c.spec.options.causal = false;
+  c.spec.options.window_left = c.spec.options.window_right = -1;
+}
+
 std::string ToString(const Case& c) {
   const AttentionShape& shape = c.spec.shape;
   const AttentionOptions& options = c.spec.options;
@@ -251,6 +270,9 @@ std::string ToString(const Case& c) {
                 static_cast<long long>(options.window_right), options.softcap,
                 options.softmax_scale, oracle::DataKindName(c.data));
   std::string line = text;
+  if (options.sinks) line += " sinks";
+  if (c.spec.has_dlse) line += " dlse";
+  if (!shape.document_rules.empty()) line += " rules per document";
   if (shape.packed) {
     line += " cu_q=" + Join(shape.cu_seqlens_q) + " cu_k=" + Join(shape.cu_seqlens_k);
   }

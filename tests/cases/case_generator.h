@@ -69,6 +69,10 @@ inline constexpr int64_t kDefaultCaseCost = 24'000'000;
 // The first `count` cases of `seed`. Case i does not depend on `count`.
 std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost = kDefaultCaseCost);
 
+// Adds to a case what only some requests have, drawn by the case's seed and number: attention
+// sinks and, backward, a gradient of lse. Every other choice stays.
+void AddOptions(Case& c);
+
 struct Coverage {
   int64_t pairs = 0;  // compatible pairs of levels of different factors
   int64_t covered_pairs = 0;

@@ -85,9 +85,14 @@ class Cluster:
         port_file = self.directory / f"{name}.json"
         port_file.unlink(missing_ok=True)
         self.workers[index] = self._spawn(name, [
-            WORKER, f"--coordinator={self.ports['control']}", f"--secret_file={self.secret}",
+            WORKER, f"--coordinator={self.control_address}", f"--secret_file={self.secret}",
             f"--name={name}", "--device=cpu", "--threads=1", f"--port_file={port_file}",
             *self.worker_flags, *flags])
+
+    @property
+    def control_address(self):
+        """Where workers find the coordinator."""
+        return self.ports["control"]
 
     def worker_ports(self, index):
         return json.loads((self.directory / f"worker-{index}.json").read_text())

@@ -20,18 +20,16 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/client.h"
-#include "common/oracle/comparator.h"
-#include "common/oracle/generator.h"
-#include "common/oracle/oracle.h"
-#include "common/request/option_fields.h"
-#include "common/wire/proto_values.h"
+#include "client/error.h"
 #include "tests/cases/case_generator.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/e2e/service_case.h"
 
 ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int64_t, cases, 160, "number of cases");
 ABSL_FLAG(int64_t, case, -1, "run this case alone");
 ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
+ABSL_FLAG(bool, options, false,
+          "add what only some requests have: attention sinks, a gradient of lse");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
@@ -40,68 +38,6 @@ namespace ringattn::tests {
 
 using namespace ringattn::client;  // what is under test
 namespace {
-
-// What both directions share.
-template <typename Args>
-void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
-  ToProto(c.spec.shape, &args->shape);
-  WriteOptions(c.spec.options, &args->options);
-  args->plan.set_layout(ToProto(c.layout));
-  args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
-  args->plan.set_world_size(c.world_size);
-  if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
-  args->dtype = ToProto(c.spec.dtype);
-  args->q = BytesOf(inputs.at(TensorId::kQ));
-  args->k = BytesOf(inputs.at(TensorId::kK));
-  args->v = BytesOf(inputs.at(TensorId::kV));
-}
-
-// Space for an output, filled with a pattern that no result has.
-MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs) {
-  std::vector<uint8_t>& bytes = (*outputs)[id];
-  bytes.assign(LayoutOf(spec, id).bytes(), 0xff);
-  return MutableBytesOf(bytes);
-}
-
-CallResult CallService(Client& client, const Case& c, const TensorMap& inputs, TensorMap* outputs) {
-  CallOptions options;
-  options.deadline = absl::Seconds(60);
-  if (c.direction == Direction::kForward) {
-    ForwardArgs args;
-    FillArgs(c, inputs, &args);
-    return client.Forward(args,
-                          {.out = Prepare(c.spec, TensorId::kOut, outputs),
-                           .lse = Prepare(c.spec, TensorId::kLse, outputs)},
-                          options);
-  }
-  BackwardArgs args;
-  FillArgs(c, inputs, &args);
-  args.dout = BytesOf(inputs.at(TensorId::kDout));
-  args.has_forward_result = !c.recompute_forward;
-  if (args.has_forward_result) {
-    args.out = BytesOf(inputs.at(TensorId::kOut));
-    args.lse = BytesOf(inputs.at(TensorId::kLse));
-  }
-  return client.Backward(args,
-                         {.dq = Prepare(c.spec, TensorId::kDq, outputs),
-                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
-                          .dv = Prepare(c.spec, TensorId::kDv, outputs)},
-                         options);
-}
-
-// Empty if the case passed.
-std::string RunThroughService(Client& client, const Case& c) {
-  const bool backward = c.direction == Direction::kBackward;
-  const oracle::InputTensors drawn = oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
-  const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
-  TensorMap inputs = ToTensorMap(drawn);
-  if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);
-  TensorMap outputs;
-  const CallResult result = CallService(client, c, inputs, &outputs);
-  if (!result.ok()) return FormatError(result.status());
-  const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(outputs));
-  return report.passed() ? "" : report.ToString();
-}
 
 // What the clients share.
 struct Progress {
@@ -116,10 +52,12 @@ struct Progress {
 void RunCases(Client& client, Progress& progress) {
   for (size_t i; (i = progress.next++) < progress.cases.size() && absl::Now() < progress.end;) {
     const Case& c = progress.cases[i];
-    const std::string reason = RunThroughService(client, c);
+    const ServiceOutcome outcome = RunThroughService(client, c);
     absl::MutexLock lock(&progress.mutex);
     progress.run.push_back(c);
-    if (reason.empty()) continue;
+    if (outcome.passed()) continue;
+    const std::string reason =
+        outcome.status.ok() ? outcome.judgement : FormatError(outcome.status);
     ++progress.failed;
     std::printf("FAILED --seed=%llu %s\n%s\n",
                 static_cast<unsigned long long>(absl::GetFlag(FLAGS_seed)), ToString(c).c_str(),
@@ -143,6 +81,7 @@ int Run() {
   for (Case& c : GenerateCases(absl::GetFlag(FLAGS_seed),
                                only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
     if (only >= 0 && c.index != only) continue;
+    if (absl::GetFlag(FLAGS_options)) AddOptions(c);
     c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
     progress.cases.push_back(std::move(c));
   }

@@ -40,6 +40,34 @@ def test_generate_forward_backward_verify(ring, tmp_path, dtype):
     assert "dk" in cli("verify", f"--input={source}", f"--output={backward}", "--causal").stdout
 
 
+@pytest.mark.parametrize("documents", [[], ["--documents=100,0,250,350"]])
+def test_sinks_and_dlse(ring, tmp_path, documents):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", "--seq_len=700", "--heads=4", "--kv_heads=2",
+        "--head_dim=32", "--dtype=bf16", "--seed=7", "--with_dout", "--sinks", "--dlse", *documents)
+    server, read = f"--server={ring.address}", f"--input={source}"
+    cli("forward", server, read, f"--output={forward}", "--sinks", *OPTIONS)
+    checked = cli("verify", read, f"--output={forward}", "--sinks", "--causal").stdout
+    assert "out" in checked and "lse" in checked
+    cli("backward", server, read, f"--output={backward}", "--sinks", "--dlse", *OPTIONS)
+    checked = cli("verify", read, f"--output={backward}", "--sinks", "--dlse", "--causal").stdout
+    assert re.search(r"^dsinks ok", checked, re.M), checked
+    # Neither a flag nor a tensor is ignored, and the result is another one without them.
+    for command, flags, says in [
+            ("forward", [], "sinks"), ("backward", ["--sinks"], "dlse"),
+            ("backward", ["--dlse"], "sinks")]:
+        done = cli(command, server, read, f"--output={tmp_path}/x", *flags, *OPTIONS, code=3)
+        assert f'"{says}" is there without --{says}' in done.stderr
+    done = cli("forward", server, read, f"--output={tmp_path}/x", "--sinks", "--streams=2",
+               *OPTIONS, code=None)
+    assert "streams" in done.stderr and "sinks" in done.stderr
+    plain = tmp_path / "p.safetensors"
+    generate(plain)
+    done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", "--sinks", *OPTIONS,
+               code=3)
+    assert '"sinks" is missing; --sinks needs it' in done.stderr
+
+
 def test_packed_documents(ring, tmp_path):
     source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
     cli("generate", f"--output={source}", "--batch=1", "--seq_len=600", "--heads=2",
@@ -171,7 +199,7 @@ def test_long_work_shows_that_it_goes_on(make_ring, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [
-    ["plan"], ["plan", "--seq_len=8", "--window=3"], ["plan", "--seq_len=8", "--documents=9"],
+    ["plan"], ["plan", "--seq_len=8", "--window=3,"], ["plan", "--seq_len=8", "--documents=9"],
     ["plan", "--seq_len=-1"], ["plan", "--no_such_flag"], ["no_such_command"], [],
     ["info", "--server=127.0.0.1:1", "--deadline=soon"],
     ["forward", "--server=127.0.0.1:1", "--input=i", "--output=o", "--deadline=-1s"],
@@ -281,9 +309,10 @@ def test_every_command_has_help():
 def test_info_topology_and_bench(ring):
     assert "version" in cli("info", f"--server={ring.address}").stdout.lower()
     assert "worker-3" in cli("topology", f"--server={ring.address}").stdout
-    done = cli("bench", f"--server={ring.address}", "--batch=1", "--seq_len=1024", "--heads=4",
-               "--head_dim=64", "--dtype=bf16", *OPTIONS)
-    assert "GB/s" in done.stdout
+    problem = ["--batch=1", "--seq_len=1024", "--heads=4", "--head_dim=64", "--dtype=bf16", *OPTIONS]
+    for more in [[], ["--backward", "--sinks"]]:
+        done = cli("bench", f"--server={ring.address}", *problem, *more)
+        assert "GB/s" in done.stdout
 
 
 def test_the_example_runs(ring):

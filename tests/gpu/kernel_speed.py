@@ -6,15 +6,17 @@ libraries in turn, several rounds, and prints medians: TFLOP/s by 4 Sq Sk D H fo
 (halved for causal) and 2.5 times that backward, and the ratio to each peer. Our backward
 includes delta, zeroing and conversion, as PyTorch's does.
 
-  kernel_speed.py --library ours=libringattn_kernels.so [--library other=...] \
+  kernel_speed.py --library ours=libringattn_kernels.so [--library other=...[@FAMILY]] \
       [--dims 64,128] [--lengths 4096,8192] [--heads 32/8] [--masks causal,full] [--directions forward]
 """
 import argparse
 import ctypes
 import datetime
+import os
 import random
 import statistics
 import sys
+import typing
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +25,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 DTYPES = {"bf16": (1, torch.bfloat16), "fp16": (2, torch.float16), "fp32": (0, torch.float32)}
 
 
+class Build(typing.NamedTuple):
+    """A library, and the kernel family that serves (empty: the first that can)."""
+    library: ctypes.CDLL
+    family: str
+
+
 def load(path):
+    path, _, family = path.partition("@")
     library = ctypes.CDLL(path)
     pointer, i64 = ctypes.c_void_p, ctypes.c_int64
     library.ringattn_prepare.restype = pointer
@@ -32,14 +41,18 @@ def load(path):
     for name in ("ringattn_forward", "ringattn_backward", "ringattn_backward_kernel"):
         getattr(library, name).argtypes = [pointer, pointer]
     library.ringattn_release.argtypes = [pointer]
-    return library
+    return Build(library, family or os.environ.get("RINGATTN_KERNEL_FAMILY", ""))
 
 
 class Ours:
     """One prepared problem of one library build."""
 
-    def __init__(self, library, dtype, q, k, v, dout, causal):
-        self.library = library
+    def __init__(self, build, dtype, q, k, v, dout, causal):
+        self.library = library = build.library
+        if build.family:
+            os.environ["RINGATTN_KERNEL_FAMILY"] = build.family
+        else:
+            os.environ.pop("RINGATTN_KERNEL_FAMILY", None)
         batch, q_rows, heads, dim = q.shape
         kv_rows, kv_heads, dim_v = k.shape[1], k.shape[2], v.shape[3]
         f32 = dict(dtype=torch.float32, device="cuda")

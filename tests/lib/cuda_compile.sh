@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every CUDA target and the worker with the GPU linked in, so that they cannot rot: for one
-# architecture, with the toolkit from PyPI wheels (or $CUDA_HOME). Nothing runs on a GPU; the unit
+# architecture, and the portable kernels for the other one too (their spills are counted), with the toolkit from PyPI wheels (or $CUDA_HOME). Nothing runs on a GPU; the unit
 # tests that need a toolkit but no device do run.
 #
 # The toolkit stands in .cache/cuda, where other builds do not look, and is named to this build alone;
@@ -24,6 +24,14 @@ if "${BAZEL:-bazel}" build "${flags[@]}" --build_tag_filters=cuda //worker/... /
   record "pass cuda compile ($((SECONDS - begin)) s)"
 else
   record "fail cuda compile"
+  status=1
+fi
+begin=$SECONDS
+if "${BAZEL:-bazel}" build "${flags[@]}" --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
+  //worker/kernels/cuda/simt/...; then
+  record "pass cuda compile for sm_80 ($((SECONDS - begin)) s)"
+else
+  record "fail cuda compile for sm_80"
   status=1
 fi
 if "${BAZEL:-bazel}" test "${flags[@]}" --local_test_jobs=1 --test_output=errors \

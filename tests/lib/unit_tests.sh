@@ -19,6 +19,14 @@ while read -r target result _; do
     NO) record "fail $target: did not build" ;;
   esac
 done < <(grep -E '^//[^ ]+ +(\(cached\)|PASSED|FAILED|TIMEOUT|FLAKY|SKIPPED|NO STATUS)' "$log" | sed 's/(cached) *//')
+# A test that no target names never runs. (Those of the CUDA kernels have targets only where
+# there is a toolkit.)
+for file in $(comm -23 \
+  <(find client common server tests worker -name '*_test.cc' ! -path 'worker/kernels/cuda/*' | sort) \
+  <(bazel query 'labels(srcs, tests(//...))' 2>/dev/null | sed 's#^//##; s#:#/#' | sort)); do
+  record "fail $file: no target runs it"
+  status=1
+done
 # A build error fails the run even where Bazel lists no target.
 if ((status != 0)) && ! tail -n +"$((before + 1))" "$RINGATTN_TALLY" | grep -q '^fail '; then
   record "fail bazel test //... (exit $status)"

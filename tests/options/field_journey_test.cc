@@ -55,6 +55,15 @@ constexpr Journey kJourneys[] = {
      "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } }"},
     {"shape.packed.cu_seqlens_k",
      "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 10, 32] } }"},
+    {"shape.packed.options.causal",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 24] cu_seqlens_k: [0, 32] "
+     "options { causal: true } } }"},
+    {"shape.packed.options.window.left",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 24] cu_seqlens_k: [0, 32] "
+     "options { window { left: 3 right: -1 } } } }"},
+    {"shape.packed.options.window.right",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 24] cu_seqlens_k: [0, 32] "
+     "options { window { left: -1 right: 3 } } } }"},
     {"dtype", "dtype: DATA_TYPE_FLOAT32"},
     {"options.softmax_scale", "options { softmax_scale: 0.75 }"},
     {"options.softcap", "options { softcap: 30 }"},
@@ -73,7 +82,7 @@ constexpr Journey kJourneys[] = {
     {"options.mask.per_head", "options { mask { per_head: true } }", Fate::kRefused},
     {"options.mask.encoding", "options { mask { encoding: MASK_ENCODING_BITS } }", Fate::kRefused},
     {"options.segment_ids", "options { segment_ids {} }", Fate::kRefused},
-    {"options.sinks", "options { sinks {} }", Fate::kRefused},
+    {"options.sinks", "options { sinks {} }"},
     {"options.dilation_levels.segment_length", "options { dilation_levels { segment_length: 8 } }",
      Fate::kRefused},
     {"options.dilation_levels.dilation_rate", "options { dilation_levels { dilation_rate: 2 } }",
@@ -93,7 +102,7 @@ constexpr Journey kJourneys[] = {
     // Backward's own.
     {"has_forward_result", "has_forward_result: true"},
     {"residual_handle", "residual_handle: 'r'", Fate::kRefused},
-    {"has_dlse", "has_dlse: true", Fate::kRefused},
+    {"has_dlse", "has_dlse: true"},
 };
 
 template <typename Header>

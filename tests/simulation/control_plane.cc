@@ -182,7 +182,7 @@ void ControlPlane::MakePlan(const PlanThis& ask) {
   Random& random = world_->random;
   const bool trouble = world_->weather == Weather::kStorm && !world_->faults_over;
   const absl::Duration slowest = random.OneIn(10) ? absl::Seconds(2) : absl::Milliseconds(5);
-  Planned answer{ask.stream, ask.generation, nullptr};
+  Planned answer{ask.stream, ask.generation, nullptr, ask.cost_seconds};
   if (trouble && random.OneIn(50)) {
     answer.plan = absl::ResourceExhaustedError("too many wait");
   } else {

@@ -30,6 +30,8 @@ ABSL_FLAG(int64_t, max_cost, ringattn::tests::kDefaultCaseCost,
 ABSL_FLAG(std::string, shard, "0/1", "INDEX/COUNT: run the cases with index mod COUNT = INDEX");
 ABSL_FLAG(std::string, data, "",
           "inputs of every case: normal, huge or vast (scores of 1e6 to 1e30); empty: as drawn");
+ABSL_FLAG(bool, options, false,
+          "add to the cases what only some requests have: attention sinks, a gradient of lse");
 ABSL_FLAG(std::string, engine, "executor", "executor, interpreter or interpreter_by_row");
 ABSL_FLAG(std::string, kernels, "cpu", "cpu or naive");
 ABSL_FLAG(bool, twin, true,
@@ -82,11 +84,6 @@ bool ChooseData(std::vector<Case>& cases) {
        {oracle::DataKind::kNormal, oracle::DataKind::kHugeScores, oracle::DataKind::kVastScores}) {
     if (name != oracle::DataKindName(kind)) continue;
     for (Case& c : cases) c.data = kind;
-    // What backward promises of vast scores is less than the oracle asks (docs/semantics.md);
-    // cpu_kernels_wide_test checks that.
-    if (kind == oracle::DataKind::kVastScores) {
-      std::erase_if(cases, [](const Case& c) { return c.direction == Direction::kBackward; });
-    }
     return true;
   }
   return false;
@@ -169,6 +166,9 @@ int Run() {
   if (!ChooseData(cases)) {
     std::fprintf(stderr, "bad --data; see --help\n");
     return 2;
+  }
+  if (absl::GetFlag(FLAGS_options)) {
+    for (Case& c : cases) AddOptions(c);
   }
   if (only < 0) std::printf("%s\n", ToString(CoverageOf(cases)).c_str());
 

@@ -301,6 +301,7 @@ class Interpreter {
       if (!(call.initial && call.final)) forward.out_acc = Floats(call.q.out_acc, out_elements);
       forward.lse = Floats(call.q.lse, statistics);
       if (call.final) forward.out = Elements(call.q.out, out_elements);
+      if (call.final && interpreter.spec_.options.sinks) forward.sinks = Sinks();
       return forward;
     }
 
@@ -311,7 +312,26 @@ class Interpreter {
       delta.out = Elements(call.q.out, out_elements);
       delta.dout = Elements(call.q.dout, out_elements);
       delta.delta = Floats(call.q.delta, statistics);
+      if (interpreter.spec_.has_dlse) {
+        delta.dlse = Floats(call.q.Option(TensorId::kDlse), statistics);
+        delta.lse = Floats(call.q.lse, statistics);
+      }
       return delta;
+    }
+
+    const float* Sinks() {
+      return Floats(call.q.Option(TensorId::kSinks), interpreter.spec_.shape.num_heads);
+    }
+
+    KernelCall SinkGradient() {
+      SinkGradientCall sinks;
+      sinks.problem = &interpreter.problem_;
+      sinks.q_rows = call.q.rows();
+      sinks.sinks = Sinks();
+      sinks.lse = Floats(call.q.lse, statistics);
+      sinks.delta = Floats(call.q.delta, statistics);
+      sinks.dsinks = Floats(call.target, interpreter.spec_.shape.num_heads);
+      return sinks;
     }
 
     KernelCall Backward() {
@@ -335,6 +355,8 @@ class Interpreter {
           return Forward();
         case ComputeCall::Op::kDelta:
           return Delta();
+        case ComputeCall::Op::kSinkGradient:
+          return SinkGradient();
         case ComputeCall::Op::kBackward:
           return Backward();
         case ComputeCall::Op::kZero:

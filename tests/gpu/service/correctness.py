@@ -76,17 +76,24 @@ def sweep(session):
     def run(result):
         session.ring.ensure()
         seconds = session.args.sweep_seconds or (8 if not session.gpu else 40)
-        code, text = session.harness.run(
-            [session.bin / "service_sweep", f"--server={session.ring.address}", "--cases=5000",
-             f"--budget={seconds}s", f"--max_world_size={session.workers}", "--threads=4"],
-            log_to="programs.log")
-        result["summary"] = text.strip().splitlines()[-2:]
-        result["failures"] = re.findall(r"^FAILED.*$", text, re.M)[:20]
-        match = re.search(r"service sweep: (\d+) cases, (\d+) failed", text)
-        check(match, f"no summary: {text[-500:]}")
-        result["cases"], result["failed"] = int(match[1]), int(match[2])
-        check(code == 0, f"{match[2]} of {match[1]} cases failed")
+        result.update(sweep_cases(session, ["--cases=5000", f"--budget={seconds}s"]))
+        # What only some requests have.
+        options = ["--cases=2000", "--options", "--seed=78", f"--budget={seconds}s"]
+        result["options"] = sweep_cases(session, options)
+        failed = result["failed"] + result["options"]["failed"]
+        check(failed == 0, f"{failed} cases failed")
     return run
+
+
+def sweep_cases(session, flags):
+    code, text = session.harness.run(
+        [session.bin / "service_sweep", f"--server={session.ring.address}", *flags,
+         f"--max_world_size={session.workers}", "--threads=4"], log_to="programs.log")
+    match = re.search(r"service sweep: (\d+) cases, (\d+) failed", text)
+    check(match and (code == 0) == (match[2] == "0"), f"exit {code}: {text[-500:]}")
+    return {"summary": text.strip().splitlines()[-2:],
+            "failures": re.findall(r"^FAILED.*$", text, re.M)[:20],
+            "cases": int(match[1]), "failed": int(match[2])}
 
 
 # --------------------------------------------------------------------- devices against one another

@@ -1,0 +1,92 @@
+#include "tests/e2e/service_case.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "common/oracle/comparator.h"
+#include "common/oracle/generator.h"
+#include "common/oracle/oracle.h"
+#include "common/request/option_fields.h"
+#include "common/wire/proto_values.h"
+#include "tests/sweep/run_problem.h"
+
+namespace ringattn::tests {
+
+using namespace ringattn::client;  // what is under test
+namespace {
+
+// What both directions share.
+template <typename Args>
+void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
+  ToProto(c.spec.shape, &args->shape);
+  WriteOptions(c.spec.options, &args->options);
+  args->plan.set_layout(ToProto(c.layout));
+  args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
+  args->plan.set_world_size(c.world_size);
+  if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
+  args->dtype = ToProto(c.spec.dtype);
+  args->q = BytesOf(inputs.at(TensorId::kQ));
+  args->k = BytesOf(inputs.at(TensorId::kK));
+  args->v = BytesOf(inputs.at(TensorId::kV));
+  for (TensorId id : InputsOf(c.spec, c.direction, c.recompute_forward)) {
+    if (InfoOf(id).is_present != nullptr) args->more[ToProto(id)] = BytesOf(inputs.at(id));
+  }
+}
+
+// Space for an output, filled with a pattern that no result has.
+MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs) {
+  std::vector<uint8_t>& bytes = (*outputs)[id];
+  bytes.assign(LayoutOf(spec, id).bytes(), 0xff);
+  return MutableBytesOf(bytes);
+}
+
+CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
+                       absl::Duration deadline, TensorMap* outputs) {
+  CallOptions options;
+  options.deadline = deadline;
+  if (c.direction == Direction::kForward) {
+    ForwardArgs args;
+    FillArgs(c, inputs, &args);
+    return client.Forward(args,
+                          {.out = Prepare(c.spec, TensorId::kOut, outputs),
+                           .lse = Prepare(c.spec, TensorId::kLse, outputs)},
+                          options);
+  }
+  BackwardArgs args;
+  FillArgs(c, inputs, &args);
+  args.dout = BytesOf(inputs.at(TensorId::kDout));
+  args.has_forward_result = !c.recompute_forward;
+  if (args.has_forward_result) {
+    args.out = BytesOf(inputs.at(TensorId::kOut));
+    args.lse = BytesOf(inputs.at(TensorId::kLse));
+  }
+  client::TensorMap<MutableBytes> more;
+  if (c.spec.options.sinks) {
+    more[v1::TENSOR_ID_DSINKS] = Prepare(c.spec, TensorId::kDsinks, outputs);
+  }
+  return client.Backward(args,
+                         {.dq = Prepare(c.spec, TensorId::kDq, outputs),
+                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
+                          .dv = Prepare(c.spec, TensorId::kDv, outputs),
+                          .more = std::move(more)},
+                         options);
+}
+
+}  // namespace
+
+ServiceOutcome RunThroughService(Client& client, const Case& c, absl::Duration deadline) {
+  const bool backward = c.direction == Direction::kBackward;
+  const oracle::InputTensors drawn = oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
+  const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
+  TensorMap inputs = ToTensorMap(drawn);
+  if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);
+  TensorMap outputs;
+  const CallResult result = CallService(client, c, inputs, deadline, &outputs);
+  const absl::Time ended = absl::Now();
+  if (!result.ok()) return {result.status(), ended, ""};
+  const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(outputs));
+  return {absl::OkStatus(), ended, report.passed() ? "" : report.ToString()};
+}
+
+}  // namespace ringattn::tests
