@@ -94,9 +94,9 @@ absl::StatusOr<TransportSecurity> SecurityOf(const ClientOptions& options) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
     return absl::InvalidArgumentError("tls_cert and tls_key go together");
   }
-  auto security = TransportSecurity::Tls(
-      {.files = {options.tls_cert, options.tls_key, options.tls_ca},
-       .server_name = options.tls_server_name});
+  auto security =
+      TransportSecurity::Tls({.files = {options.tls_cert, options.tls_key, options.tls_ca},
+                              .server_name = options.tls_server_name});
   if (!security.ok()) return InField("tls", security.status());
   return security;
 }
@@ -117,9 +117,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   if (!security.ok()) return security.status();
   if (!options.token_file.empty()) {
     if (security->is_plain() && options.credentials == nullptr && !IsLoopback(target)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "token_file: the token would travel in plain text to ", target,
-          ", which is not a loopback address; give tls_ca"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("token_file: the token would travel in plain text to ", target,
+                       ", which is not a loopback address; give tls_ca"));
     }
     auto token = BearerToken::FromFile(options.token_file);
     if (!token.ok()) return InField("token_file", token.status());
@@ -127,9 +127,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   }
   for (int i = 0; i < options.channels; ++i) {
     client->channels_.push_back(
-        options.credentials
-            ? grpc::CreateCustomChannel(target, options.credentials, arguments)
-            : security->Dial(target, arguments));
+        options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
+                            : security->Dial(target, arguments));
   }
   return client;
 }
@@ -189,9 +188,10 @@ absl::StatusOr<v1::GetOperationResponse> Client::GetOperation(const std::string&
   const auto stub = v1::AttentionService::NewStub(NextChannel());
   v1::GetOperationRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::GetOperationResponse>(deadline, token_.get(), [&](auto* context, auto* response) {
-    return stub->GetOperation(context, request, response);
-  });
+  return Unary<v1::GetOperationResponse>(deadline, token_.get(),
+                                         [&](auto* context, auto* response) {
+                                           return stub->GetOperation(context, request, response);
+                                         });
 }
 
 absl::Status Client::CancelOperation(const std::string& request_id, absl::Duration deadline) {
@@ -208,16 +208,16 @@ absl::Status Client::CancelOperation(const std::string& request_id, absl::Durati
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(NextChannel());
-  return Unary<v1::GetServerInfoResponse>(deadline, token_.get(), [&](auto* context, auto* response) {
-    return stub->GetServerInfo(context, {}, response);
-  });
+  return Unary<v1::GetServerInfoResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetServerInfo(context, {}, response); });
 }
 
 absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(NextChannel());
-  auto response = Unary<v1::GetTopologyResponse>(deadline, token_.get(), [&](auto* context, auto* response) {
-    return stub->GetTopology(context, {}, response);
-  });
+  auto response = Unary<v1::GetTopologyResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetTopology(context, {}, response); });
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_topology());
 }

@@ -200,11 +200,11 @@ absl::Status OpenSecurity(CommandLine* line) {
   if (!line->client_tls.certificate.empty()) {
     const bool asks = !line->client_tls.authorities.empty();
     const bool has_tokens = !line->server.clients_file.empty();
-    absl::StatusOr<TransportSecurity> security = TransportSecurity::Tls(
-        {.files = line->client_tls,
-         .peers = !asks        ? PeerProof::kNone
-                  : has_tokens ? PeerProof::kOptional
-                               : PeerProof::kRequired});
+    absl::StatusOr<TransportSecurity> security =
+        TransportSecurity::Tls({.files = line->client_tls,
+                                .peers = !asks        ? PeerProof::kNone
+                                         : has_tokens ? PeerProof::kOptional
+                                                      : PeerProof::kRequired});
     if (!security.ok()) return security.status();
     line->server.client_security = *std::move(security);
   }

@@ -140,8 +140,7 @@ void AddSecurity(CLI::App* app, CommandLine* line) {
 absl::Status CheckSecurity(const CommandLine& line) {
   if (absl::Status status = line.cluster_tls.Check(); !status.ok()) return status;
   if (line.insecure || line.cluster_tls.given()) return absl::OkStatus();
-  absl::Status status =
-      CheckPlainText("--data_listen", line.worker.data_listen, kClusterTlsRemedy);
+  absl::Status status = CheckPlainText("--data_listen", line.worker.data_listen, kClusterTlsRemedy);
   status.Update(CheckPlainText("--coordinator", line.worker.coordinator, kClusterTlsRemedy));
   return status;
 }

@@ -100,7 +100,8 @@ const char* RateSource(const Flags& flags) {
 std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
   const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
                                          HumanBytes(inputs.link_bytes_per_s), "/s between workers");
-  if (!flags.server.server.empty()) return absl::StrCat("with what ", flags.server.server, " measured: ", rates);
+  if (!flags.server.server.empty())
+    return absl::StrCat("with what ", flags.server.server, " measured: ", rates);
   if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
   return absl::StrCat("with default rates, which are no machine's: ", rates,
                       "; --server takes a service's");

@@ -29,8 +29,8 @@ absl::Status ClusterTlsFlags::Check() const {
       {"--cluster_tls_cert", &files.certificate},
       {"--cluster_tls_key", &files.key},
       {"--cluster_tls_ca", &files.authorities}};
-  const bool any = !files.certificate.empty() || !files.key.empty() ||
-                   !files.authorities.empty() || !server_name.empty();
+  const bool any = !files.certificate.empty() || !files.key.empty() || !files.authorities.empty() ||
+                   !server_name.empty();
   for (const auto& [name, value] : all) {
     if (any && value->empty()) {
       return absl::InvalidArgumentError(

@@ -40,8 +40,7 @@ TEST(TransportSecurity, PeersProveAsMuchAsTheyAreAskedFor) {
   const auto files = [](const std::string& name, const TestCertificate& certificate,
                         const std::string& authorities) {
     return TlsFiles{PutFile(name + ".crt", certificate.certificate),
-                    PutFile(name + ".key", certificate.key),
-                    PutFile(name + ".ca", authorities)};
+                    PutFile(name + ".key", certificate.key), PutFile(name + ".ca", authorities)};
   };
   const TlsFiles server_files = files("server", ours.Issue("server"), ours.pem());
   const auto known = TlsWith({.files = files("client", ours.Issue("client"), ours.pem())});
@@ -58,11 +57,11 @@ TEST(TransportSecurity, PeersProveAsMuchAsTheyAreAskedFor) {
   for (const auto& row : rows) {
     std::string principal;
     const auto security = TlsWith({.files = server_files, .peers = row.peers});
-    const CallCapture server(
-        security.ServerCredentials(), [&](const grpc::ServerContextBase& context) {
-          principal = PrincipalOf(context).id();
-          return grpc::Status(Code::DATA_LOSS, "reached");
-        });
+    const CallCapture server(security.ServerCredentials(),
+                             [&](const grpc::ServerContextBase& context) {
+                               principal = PrincipalOf(context).id();
+                               return grpc::Status(Code::DATA_LOSS, "reached");
+                             });
     EXPECT_EQ(server.Call(known.ChannelCredentials()).error_code(), Code::DATA_LOSS);
     EXPECT_EQ(principal, row.peers == PeerProof::kNone ? "" : "x509:CN=client");
     EXPECT_EQ(server.Call(nobody.ChannelCredentials()).error_code(), row.nobody);
@@ -125,7 +124,8 @@ TEST(TransportSecurity, FilesThatAreReplacedAreInForceForNewConnectionsUnlessThe
   EXPECT_EQ(code(first, "first.ca"), Code::UNAVAILABLE);
   EXPECT_EQ(security.state()->reloads, 1);
   const std::string text = metrics.Text();
-  EXPECT_TRUE(absl::StrContains(text, R"(ringattn_tls_reloads_total{link="clients",result="ok"} 1)"))
+  EXPECT_TRUE(
+      absl::StrContains(text, R"(ringattn_tls_reloads_total{link="clients",result="ok"} 1)"))
       << text;
   EXPECT_TRUE(absl::StrContains(
       text, R"(ringattn_tls_certificate_expiry_timestamp_seconds{link="clients"} )"))

@@ -20,7 +20,7 @@ namespace ringattn {
 struct TlsState {
   absl::Time expires = absl::InfiniteFuture();  // TlsMaterial's
   int64_t reloads = 0;                          // since the start
-  int64_t refused_reloads = 0;  // files that were replaced by what is of no use
+  int64_t refused_reloads = 0;                  // files that were replaced by what is of no use
 };
 
 // gRPC's own watcher of files hands on whatever it finds, and a listener that got a damaged

@@ -45,9 +45,9 @@ Failure ClientQueueFull(const std::string& client, int64_t requests, int64_t byt
                         int64_t max_requests, int64_t max_bytes, absl::Duration retry_after) {
   const std::string quota = absl::StrCat(requests, " of ", max_requests, " requests, ", bytes,
                                          " of ", max_bytes, " bytes wait");
-  Failure failure = MakeRetryable(
-      absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
-      absl::StrCat("this client's part of the queue is full: ", quota), retry_after);
+  Failure failure =
+      MakeRetryable(absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
+                    absl::StrCat("this client's part of the queue is full: ", quota), retry_after);
   failure.quota = {absl::StrCat("client:", client),
                    absl::StrCat(requests >= max_requests ? "max_queued_requests_per_client: "
                                                          : "max_queued_bytes: ",

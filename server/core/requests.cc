@@ -126,9 +126,8 @@ const Request* Requests::Find(StreamId stream) const {
 }
 
 int64_t Requests::CountOf(const std::string& client) const {
-  return std::count_if(requests_.begin(), requests_.end(), [&](const auto& entry) {
-    return entry.second.arrived.client == client;
-  });
+  return std::count_if(requests_.begin(), requests_.end(),
+                       [&](const auto& entry) { return entry.second.arrived.client == client; });
 }
 
 const Request* Requests::FindById(const std::string& request_id,

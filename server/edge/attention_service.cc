@@ -96,17 +96,17 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
     reactor->Finish(*refused);
     return reactor;
   }
-  const bool asked = context_->core->Ask([context = context_,
-                                          caller = std::get<Caller>(std::move(identified)),
-                                          reactor, request](const Coordinator& core) {
-    const std::string id = request->request_id();
-    const std::optional<OperationView> view = core.FindOperation(id, caller.principal);
-    AuditCancel(*context, caller, id, view);
-    if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
-    if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
-    context->core->Post(CancelRequested{id, caller.principal},
-                        [reactor] { reactor->Finish(grpc::Status::OK); });
-  });
+  const bool asked =
+      context_->core->Ask([context = context_, caller = std::get<Caller>(std::move(identified)),
+                           reactor, request](const Coordinator& core) {
+        const std::string id = request->request_id();
+        const std::optional<OperationView> view = core.FindOperation(id, caller.principal);
+        AuditCancel(*context, caller, id, view);
+        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+        if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
+        context->core->Post(CancelRequested{id, caller.principal},
+                            [reactor] { reactor->Finish(grpc::Status::OK); });
+      });
   if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
   return reactor;
 }

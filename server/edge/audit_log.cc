@@ -35,8 +35,9 @@ absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path
 
 AuditLog::AuditLog(const std::string& path, int file, Metrics* metrics)
     : path_(path),
-      lost_(metrics->Counters("ringattn_audit_lines_lost_total",
-                              "Lines that the audit log lacks, because it could not be written.")
+      lost_(metrics
+                ->Counters("ringattn_audit_lines_lost_total",
+                           "Lines that the audit log lacks, because it could not be written.")
                 .Add({})),
       file_(file),
       thread_([this] { Run(); }) {}
@@ -96,7 +97,8 @@ void AuditLog::Append(const std::string& lines, int64_t count) {
 
 void AuditLog::ReopenIfMoved() {
   if (path_ == "-") return;
-  struct stat there {}, ours {};
+  struct stat there {
+  }, ours{};
   const bool same = file_ >= 0 && stat(path_.c_str(), &there) == 0 && fstat(file_, &ours) == 0 &&
                     there.st_ino == ours.st_ino && there.st_dev == ours.st_dev;
   if (same) return;

@@ -79,8 +79,8 @@ class RequestCall final : public ByteStreamReactor,
     std::optional<grpc::Status> finish = std::nullopt;
   };
 
-  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
-              Direction direction, Caller caller);
+  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call, Direction direction,
+              Caller caller);
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   // What may be started now. Whoever calls it passes the result to Do.

@@ -141,15 +141,13 @@ void Server::WatchOver() {
   housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
                         Housekeeping::Listeners{{"public", &public_->listener()},
                                                 {"control", &control_->listener()}});
-  const ListenerSpeech speech = options_.client_security.is_plain() ? ListenerSpeech::kPlainText
-                                                                    : ListenerSpeech::kTls;
+  const ListenerSpeech speech =
+      options_.client_security.is_plain() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
   liveness_.emplace(
       options_.liveness,
       Liveness::Handlers{
-          .probe =
-              [address = addresses_.listen, speech](absl::Duration timeout) {
-                return ProbeListener(address, timeout, speech);
-              },
+          .probe = [address = addresses_.listen, speech](
+                       absl::Duration timeout) { return ProbeListener(address, timeout, speech); },
           .on_change =
               [this](const absl::Status& why) {
                 public_->SetServing(kLivenessName, why.ok());

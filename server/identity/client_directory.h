@@ -60,9 +60,9 @@ class ClientDirectory {
 
 // Nothing was shown; what was shown is no bearer token; nobody's token; nobody's certificate;
 // a token and a certificate of two clients.
-inline constexpr const char* kAuthFailureReasons[] = {"CREDENTIALS_MISSING", "CREDENTIALS_MALFORMED",
-                                                      "TOKEN_UNKNOWN", "CERTIFICATE_UNKNOWN",
-                                                      "CREDENTIALS_DIFFER"};
+inline constexpr const char* kAuthFailureReasons[] = {"CREDENTIALS_MISSING",
+                                                      "CREDENTIALS_MALFORMED", "TOKEN_UNKNOWN",
+                                                      "CERTIFICATE_UNKNOWN", "CREDENTIALS_DIFFER"};
 
 }  // namespace ringattn::server
 

@@ -23,8 +23,9 @@ std::string FileWith(const std::string& token, const std::string& name = "a") {
 
 class Directory : public testing::Test {
  protected:
-  Directory() : path_(absl::StrCat(testing::TempDir(), "/clients-",
-                                   testing::UnitTest::GetInstance()->current_test_info()->name())) {}
+  Directory()
+      : path_(absl::StrCat(testing::TempDir(), "/clients-",
+                           testing::UnitTest::GetInstance()->current_test_info()->name())) {}
 
   // Moved into place.
   void Put(const std::string& text) {

@@ -40,14 +40,12 @@ bool IsName(const std::string& name) {
 }
 
 // The list of texts in a field, empty if there is none.
-std::vector<std::string> Texts(const Json& client, const char* field, size_t most,
-                               Faults* faults) {
+std::vector<std::string> Texts(const Json& client, const char* field, size_t most, Faults* faults) {
   std::vector<std::string> texts;
   if (!client.contains(field)) return texts;
   const Json& list = client[field];
-  const bool is_list = list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& e) {
-                         return e.is_string();
-                       });
+  const bool is_list = list.is_array() && std::all_of(list.begin(), list.end(),
+                                                      [](const Json& e) { return e.is_string(); });
   if (!is_list || list.size() > most) {
     faults->Add(field, absl::StrCat("must be a list of at most ", most, " texts"));
     return texts;
@@ -87,8 +85,7 @@ std::string NameIn(const Json& client, Faults* faults) {
   return name;
 }
 
-void RefuseUnknownFields(const Json& object, const std::set<std::string>& known,
-                         Faults* faults) {
+void RefuseUnknownFields(const Json& object, const std::set<std::string>& known, Faults* faults) {
   for (const auto& [field, value] : object.items()) {
     if (known.count(field) == 0) faults->Add(field, "is not a field of clients files");
   }

@@ -13,7 +13,9 @@ namespace {
 constexpr char kAbc[] = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 constexpr char kOther[] = "0000000000000000000000000000000000000000000000000000000000000000";
 
-std::string Clients(const std::string& entries) { return absl::StrCat(R"({"clients": [)", entries, "]}"); }
+std::string Clients(const std::string& entries) {
+  return absl::StrCat(R"({"clients": [)", entries, "]}");
+}
 
 std::string WhyNot(const std::string& json) {
   return std::string(KnownClients::Parse(json).status().message());
@@ -92,8 +94,7 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
         << row.fields << "\nsays: " << WhyNotWith(row.fields);
   }
   for (const char* name : {R"("")", "7", R"("a b")", R"("ä")", R"("a\n")"}) {
-    const std::string why =
-        WhyNot(Clients(absl::StrCat(R"({"name": )", name, ", ", token, "}")));
+    const std::string why = WhyNot(Clients(absl::StrCat(R"({"name": )", name, ", ", token, "}")));
     EXPECT_NE(why.find(".name must be 1 to 64 letters"), std::string::npos) << name << why;
   }
   EXPECT_NE(WhyNot(Clients("{" + token + "}")).find("clients[0].name must be"), std::string::npos);
