@@ -39,8 +39,10 @@ absl::Status ExplainConnecting(const std::string& message) {
   }
   // Of a certificate that the server refuses, and of plain text where it wants TLS, no more can
   // be seen from here; and a server that just ends looks the same.
-  if (absl::StrContains(message, "failed to connect") &&
-      absl::StrContains(message, "Socket closed")) {
+  const bool closed = absl::StrContains(message, "Socket closed") ||
+                      absl::StrContains(message, "Connection reset") ||
+                      absl::StrContains(message, "Broken pipe");
+  if (closed && absl::StrContains(message, "failed to connect")) {
     return absl::UnavailableError(absl::StrCat(
         message, " (it may want TLS, or another client certificate: tls_ca, tls_cert)"));
   }
