@@ -32,6 +32,22 @@ class Faults {
   absl::Status first_;
 };
 
+// Discarded if it is no JSON. The library takes the last of two fields of one name: whoever wrote
+// both meant something else.
+Json ParseJson(absl::string_view text, std::string* repeated) {
+  std::vector<std::set<std::string>> fields;  // of the objects that are open
+  const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) fields.emplace_back();
+    if (event == Json::parse_event_t::object_end) fields.pop_back();
+    if (event == Json::parse_event_t::key) {
+      const std::string field = parsed.get<std::string>();
+      if (!fields.back().insert(field).second && repeated->empty()) *repeated = field;
+    }
+    return true;
+  };
+  return Json::parse(text.begin(), text.end(), look, /*allow_exceptions=*/false);
+}
+
 bool IsName(const std::string& name) {
   return !name.empty() && name.size() <= kMaxNameBytes &&
          std::all_of(name.begin(), name.end(), [](char c) {
@@ -152,9 +168,13 @@ absl::Status KnownClients::AddCertificates(const std::vector<std::string>& ids) 
 }
 
 absl::StatusOr<KnownClients> KnownClients::Parse(absl::string_view json) {
-  const Json root = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
+  std::string repeated;
+  const Json root = ParseJson(json, &repeated);
   if (!root.is_object() || !root.contains("clients") || !root["clients"].is_array()) {
     return absl::InvalidArgumentError("it is not a JSON object with a list \"clients\"");
+  }
+  if (!repeated.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(repeated, " stands twice in one object"));
   }
   Faults faults;
   RefuseUnknownFields(root, {"clients"}, &faults);

@@ -104,6 +104,8 @@ TEST(KnownClients, AFileIsAnObjectWithAListThatIsNotEmpty) {
   for (const char* json : {"", "rubbish", "[]", "{}", R"({"clients": {}})", R"({"clients": [)"}) {
     EXPECT_EQ(WhyNot(json), "it is not a JSON object with a list \"clients\"") << json;
   }
+  EXPECT_EQ(WhyNotWith(R"("weight": 1, "weight": 2)"), "weight stands twice in one object");
+  EXPECT_EQ(WhyNot(R"({"clients": [], "clients": []})"), "clients stands twice in one object");
   EXPECT_EQ(WhyNot(R"({"clients": []})"), "clients must name 1 to 1024");
   EXPECT_EQ(WhyNot(R"({"clients": [1]})"), "clients[0] is not an object");
   EXPECT_EQ(WhyNot(R"({"clients": [], "client": 1})"), "client is not a field of clients files");

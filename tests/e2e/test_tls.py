@@ -516,7 +516,7 @@ class Busy:
             thread.join()
 
 
-def serial(address):
+def served_certificate(address):
     return ssl.get_server_certificate(tuple(address.rsplit(":", 1)))
 
 
@@ -527,7 +527,7 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
                                          secure.worker_ports(0)["metrics"])
     expiry = lambda: metric(secure, 'ringattn_tls_certificate_expiry_timestamp_seconds'
                             '{link="clients"}')
-    before, expires = serial(secure.address), expiry()
+    before, expires = served_certificate(secure.address), expiry()
     assert 9 * 86400 < expires - time.time() < 11 * 86400
     busy = Busy(secure, secure.dial)
     try:
@@ -537,11 +537,11 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
         secure.served[0].write_text("rubbish")
         wait_until(lambda: count("clients", "refused") == 2, 5, "rubbish is seen")
         time.sleep(1.2)  # longer than gRPC takes to look
-        assert serial(secure.address) == before
+        assert served_certificate(secure.address) == before
         # A new one for clients, and new ones for all of the cluster.
         replace(secure.served, pki.authority.issue("server-2", days=20))
         replace(secure.member, pki.cluster.issue("member-2"))
-        wait_until(lambda: serial(secure.address) != before, 8, "the new certificate is served")
+        wait_until(lambda: served_certificate(secure.address) != before, 8, "the new certificate is served")
         assert count("clients", "ok") == 1 and expiry() > expires + 9 * 86400
         wait_until(lambda: count("cluster", "ok") == 1 and worker("cluster", "ok") == 1, 8,
                    "the cluster's too")
