@@ -60,6 +60,7 @@ void Worker::Stop() {
 }
 
 absl::Status Worker::Listen() {
+  metrics_.ExportTls(options_.security);
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
     if (!metrics_address.ok()) return metrics_address.status();
