@@ -17,6 +17,7 @@ struct CommandLine {
   std::string port_file;
   absl::Duration drain_timeout = absl::Seconds(30);
   LogLevel log_level = LogLevel::kInfo;
+  bool check_flags = false;  // that is all there is to do
 };
 
 // Exits the process, as command lines do, after --help, --version and mistakes.

@@ -19,6 +19,7 @@ struct CommandLine {
   std::string port_file;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
+  bool check_flags = false;  // that is all there is to do
 };
 
 // Resolves defaults (threads, memory limit) from the machine and reads the secret.

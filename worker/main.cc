@@ -32,7 +32,9 @@ constexpr int kExitBroken = 70;  // EX_SOFTWARE
 absl::Status WritePortFile(const std::string& path, const Worker& worker) {
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
-  file << nlohmann::json{{"data", worker.data_address()}, {"metrics", worker.metrics_address()}}
+  file << nlohmann::json{{"data", worker.data_address()},
+                         {"metrics", worker.metrics_address()},
+                         {"health", worker.health_address()}}
        << "\n";
   file.close();
   if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
@@ -101,6 +103,7 @@ absl::Status Run(const CommandLine& line) {
                         {"device", device->description()},
                         {"data_address", (*worker)->data_address()},
                         {"metrics_address", (*worker)->metrics_address()},
+                        {"health_address", (*worker)->health_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},
                         {"kernel_rates", RatesText(options.kernel_rates)},
                         {"call_overhead_seconds", options.call_overhead_seconds}});
@@ -124,6 +127,7 @@ int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
   ringattn::RaiseDescriptorLimit();
   const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
+  if (line.check_flags) return 0;
   const sigset_t signals = ringattn::worker::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);

@@ -65,6 +65,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 }
 
 absl::Status Server::Listen() {
+  if (!options_.health_listen.empty()) {
+    auto health = wire::HealthListener::Start(options_.health_listen);
+    if (!health.ok()) return health.status();
+    health_ = *std::move(health);
+    addresses_.health = health_->address();
+  }
   grpc::ResourceQuota quota("ringattn");
   quota.Resize(options_.max_transport_bytes);
   quota.SetMaxThreads(options_.max_reflection_threads);
@@ -97,7 +103,7 @@ absl::Status Server::Listen() {
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
   SetServing(false);
-  public_->SetServing(kLivenessName, true);
+  SetAlive(true);
   WatchOver();
   core_.Start();
   return absl::OkStatus();
@@ -114,7 +120,7 @@ void Server::WatchOver() {
                        absl::Duration timeout) { return ProbeListener(address, timeout); },
           .on_change =
               [this](const absl::Status& why) {
-                public_->SetServing(kLivenessName, why.ok());
+                SetAlive(why.ok());
                 if (why.ok()) return LogInfo("the public port answers again");
                 LogError("the public port does not answer", {{"why", why.ToString()}});
               },
@@ -157,6 +163,15 @@ void Server::CutOff() {
 void Server::SetServing(bool serving) {
   public_->SetServing("", serving);
   public_->SetServing(kAttentionService, serving);
+  public_->SetServing(wire::kReadinessName, serving);
+  if (health_ == nullptr) return;
+  health_->SetServing("", serving);
+  health_->SetServing(wire::kReadinessName, serving);
+}
+
+void Server::SetAlive(bool alive) {
+  public_->SetServing(wire::kLivenessName, alive);
+  if (health_ != nullptr) health_->SetServing(wire::kLivenessName, alive);
 }
 
 void Server::CarryOut(const Action& action, const Coordinator& core) {

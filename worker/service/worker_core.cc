@@ -36,7 +36,10 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
       work_("worker_control") {}
 
-WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
+// Says nothing of membership: who would hear it may be gone.
+WorkerCore::~WorkerCore() {
+  LeaveRing("the worker is ending", [](bool) {});
+}
 
 void WorkerCore::OnMessage(const v1::JoinResponse& message) {
   switch (message.message_case()) {
@@ -76,10 +79,16 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 }
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
+  LeaveRing(reason, options_.on_membership);
+}
+
+void WorkerCore::LeaveRing(const std::string& reason,
+                           const std::function<void(bool member)>& on_membership) {
   last_prepare_ = 0;
   ring_.CancelForming(std::numeric_limits<uint64_t>::max());
   EventRef done = work_.Start(
-      [this, reason] {
+      [this, reason, on_membership] {
+        on_membership(false);
         ring_.Forget(reason);
         return absl::OkStatus();
       },
@@ -122,6 +131,7 @@ void WorkerCore::Enqueue(std::function<void()> work) {
 }
 
 void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
+  options_.on_membership(false);
   absl::StatusOr<std::string> blob =
       ring_.Prepare(prepare.generation(), prepare.rank(), prepare.world_size());
   if (!blob.ok()) return SendGenerationFailed(prepare.generation(), blob.status(), nullptr);
@@ -144,6 +154,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
            {"link_bytes_per_second", rates->link_bytes_per_second},
            {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
+  options_.on_membership(true);
   v1::JoinRequest message;
   v1::Committed* committed = message.mutable_committed();
   committed->set_generation(commit.generation());
@@ -154,6 +165,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
 
 void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   if (teardown.generation() < ring_.generation()) return;
+  options_.on_membership(false);
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
