@@ -143,6 +143,8 @@ void AddListeners(CLI::App* app, CommandLine* line) {
 }
 
 void AddTimeouts(CLI::App* app, CommandLine* line) {
+  AddDuration(app, "--drain_timeout", &line->drain_timeout,
+              "on SIGTERM, requests that this worker has a part in may go on for this long");
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "longest time for one ring step's transfers, peers' slowness included");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
@@ -197,7 +199,9 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
       "of attention requests in a ring with the other workers, on the word of the coordinator "
-      "that it registers with.\nSIGTERM or SIGINT ends it.");
+      "that it registers with.\nSIGTERM or SIGINT ends it: it leaves the ring as soon as the "
+      "requests that it has a part in have ended, or after --drain_timeout. A second one ends it at "
+      "once.");
   app.set_version_flag("--version", std::string(kVersion));
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);

@@ -19,6 +19,7 @@ struct CommandLine {
   std::string port_file;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
+  absl::Duration drain_timeout = absl::Seconds(30);
   bool check_flags = false;  // that is all there is to do
 };
 

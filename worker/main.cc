@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -113,7 +114,15 @@ absl::Status Run(const CommandLine& line) {
   const sigset_t signals = EndSignals();
   int signal_number = 0;
   sigwait(&signals, &signal_number);
-  LogInfo("ending", {{"worker", options.name}, {"signal", signal_number}});
+  LogInfo("ending", {{"worker", options.name},
+                     {"signal", signal_number},
+                     {"drain_timeout_seconds", absl::ToDoubleSeconds(line.drain_timeout)}});
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    _exit(128 + second);
+  }).detach();
+  (*worker)->Leave(line.drain_timeout);
   (*worker)->Stop();
   // What is left is memory and the metrics port, and closing that takes two seconds.
   ShutdownLogging();

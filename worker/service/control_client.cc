@@ -57,6 +57,13 @@ void ControlClient::Start(ControlHandler handler) {
   heartbeats_ = std::thread([this] { HeartbeatLoop(); });
 }
 
+void ControlClient::Leave(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  leaving_ = true;
+  if (connected_) outbox_.emplace_back().mutable_leaving();
+  mutex_.AwaitWithTimeout(absl::Condition(&left_), timeout);
+}
+
 void ControlClient::Stop() {
   {
     absl::MutexLock lock(&mutex_);
@@ -86,9 +93,18 @@ void ControlClient::Loop() {
     LogWarning("not connected to the coordinator",
                {{"worker", options_.registration.name()}, {"reason", reason}});
     // Workers that lost the same coordinator should not all dial at once.
-    if (!Sleep(backoff * jitter(random))) return;
+    if (!RestBeforeDialling(backoff * jitter(random))) return;
     backoff = std::min(2 * backoff, options_.max_backoff);
   }
+}
+
+bool ControlClient::RestBeforeDialling(absl::Duration duration) {
+  const auto ending = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || leaving_;
+  };
+  absl::MutexLock lock(&mutex_);
+  left_ = mutex_.AwaitWithTimeout(absl::Condition(&ending), duration);
+  return !left_;
 }
 
 bool ControlClient::RunSession(std::string* reason) {
@@ -138,6 +154,11 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
         break;
       }
       case v1::JoinResponse::kLeave:
+        if (IsLeaving()) {
+          LogInfo("the coordinator lets this worker go",
+                  {{"worker", options_.registration.name()}});
+          return;
+        }
         LogWarning(
             "the coordinator turned this worker away",
             {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
@@ -193,6 +214,11 @@ void ControlClient::HeartbeatLoop() {
     }
     if (!Sleep(interval)) return;
   }
+}
+
+bool ControlClient::IsLeaving() {
+  absl::MutexLock lock(&mutex_);
+  return leaving_;
 }
 
 bool ControlClient::Sleep(absl::Duration duration) {

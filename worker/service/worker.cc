@@ -56,6 +56,8 @@ Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
 
 Worker::~Worker() { Stop(); }
 
+void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
+
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);

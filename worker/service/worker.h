@@ -56,6 +56,11 @@ class Worker {
   // Stops. Closing the metrics port takes its server up to two seconds more.
   ~Worker();
 
+  // Asks the coordinator to let this worker go: it admits no request that needs it and waits for
+  // those that it has a part in. Returns when it has, `timeout` is over or the coordinator is
+  // gone. Blocks; Stop() comes after it.
+  void Leave(absl::Duration timeout);
+
   // Leaves the ring, frees everything, closes the data port. Bounded by the teardown's
   // bound. Idempotent.
   void Stop();
