@@ -79,13 +79,10 @@ def pytest_runtest_makereport(item, call):
     """Of a failed test: what the cluster says."""
     outcome = yield
     result = outcome.get_result()
-    if result.when == "teardown" or not result.failed or "release" not in item.fixturenames:
-        return
-    release = item.funcargs.get("release")
-    if release is None:
+    kubernetes = getattr(item, "funcargs", {}).get("kubernetes")
+    if not result.failed or kubernetes is None:
         return
     for words in (("get", "pods", "-o", "wide"), ("get", "events", "--sort-by=.lastTimestamp"),
                   ("logs", "-l", "app.kubernetes.io/part-of=ringattn", "--tail=25", "--prefix")):
-        done = release.kubectl(*words, check=False)
+        done = kubernetes.kubectl("-n", NAMESPACE, *words, check=False)
         result.sections.append((" ".join(words), (done.stdout + done.stderr)[-6000:]))
-
