@@ -56,7 +56,7 @@ builder config \
   --env=PATH=/opt/ringattn/bin \
   --env=LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/usr/lib64 \
   --env=NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-  --port=7700 --port=7701 --port=7702 --port=7703 \
+  --port=7700/tcp --port=7701/tcp --port=7702/tcp --port=7703/tcp \
   --label=org.opencontainers.image.title=ringattn \
   --label=org.opencontainers.image.description="Exact attention as a service: coordinator, worker and command line" \
   --label=org.opencontainers.image.licenses=Apache-2.0 \

@@ -38,7 +38,7 @@ while read -r name path; do
   glibc+=("$path")
   mkdir -p "$output/usr/lib/x86_64-linux-gnu"
   cp -L "$path" "$output/usr/lib/x86_64-linux-gnu/$name"
-done < <(env -i ldd "$output"/opt/ringattn/bin/* "$output"/opt/ringattn/lib/* |
+done < <(env -i ldd "$output"/opt/ringattn/bin/* |
   awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | grep -v /opt/ringattn/ | sort -u)
 ((${#glibc[@]})) || fail "no library of glibc was found"
 cp -L /lib64/ld-linux-x86-64.so.2 "$output/lib64/"

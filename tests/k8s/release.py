@@ -12,7 +12,7 @@ from node import HERE, wait_for
 
 ROOT = HERE.parents[1]
 CHART = ROOT / "deploy/helm/ringattn"
-CLI = ROOT / "bazel-bin/client/ringattn"
+CLI = pathlib.Path(os.environ["RINGATTN_K8S_CLI"])
 NAMESPACE = "attention"
 RELEASE = "ringattn"
 COORDINATOR = "deployment/ringattn-coordinator"
@@ -199,4 +199,4 @@ def timed(report, what):
 
 
 __all__ = ["CHART", "CLI", "COORDINATOR", "InFlight", "Load", "NAMESPACE", "RELEASE", "ROOT",
-           "Release", "WORKERS", "os", "timed"]
+           "Release", "WORKERS", "timed"]

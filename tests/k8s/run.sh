@@ -47,7 +47,8 @@ trap 'rm -rf "$work"' EXIT
     --output="$work/ringattn.oci.tar" ||
   { record "fail kubernetes: the image"; exit 1; }
 
-export RINGATTN_K8S_BIN=$bin RINGATTN_K8S_IMAGE=$work/ringattn.oci.tar PYTHONDONTWRITEBYTECODE=1
+export RINGATTN_K8S_BIN=$bin RINGATTN_K8S_IMAGE=$work/ringattn.oci.tar
+export RINGATTN_K8S_CLI=$work/bundle/bin/ringattn PYTHONDONTWRITEBYTECODE=1
 /usr/bin/python3 -m pytest -q -p no:cacheprovider --junit-xml="$work/report.xml" tests/k8s "$@"
 status=$?
 /usr/bin/python3 tests/lib/tally_junit.py kubernetes "$work/report.xml" >>"$RINGATTN_TALLY" ||
