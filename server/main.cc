@@ -27,9 +27,10 @@ namespace {
 // The supervisor's to replace (sysexits.h: EX_OSERR).
 constexpr int kExitDeaf = 71;
 
+// What the operator has to mend is told apart from what may go away.
 int Die(const absl::Status& status) {
   std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return absl::IsInvalidArgument(status) ? kUsageExitCode : 1;
 }
 
 // Whoever sees the file sees all of it.
@@ -74,6 +75,7 @@ int Run(int argc, char** argv) {
     _exit(kExitDeaf);
   };
   wire::KeepGrpcRunning();
+  if (absl::Status status = OpenSecurity(&line); !status.ok()) return Die(status);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
   if (!server.ok()) return Die(server.status());
   const ServerAddresses& addresses = (*server)->addresses();

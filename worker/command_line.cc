@@ -18,13 +18,12 @@
 #include "common/process/container_limits.h"
 #include "common/process/duration_flag.h"
 #include "common/process/log_level_flag.h"
+#include "common/process/plain_text.h"
 #include "common/process/secret_file.h"
 #include "worker/device_name.h"
 
 namespace ringattn::worker {
 namespace {
-
-constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // What is resolved only after parsing.
 struct RawOptions {
@@ -142,6 +141,21 @@ void AddListeners(CLI::App* app, CommandLine* line) {
       ->type_name("FILE");
 }
 
+void AddSecurity(CLI::App* app, CommandLine* line) {
+  line->cluster_tls.AddTo(app);
+  app->add_flag("--insecure", line->insecure,
+                "speak plain text on addresses other than loopback: --data_listen, --coordinator");
+}
+
+// The secret and the tensors go over both.
+absl::Status CheckSecurity(const CommandLine& line) {
+  if (absl::Status status = line.cluster_tls.Check(); !status.ok()) return status;
+  if (line.insecure || line.cluster_tls.given()) return absl::OkStatus();
+  absl::Status status = CheckPlainText("--data_listen", line.worker.data_listen, kClusterTlsRemedy);
+  status.Update(CheckPlainText("--coordinator", line.worker.coordinator, kClusterTlsRemedy));
+  return status;
+}
+
 void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(app, "--drain_timeout", &line->drain_timeout,
               "on SIGTERM, requests that this worker has a part in may go on for this long");
@@ -206,6 +220,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
+  AddSecurity(&app, &line);
   AddTimeouts(&app, &line);
   AddLogLevel(&app, &line.log_level);
   app.add_flag("--check_flags", line.check_flags,
@@ -217,6 +232,9 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     CheckDeviceFlags(app, line.backend);
+    if (absl::Status status = CheckSecurity(line); !status.ok()) {
+      throw CLI::ValidationError(std::string(status.message()));
+    }
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);

@@ -72,8 +72,9 @@ std::string RatesText(const std::vector<KernelRate>& rates) {
 }
 
 // Returns only if the worker cannot start.
-absl::Status Run(const CommandLine& line) {
+absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   WorkerOptions options = line.worker;
+  options.security = security;
   BackendOptions backend_options = line.backend;
   backend_options.memory_limit_bytes = options.memory_limit_bytes;
   backend_options.on_broken = Crash;
@@ -141,8 +142,10 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);
   ringattn::wire::LogForGrpc();
-  const absl::Status status = ringattn::worker::Run(line);
+  const auto security = line.cluster_tls.Open();
+  const absl::Status status =
+      security.ok() ? ringattn::worker::Run(line, *security) : security.status();
   ringattn::LogError(status.message());
   ringattn::ShutdownLogging();
-  return 1;
+  return security.ok() ? 1 : ringattn::worker::kUsageExitCode;
 }

@@ -47,7 +47,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   if (!deadline.ok()) return deadline.status();
   ClientOptions client_options;
   client_options.channels = flags.streams;
-  auto client = Client::Connect(flags.server, client_options);
+  auto client = flags.server.Connect(client_options);
   if (!client.ok()) return client.status();
 
   const auto interval = ParseProgressInterval(flags.progress_interval);
@@ -104,7 +104,7 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
 
 void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                            const std::string& output_help) {
-  AddServerFlag(command, &server);
+  server.AddTo(command);
   command->add_option("--input", input, input_help)->required();
   command->add_option("--output", output, output_help)->required();
   options.AddTo(command);

@@ -9,13 +9,14 @@
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
+#include "client/cli/server_flags.h"
 #include "client/client.h"
 #include "client/safetensors.h"
 
 namespace ringattn::client::cli {
 
 struct AttentionFlags {
-  std::string server;
+  ServerFlags server;
   std::string input;
   std::string output;
   OptionFlags options;

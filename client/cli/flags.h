@@ -71,9 +71,6 @@ void AddDlseFlag(CLI::App* command, bool* dlse);
 // Adds --streams=N.
 void AddStreamsFlag(CLI::App* command, int* streams);
 
-// Adds --server=H:P.
-void AddServerFlag(CLI::App* command, std::string* server);
-
 // Checks the problem with the service's own rules and default limits, without a
 // server. Errors: the code and the violations that the server would give.
 absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,

@@ -1,11 +1,15 @@
 #include "common/observability/metrics.h"
 
 #include <exception>
+#include <utility>
 #include <vector>
 
+#include <prometheus/collectable.h>
 #include <prometheus/text_serializer.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 namespace ringattn {
 namespace {
@@ -17,7 +21,33 @@ constexpr char kThreads[] = "16";  // they sleep
 
 }  // namespace
 
-Metrics::Metrics() : registry_(std::make_shared<prometheus::Registry>()) {}
+class Metrics::Refreshed : public prometheus::Collectable {
+ public:
+  explicit Refreshed(std::shared_ptr<prometheus::Registry> registry)
+      : registry_(std::move(registry)) {}
+
+  void Add(std::function<void()> refresh) {
+    absl::MutexLock lock(&mutex_);
+    refreshers_.push_back(std::move(refresh));
+  }
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const std::function<void()>& refresh : refreshers_) refresh();
+    }
+    return registry_->Collect();
+  }
+
+ private:
+  const std::shared_ptr<prometheus::Registry> registry_;
+  mutable absl::Mutex mutex_;
+  std::vector<std::function<void()>> refreshers_ ABSL_GUARDED_BY(mutex_);
+};
+
+Metrics::Metrics()
+    : registry_(std::make_shared<prometheus::Registry>()),
+      refreshed_(std::make_shared<Refreshed>(registry_)) {}
 Metrics::~Metrics() = default;
 
 prometheus::Family<prometheus::Counter>& Metrics::Counters(const std::string& name,
@@ -44,14 +74,16 @@ absl::StatusOr<std::string> Metrics::Serve(const std::string& listen) {
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", listen));
   }
-  exposer_->RegisterCollectable(registry_);
+  exposer_->RegisterCollectable(refreshed_);
   const std::vector<int> ports = exposer_->GetListeningPorts();
   if (ports.empty()) return absl::UnavailableError(absl::StrCat("metrics: no port at ", listen));
   return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", ports[0]);
 }
 
+void Metrics::OnScrape(std::function<void()> refresh) { refreshed_->Add(std::move(refresh)); }
+
 std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(registry_->Collect());
+  return prometheus::TextSerializer().Serialize(refreshed_->Collect());
 }
 
 prometheus::Family<prometheus::Histogram>& StageDurations(Metrics& metrics) {

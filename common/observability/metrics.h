@@ -9,6 +9,7 @@
 #ifndef RINGATTN_COMMON_OBSERVABILITY_METRICS_H_
 #define RINGATTN_COMMON_OBSERVABILITY_METRICS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -43,11 +44,18 @@ class Metrics {
   // Returns "host:port" as bound. Call once. Errors: UNAVAILABLE if it cannot bind.
   absl::StatusOr<std::string> Serve(const std::string& listen);
 
+  // Calls `refresh` before each scrape, one at a time, for what is only known when it is asked
+  // for. It must not block, and what it refers to outlives the Metrics.
+  void OnScrape(std::function<void()> refresh);
+
   // What a scrape returns, in Prometheus' text format.
   std::string Text() const;
 
  private:
+  class Refreshed;  // the registry, refreshed
+
   std::shared_ptr<prometheus::Registry> registry_;
+  std::shared_ptr<Refreshed> refreshed_;
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/many_documents.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/measured_inputs.h"
@@ -60,9 +61,15 @@ std::optional<Failure> Coordinator::Impl::WhyNotQueued(const RequestArrived& eve
   }
   const QueueShare own = queue_.Of(event.client);
   const int64_t max_requests = limits.max_queued_requests_per_client;
-  const int64_t max_bytes = limits.max_queued_bytes_per_client;
+  const int64_t max_bytes =
+      event.terms.max_queued_bytes.value_or(limits.max_queued_bytes_per_client);
   if (is_full(own, max_requests, max_bytes)) {
-    return ClientQueueFull(own.requests, own.bytes, max_requests, max_bytes, config_.retry_after);
+    return ClientQueueFull(event.client, own.requests, own.bytes, max_requests, max_bytes,
+                           config_.retry_after);
+  }
+  const std::optional<int64_t> max_in_flight = event.terms.max_requests_in_flight;
+  if (max_in_flight && requests_.CountOf(event.client) >= *max_in_flight) {
+    return ClientInFlightFull(event.client, *max_in_flight, config_.retry_after);
   }
   return std::nullopt;
 }
@@ -189,7 +196,8 @@ void Coordinator::Impl::On(const Planned& event) {
   // What it will occupy, and what it has taken already, are its client's.
   if (!order_.Has(event.stream)) {
     const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
-    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds);
+    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
+                 request->arrived.terms.weight);
   }
 }
 
@@ -272,6 +280,7 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   wanted.cost_seconds = order_.CostOf(request.stream());
   wanted.buffer_bytes = LargestBuffers(*request.plan);
   wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
+  wanted.many_documents = request.spec->shape.num_documents() > kManyDocuments;
   return Place(*sites, wanted,
                {config_.max_operations_per_worker, config_.express_operations_per_worker()},
                only_express);

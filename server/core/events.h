@@ -22,6 +22,7 @@
 #include "common/plan/schedule.h"
 #include "ringattn/v1/cluster.pb.h"
 #include "ringattn/v1/worker_control.pb.h"
+#include "server/core/client_terms.h"
 
 namespace ringattn::server {
 
@@ -37,6 +38,11 @@ struct Failure {
   std::string reason;  // ErrorInfo.reason, UPPER_SNAKE_CASE, e.g. "WORKER_LOST"
   std::optional<absl::Duration> retry_after;  // RetryInfo
   std::string field;                          // BadRequest.field_violations.field; usually empty
+  struct Quota {
+    std::string subject;      // "client:NAME"
+    std::string description;  // which one, and what it is
+  };
+  std::optional<Quota> quota;  // QuotaFailure, of one client's own
 };
 
 // ---------------------------------------------------------------- events
@@ -62,6 +68,7 @@ struct RequestArrived {
   std::string principal;
   // Whose share of the service it takes: the principal, or else the connection it came on.
   std::string client;
+  ClientTerms terms;         // the client's
   std::string request_id;    // never empty: the edge makes one up
   uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
   AttentionSpec spec;

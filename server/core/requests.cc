@@ -125,6 +125,11 @@ const Request* Requests::Find(StreamId stream) const {
   return found == requests_.end() ? nullptr : &found->second;
 }
 
+int64_t Requests::CountOf(const std::string& client) const {
+  return std::count_if(requests_.begin(), requests_.end(),
+                       [&](const auto& entry) { return entry.second.arrived.client == client; });
+}
+
 const Request* Requests::FindById(const std::string& request_id,
                                   const std::string& principal) const {
   const auto found = stream_by_name_.find(Name{principal, request_id});

@@ -81,6 +81,8 @@ class Requests {
   // In flight or lately ended.
   std::optional<OperationView> FindView(const std::string& request_id,
                                         const std::string& principal) const;
+  // In flight, of one client.
+  int64_t CountOf(const std::string& client) const;
   bool empty() const { return requests_.empty(); }
   int64_t size() const { return static_cast<int64_t>(requests_.size()); }
   // Of what has ended.

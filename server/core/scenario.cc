@@ -259,6 +259,13 @@ class Scenario {
     request.request_id = Option(words, "id", words[1]);
     request.principal = Option(words, "principal", "");
     request.client = Option(words, "client", request.principal);
+    request.terms.weight = std::atof(Option(words, "weight", "1").c_str());
+    const auto own = [&](const char* option) -> std::optional<int64_t> {
+      const std::string text = Option(words, option, "");
+      return text.empty() ? std::nullopt : std::optional<int64_t>(std::atoll(text.c_str()));
+    };
+    request.terms.max_requests_in_flight = own("in_flight");
+    request.terms.max_queued_bytes = own("queued_bytes");
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
     if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;

@@ -79,8 +79,8 @@ class RequestCall final : public ByteStreamReactor,
     std::optional<grpc::Status> finish = std::nullopt;
   };
 
-  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
-              Direction direction);
+  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call, Direction direction,
+              Caller caller);
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   // What may be started now. Whoever calls it passes the result to Do.
@@ -118,6 +118,8 @@ class RequestCall final : public ByteStreamReactor,
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Failure& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutOffIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The call's line in the audit log, once everything is known of it.
+  void Audit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const char* Method() const;
   std::string RequestId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -161,6 +163,7 @@ class RequestCall final : public ByteStreamReactor,
   UploadMeter meter_ ABSL_GUARDED_BY(mutex_);
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
+  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // once it succeeded
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // from kEnding on, and then final

@@ -12,6 +12,8 @@
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
+#include "common/security/security_metrics.h"
+#include "server/identity/gate.h"
 
 namespace ringattn::server {
 namespace {
@@ -44,22 +46,37 @@ int64_t DefaultMaxConnections(int64_t descriptors) {
   return std::clamp(std::max(descriptors - others, descriptors / 2), int64_t{1}, kMostConnections);
 }
 
-Server::Server(ServerOptions options)
+Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory)
     : options_(std::move(options)),
       server_metrics_(&metrics_),
+      directory_(std::move(directory)),
+      callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
       registry_(options_.core.limits),
       channels_(options_.core.limits, options_.cluster_security),
       board_(options_.topology),
-      request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
-                       &registry_,           &channels_,      &server_metrics_},
+      request_context_{.limits = options_.core.limits,
+                       .secret = options_.secret,
+                       .retry_after = options_.core.retry_after,
+                       .core = &core_,
+                       .registry = &registry_,
+                       .channels = &channels_,
+                       .metrics = &server_metrics_,
+                       .callers = &callers_},
       attention_service_(&request_context_),
-      cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_),
+      cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_,
+                       &callers_),
       join_service_(&core_, options_.secret),
       admin_service_(&core_, options_.secret) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
-  std::unique_ptr<Server> server(new Server(std::move(options)));
+  std::unique_ptr<ClientDirectory> directory;
+  if (!options.clients_file.empty()) {
+    auto opened = ClientDirectory::Open(options.clients_file);
+    if (!opened.ok()) return opened.status();
+    directory = *std::move(opened);
+  }
+  std::unique_ptr<Server> server(new Server(std::move(options), std::move(directory)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
 }
@@ -70,6 +87,14 @@ absl::Status Server::Listen() {
     if (!health.ok()) return health.status();
     health_ = *std::move(health);
     addresses_.health = health_->address();
+  }
+  ExportTls(&metrics_, "clients", options_.client_security);
+  ExportTls(&metrics_, "cluster", options_.cluster_security);
+  if (!options_.audit_log.empty()) {
+    auto audit = AuditLog::Open(options_.audit_log, &metrics_);
+    if (!audit.ok()) return audit.status();
+    audit_ = *std::move(audit);
+    request_context_.audit = audit_.get();
   }
   grpc::ResourceQuota quota("ringattn");
   quota.Resize(options_.max_transport_bytes);
@@ -85,6 +110,7 @@ absl::Status Server::Listen() {
   }
   auto control = Endpoint::Start({.name = "control",
                                   .listen = options_.control_listen,
+                                  .security = options_.cluster_security,
                                   .max_connections = kMaxControlConnections,
                                   .max_message_bytes = options_.core.limits.max_message_bytes,
                                   .min_ping_interval = options_.min_ping_interval},
@@ -95,6 +121,8 @@ absl::Status Server::Listen() {
   auto endpoint =
       Endpoint::Start({.name = "public",
                        .listen = options_.listen,
+                       .security = options_.client_security,
+                       .gate = MakeGate(),
                        .max_connections = max_connections,
                        .max_message_bytes = options_.core.limits.max_refused_message_bytes,
                        .min_ping_interval = options_.min_ping_interval},
@@ -109,15 +137,23 @@ absl::Status Server::Listen() {
   return absl::OkStatus();
 }
 
+std::shared_ptr<grpc::AuthMetadataProcessor> Server::MakeGate() {
+  if (directory_ == nullptr) return nullptr;
+  return std::make_shared<Gate>(directory_.get(),
+                                [this](const Failure& failure) { callers_.Refused(failure, ""); });
+}
+
 void Server::WatchOver() {
   housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
                         Housekeeping::Listeners{{"public", &public_->listener()},
                                                 {"control", &control_->listener()}});
+  const ListenerSpeech speech =
+      options_.client_security.is_plain() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
   liveness_.emplace(
       options_.liveness,
       Liveness::Handlers{
-          .probe = [address = addresses_.listen](
-                       absl::Duration timeout) { return ProbeListener(address, timeout); },
+          .probe = [address = addresses_.listen, speech](
+                       absl::Duration timeout) { return ProbeListener(address, timeout, speech); },
           .on_change =
               [this](const absl::Status& why) {
                 SetAlive(why.ok());

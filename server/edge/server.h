@@ -19,6 +19,8 @@
 #include "server/core/coordinator.h"
 #include "server/edge/admin_service.h"
 #include "server/edge/attention_service.h"
+#include "server/edge/audit_log.h"
+#include "server/edge/callers.h"
 #include "server/edge/cluster_service.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/endpoint.h"
@@ -29,6 +31,7 @@
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
 #include "server/edge/topology_board.h"
+#include "server/identity/client_directory.h"
 
 namespace ringattn::server {
 
@@ -43,6 +46,11 @@ struct ServerOptions {
   // What protects the public listener; the control listener and the channels to workers.
   TransportSecurity client_security;
   TransportSecurity cluster_security;
+  // Whom the public listener serves (server/identity/clients_file.h); empty: everybody that
+  // gets through to it.
+  std::string clients_file;
+  // A file, "-" for standard output, or empty for none.
+  std::string audit_log;
   // gRPC's own buffers, all connections together. A last resort that ends calls when
   // memory runs out, not back-pressure: flow control stays far below it.
   int64_t max_transport_bytes = 4 * kGiB;
@@ -79,7 +87,8 @@ struct ServerAddresses {
 // Thread safe.
 class Server final : private ActionSink {
  public:
-  // UNAVAILABLE if a port cannot be bound.
+  // UNAVAILABLE if a port cannot be bound; INVALID_ARGUMENT if the clients file or the audit
+  // log is of no use.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   // Ends what is left at once.
   ~Server() override;
@@ -92,9 +101,10 @@ class Server final : private ActionSink {
   bool Shutdown(absl::Duration timeout);
 
  private:
-  explicit Server(ServerOptions options);
+  Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory);
 
   absl::Status Listen();
+  std::shared_ptr<grpc::AuthMetadataProcessor> MakeGate();
   void WatchOver();
   void SetServing(bool serving);
   void SetAlive(bool alive);
@@ -108,6 +118,9 @@ class Server final : private ActionSink {
   const wire::KeepAwake keep_awake_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
+  const std::unique_ptr<ClientDirectory> directory_;  // null: everybody is served
+  Callers callers_;
+  std::unique_ptr<AuditLog> audit_;  // null: none is kept
   CoreLoop core_;
   RequestRegistry registry_;
   ShardChannels channels_;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the standard tier runs a part of: 10,000 simulated clusters, 20,000 drawn cases of the
-# sweep, from seeds of their own, and ten minutes of every fault. Full tier.
+# sweep, from seeds of their own, two minutes of clients beside each other, and ten of every
+# fault. Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -20,6 +21,15 @@ run() {
 run "10,000 simulated clusters" //tests/simulation:simulation_test --seeds=10000 --first_seed=100000
 run "sweep of 20,000 cases" //tests/sweep:attention_sweep_test --cases=20000 --seed=100
 run "long shards, 200 cases" //tests/sweep:long_sweep_test --long_cases=200 --seed=100
+
+name="known clients beside each other"
+if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker &&
+  /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/tenants; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
 
 name="chaos, ten minutes"
 if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker \

@@ -33,8 +33,7 @@ std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
                    static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
   // A Commit carries a blob of every member, a Reserve the documents of a request.
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  return grpc::CreateCustomChannel(options.coordinator, options.security.ChannelCredentials(),
-                                   arguments);
+  return options.security.Dial(options.coordinator, arguments);
 }
 
 // For the log: which member of the oneof it is.

@@ -77,6 +77,7 @@ absl::Status Worker::Listen() {
     health_ = *std::move(health);
     health_address_ = health_->address();
   }
+  metrics_.ExportTls(options_.security);
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
     if (!metrics_address.ok()) return metrics_address.status();

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
+#include "common/security/security_metrics.h"
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
 
@@ -22,6 +23,10 @@ class WorkerMetrics {
   absl::StatusOr<std::string> Serve(const std::string& listen) { return metrics_.Serve(listen); }
   std::string Text() const { return metrics_.Text(); }
 
+  // Of the link to the coordinator; once.
+  void ExportTls(const TransportSecurity& security) {
+    ringattn::ExportTls(&metrics_, "cluster", security);
+  }
   void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
   void SetReservedBytes(int64_t bytes) { reserved_bytes_.Set(static_cast<double>(bytes)); }
   void SetDeviceUsage(const DeviceUsage& usage) {
