@@ -45,8 +45,10 @@ def release(kubernetes, report):
     with tempfile.TemporaryDirectory(prefix="ringattn-k8s-files-") as directory:
         kubernetes.load_image(os.environ["RINGATTN_K8S_IMAGE"])
         kubernetes.apply(NAMESPACE_MANIFEST)
-        began = time.monotonic()
         release = Release(kubernetes, directory)
+        for secret in release.credentials.ALL:
+            release.apply_secret(secret)
+        began = time.monotonic()
         release.install()
         release.wait_ring(2)
         report(f"from helm install to a ring over both nodes: {time.monotonic() - began:.1f} s")

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 
+from credentials import Credentials
 from node import HERE, wait_for
 
 ROOT = HERE.parents[1]
@@ -23,7 +24,11 @@ class Release:
     def __init__(self, kubernetes, directory):
         self.kubernetes = kubernetes
         self.directory = pathlib.Path(directory)
-        self.flags = []  # of the command line: TLS and tokens
+        self.credentials = Credentials(directory)
+        # Of the command line.
+        self.flags = [f"--tls_ca={self.credentials.public_ca}",
+                      f"--token_file={self.credentials.token_file}"]
+        self.worker_program = CLI.parent / "ringattn-worker"
 
     # ------------------------------------------------------------------ helm and kubectl
 
@@ -42,6 +47,9 @@ class Release:
 
     def kubectl(self, *words, **options):
         return self.kubernetes.kubectl("-n", NAMESPACE, *words, **options)
+
+    def apply_secret(self, name):
+        self.kubectl("apply", "-f", "-", stdin=self.credentials.manifest(name))
 
     def get(self, *words):
         return self.kubernetes.get("-n", NAMESPACE, *words)

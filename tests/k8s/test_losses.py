@@ -73,8 +73,10 @@ def test_the_disruption_budget_holds_an_eviction(release):
             "kubectl", "create", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction",
             "-f", "-", stdin=eviction, check=False)
 
+    release.settled(WORKERS)
     generation = release.generation()
-    assert evict("ringattn-worker-1").returncode == 0
+    evicted = evict("ringattn-worker-1")
+    assert evicted.returncode == 0, evicted.stderr
     refused = evict("ringattn-worker-0")
     assert refused.returncode != 0
     assert "disruption budget" in refused.stderr, refused.stderr

@@ -17,6 +17,7 @@ namespace {
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kConnectTimeoutMs = 10'000;
+constexpr int kResolveAgainMs = 1000;
 
 std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -31,6 +32,9 @@ std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
+  // A coordinator that was replaced may have another address; gRPC's own 30 s is how long the
+  // cluster would look at the old one.
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kResolveAgainMs);
   // A Commit carries a blob of every member, a Reserve the documents of a request.
   arguments.SetMaxReceiveMessageSize(64 << 20);
   return options.security.Dial(options.coordinator, arguments);
