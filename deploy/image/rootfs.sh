@@ -41,6 +41,11 @@ while read -r name path; do
 done < <(env -i ldd "$output"/opt/ringattn/bin/* |
   awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | grep -v /opt/ringattn/ | sort -u)
 ((${#glibc[@]})) || fail "no library of glibc was found"
+# Nothing here names these, but the GPU's driver and NCCL do.
+for name in libdl.so.2 libpthread.so.0 librt.so.1 libresolv.so.2; do
+  path=$(ldconfig -p | awk -v name="$name" '$1 == name && /x86-64/ { print $NF; exit }')
+  [[ -z $path ]] || cp -L "$path" "$output/usr/lib/x86_64-linux-gnu/$name"
+done
 cp -L /lib64/ld-linux-x86-64.so.2 "$output/lib64/"
 
 cat >"$output/etc/passwd" <<'END'
@@ -69,6 +74,6 @@ done < <(
     path=$(ldconfig -p | awk -v name="$(basename "$library")" '$1 == name { print $NF; exit }')
     [[ -z $path ]] || package_of "$path"
   done | sort -u
-) 
+)
 find "$output" -type d -exec chmod u+w {} +
 du -sb --apparent-size "$output" | cut -f1

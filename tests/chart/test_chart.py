@@ -1,5 +1,6 @@
 """The chart without a cluster. What needs Helm is skipped by name where there is none."""
 
+import json
 import re
 import subprocess
 
@@ -58,9 +59,10 @@ def test_the_version_is_the_programs():
 
 @pytest.mark.parametrize("name", ["rules.yaml", "dashboard.json"])
 def test_monitoring_files_are_those_of_the_project(name):
+    """Helm takes files from the chart's folder alone."""
     source, copy = ROOT / "deploy/monitoring" / name, CHART / "files" / name
-    if not source.exists() and not copy.exists():
-        pytest.skip(f"deploy/monitoring/{name} is not there")
+    if not source.exists():
+        pytest.skip(f"there is no {source.relative_to(ROOT)}")
     assert copy.read_text() == source.read_text(), f"cp {source} {copy}"
 
 
@@ -195,6 +197,17 @@ def test_wrong_values_are_refused_by_name(name):
     done = template(*SECRET, *flags, check=False)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+@needs_helm
+def test_monitoring_is_handed_on_as_it_is():
+    found = objects(template("-f", CHART / "ci/everything-values.yaml").stdout)
+    rules = yaml.safe_load((CHART / "files/rules.yaml").read_text())
+    assert one(found, "PrometheusRule")["spec"] == rules
+    dashboard = json.loads((CHART / "files/dashboard.json").read_text())
+    assert json.loads(one(found, "ConfigMap")["data"]["ringattn.json"]) == dashboard
+    ports = {port["port"] for port in one(found, "PodMonitor")["spec"]["podMetricsEndpoints"]}
+    assert ports == {"metrics", "metrics-0"}
 
 
 @needs_helm
