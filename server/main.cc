@@ -35,8 +35,10 @@ int Die(const absl::Status& status) {
 
 // Whoever sees the file sees all of it.
 absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
-  const nlohmann::ordered_json json = {
-      {"listen", addresses.listen}, {"control", addresses.control}, {"metrics", addresses.metrics}};
+  const nlohmann::ordered_json json = {{"listen", addresses.listen},
+                                       {"control", addresses.control},
+                                       {"metrics", addresses.metrics},
+                                       {"health", addresses.health}};
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
   file << json.dump() << "\n";
@@ -51,6 +53,7 @@ int Run(int argc, char** argv) {
   CommandLine line = ParseCommandLine(argc, argv);
   absl::StatusOr<std::string> secret = ReadSecretFile(line.secret_file);
   if (!secret.ok()) return Die(secret.status());
+  if (line.check_flags) return 0;
 
   // Blocked in every thread, so that sigwait below gets them.
   sigset_t signals;
@@ -84,7 +87,8 @@ int Run(int argc, char** argv) {
   LogInfo("serving", {{"version", kVersion},
                       {"listen", addresses.listen},
                       {"control", addresses.control},
-                      {"metrics", addresses.metrics}});
+                      {"metrics", addresses.metrics},
+                      {"health", addresses.health}});
 
   int signal_number = 0;
   sigwait(&signals, &signal_number);

@@ -39,13 +39,16 @@ void AddListeners(CLI::App* app, CommandLine* line) {
            "control gRPC: workers and AdminService, with the secret; keep it private");
   listener("--metrics_listen", &server.metrics_listen,
            "HTTP: Prometheus metrics at /metrics; empty for none");
+  listener("--health_listen", &server.health_listen,
+           "plain-text gRPC health alone, for probes that speak no TLS: liveness, readiness; empty "
+           "for none");
   app->add_option("--secret_file", line->secret_file,
                   "file with the cluster's shared secret (16 to 1024 characters)")
       ->required()
       ->type_name("FILE")
       ->group(group);
   app->add_option("--port_file", line->port_file,
-                  "once bound, write {\"listen\",\"control\",\"metrics\"} as JSON here")
+                  "once bound, write {\"listen\",\"control\",\"metrics\",\"health\"} as JSON here")
       ->type_name("FILE")
       ->group(group);
 }
@@ -233,6 +236,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
               "exit with 71 once the public port has not answered for this long; the health "
               "service's name liveness says NOT_SERVING before");
   AddLogLevel(&app, &line.log_level);
+  app.add_flag("--check_flags", line.check_flags,
+               "say what is wrong with these flags, or exit with 0; start nothing");
   try {
     app.parse(argc, argv);
     if (absl::Status status = CheckSecurity(line); !status.ok()) {

@@ -22,6 +22,7 @@ struct CommandLine {
   std::string port_file;
   absl::Duration drain_timeout = absl::Seconds(30);
   LogLevel log_level = LogLevel::kInfo;
+  bool check_flags = false;  // that is all there is to do
 };
 
 inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md

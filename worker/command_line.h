@@ -22,6 +22,8 @@ struct CommandLine {
   bool insecure = false;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
+  absl::Duration drain_timeout = absl::Seconds(30);
+  bool check_flags = false;  // that is all there is to do
 };
 
 inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md

@@ -143,8 +143,9 @@ v1::Topology Coordinator::Impl::topology() const {
     const bool ready = rank && ring_.ready();
     if (ready) info->set_rank(*rank);
     info->set_state(!ready      ? v1::WORKER_STATE_JOINING
-                    : draining_ ? v1::WORKER_STATE_DRAINING
-                                : v1::WORKER_STATE_READY);
+                    : worker.leaving ? v1::WORKER_STATE_LEAVING
+                    : draining_      ? v1::WORKER_STATE_DRAINING
+                                     : v1::WORKER_STATE_READY);
   }
   return topology;
 }

@@ -60,6 +60,7 @@ class Coordinator::Impl {
   void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   void OnFinished(ConnectionId connection, const v1::Finished& finished);
   void AdvanceRing();
+  void DismissLeavers();
   void CheckSilence();
   void CheckSuspicion();
   void CheckRuns();

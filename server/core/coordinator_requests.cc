@@ -214,7 +214,7 @@ Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Sta
 // holds up those behind it, so that small ones cannot starve a big one; one that waits for
 // a place lets only those pass that take an express place.
 void Coordinator::Impl::AdmitQueued() {
-  if (!ring_.ready() || suspicion_.open() || ring_.HoldsForNewcomers() || queue_.empty()) return;
+  if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
   int64_t documents = 0;  // that Reserve messages of this turn list
   bool only_express = false;
   std::vector<Site> sites = Sites();

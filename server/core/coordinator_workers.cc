@@ -68,6 +68,10 @@ void Coordinator::Impl::On(const WorkerSaid& event) {
       return operations_.OnReleased(event.connection, message.released());
     case v1::JoinRequest::kGenerationFailed:
       return OnGenerationFailed(event.connection, message.generation_failed());
+    case v1::JoinRequest::kLeaving:
+      roster_.SetLeaving(event.connection);
+      topology_changed_ = true;
+      return;
     case v1::JoinRequest::kRegister:  // once only, by WorkerJoined
     case v1::JoinRequest::MESSAGE_NOT_SET:
       return;
@@ -157,7 +161,21 @@ void Coordinator::Impl::AdvanceRing() {
   for (ConnectionId connection : ring_.Overdue(&what)) {
     LoseWorker(connection, what, /*drop=*/true);
   }
+  DismissLeavers();
   if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
+}
+
+// Those that leave and are in no ring, not even in one that is being formed or torn down: before
+// the next one takes them.
+void Coordinator::Impl::DismissLeavers() {
+  for (ConnectionId connection : roster_.Leaving()) {
+    if (ring_.RankOf(connection)) continue;
+    v1::Leave* leave = turn_.Send(connection)->mutable_leave();
+    leave->set_reason("it asked to leave");
+    leave->set_exit(true);
+    roster_.Remove(connection);
+    topology_changed_ = true;
+  }
 }
 
 void Coordinator::Impl::CheckSilence() {

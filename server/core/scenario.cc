@@ -205,7 +205,7 @@ class Scenario {
 
   void WorkerSays(const std::string& name, const Words& words) {
     const std::string& verb = words[1];
-    const uint64_t generation = std::atoll(words[2].c_str());
+    const uint64_t generation = words.size() > 2 ? std::atoll(words[2].c_str()) : 0;
     v1::JoinRequest message;
     if (verb == "prepared") {
       message.mutable_prepared()->set_generation(generation);
@@ -215,6 +215,8 @@ class Scenario {
       message.mutable_committed()->set_link_bytes_per_second(Number(words, "link"));
       SetSeconds(Number(words, "exchange"),
                  message.mutable_committed()->mutable_exchange_overhead());
+    } else if (verb == "leaving") {
+      message.mutable_leaving();
     } else if (verb == "torndown") {
       message.mutable_torn_down()->set_generation(generation);
     } else if (verb == "failed") {

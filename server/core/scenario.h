@@ -16,6 +16,7 @@
 //   join NAME [version=V] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
 //   ring NAME...                             manual NAME...     silent NAME...
 //   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
+//   NAME leaving
 //   NAME reserved OP | refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so

@@ -82,6 +82,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 }
 
 absl::Status Server::Listen() {
+  if (!options_.health_listen.empty()) {
+    auto health = wire::HealthListener::Start(options_.health_listen);
+    if (!health.ok()) return health.status();
+    health_ = *std::move(health);
+    addresses_.health = health_->address();
+  }
   ExportTls(&metrics_, "clients", options_.client_security);
   ExportTls(&metrics_, "cluster", options_.cluster_security);
   if (!options_.audit_log.empty()) {
@@ -125,7 +131,7 @@ absl::Status Server::Listen() {
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
   SetServing(false);
-  public_->SetServing(kLivenessName, true);
+  SetAlive(true);
   WatchOver();
   core_.Start();
   return absl::OkStatus();
@@ -150,7 +156,7 @@ void Server::WatchOver() {
                        absl::Duration timeout) { return ProbeListener(address, timeout, speech); },
           .on_change =
               [this](const absl::Status& why) {
-                public_->SetServing(kLivenessName, why.ok());
+                SetAlive(why.ok());
                 if (why.ok()) return LogInfo("the public port answers again");
                 LogError("the public port does not answer", {{"why", why.ToString()}});
               },
@@ -193,6 +199,15 @@ void Server::CutOff() {
 void Server::SetServing(bool serving) {
   public_->SetServing("", serving);
   public_->SetServing(kAttentionService, serving);
+  public_->SetServing(wire::kReadinessName, serving);
+  if (health_ == nullptr) return;
+  health_->SetServing("", serving);
+  health_->SetServing(wire::kReadinessName, serving);
+}
+
+void Server::SetAlive(bool alive) {
+  public_->SetServing(wire::kLivenessName, alive);
+  if (health_ != nullptr) health_->SetServing(wire::kLivenessName, alive);
 }
 
 void Server::CarryOut(const Action& action, const Coordinator& core) {

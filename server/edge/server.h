@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
 #include "common/security/credentials.h"
+#include "common/wire/health_listener.h"
 #include "common/wire/keep_awake.h"
 #include "common/wire/transport.h"
 #include "server/core/coordinator.h"
@@ -35,10 +36,12 @@
 namespace ringattn::server {
 
 struct ServerOptions {
-  // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port.
+  // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port; without
+  // health_listen, no health port beside the health service that each gRPC listener has.
   std::string listen = "127.0.0.1:7700";
   std::string control_listen = "127.0.0.1:7701";
   std::string metrics_listen = "127.0.0.1:7702";
+  std::string health_listen;
   std::string secret;
   // What protects the public listener; the control listener and the channels to workers.
   TransportSecurity client_security;
@@ -69,16 +72,16 @@ struct ServerOptions {
 // connections, 64 workers' four channels each, and 64 for metrics, logs and gRPC itself.
 int64_t DefaultMaxConnections(int64_t descriptors);
 
-// grpc.health.v1 knows it by this name: SERVING while the public port takes connections,
-// ready or not. For supervisors, which replace what is not alive; "" and the service's own
-// name say whether requests can be served.
-inline constexpr char kLivenessName[] = "liveness";
+// grpc.health.v1, on the public port and on the health port: wire::kLivenessName is SERVING while
+// the public port takes connections, ready or not, for supervisors, which replace what is not
+// alive. "", the service's own name and wire::kReadinessName say whether requests can be served.
 
 // As bound.
 struct ServerAddresses {
   std::string listen;
   std::string control;
   std::string metrics;
+  std::string health;
 };
 
 // Thread safe.
@@ -104,6 +107,7 @@ class Server final : private ActionSink {
   std::shared_ptr<grpc::AuthMetadataProcessor> MakeGate();
   void WatchOver();
   void SetServing(bool serving);
+  void SetAlive(bool alive);
   // Ends all requests and waits a moment for their statuses to leave.
   void CutOff();
 
@@ -126,6 +130,7 @@ class Server final : private ActionSink {
   ClusterServiceImpl cluster_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
+  std::unique_ptr<wire::HealthListener> health_;  // null without
   std::unique_ptr<Endpoint> public_;
   std::unique_ptr<Endpoint> control_;
   std::optional<Housekeeping> housekeeping_;

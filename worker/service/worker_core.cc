@@ -43,7 +43,10 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       work_("worker_control"),
       decoding_("reserve_decode") {}
 
-WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
+// Says nothing of membership: who would hear it may be gone.
+WorkerCore::~WorkerCore() {
+  LeaveRing("the worker is ending", [](bool) {});
+}
 
 void WorkerCore::OnMessage(const v1::JoinResponse& message) {
   switch (message.message_case()) {
@@ -85,10 +88,16 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 }
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
+  LeaveRing(reason, options_.on_membership);
+}
+
+void WorkerCore::LeaveRing(const std::string& reason,
+                           const std::function<void(bool member)>& on_membership) {
   last_prepare_ = 0;
   ring_.CancelForming(std::numeric_limits<uint64_t>::max());
   EventRef done = work_.Start(
-      [this, reason] {
+      [this, reason, on_membership] {
+        on_membership(false);
         reservations_.ForgetAll();
         ring_.Forget(reason);
         return absl::OkStatus();
@@ -132,6 +141,7 @@ void WorkerCore::Enqueue(std::function<void()> work) {
 }
 
 void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
+  options_.on_membership(false);
   absl::StatusOr<std::string> blob =
       ring_.Prepare(prepare.generation(), prepare.rank(), prepare.world_size());
   if (!blob.ok()) return SendGenerationFailed(prepare.generation(), blob.status(), nullptr);
@@ -154,6 +164,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
            {"link_bytes_per_second", rates->link_bytes_per_second},
            {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
+  options_.on_membership(true);
   v1::JoinRequest message;
   v1::Committed* committed = message.mutable_committed();
   committed->set_generation(commit.generation());
@@ -164,6 +175,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
 
 void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   if (teardown.generation() < ring_.generation()) return;
+  options_.on_membership(false);
   reservations_.ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
   v1::JoinRequest message;
