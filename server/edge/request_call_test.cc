@@ -58,7 +58,7 @@ class GatedPlane final : public DataPlane {
 // nobody tells the call.
 class Edge final : public ActionSink {
  public:
-  explicit Edge(const Limits& limits = {}) : registry(limits), server_metrics_(&metrics_) {
+  explicit Edge(const Limits& limits = {}) : registry(limits), server_metrics_(&metrics_, limits) {
     CoordinatorConfig config;
     config.tick_interval = absl::Milliseconds(5);
     core_ = std::make_unique<CoreLoop>(config, this);

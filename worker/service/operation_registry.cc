@@ -16,7 +16,8 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
   *workspace_bytes = 0;
   absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, rank, world_size);
   if (!decoded.ok()) return decoded.status();
-  const OperationInfo info{reserve.operation_id(), reserve.generation(), reserve.with_timeline()};
+  const OperationInfo info{reserve.operation_id(), reserve.generation(), reserve.with_timeline(),
+                           reserve.request_id(), reserve.traceparent()};
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }

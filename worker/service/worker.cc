@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     std::function<void(const std::string&)> on_stuck) {
   std::unique_ptr<Worker> worker(
       new Worker(std::move(options), device, transport, std::move(on_stuck)));
-  if (absl::Status status = worker->Listen(); !status.ok()) return status;
+  if (absl::Status status = worker->Listen(device->description()); !status.ok()) return status;
   worker->Join(*device, std::move(on_leave));
   return worker;
 }
@@ -59,7 +59,8 @@ void Worker::Stop() {
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);
 }
 
-absl::Status Worker::Listen() {
+absl::Status Worker::Listen(const std::string& device_description) {
+  metrics_.Describe(options_.name, device_description, kVersion, options_.memory_limit_bytes);
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
     if (!metrics_address.ok()) return metrics_address.status();

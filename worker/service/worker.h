@@ -66,7 +66,7 @@ class Worker {
   Worker(WorkerOptions options, Device* device, RingTransport* transport,
          std::function<void(const std::string&)> on_stuck);
 
-  absl::Status Listen();
+  absl::Status Listen(const std::string& device_description);
   void Join(const Device& device, std::function<void(const std::string&)> on_leave);
 
   const WorkerOptions options_;
