@@ -25,6 +25,7 @@ std::shared_ptr<const ServerStatus> StatusBoard::Look(absl::Duration patience) {
     mutex_.AssertHeld();
     return published_at_ > from;
   };
+  if (waiting_ >= options_.max_waiting) return newest_;
   ++waiting_;
   mutex_.AwaitWithTimeout(absl::Condition(&is_new), patience);
   --waiting_;

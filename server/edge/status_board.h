@@ -21,6 +21,8 @@ struct StatusBoardOptions {
   absl::Duration min_interval = absl::Milliseconds(250);
   // Requests that are shown one by one; all are counted.
   int64_t max_requests = 64;
+  // More do not wait: while the core is stuck, half of the HTTP threads stay free for scrapes.
+  int max_waiting = 8;
 };
 
 struct ServerStatus {
@@ -40,8 +42,8 @@ class StatusBoard {
   bool Wants(absl::Time now) const;
   void Publish(ServerStatus status, absl::Time now);
 
-  // Waits for one that is newer than min_interval, at most for `patience`; then the last one,
-  // however old it is. Null: there was none yet.
+  // Waits for one that is newer than min_interval, at most for `patience` and with max_waiting
+  // others; else the last one, however old it is. Null: there was none yet.
   std::shared_ptr<const ServerStatus> Look(absl::Duration patience);
 
  private:

@@ -48,7 +48,7 @@ TEST(StatusBoardTest, NobodyLooksNothingIsMade) {
 }
 
 TEST(StatusBoardTest, ManyWhoLookShareOne) {
-  StatusBoard board({.min_interval = absl::Seconds(60)});
+  StatusBoard board({.min_interval = absl::Seconds(60), .max_waiting = 16});
   const Ticker ticker(&board);
   std::vector<std::thread> lookers;
   std::atomic<int> seen = 0;
@@ -76,6 +76,23 @@ TEST(StatusBoardTest, ACoreThatIsStuckCostsPatienceAndTheLastOneIsShown) {
   ASSERT_NE(status, nullptr);
   EXPECT_EQ(status->core.generation, 7u);
   EXPECT_FALSE(board.Wants(absl::Now()));
+}
+
+TEST(StatusBoardTest, NotAllWaitForACoreThatIsStuck) {
+  StatusBoard board({.max_waiting = 2});
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 2; ++i) waiting.emplace_back([&] { board.Look(absl::Seconds(30)); });
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  absl::Duration took = absl::InfiniteDuration();
+  // As soon as both are waiting, a third is answered at once.
+  while (took > absl::Milliseconds(5) && absl::Now() < deadline) {
+    const absl::Time start = absl::Now();
+    EXPECT_EQ(board.Look(absl::Milliseconds(10)), nullptr);
+    took = absl::Now() - start;
+  }
+  EXPECT_LE(took, absl::Milliseconds(5));
+  board.Publish(Generation(1), absl::Now());
+  for (std::thread& thread : waiting) thread.join();
 }
 
 }  // namespace

@@ -27,12 +27,12 @@ function scaled(value, units, step) {
 const bytes = (n) => scaled(n, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 const rate = (n) => scaled(n, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"], 1000);
 const count = (n) => n.toLocaleString("en");
-const percent = (share) => `${Math.floor(share * 100)} %`;
+const percent = (share) =>
+  share > 0 && share < 0.01 ? "under 1 %" : `${Math.floor(share * 100)} %`;
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 function duration(seconds) {
-  if (seconds < 0.95) return `${Math.max(0, Math.round(seconds * 10) * 100)} ms`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
@@ -174,7 +174,7 @@ function requestRow(request) {
       cell(bytes(request.input_bytes), "number"),
       cell(duration(request.age_seconds), "number"),
       cell(request.deadline_seconds === null ? "" : duration(request.deadline_seconds), "number"),
-      cell(on, "", undefined, request.members.join(", ")),
+      cell(on, "long", undefined, request.members.join(", ")),
       cell(request.trace_id, "code trace", undefined, request.trace_id),
     ],
   };
