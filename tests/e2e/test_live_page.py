@@ -1,7 +1,7 @@
 """The coordinator's live page: by HTTP, and, where Chromium is installed (./tests/run.sh --full sees
 to it), in a real browser.
 
-RINGATTN_SCREENSHOTS=docs writes the pictures of the guide there.
+RINGATTN_SCREENSHOTS=docs writes the guide's pictures there, with names that are not odd.
 """
 
 import json
@@ -23,6 +23,9 @@ from cluster import CHANNEL_OPTIONS, WORKER, wait_until
 from stubs import attention_pb2 as pb, attention_pb2_grpc
 
 EVIL = "<img src=x onerror=document.title='owned'>"
+SCREENSHOTS = os.environ.get("RINGATTN_SCREENSHOTS")
+ODD_WORKER = "worker-4" if SCREENSHOTS else EVIL
+ODD_REQUEST = "serve-0af7651916cd43dd" if SCREENSHOTS else EVIL
 PARTS = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript",
          "/status.json": "application/json", "/metrics": "text/plain"}
 
@@ -140,14 +143,13 @@ def test_many_who_look_do_not_disturb_the_service(ring):
     lookers = [threading.Thread(target=look) for _ in range(8)]
     [t.start() for t in lookers]
     times = []
-    for _ in range(5):
+    while len(times) < 5 or len(seen) < 32:
         start = time.monotonic()
         run(ring.attention, make_inputs(sq=64))
         times.append(time.monotonic() - start)
     stop.set()
     [t.join() for t in lookers]
-    assert len(seen) > 16 and max(seen) < 2
-    assert sorted(times)[2] < 2
+    assert max(seen) < 2 and sorted(times)[len(times) // 2] < 2
 
 
 def test_half_requests_keep_nobody_out(ring):
@@ -195,8 +197,7 @@ def problems(page):
     """What the browser had to say against the page."""
     return [(method, event) for method, event in page.events
             if method == "Runtime.exceptionThrown"
-            or method == "Log.entryAdded" and "favicon" not in event["entry"].get("url", "")
-            and event["entry"]["level"] in ("warning", "error")]
+            or method == "Log.entryAdded" and event["entry"]["level"] in ("warning", "error")]
 
 
 CONTRAST = """(() => {
@@ -215,7 +216,7 @@ def odd_ring(make_ring):
     ring = make_ring(workers=4)
     ring.workers[4] = ring._spawn("worker-4", [
         WORKER, f"--coordinator={ring.control_address}", f"--secret_file={ring.secret}",
-        f"--name={EVIL}", "--device=cpu", "--threads=1"])
+        f"--name={ODD_WORKER}", "--device=cpu", "--threads=1"])
     ring.wait_ready(5)
     ring.kill_worker(3)
     ring.wait_ready(4)
@@ -239,7 +240,7 @@ def test_in_a_browser(make_ring, page, tmp_path):
 
     loaders = [threading.Thread(target=compute, args=(i,)) for i in range(3)]
     [t.start() for t in loaders]
-    held = [Held(ring.attention, EVIL, sent=1, world_size=2, schedule=pb.SCHEDULE_RING),
+    held = [Held(ring.attention, ODD_REQUEST, sent=1, world_size=2, schedule=pb.SCHEDULE_RING),
             Held(ring.attention, "eval-7", make_inputs(sq=2048), sent=40, world_size=1)]
     try:
         look_at(page, ring, tmp_path)
@@ -261,7 +262,7 @@ def look_at(page, ring, tmp_path):
     page.wait("[...document.querySelectorAll('#requests td')].some("
               "(td) => td.innerText.startsWith('computing'))", 30)
     # What came from outside is text.
-    assert EVIL in text_of(page, "#requests") and EVIL in text_of(page, "#ring")
+    assert ODD_REQUEST in text_of(page, "#requests") and ODD_WORKER in text_of(page, "#ring")
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     assert page.evaluate("document.title").startswith("ready, ")
     assert "worker-3" in text_of(page, "#losses") and "disconnected" in text_of(page, "#losses")
@@ -291,11 +292,11 @@ def look_at(page, ring, tmp_path):
 
 def check_looks(page, tmp_path):
     """Light and dark, wide and narrow: legible, and nothing sticks out."""
-    folder = pathlib.Path(os.environ.get("RINGATTN_SCREENSHOTS", tmp_path))
+    folder = pathlib.Path(SCREENSHOTS or tmp_path)
     grounds = set()
     for name, width, scheme in (("live-page", 1280, "light"), ("live-page-dark", 1280, "dark"),
                                 ("live-page-phone", 390, "light")):
-        page.show(width, 800, scheme, scale=2 if width < 600 else 1)
+        page.show(width, 800, scheme)
         page.wait(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert page.evaluate(CONTRAST) >= 4.5, name  # WCAG AA

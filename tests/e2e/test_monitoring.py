@@ -19,7 +19,7 @@ from stubs import ROOT, attention_pb2 as pb
 MONITORING = ROOT / "deploy/monitoring"
 GUIDE = (ROOT / "docs/operations.md").read_text()
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
-LOAD_SECONDS = 5
+LOAD_SECONDS = 4
 METRIC = re.compile(r"\bringattn_[a-z0-9_]+")
 RECORD = re.compile(r"\bringattn:[a-z0-9_:]+")
 
