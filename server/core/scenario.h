@@ -27,6 +27,7 @@
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S
 //   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
 //   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
+//   losses   requests MAX   # what an operator sees of them
 //   predicted ID   # seconds that the plan says
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_SCENARIO_H_

@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     std::function<void(const std::string&)> on_stuck) {
   std::unique_ptr<Worker> worker(
       new Worker(std::move(options), device, transport, std::move(on_stuck)));
-  if (absl::Status status = worker->Listen(); !status.ok()) return status;
+  if (absl::Status status = worker->Listen(device->description()); !status.ok()) return status;
   worker->Join(*device, std::move(on_leave));
   return worker;
 }
@@ -70,7 +70,8 @@ void Worker::SetReady(bool ready) {
   health_->SetServing(wire::kReadinessName, ready);
 }
 
-absl::Status Worker::Listen() {
+absl::Status Worker::Listen(const std::string& device_description) {
+  metrics_.Describe(options_.name, device_description, kVersion, options_.memory_limit_bytes);
   if (!options_.health_listen.empty()) {
     auto health = wire::HealthListener::Start(options_.health_listen);
     if (!health.ok()) return health.status();
