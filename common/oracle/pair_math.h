@@ -258,9 +258,12 @@ inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot&
   const double loss = std::min(SubnormalLoss(spec.dtype, ds), p * (size + delta.rounding)) /
                       (8.0 * ToleranceUnit(spec.dtype));
   const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
+  // Dropout may leave a row with keys of little weight alone: then out is as small as what storing
+  // it loses, and so is delta beside p.
+  const double delta_floor = spec.options.dropout.threshold != 0 ? p * delta.floor : 0.0;
   return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
           std::abs(scale) * (p * (size + delta.rounding) * slope + loss),
-          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size)};
+          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size + delta_floor)};
 }
 
 }  // namespace ringattn::oracle

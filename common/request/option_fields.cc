@@ -209,11 +209,14 @@ constexpr OptionField kFields[] = {
     {"softcap", ReadSoftcap, WriteSoftcap},
     {"causal", ReadCausal, WriteCausal},
     {"window", ReadWindow, WriteWindow},
-    {"dropout", ReadDropout, WriteDropout},
-    {"alibi", ReadAlibi, WriteAlibi},
-    {"bias", ReadBias, WriteBias},
-    {"mask", ReadMask, WriteMask},
-    {"segment_ids", ReadSegmentIds, WriteSegmentIds},
+    {"dropout", ReadDropout, WriteDropout,
+     [](const Options& options) { return options.dropout.threshold != 0; }},
+    {"alibi", ReadAlibi, WriteAlibi,
+     [](const Options& options) { return !options.alibi_slopes.empty(); }},
+    {"bias", ReadBias, WriteBias, [](const Options& options) { return options.bias.has_value(); }},
+    {"mask", ReadMask, WriteMask, [](const Options& options) { return options.mask.has_value(); }},
+    {"segment_ids", ReadSegmentIds, WriteSegmentIds,
+     [](const Options& options) { return options.segment_ids; }},
     {"sinks", ReadSinks, WriteSinks},
     {"dilation_levels", nullptr, nullptr},
     {"deterministic", nullptr, nullptr},
@@ -247,6 +250,22 @@ void WriteOptions(const AttentionOptions& options, v1::AttentionOptions* proto) 
   for (const OptionField& field : kFields) {
     if (field.write != nullptr) field.write(options, *proto);
   }
+}
+
+std::vector<std::string> DeviceOptions() {
+  std::vector<std::string> names;
+  for (const OptionField& field : kFields) {
+    if (field.of_device != nullptr) names.push_back(field.name);
+  }
+  return names;
+}
+
+std::vector<std::string> DeviceOptionsOf(const AttentionOptions& options) {
+  std::vector<std::string> names;
+  for (const OptionField& field : kFields) {
+    if (field.of_device != nullptr && field.of_device(options)) names.push_back(field.name);
+  }
+  return names;
 }
 
 std::vector<std::string> ServedOptions() {
