@@ -17,8 +17,8 @@ struct KernelRate {
   std::string family;
   std::vector<DType> dtypes;
   Direction direction = Direction::kForward;
-  bool score_terms = false;  // of requests with a bias, a mask, ids, ALiBi or dropout; or of others
   double flops_per_second = 0;  // > 0
+  bool score_terms = false;  // of requests with a bias, a mask, ids, ALiBi or dropout; or of others
 };
 
 // The rate of the kernels that serve a request: the first of `rates` with its dtype and direction,

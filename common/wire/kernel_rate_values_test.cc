@@ -25,7 +25,7 @@ TEST(KernelRateValues, WhatIsNoRateIsLeftOut) {
   Protos protos;
   for (const double flops : {0.0, -1.0, std::numeric_limits<double>::infinity(),
                              std::numeric_limits<double>::quiet_NaN()}) {
-    *protos.Add() = ToProto(KernelRate{"x", {DType::kFloat32}, {}, false, flops});
+    *protos.Add() = ToProto(KernelRate{"x", {DType::kFloat32}, {}, flops});
   }
   EXPECT_TRUE(KernelRatesOf(protos).empty());
 }

@@ -181,7 +181,7 @@ class Scenario {
     if (flops <= 0) return;
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       *joined->registration.add_kernel_rates() =
-          ToProto(KernelRate{option, dtypes, direction, option == "flops_terms", flops});
+          ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
     }
   }
 

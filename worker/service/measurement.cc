@@ -194,7 +194,7 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
                      served.backward ? Direction::kBackward : Direction::kForward,
-                     served.score_terms, *flops});
+                     *flops, served.score_terms});
   }
   return rates;
 }
