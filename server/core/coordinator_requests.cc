@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/many_documents.h"
 #include "common/request/option_fields.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
@@ -304,6 +305,7 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   wanted.cost_seconds = order_.CostOf(request.stream());
   wanted.buffer_bytes = LargestBuffers(*request.plan);
   wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
+  wanted.many_documents = request.spec->shape.num_documents() > kManyDocuments;
   return Place(*sites, wanted,
                {config_.max_operations_per_worker, config_.express_operations_per_worker()},
                only_express);

@@ -27,7 +27,7 @@ bool HasCommonPlace(const Site& site, const PlaceLimits& limits) {
 }
 
 bool HasExpressPlace(const Site& site, const PlacementRequest& request, const PlaceLimits& limits) {
-  if (site.express_operations >= limits.express) return false;
+  if (request.many_documents || site.express_operations >= limits.express) return false;
   if (site.express_clients.count(request.client) > 0) return false;
   if (request.cost_seconds * kExpressCostRatio <= site.largest_cost) return true;
   return !site.computes && site.clients.count(request.client) == 0;

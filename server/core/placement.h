@@ -29,6 +29,8 @@ struct PlacementRequest {
   double cost_seconds = 0;   // of devices
   int64_t buffer_bytes = 0;  // on each member
   int count = 1;             // of members
+  // Planning and decoding it take long (kManyDocuments), however little it computes.
+  bool many_documents = false;
 };
 
 // Places per member.
@@ -51,11 +53,11 @@ struct Placement {
 };
 
 // The idlest sites (operations, then bytes, then rank) that have a place and the buffers' bytes
-// free beside the workspace. A request takes express places if there are no others, its client
-// has none there, and either it costs at most an eighth of what it would wait for, or nothing
-// computes there and its client has no place at all: one that has taken the common places keeps
-// the express one for its small requests. `only_express`: one whose turn is earlier waits for a
-// common place. REQUIRES: 1 <= count <= sites.size().
+// free beside the workspace. A request takes express places if there are no others, it has not
+// many documents, its client has none there, and either it costs at most an eighth of what it would
+// wait for, or nothing computes there and its client has no place at all: one that has taken the
+// common places keeps the express one for its small requests. `only_express`: one whose turn is
+// earlier waits for a common place. REQUIRES: 1 <= count <= sites.size().
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
                 const PlaceLimits& limits, bool only_express);
 

@@ -62,6 +62,18 @@ TEST(PlacementTest, ExpressPlacesAreForSmallRequests) {
   EXPECT_TRUE(placement.is_express);
 }
 
+// Forty of them would take every place, and send nothing for as long as they may.
+TEST(PlacementTest, ManyDocumentsTakeNoExpressPlace) {
+  std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
+  PlacementRequest request = Costs(0.001);
+  request.many_documents = true;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  sites[0].computes = false;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  sites[0].operations = 5;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kPlaced);
+}
+
 TEST(PlacementTest, OneExpressPlaceForAClient) {
   std::vector<Site> sites = {Occupied(7, /*largest_cost=*/8)};
   sites[0].express_operations = 1;

@@ -1,21 +1,15 @@
 #include "server/planning/planning_service.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/process/thread_priority.h"
 #include "server/core/plan_summary.h"
 
 namespace ringattn::server {
 namespace {
-
-// Plans of long document lists are made with what the rest of the process leaves over.
-constexpr int kHeavyNice = 10;
 
 absl::StatusOr<Plan> MakePlan(const PlanThis& request, const PlanControl& control) {
   return PlanRequest(*request.spec, request.direction, request.choice, request.inputs, control);
@@ -113,10 +107,8 @@ PlanningStats PlanningService::stats() const {
 // --------------------------------------------------------------- on its threads
 
 void PlanningService::Work(bool only_light) {
-  if (!only_light) {
-    // Linux keeps it per thread. Without it they only share more evenly.
-    (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kHeavyNice);
-  }
+  // Plans of long document lists are made with what the rest of the process leaves over.
+  if (!only_light) LowerThreadPriority();
   while (const std::shared_ptr<Job> job = TakeNext(only_light)) {
     const absl::Time since = absl::Now();
     SharedPlan plan = Make(*job);

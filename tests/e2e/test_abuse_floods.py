@@ -92,9 +92,7 @@ def check_flood(ring, kind, record_property, bound):
 
 
 def test_costly_headers_delay_nobody(make_ring, record_property):
-    # To come down to 50 ms. Planning delays nobody (core_loop_test); what is left is likely with the
-    # workers, which decode one Reserve after the other.
-    check_flood(make_ring(workers=WORKERS), "headers", record_property, bound=5)
+    check_flood(make_ring(workers=WORKERS), "headers", record_property, bound=0.05)
 
 
 def test_calls_that_are_cut_at_once_delay_nobody(make_ring, record_property):

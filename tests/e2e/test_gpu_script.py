@@ -123,6 +123,16 @@ def test_distances_between_results():
     assert all(math.isnan(value) for value in correctness.distances(a, b).values())
 
 
+def test_json_is_read_apart_from_what_a_long_command_says(tmp_path):
+    harness = Harness(tmp_path, 20)
+    say = "import sys; print('after 10 s', file=sys.stderr, flush=True); print({})"
+    assert harness.run_json([sys.executable, "-c", say]) == {}
+    with pytest.raises(Failure, match="printed no JSON: after"):
+        harness.run_json([sys.executable, "-c", "print('after')"])
+    with pytest.raises(Failure, match="(?s)exits 1.*after 10 s"):
+        harness.run_json([sys.executable, "-c", say + "; sys.exit(1)"])
+
+
 def test_numbers_in_tables():
     assert [tables.number(value) for value in (None, 0, 0.98765, 12.345, 123.45, 0.0012345)] == [
         "", "0", "0.988", "12.3", "123", "0.00123"]

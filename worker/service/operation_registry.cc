@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "worker/service/reserve_decoder.h"
 
 namespace ringattn::worker {
 
@@ -11,36 +10,27 @@ OperationRegistry::OperationRegistry(Device* device, MemoryBudget* budget,
                                      ReleasedCallback on_released)
     : device_(device), budget_(budget), on_released_(std::move(on_released)) {}
 
-absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Reserve(
-    const v1::Reserve& reserve, int rank, int world_size, int64_t* workspace_bytes) {
-  *workspace_bytes = 0;
-  absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, rank, world_size);
-  if (!decoded.ok()) return decoded.status();
-  const OperationInfo info{reserve.operation_id(), reserve.generation(), reserve.with_timeline()};
+absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
+    const OperationInfo& info, std::unique_ptr<Operation> operation) {
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }
-  absl::StatusOr<std::unique_ptr<Operation>> operation =
-      Operation::Bind(std::move(decoded->spec), std::move(decoded->plan),
-                      std::move(decoded->program), std::move(decoded->members), device_);
-  if (!operation.ok()) return operation.status();
-  *workspace_bytes = (*operation)->workspace_bytes();
-  const int64_t buffer_bytes = (*operation)->buffer_bytes();
+  const int64_t workspace_bytes = operation->workspace_bytes();
+  const int64_t buffer_bytes = operation->buffer_bytes();
   absl::StatusOr<MemoryBudget::Reservation> reservation =
-      budget_->Take(buffer_bytes + *workspace_bytes);
-  if (!reservation.ok() && *workspace_bytes > 0) {
+      budget_->Take(buffer_bytes + workspace_bytes);
+  if (!reservation.ok() && workspace_bytes > 0) {
     return absl::Status(reservation.status().code(),
                         absl::StrCat("buffers of ", buffer_bytes, " and a kernel workspace of ",
-                                     *workspace_bytes, " bytes: ", reservation.status().message()));
+                                     workspace_bytes, " bytes: ", reservation.status().message()));
   }
   if (!reservation.ok()) return reservation.status();
-  if (absl::Status status = (*operation)->Allocate(); !status.ok()) return status;
+  if (absl::Status status = operation->Allocate(); !status.ok()) return status;
 
   absl::MutexLock lock(&mutex_);
   ++alive_;
-  auto shard =
-      std::make_shared<ShardOperation>(info, *std::move(operation), *std::move(reservation),
-                                       device_, [this, info] { OnDestroyed(info); });
+  auto shard = std::make_shared<ShardOperation>(info, std::move(operation), *std::move(reservation),
+                                                device_, [this, info] { OnDestroyed(info); });
   operations_[info.id] = shard;
   return shard;
 }

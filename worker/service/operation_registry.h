@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/device.h"
 #include "worker/service/memory_budget.h"
 #include "worker/service/shard_operation.h"
@@ -29,13 +28,11 @@ class OperationRegistry {
   // `device` and `budget` outlive the registry and everything it made.
   OperationRegistry(Device* device, MemoryBudget* budget, ReleasedCallback on_released);
 
-  // Sets memory aside for the operation. `rank` of `world_size`: this worker in the
-  // generation. *workspace_bytes becomes what the device's kernels need beside the
-  // program's buffers, 0 as long as that is unknown.
-  //   INVALID_ARGUMENT    a malformed message, or the id is taken
+  // Sets memory aside for the operation, which is bound and not allocated.
+  //   INVALID_ARGUMENT    the id is taken, or calls that the device cannot make ready
   //   RESOURCE_EXHAUSTED  over the memory limit, with the arithmetic
-  absl::StatusOr<std::shared_ptr<ShardOperation>> Reserve(const v1::Reserve& reserve, int rank,
-                                                          int world_size, int64_t* workspace_bytes);
+  absl::StatusOr<std::shared_ptr<ShardOperation>> Admit(const OperationInfo& info,
+                                                        std::unique_ptr<Operation> operation);
 
   // Null if there is none of that id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;

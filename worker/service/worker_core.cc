@@ -34,7 +34,14 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
               [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                      const RunningOperation& last) { OnRunDone(operation, result, last); }),
       ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
-      work_("worker_control") {}
+      reservations_(
+          &device_, &registry_, &decoding_,
+          [this](std::function<void()> work) { Enqueue(std::move(work)); },
+          [this](const v1::Reserve& reserve,
+                 const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
+                 int64_t workspace_bytes) { OnReserveDone(reserve, operation, workspace_bytes); }),
+      work_("worker_control"),
+      decoding_("reserve_decode") {}
 
 WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
 
@@ -52,7 +59,9 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
       }
       return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
     case v1::JoinResponse::kReserve:
-      return Enqueue([this, reserve = message.reserve()] { OnReserve(reserve); });
+      return Enqueue([this, reserve = std::make_shared<const v1::Reserve>(message.reserve())] {
+        OnReserve(reserve);
+      });
     case v1::JoinResponse::kRun: {
       auto operation = registry_.Find(message.run().operation_id(), message.run().generation());
       if (operation != nullptr) runner_.Run(std::move(operation));
@@ -66,7 +75,7 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     }
     case v1::JoinResponse::kRelease:
       return Enqueue([this, release = message.release()] {
-        registry_.Release(release.operation_id(), release.generation());
+        reservations_.Release(release.operation_id(), release.generation());
       });
     case v1::JoinResponse::kRegistered:
     case v1::JoinResponse::kLeave:
@@ -80,6 +89,7 @@ void WorkerCore::OnDisconnected(const std::string& reason) {
   ring_.CancelForming(std::numeric_limits<uint64_t>::max());
   EventRef done = work_.Start(
       [this, reason] {
+        reservations_.ForgetAll();
         ring_.Forget(reason);
         return absl::OkStatus();
       },
@@ -154,17 +164,21 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
 
 void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   if (teardown.generation() < ring_.generation()) return;
+  reservations_.ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
   send_(std::move(message));
 }
 
-void WorkerCore::OnReserve(const v1::Reserve& reserve) {
-  if (!ring_.formed() || reserve.generation() != ring_.generation()) return;
-  int64_t workspace_bytes = 0;
-  absl::StatusOr<std::shared_ptr<ShardOperation>> operation =
-      registry_.Reserve(reserve, ring_.rank(), ring_.world_size(), &workspace_bytes);
+void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {
+  if (!ring_.formed() || reserve->generation() != ring_.generation()) return;
+  reservations_.Reserve(std::move(reserve), {ring_.rank(), ring_.world_size()});
+}
+
+void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
+                               const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
+                               int64_t workspace_bytes) {
   v1::JoinRequest message;
   v1::Reserved* reserved = message.mutable_reserved();
   reserved->set_operation_id(reserve.operation_id());

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "worker/service/memory_budget.h"
 #include "worker/service/operation_registry.h"
 #include "worker/service/operation_runner.h"
+#include "worker/service/reservations.h"
 #include "worker/service/ring_member.h"
 #include "worker/service/watchdog.h"
 #include "worker/service/worker_metrics.h"
@@ -60,7 +62,10 @@ class WorkerCore {
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
   void OnTeardown(const v1::Teardown& teardown);
-  void OnReserve(const v1::Reserve& reserve);
+  void OnReserve(std::shared_ptr<const v1::Reserve> reserve);
+  void OnReserveDone(const v1::Reserve& reserve,
+                     const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
+                     int64_t workspace_bytes);
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
@@ -79,7 +84,9 @@ class WorkerCore {
   RingMember ring_;  // used on work_ only, but for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
   uint64_t last_prepare_ = 0;  // generation; used by OnMessage's thread only
-  HostQueue work_;             // last: its thread uses the rest
+  Reservations reservations_;  // used on work_ only
+  HostQueue work_;             // the control thread, which uses the rest
+  HostQueue decoding_;         // last: its thread hands work to work_
 };
 
 }  // namespace ringattn::worker

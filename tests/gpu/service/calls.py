@@ -1,10 +1,7 @@
 """Requests by the command line: runs with their figures, and verification."""
 
-import json
-
 import timeline
 from gpus import MemoryWatch
-from harness import Failure, check
 
 
 def plan_flags(world_size, layout="auto"):
@@ -16,22 +13,16 @@ def plan_flags(world_size, layout="auto"):
 def call(harness, ring, command, source, output, options, trace_file=None):
     """One request; its --json report."""
     flags = [f"--trace={trace_file}"] if trace_file else []
-    text = harness.run_ok([ring.cli, command, f"--server={ring.address}", f"--input={source}",
-                           f"--output={output}", "--deadline=200s", "--json", *flags, *options])
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise Failure(f"{command} printed no JSON: {text[-300:]}") from None
+    return harness.run_json([ring.cli, command, f"--server={ring.address}", f"--input={source}",
+                             f"--output={output}", "--deadline=200s", "--json", *flags, *options])
 
 
 def verify(harness, ring, source, output, options, rows, forward=None):
     """The --json report of a verification that must pass. `forward`: the forward pass's output; dk and
     dv of long requests are judged with its help."""
     given = [f"--forward={forward}"] if forward else []
-    code, text = harness.run([ring.cli, "verify", f"--input={source}", f"--output={output}",
-                              f"--rows={rows}", "--json", *given, *options])
-    check(code == 0, f"wrong result of {output.name} ({code}): {text[-900:]}")
-    return json.loads(text)
+    return harness.run_json([ring.cli, "verify", f"--input={source}", f"--output={output}",
+                             f"--rows={rows}", "--json", *given, *options])
 
 
 def figures(report):

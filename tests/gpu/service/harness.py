@@ -6,6 +6,7 @@ import pathlib
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
 import traceback
 
@@ -90,18 +91,19 @@ class Harness:
         temporary.write_text(json.dumps(self.summary, indent=1) + "\n")
         os.replace(temporary, self.out / "summary.json")
 
-    def run(self, command, seconds=None, log_to=None, environment=None, cleans_up=False):
+    def run(self, command, seconds=None, log_to=None, environment=None, cleans_up=False,
+            stderr=subprocess.STDOUT):
         """Output and exit code; past its time the command is killed and the part fails. What cleans up
         has its `seconds` even if the part has used up its own, or does so meanwhile."""
         if cleans_up and (left := signal.setitimer(signal.ITIMER_REAL, 0)[0]) > 0:
             try:
-                return self.run(command, seconds, log_to, environment, cleans_up)
+                return self.run(command, seconds, log_to, environment, cleans_up, stderr)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, left)
         command = [str(word) for word in command]
         limit = seconds if cleans_up else min(seconds or 1e9, self.remaining())
         begin = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr,
                                    stdin=subprocess.DEVNULL, text=True, errors="replace",
                                    start_new_session=True, env=environment)
         killed = False
@@ -131,3 +133,18 @@ class Harness:
         code, output = self.run(command, **options)
         check(code == 0, f"{shlex.join(map(str, command))} exits {code}: {output[-800:]}")
         return output
+
+    def run_json(self, command, **options):
+        """What it prints as --json; beside it, on stderr, long commands say every ten seconds how far
+        they are."""
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:
+            code, output = self.run(command, stderr=errors, **options)
+            errors.seek(0)
+            said = errors.read()
+        self.log_file.write(said)
+        check(code == 0, f"{shlex.join(map(str, command))} exits {code}: "
+                         f"{output[-800:]}{said[-800:]}")
+        try:
+            return json.loads(output)
+        except ValueError:
+            raise Failure(f"{command[1]} printed no JSON: {output[-300:]}") from None

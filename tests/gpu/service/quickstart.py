@@ -1,6 +1,5 @@
 """deploy/quickstart.sh --prebuilt where nothing can be installed: it has to use the GPUs."""
 
-import json
 import os
 import pathlib
 import socket
@@ -37,8 +36,8 @@ def part(session):
                                              environment=environment)
             result["exit_code"] = code
             if code == 0:
-                topology = json.loads(session.harness.run_ok(
-                    [session.ring.cli, "topology", f"--server=127.0.0.1:{port}", "--json"]))
+                topology = session.harness.run_json(
+                    [session.ring.cli, "topology", f"--server=127.0.0.1:{port}", "--json"])
                 result["devices"] = [worker.get("device") for worker in topology["workers"]]
                 session.harness.run([script, f"--prebuilt={session.bundle}"],
                                     environment=environment)  # once more: it is running already

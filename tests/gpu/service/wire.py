@@ -2,7 +2,6 @@
 requests in flight, whose uploads, passes and downloads should overlap."""
 
 import filecmp
-import json
 import statistics
 import threading
 import time
@@ -18,13 +17,12 @@ STAGES = ("upload", "compute", "download")
 def bench(session, shape, command, *options):
     """`ringattn bench` of a causal request, by the ring: verified, then the median call. Makes its inputs
     in memory; its backward pass gets out and lse from the client."""
-    text = session.harness.run_ok([
+    report = session.harness.run_json([
         session.ring.cli, "bench", f"--server={session.ring.address}", "--json", *CAUSAL,
         f"--seq_len={shape.seq_len}", f"--heads={shape.heads}", f"--kv_heads={shape.kv_heads}",
         f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8", "--deadline=60s",
         *plan_flags(session.workers, "zigzag"), *(["--backward"] if command == "backward" else []),
         *options])
-    report = json.loads(text)
     check(report["verified"]["passed"], f"{command}: {report['verified']}")
     last = report["last_run"]
     return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],

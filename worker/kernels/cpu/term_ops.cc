@@ -82,6 +82,31 @@ void MaskByBytesHere(const uint8_t* mask, int count, float* target) {
   for (; col < count; ++col) target[col] = mask[col] != 0 ? target[col] : kMinusInfinity;
 }
 
+// Reads the bytes that hold the bits and no others.
+void MaskByBitsHere(const uint8_t* mask, int64_t first, int count, float* target) {
+  const Floats d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const auto hidden = hn::Set(d, kMinusInfinity);
+  const int64_t end_byte = (first + count + 7) / 8;
+  int col = 0;
+  for (; col + lanes <= count; col += lanes) {
+    const int64_t byte = (first + col) / 8;
+    uint64_t bits = 0;
+    if (byte + 8 <= end_byte) {
+      std::memcpy(&bits, mask + byte, sizeof(bits));
+    } else {
+      for (int64_t b = byte; b < end_byte; ++b) bits |= uint64_t{mask[b]} << (8 * (b - byte));
+    }
+    bits >>= (first + col) % 8;
+    const auto seen = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+    hn::StoreU(hn::IfThenElse(seen, hn::LoadU(d, target + col), hidden), d, target + col);
+  }
+  for (; col < count; ++col) {
+    const int64_t bit = first + col;
+    if ((mask[bit / 8] >> (bit % 8) & 1) == 0) target[col] = kMinusInfinity;
+  }
+}
+
 void MaskByIdsHere(int32_t id, const int32_t* ids, int count, float* target) {
   const Floats d;
   const hn::RebindToSigned<Floats> di;
@@ -238,6 +263,7 @@ namespace ringattn::worker::cpu {
 HWY_EXPORT(LoadBiasHere);
 HWY_EXPORT(SubtractDistanceHere);
 HWY_EXPORT(MaskByBytesHere);
+HWY_EXPORT(MaskByBitsHere);
 HWY_EXPORT(MaskByIdsHere);
 HWY_EXPORT(FinishScoresHere);
 HWY_EXPORT(KeepWordsHere);
@@ -263,10 +289,7 @@ void MaskByBytes(const uint8_t* mask, int count, float* target) {
 }
 
 void MaskByBits(const uint8_t* mask, int64_t first, int count, float* target) {
-  for (int col = 0; col < count; ++col) {
-    const int64_t bit = first + col;
-    if ((mask[bit / 8] >> (bit % 8) & 1) == 0) target[col] = -std::numeric_limits<float>::infinity();
-  }
+  HWY_DYNAMIC_DISPATCH(MaskByBitsHere)(mask, first, count, target);
 }
 
 void MaskByIds(int32_t id, const int32_t* ids, int count, float* target) {

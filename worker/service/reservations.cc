@@ -1,0 +1,88 @@
+#include "worker/service/reservations.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/many_documents.h"
+#include "common/process/thread_priority.h"
+#include "worker/service/reserve_decoder.h"
+
+namespace ringattn::worker {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(const v1::Reserve& reserve,
+                                                         RingPlace place, Device* device) {
+  absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, place.rank, place.world_size);
+  if (!decoded.ok()) return decoded.status();
+  return Operation::Bind(std::move(decoded->spec), std::move(decoded->plan),
+                         std::move(decoded->program), std::move(decoded->members), device);
+}
+
+}  // namespace
+
+Reservations::Reservations(Device* device, OperationRegistry* registry, HostQueue* aside,
+                           RunOnControl on_control, Done done)
+    : device_(device),
+      registry_(registry),
+      aside_(aside),
+      on_control_(std::move(on_control)),
+      done_(std::move(done)) {}
+
+void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace place) {
+  const std::string& id = reserve->operation_id();
+  if (pending_.contains(id)) {
+    return done_(*reserve,
+                 absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")), 0);
+  }
+  if (reserve->shape().packed().cu_seqlens_q_size() <= kManyDocuments) {
+    return Admit(*reserve, DecodeAndBind(*reserve, place, device_));
+  }
+  auto pending = std::make_shared<Pending>();
+  pending->generation = reserve->generation();
+  pending_[id] = pending;
+  auto decode = [this, reserve = std::move(reserve), place, pending = std::move(pending)] {
+    LowerThreadPriority();
+    auto operation = std::make_shared<absl::StatusOr<std::unique_ptr<Operation>>>(
+        pending->unwanted ? absl::CancelledError("released before it was decoded")
+                          : DecodeAndBind(*reserve, place, device_));
+    on_control_(
+        [this, reserve, pending, operation] { Finish(*reserve, pending, std::move(*operation)); });
+    return absl::OkStatus();
+  };
+  aside_->Start(std::move(decode), {}, HostQueue::OnFailure::kSkip);
+}
+
+void Reservations::Release(const std::string& id, uint64_t generation) {
+  const auto found = pending_.find(id);
+  if (found != pending_.end() && found->second->generation == generation) {
+    found->second->unwanted = true;  // answered by Finish, so that nothing of it is left
+    return;
+  }
+  registry_->Release(id, generation);
+}
+
+void Reservations::ForgetAll() {
+  for (const auto& [id, pending] : pending_) pending->unwanted = true;
+  pending_.clear();
+}
+
+void Reservations::Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
+                          absl::StatusOr<std::unique_ptr<Operation>> operation) {
+  const auto found = pending_.find(reserve.operation_id());
+  if (found == pending_.end() || found->second != pending) return;  // forgotten
+  pending_.erase(found);
+  if (pending->unwanted) return registry_->Release(reserve.operation_id(), reserve.generation());
+  Admit(reserve, std::move(operation));
+}
+
+void Reservations::Admit(const v1::Reserve& reserve,
+                         absl::StatusOr<std::unique_ptr<Operation>> operation) {
+  if (!operation.ok()) return done_(reserve, operation.status(), 0);
+  const int64_t workspace_bytes = (*operation)->workspace_bytes();
+  done_(reserve,
+        registry_->Admit({reserve.operation_id(), reserve.generation(), reserve.with_timeline()},
+                         *std::move(operation)),
+        workspace_bytes);
+}
+
+}  // namespace ringattn::worker

@@ -1,0 +1,191 @@
+#include "worker/service/reservations.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/base/many_documents.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/device/device_wrapper.h"
+#include "worker/testing/scalar_device.h"
+
+namespace ringattn::worker {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr int kLong = 2 * kManyDocuments;
+
+// Binding a call of many documents waits until it is let go.
+class HeldDevice : public DeviceWrapper {
+ public:
+  using DeviceWrapper::DeviceWrapper;
+
+  absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
+    if (std::get<ForwardCall>(calls.front()).problem->bands.size() > 1) {
+      absl::MutexLock lock(&mutex_);
+      ++bound_;
+      mutex_.Await(absl::Condition(&let_go_));
+    }
+    return DeviceWrapper::WorkspaceBytes(calls);
+  }
+  void LetGo() {
+    absl::MutexLock lock(&mutex_);
+    let_go_ = true;
+  }
+  void AwaitBinding() const {
+    absl::MutexLock lock(&mutex_);
+    const auto begun = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return bound_ > 0; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&begun), absl::Seconds(20)));
+  }
+  int bound() const {
+    absl::MutexLock lock(&mutex_);
+    return bound_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  mutable int bound_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool let_go_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+std::shared_ptr<const v1::Reserve> ReserveOf(const std::string& id, int documents) {
+  auto reserve = std::make_shared<v1::Reserve>();
+  reserve->set_operation_id(id);
+  reserve->set_generation(1);
+  reserve->add_members(0);
+  v1::AttentionShape* shape = reserve->mutable_shape();
+  shape->set_batch(1);
+  shape->set_seq_len_q(documents);
+  shape->set_seq_len_kv(documents);
+  shape->set_num_heads(1);
+  shape->set_num_kv_heads(1);
+  shape->set_head_dim(1);
+  shape->set_head_dim_v(1);
+  for (int i = 0; i <= documents; ++i) {
+    shape->mutable_packed()->add_cu_seqlens_q(i);
+    shape->mutable_packed()->add_cu_seqlens_k(i);
+  }
+  reserve->set_dtype(v1::DATA_TYPE_FLOAT32);
+  reserve->set_layout(v1::LAYOUT_CONTIGUOUS);
+  reserve->set_schedule(v1::SCHEDULE_SINGLE);
+  return reserve;
+}
+
+class ReservationsTest : public testing::Test {
+ protected:
+  ~ReservationsTest() override {
+    device_.LetGo();
+    Drain();
+    registry_.EndAll("the test ends");
+  }
+
+  void OnControl(std::function<void()> work) {
+    (void)Post(std::move(work))->Wait(absl::InfiniteFuture());
+  }
+  void Reserve(const std::string& id, int documents) {
+    OnControl([this, reserve = ReserveOf(id, documents)] {
+      reservations_.Reserve(reserve, {0, 1});
+    });
+  }
+  void Release(const std::string& id) {
+    OnControl([&] { reservations_.Release(id, 1); });
+  }
+  // What was handed over so far has been decoded and heard of.
+  void Drain() {
+    auto decoded = aside_.Start([] { return absl::OkStatus(); }, {}, HostQueue::OnFailure::kRun);
+    (void)decoded->Wait(absl::InfiniteFuture());
+    OnControl([] {});
+  }
+  std::vector<std::string> said() {
+    absl::MutexLock lock(&mutex_);
+    return said_;
+  }
+
+  ScalarDevice scalar_;
+  HeldDevice device_{&scalar_};
+  MemoryBudget budget_{int64_t{1} << 30};
+  OperationRegistry registry_{&device_, &budget_,
+                              [this](const OperationInfo& info) { Say("released " + info.id); }};
+  HostQueue control_{"control"};
+  HostQueue aside_{"aside"};
+  Reservations reservations_{
+      &device_, &registry_, &aside_, [this](std::function<void()> work) { Post(std::move(work)); },
+      [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
+             int64_t) {
+        Say(absl::StrCat(operation.ok() ? "reserved " : "refused ", reserve.operation_id()));
+      }};
+
+ private:
+  EventRef Post(std::function<void()> work) {
+    return control_.Start(
+        [work = std::move(work)] {
+          work();
+          return absl::OkStatus();
+        },
+        {}, HostQueue::OnFailure::kRun);
+  }
+  void Say(std::string what) {
+    absl::MutexLock lock(&mutex_);
+    said_.push_back(std::move(what));
+  }
+
+  absl::Mutex mutex_;
+  std::vector<std::string> said_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(ReservationsTest, AShortOneDoesNotWaitForLongOnes) {
+  Reserve("long", kLong);
+  Reserve("longer", 2 * kLong);
+  device_.AwaitBinding();
+  Reserve("short", 1);
+  EXPECT_THAT(said(), ElementsAre("reserved short"));
+  device_.LetGo();
+  Drain();
+  EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long", "reserved longer"));
+  EXPECT_NE(registry_.Find("long", 1), nullptr);
+}
+
+// Its memory was never taken, and what was not begun is not decoded any more.
+TEST_F(ReservationsTest, OneThatIsReleasedWhileItIsDecodedIsReleasedOnce) {
+  Reserve("begun", kLong);
+  device_.AwaitBinding();
+  Reserve("waiting", kLong);
+  Release("begun");
+  Release("waiting");
+  EXPECT_THAT(said(), ElementsAre());
+  device_.LetGo();
+  Drain();
+  EXPECT_THAT(said(), ElementsAre("released begun", "released waiting"));
+  EXPECT_EQ(device_.bound(), 1);
+  EXPECT_EQ(budget_.taken_bytes(), 0);
+  EXPECT_EQ(registry_.Find("begun", 1), nullptr);
+}
+
+TEST_F(ReservationsTest, NobodyHearsOfThoseOfARingThatIsGone) {
+  Reserve("old", kLong);
+  device_.AwaitBinding();
+  OnControl([&] { reservations_.ForgetAll(); });
+  Reserve("old", 1);  // of the next ring, under the same id
+  device_.LetGo();
+  Drain();
+  EXPECT_THAT(said(), ElementsAre("reserved old"));
+}
+
+TEST_F(ReservationsTest, AnIdThatIsBeingDecodedIsTaken) {
+  Reserve("same", kLong);
+  Reserve("same", 1);
+  EXPECT_THAT(said(), ElementsAre("refused same"));
+  device_.LetGo();
+  Drain();
+  EXPECT_THAT(said(), ElementsAre("refused same", "reserved same"));
+  Reserve("same", 1);
+  EXPECT_THAT(said(), ElementsAre("refused same", "reserved same", "refused same"));
+}
+
+}  // namespace
+}  // namespace ringattn::worker
