@@ -22,6 +22,8 @@ double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
       return 2.0 * (dim + dim_v);
     case ComputeCall::Op::kBackward:
       return 2.0 * (3.0 * dim + 2.0 * dim_v);
+    case ComputeCall::Op::kBiasGradient:
+      return 2.0 * (dim + dim_v);
     default:
       return 0.0;
   }

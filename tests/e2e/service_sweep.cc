@@ -29,7 +29,7 @@ ABSL_FLAG(int64_t, cases, 160, "number of cases");
 ABSL_FLAG(int64_t, case, -1, "run this case alone");
 ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
 ABSL_FLAG(bool, options, false,
-          "add what only some requests have: attention sinks, a gradient of lse");
+          "add what only some requests have: attention sinks, a gradient of lse, score terms");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
