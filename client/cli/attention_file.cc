@@ -135,8 +135,7 @@ absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Pr
 }
 
 // What options know from the file's tensors alone.
-absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file,
-                           Problem* problem) {
+absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file, Problem* problem) {
   if (problem->options.has_bias()) {
     const auto view = ReadForm(path, file, "bias", problem->options.mutable_bias());
     if (!view.ok()) return view.status();
@@ -330,8 +329,7 @@ std::string ElementName(const Problem& problem, v1::TensorId tensor) {
 
 std::string Describe(const Problem& problem, v1::TensorId tensor) {
   return absl::StrCat(
-      TensorIdName(tensor), " ",
-      ElementName(problem, tensor), " [",
+      TensorIdName(tensor), " ", ElementName(problem, tensor), " [",
       absl::StrJoin(*TensorDimensions(problem.shape, problem.dtype, tensor, problem.options), ", "),
       "]");
 }

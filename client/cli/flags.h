@@ -22,7 +22,7 @@ struct Problem {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options;
   v1::PlanOptions plan;
-  bool has_dlse = false;  // backward
+  bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi is to have them
 };
 

@@ -39,8 +39,8 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
   if (flags.with_dout) tensors->push_back(v1::TENSOR_ID_DOUT);
   if (flags.dlse) tensors->push_back(v1::TENSOR_ID_DLSE);
   if (flags.sinks) tensors->push_back(v1::TENSOR_ID_SINKS);
-  for (const TensorId id : {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds,
-                            TensorId::kKvSegmentIds}) {
+  for (const TensorId id :
+       {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds, TensorId::kKvSegmentIds}) {
     if (InfoOf(id).is_present(spec)) tensors->push_back(static_cast<v1::TensorId>(id));
   }
   auto writer = CreateFor(flags.output, *problem, *tensors, true, flags.terms.has_alibi());
@@ -97,8 +97,7 @@ int RunGenerate(const Flags& flags) {
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
           {"dtype", ElementName(problem, tensor)},
-          {"shape",
-           *TensorDimensions(problem.shape, problem.dtype, tensor, problem.options)}};
+          {"shape", *TensorDimensions(problem.shape, problem.dtype, tensor, problem.options)}};
     }
     Print(object);
     return kSuccess;

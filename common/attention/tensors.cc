@@ -39,8 +39,8 @@ bool HasSegmentIds(const AttentionSpec& spec) { return spec.options.segment_ids;
 constexpr TensorInfo Pairs(TensorId id, const char* name, ElementOf element, Use forward,
                            Use backward, std::optional<TensorId> gradient_of,
                            IsPresent is_present) {
-  return {id,      name,     Axis::kQ,    TensorForm::kPairs, HeadsOf::kQuery, DimOf::kNone, element,
-          forward, backward, gradient_of, is_present};
+  return {id,      name,    Axis::kQ, TensorForm::kPairs, HeadsOf::kQuery, DimOf::kNone,
+          element, forward, backward, gradient_of,        is_present};
 }
 
 constexpr TensorInfo Ids(TensorId id, const char* name, Axis axis) {
@@ -117,8 +117,8 @@ int64_t PairPlanes(const AttentionSpec& spec, const TensorInfo& info, bool of_ba
 // Elements of a row, bytes of a mask's.
 int64_t PairRowElements(const AttentionSpec& spec, const TensorInfo& info) {
   const int64_t columns = PairColumns(spec.shape);
-  const bool bits = info.element == ElementOf::kMask && spec.options.mask.has_value() &&
-                    spec.options.mask->bits;
+  const bool bits =
+      info.element == ElementOf::kMask && spec.options.mask.has_value() && spec.options.mask->bits;
   return bits ? columns / 8 + (columns % 8 != 0 ? 1 : 0) : columns;
 }
 

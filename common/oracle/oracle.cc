@@ -289,8 +289,7 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
             2.0 * (ScoreError(spec.options, raw, score_size) + kFloat32Slack * added);
         const double doubt = wide ? Doubt(p, MostProbability(score, row_lse, error), 1.0) : 0.0;
         const double linear_size = wide ? LseLoss(row_lse) : score_size;
-        Coefficients ds =
-            GradientTerm(spec, p, dp, row_delta, capped.slope, linear_size, scale);
+        Coefficients ds = GradientTerm(spec, p, dp, row_delta, capped.slope, linear_size, scale);
         ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
         Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size);
         term.floor += doubt;

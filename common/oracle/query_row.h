@@ -72,7 +72,8 @@ inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
 }
 
 inline void ScoreRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
-              const QueryPlace& query, const double* q, double sink, HeadRows& k, RowScores& row) {
+                     const QueryPlace& query, const double* q, double sink, HeadRows& k,
+                     RowScores& row) {
   row = {std::move(row.keys)};
   row.keys.clear();
   row.sink = sink;

@@ -247,9 +247,8 @@ void AddScoreTerms(Case& c) {
                             .gradient = draw(12, 3) != 0};
   }
   if (draw(14, 4) == 0) {
-    options.mask = MaskForm{.per_batch = draw(18, 2) == 0,
-                            .per_head = draw(20, 2) == 0,
-                            .bits = draw(22, 2) == 0};
+    options.mask = MaskForm{
+        .per_batch = draw(18, 2) == 0, .per_head = draw(20, 2) == 0, .bits = draw(22, 2) == 0};
   }
   options.segment_ids = draw(24, 4) == 0;
   if (draw(28, 4) == 0) {
@@ -257,7 +256,8 @@ void AddScoreTerms(Case& c) {
     const int64_t count = draw(32, 2) == 0 ? shape.num_heads : batch_rows * shape.num_heads;
     for (int64_t i = 0; i < count; ++i) {
       // 2^-1 to 2^-8, and none.
-      options.alibi_slopes.push_back(i % 9 == 8 ? 0.0f : std::ldexp(1.0f, -1 - static_cast<int>(i % 9)));
+      options.alibi_slopes.push_back(i % 9 == 8 ? 0.0f
+                                                : std::ldexp(1.0f, -1 - static_cast<int>(i % 9)));
     }
   }
   constexpr uint32_t kThresholds[] = {6554, 32768, 63570};  // 0.1, 0.5, 0.97

@@ -39,10 +39,10 @@ struct AttentionProblem {
 struct KvBlock {
   int64_t rows = 0;
   std::vector<Piece> pieces;
-  const void* k = nullptr;  // [batch, rows, num_kv_heads, head_dim] dtype
-  const void* v = nullptr;  // [batch, rows, num_kv_heads, head_dim_v] dtype
-  float* dk = nullptr;      // backward: like k, fp32, accumulated into
-  float* dv = nullptr;      // backward: like v, fp32, accumulated into
+  const void* k = nullptr;               // [batch, rows, num_kv_heads, head_dim] dtype
+  const void* v = nullptr;               // [batch, rows, num_kv_heads, head_dim_v] dtype
+  float* dk = nullptr;                   // backward: like k, fp32, accumulated into
+  float* dv = nullptr;                   // backward: like v, fp32, accumulated into
   const int32_t* segment_ids = nullptr;  // [batch, rows], where the problem has them
 };
 
