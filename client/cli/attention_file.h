@@ -18,8 +18,8 @@ namespace ringattn::client::cli {
 
 // Reads shape and dtype of q, k, v and, for three dimensions, cu_seqlens into
 // `problem`, whose options are there: what they need of the file (the forms of a bias and a mask,
-// ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor that is missing,
-// of a wrong dtype or does not fit the others.
+// ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor that is
+// missing, of a wrong dtype or does not fit the others.
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem);
 
 // The bytes of a tensor, which must have the shape and dtype that the problem gives it.

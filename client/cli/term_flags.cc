@@ -46,18 +46,21 @@ void TermFlags::AddTo(CLI::App* command, TermForms forms) {
   const bool from_file = forms == TermForms::kFromFile;
   alibi_given_ =
       command
-          ->add_option("--alibi", alibi_,
-                       forms == TermForms::kGenerated
-                           ? "Also alibi_slopes, one per query head, for --alibi of the others"
-                           : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
-                             "/ heads)" +
-                                 std::string(from_file ? ", or by tensor alibi_slopes" : ""))
+          ->add_option(
+              "--alibi", alibi_,
+              forms == TermForms::kGenerated
+                  ? "Also alibi_slopes, one per query head, for --alibi of the others"
+                  : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
+                    "/ heads)" +
+                        std::string(from_file ? ", or by tensor alibi_slopes" : ""))
           ->group(kGroup)
           ->expected(0, 1)
           ->check(CLI::IsMember({"", "geometric"}));
   if (from_file) {
-    command->add_flag("--bias", has_bias_, "Tensor bias is added to the scores; its shape says by "
-                                           "what it differs")
+    command
+        ->add_flag("--bias", has_bias_,
+                   "Tensor bias is added to the scores; its shape says by "
+                   "what it differs")
         ->group(kGroup);
     command->add_flag("--mask", has_mask_, "Tensor mask says which pairs are seen, likewise")
         ->group(kGroup);
@@ -72,7 +75,8 @@ void TermFlags::AddTo(CLI::App* command, TermForms forms) {
                  "Rows see keys of equal ids: tensors q_segment_ids, kv_segment_ids")
       ->group(kGroup);
   if (forms == TermForms::kGenerated) return;
-  command->add_flag("--bias_before_softcap", before_softcap_, "The bias is added before the softcap")
+  command
+      ->add_flag("--bias_before_softcap", before_softcap_, "The bias is added before the softcap")
       ->group(kGroup);
   command->add_flag("--dbias", dbias_, "Backward also gives the bias's gradient, tensor dbias")
       ->group(kGroup);
@@ -111,8 +115,7 @@ absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
 void SetGeometricSlopes(uint32_t num_heads, v1::AttentionOptions* options) {
   options->mutable_alibi()->clear_slopes();
   for (uint32_t h = 0; h < num_heads; ++h) {
-    options->mutable_alibi()->add_slopes(
-        static_cast<float>(std::exp2(-8.0 * (h + 1) / num_heads)));
+    options->mutable_alibi()->add_slopes(static_cast<float>(std::exp2(-8.0 * (h + 1) / num_heads)));
   }
 }
 

@@ -58,8 +58,8 @@ RowAxes AxesOf(const AttentionSpec& spec, TensorId tensor) {
   if (tensor == TensorId::kDsinks) return {1, 1, shape.num_heads};
   if (tensor == TensorId::kDbias) {
     const BiasForm& bias = *spec.options.bias;
-    return {bias.per_batch ? shape.batch : 1, shape.seq_len_q,
-            bias.per_head ? shape.num_heads : 1, /*heads_first=*/true};
+    return {bias.per_batch ? shape.batch : 1, shape.seq_len_q, bias.per_head ? shape.num_heads : 1,
+            /*heads_first=*/true};
   }
   const bool kv = tensor == TensorId::kDk || tensor == TensorId::kDv;
   return kv ? RowAxes{shape.batch, shape.seq_len_kv, shape.num_kv_heads}

@@ -169,8 +169,7 @@ TEST(OracleTerms, MasksAndIdsHidePairs) {
 // The known answers of the generator's authors.
 TEST(Philox, KnownAnswers) {
   using Four = std::array<uint32_t, 4>;
-  EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}),
-            (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}), (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (Four{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(Philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),

@@ -13,10 +13,9 @@ std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint3
   for (int round = 0; round < 10; ++round) {
     const uint64_t first = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t second = uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<uint32_t>(second >> 32) ^ counter[1] ^ key[0],
-               static_cast<uint32_t>(second),
-               static_cast<uint32_t>(first >> 32) ^ counter[3] ^ key[1],
-               static_cast<uint32_t>(first)};
+    counter = {
+        static_cast<uint32_t>(second >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(second),
+        static_cast<uint32_t>(first >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(first)};
     key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
   }
   return counter;
@@ -45,8 +44,7 @@ PairContext PairTerms::Look(const QueryPlace& query, int64_t j) const {
     const int64_t d = query.document;
     const int64_t shift = (shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d]) -
                           (shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d]);
-    const bool one_per_head =
-        static_cast<int64_t>(options.alibi_slopes.size()) == shape.num_heads;
+    const bool one_per_head = static_cast<int64_t>(options.alibi_slopes.size()) == shape.num_heads;
     const double slope =
         options.alibi_slopes[(one_per_head ? 0 : batch_row * shape.num_heads) + query.head];
     pair.after_softcap -= slope * static_cast<double>(std::abs(query.i + shift - j));
@@ -89,11 +87,11 @@ bool PairTerms::MaskAllows(const QueryPlace& query, int64_t j) const {
 bool PairTerms::IdsAllow(const QueryPlace& query, int64_t j) const {
   if (!spec_.options.segment_ids) return true;
   const AttentionShape& shape = spec_.shape;
-  const int32_t q_id =
-      inputs_.q_segment_ids[query.batch * shape.seq_len_q + shape.cu_seqlens_q[query.document] +
-                            query.i];
-  const int32_t k_id = inputs_.kv_segment_ids[query.batch * shape.seq_len_kv +
-                                              shape.cu_seqlens_k[query.document] + j];
+  const int32_t q_id = inputs_.q_segment_ids[query.batch * shape.seq_len_q +
+                                             shape.cu_seqlens_q[query.document] + query.i];
+  const int32_t k_id =
+      inputs_
+          .kv_segment_ids[query.batch * shape.seq_len_kv + shape.cu_seqlens_k[query.document] + j];
   return q_id >= 0 && q_id == k_id;
 }
 

@@ -22,7 +22,8 @@ struct KernelRate {
 };
 
 // The rate of the kernels that serve a request: the first of `rates` with its dtype and direction,
-// for score terms or without; null if there is none. The device says what its own choice is, so both agree.
+// for score terms or without; null if there is none. The device says what its own choice is, so
+// both agree.
 const KernelRate* RateOf(const std::vector<KernelRate>& rates, const AttentionSpec& spec,
                          Direction direction);
 

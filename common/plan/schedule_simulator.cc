@@ -316,8 +316,7 @@ bool ScheduleSimulator::RunBiasGradient(int rank, const ComputeCall& call) {
   for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.target}) {
     if (!Require(rank, range, "bias_gradient")) return false;
   }
-  if (call.target.bytes !=
-      LayoutOf(spec_, TensorId::kDbias).ShardBytes(RowsIn(plan_.q[rank]))) {
+  if (call.target.bytes != LayoutOf(spec_, TensorId::kDbias).ShardBytes(RowsIn(plan_.q[rank]))) {
     return Fail("dbias of a wrong size");
   }
   if (!RequireTerms(rank, call) || !Cover(rank, call, bias_gradient_)) return false;

@@ -132,12 +132,12 @@ void ReadAlibi(const Proto& from, const AttentionShape& shape, Options& to,
   const int64_t count = slopes.size();
   const int64_t batch_rows = BatchRows(shape);
   if (count > kMaxSlopes) {
-    violations.OverLimit("options.alibi.slopes",
-                    absl::StrCat("has ", count, " entries, at most ", kMaxSlopes, " are allowed"));
+    violations.OverLimit("options.alibi.slopes", absl::StrCat("has ", count, " entries, at most ",
+                                                              kMaxSlopes, " are allowed"));
     return;
   }
-  if (count == 0 || (count != shape.num_heads &&
-                     count != SaturatingProduct({batch_rows, shape.num_heads}))) {
+  if (count == 0 ||
+      (count != shape.num_heads && count != SaturatingProduct({batch_rows, shape.num_heads}))) {
     violations.Invalid("options.alibi.slopes",
                        absl::StrCat("has ", count, " entries, must have one for each of ",
                                     shape.num_heads, " heads, or that for each of ", batch_rows,
@@ -163,8 +163,8 @@ void ReadBias(const Proto& from, const AttentionShape&, Options& to, Violations&
   const v1::Bias& bias = from.bias();
   // Any other type must be the request's (validation.cc).
   const bool float32 = bias.has_dtype() && bias.dtype() == v1::DATA_TYPE_FLOAT32;
-  to.bias = BiasForm{bias.per_batch(), bias.per_head(), float32, bias.before_softcap(),
-                     bias.gradient()};
+  to.bias =
+      BiasForm{bias.per_batch(), bias.per_head(), float32, bias.before_softcap(), bias.gradient()};
 }
 
 void WriteBias(const Options& from, Proto& to) {
@@ -184,8 +184,7 @@ void ReadMask(const Proto& from, const AttentionShape&, Options& to, Violations&
     violations.Invalid("options.mask.encoding", absl::StrCat(static_cast<int>(mask.encoding()),
                                                              " is no value of MaskEncoding"));
   }
-  to.mask = MaskForm{mask.per_batch(), mask.per_head(),
-                     mask.encoding() == v1::MASK_ENCODING_BITS};
+  to.mask = MaskForm{mask.per_batch(), mask.per_head(), mask.encoding() == v1::MASK_ENCODING_BITS};
 }
 
 void WriteMask(const Options& from, Proto& to) {

@@ -106,8 +106,7 @@ inline const BadHeader kHeaderRows[] = {
     {"options { alibi { slopes: [1, 2, 3] } }", kInvalid, "options.alibi.slopes"},
     {"options { alibi { slopes: [1, 2, 3, 4, 5] } }", kInvalid, "options.alibi.slopes"},
     {"options { alibi { slopes: [1, 2, 3, 4, 5, 6, 7] } }", kInvalid, "options.alibi.slopes"},
-    {"options { alibi { slopes: [1, 2, 3, 4, 5, 6, 7, 8, 9] } }", kInvalid,
-     "options.alibi.slopes"},
+    {"options { alibi { slopes: [1, 2, 3, 4, 5, 6, 7, 8, 9] } }", kInvalid, "options.alibi.slopes"},
     {"options { alibi { slopes: [1, nan, 3, 4] } }", kInvalid, "options.alibi.slopes[1]"},
     {"options { alibi { slopes: [1, 2, 3, inf] } }", kInvalid, "options.alibi.slopes[3]"},
     {"options { alibi { slopes: [-inf, 2, 3, 4] } }", kInvalid, "options.alibi.slopes[0]"},
@@ -124,7 +123,8 @@ inline const BadHeader kHeaderRows[] = {
     {"shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024 "
      "num_kv_heads: 1 head_dim: 1 } options { bias { per_head: true per_batch: true } }",
      kOver, "shape"},
-    {"shape { seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1 num_kv_heads: 1 head_dim: 1 } "
+    {"shape { seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1 num_kv_heads: 1 head_dim: 1 "
+     "} "
      "options { mask { encoding: MASK_ENCODING_BITS } }",
      kOver, "shape"},
     {"options { mask { encoding: 3 } }", kInvalid, "options.mask.encoding"},
@@ -255,14 +255,16 @@ inline const BadHeader kPackedRows[] = {
      kInvalid, "options.causal"},
     {CU("cu_seqlens_q: [0, 8] options {}", "cu_seqlens_k: [0, 9]") " options { window {} }",
      kInvalid, "options.window"},
-    {CU("cu_seqlens_q: [0, 5, 8]", "cu_seqlens_k: [0, 4, 9]") " options { alibi { slopes: [1, 2, 3] "
-     "} }",
+    {CU("cu_seqlens_q: [0, 5, 8]",
+        "cu_seqlens_k: [0, 4, 9]") " options { alibi { slopes: [1, 2, 3] "
+                                   "} }",
      kInvalid, "options.alibi.slopes"},
     {CU("cu_seqlens_q: [0, 5, 8]", "cu_seqlens_k: [0, 4, 9]") " options { dropout { rate: 0.5 "
-     "first_batch: 4294967295 } }",
+                                                              "first_batch: 4294967295 } }",
      kInvalid, "options.dropout.first_batch"},
-    {CU("cu_seqlens_q: [0, 5, 8]", "cu_seqlens_k: [0, 4, 9]") " options { bias {} } inline_tensors { "
-     "tensor: TENSOR_ID_BIAS data: 'x' }",
+    {CU("cu_seqlens_q: [0, 5, 8]",
+        "cu_seqlens_k: [0, 4, 9]") " options { bias {} } inline_tensors { "
+                                   "tensor: TENSOR_ID_BIAS data: 'x' }",
      kInvalid, "inline_tensors[0].data"},
     {CU("cu_seqlens_q: [8]", "cu_seqlens_k: [9]"), kInvalid, "shape.packed.cu_seqlens_q[0]"},
     {"shape { batch: 2 packed { cu_seqlens_q: [0, 8] cu_seqlens_k: [0, 9] } }", kInvalid,

@@ -275,8 +275,8 @@ void AddScoreTerms(Case& c) {
 
 }  // namespace
 
-void AddOptions(Case& c) {
-  AddScoreTerms(c);
+void AddOptions(Case& c, bool score_terms) {
+  if (score_terms) AddScoreTerms(c);
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;

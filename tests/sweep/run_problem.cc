@@ -118,9 +118,9 @@ oracle::Outputs ToOutputs(const TensorMap& outputs) {
     const auto tensor = outputs.find(id);
     return tensor == outputs.end() ? nullptr : tensor->second.data();
   };
-  return {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
-          find(TensorId::kDq),  find(TensorId::kDk),
-          find(TensorId::kDv),  static_cast<const float*>(find(TensorId::kDsinks)),
+  return {find(TensorId::kOut),  static_cast<const float*>(find(TensorId::kLse)),
+          find(TensorId::kDq),   find(TensorId::kDk),
+          find(TensorId::kDv),   static_cast<const float*>(find(TensorId::kDsinks)),
           find(TensorId::kDbias)};
 }
 

@@ -57,8 +57,8 @@ TensorMap Solve(const AttentionSpec& spec, const TensorMap& inputs,
                 const Placement& placement = Ring(1)) {
   TensorMap all;
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward,
-                              inputs, Engine::kExecutor, KernelSet::kCpu);
+    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward, inputs,
+                              Engine::kExecutor, KernelSet::kCpu);
     EXPECT_TRUE(outputs.ok()) << outputs.status();
     if (outputs.ok()) all.merge(*outputs);
   }
@@ -110,7 +110,8 @@ TEST(ScoreTerms, BytesAndBitsAreTheSameMask) {
   for (int64_t i = 0; i < 70; ++i) {
     for (int64_t j = 0; j < 91; ++j) bits[i * 12 + j / 8] |= bytes[i * 91 + j] << (j % 8);
   }
-  for (const Placement& placement : {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
     spec.options.mask = MaskForm{};
     inputs[TensorId::kMask] = bytes;
     const TensorMap by_bytes = Solve(spec, inputs, placement);
@@ -143,9 +144,8 @@ TEST(ScoreTerms, CausalityAndWindowsAreMasks) {
   spec.options.causal = true;
   spec.options.window_left = 30;
   const TensorMap by_band = Solve(spec, inputs, Ring(3));
-  inputs[TensorId::kMask] = MaskOf(70, 91, [](int64_t i, int64_t j) {
-    return j > i + 21 || j < i + 21 - 30;
-  });
+  inputs[TensorId::kMask] =
+      MaskOf(70, 91, [](int64_t i, int64_t j) { return j > i + 21 || j < i + 21 - 30; });
   ExpectNear(Solve(masked, inputs, Ring(3)), by_band);
 }
 
@@ -162,7 +162,8 @@ TEST(ScoreTerms, AlibiIsABias) {
     }
   }
   spec.options.alibi_slopes = slopes;
-  for (const Placement& placement : {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
     const TensorMap by_slopes = Solve(spec, inputs, placement);
     AttentionSpec biased = spec;
     biased.options.alibi_slopes.clear();
@@ -179,8 +180,8 @@ TEST(ScoreTerms, AlibiIsExactFarAway) {
   spec.options.alibi_slopes = {0.5f};
   std::vector<float> q(3, 0.0f), k(1 << 20, 1.0f), v(1 << 20);
   for (int64_t j = 0; j < 1 << 20; ++j) v[j] = static_cast<float>((1 << 20) - 1 - j);
-  const TensorMap inputs = {{TensorId::kQ, Bytes(q)}, {TensorId::kK, Bytes(k)},
-                            {TensorId::kV, Bytes(v)}};
+  const TensorMap inputs = {
+      {TensorId::kQ, Bytes(q)}, {TensorId::kK, Bytes(k)}, {TensorId::kV, Bytes(v)}};
   const auto outputs = RunProblem(spec, Ring(4, Layout::kZigzag), Direction::kForward, false,
                                   inputs, Engine::kExecutor, KernelSet::kCpu);
   ASSERT_TRUE(outputs.ok()) << outputs.status();
@@ -233,7 +234,8 @@ TEST(ScoreTerms, WhatNobodySeesMayBeAnything) {
     fill(TensorId::kK, 2 * 16, value);
     fill(TensorId::kV, 2 * 24, value);
   };
-  for (const Placement& placement : {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
     fill_all(1.0f);
     const TensorMap with_ones = Solve(spec, inputs, placement);
     for (const float garbage : {kNaN, kMinusInfinity, 3e38f}) {

@@ -105,9 +105,9 @@ class CallOnDevice {
     terms.segment_ids = true;
     terms.dropout = {.threshold = 6554, .seed = 1};
     terms_.bias = Upload(kind_.dtype, std::vector<float>(rows * rows * heads, 0.25f));
-    terms_.mask = static_cast<const uint8_t*>(UploadBytes(std::vector<char>(rows * rows * heads, 1)));
-    ids_ = static_cast<const int32_t*>(
-        UploadBytes(std::vector<char>(rows * sizeof(int32_t), 0)));
+    terms_.mask =
+        static_cast<const uint8_t*>(UploadBytes(std::vector<char>(rows * rows * heads, 1)));
+    ids_ = static_cast<const int32_t*>(UploadBytes(std::vector<char>(rows * sizeof(int32_t), 0)));
     terms_.q_segment_ids = ids_;
   }
 
@@ -146,8 +146,8 @@ class CallOnDevice {
         device_.Allocate(static_cast<int64_t>(bytes.size()));
     failure_ = buffer.status();
     if (!failure_.ok()) return nullptr;
-    failure_ = device_.CopyFromHost((*buffer)->data(), bytes.data(),
-                                    static_cast<int64_t>(bytes.size()));
+    failure_ =
+        device_.CopyFromHost((*buffer)->data(), bytes.data(), static_cast<int64_t>(bytes.size()));
     buffers_.push_back(*std::move(buffer));
     return buffers_.back()->data();
   }
@@ -188,13 +188,12 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
                                                            absl::Duration budget) {
   std::vector<KernelRate> rates;
   for (const ServedCalls& served : device.served_calls()) {
-    absl::StatusOr<double> flops =
-        MeasureFlopsPerSecond(
-            device, {size, served.dtypes.front(), served.backward, served.score_terms}, budget);
+    absl::StatusOr<double> flops = MeasureFlopsPerSecond(
+        device, {size, served.dtypes.front(), served.backward, served.score_terms}, budget);
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
-                     served.backward ? Direction::kBackward : Direction::kForward,
-                     *flops, served.score_terms});
+                     served.backward ? Direction::kBackward : Direction::kForward, *flops,
+                     served.score_terms});
   }
   return rates;
 }

@@ -63,10 +63,8 @@ std::vector<ServedCalls> CpuDevice::served_calls() const {
   for (const bool score_terms : {false, true}) {
     for (const bool backward : {false, true}) {
       served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward, score_terms});
-      served.push_back({std::string(kFp32Family),
-                        {DType::kFloat16, DType::kFloat32},
-                        backward,
-                        score_terms});
+      served.push_back(
+          {std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward, score_terms});
     }
   }
   return served;

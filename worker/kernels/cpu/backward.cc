@@ -208,7 +208,8 @@ class BackwardPass {
     const double k = task.k_magnitude, v = task.v_magnitude;
     if (!std::isfinite(q + dout + k + v)) return false;
     const double score = q * k * head_dim_;
-    const double ds = 4 * (1 + dout) * v * head_dim_v_ * terms_.keep_scale();  // dp and delta, and p a little above 1
+    const double ds = 4 * (1 + dout) * v * head_dim_v_ *
+                      terms_.keep_scale();  // dp and delta, and p a little above 1
     const double dq = ds * k * task.tile->rows;
     const double dk = ds * q * block.rows;
     const double dv = 2 * dout * block.rows * terms_.keep_scale();

@@ -103,8 +103,8 @@ class BiasGradientPass {
     task.convert = scratch.Take<float>(kKeys * std::max(head_dim_, head_dim_v_));
     task.query = scratch.Take<float>(kRows * depth_);
     task.dout = scratch.Take<float>(kRows * depth_v_);
-    for (float** tile : {&task.scores, &task.dp, &task.add, &task.inside, &task.slopes,
-                         &task.keeps, &task.sums, &task.own}) {
+    for (float** tile : {&task.scores, &task.dp, &task.add, &task.inside, &task.slopes, &task.keeps,
+                         &task.sums, &task.own}) {
       *tile = scratch.Take<float>(kRows * kKeys);
     }
     task.key_places = scratch.Take<int64_t>(kKeys);
@@ -169,8 +169,8 @@ class BiasGradientPass {
                          head_dim_v_, kv_head, row, count);
     ops_.pack_right_transposed(task.k_rows, task.keys_transposed, task.convert);
     ops_.pack_right_transposed(task.v_rows, task.values_transposed, task.convert);
-    task.keys_at = terms_.KeysOf(workspace_.kv, run, block, batch, task.keys->begin, count,
-                                 task.key_places);
+    task.keys_at =
+        terms_.KeysOf(workspace_.kv, run, block, batch, task.keys->begin, count, task.key_places);
   }
 
   TermRow TermRowOf(const QueryTile& queries, int64_t batch, int64_t head, int r) const {
@@ -194,8 +194,8 @@ class BiasGradientPass {
       task.lse[r] = call_.lse[at];
       task.delta[r] = call_.delta[at];
       task.visible_begin[r] = task.band_begin[r];
-      task.visible_end[r] = task.lse[r] == kNegativeInfinity ? task.band_begin[r]
-                                                             : task.band_end[r];
+      task.visible_end[r] =
+          task.lse[r] == kNegativeInfinity ? task.band_begin[r] : task.band_end[r];
       terms_.Addends(row, task.keys_at, task.visible_begin + r, task.visible_end + r,
                      task.add + r * kKeys, InsideOf(task, r));
       if (task.visible_begin[r] >= task.visible_end[r]) continue;
@@ -210,8 +210,8 @@ class BiasGradientPass {
   }
 
   // Finished scores and dp of one head.
-  GradientArgs Multiply(Task& task, const QueryTile& queries, int64_t batch, int64_t head,
-                        int from, int to) {
+  GradientArgs Multiply(Task& task, const QueryTile& queries, int64_t batch, int64_t head, int from,
+                        int to) {
     const int64_t local = TermRowOf(queries, batch, head, 0).local_row;
     const SourceRows q = RowsOf(problem_.dtype, call_.q, batch, call_.q_rows, problem_.num_heads,
                                 head_dim_, head, local, queries.rows);
@@ -292,8 +292,8 @@ class BiasGradientPass {
       return sum;
     };
     double slope;
-    const double score = Saturate(
-        terms_.ScoreOf(term, dot(call_.q, head_dim_, task.k_rows), &slope));
+    const double score =
+        Saturate(terms_.ScoreOf(term, dot(call_.q, head_dim_, task.k_rows), &slope));
     const double p = std::exp(std::min(0.0, score - task.lse[r]));
     const double dp = dot(call_.dout, head_dim_v_, task.v_rows) * term.keep;
     const double ds = p * (dp - task.delta[r]) * (wants_slopes() ? slope : 1.0);
@@ -307,8 +307,8 @@ class BiasGradientPass {
       const int from = task.band_begin[r], count = task.band_end[r] - from;
       if (count <= 0) continue;
       const int64_t local = TermRowOf(queries, 0, 0, r).local_row;
-      char* row = static_cast<char*>(call_.dbias) +
-                  (task.plane * call_.q_rows + local) * columns * bytes;
+      char* row =
+          static_cast<char*>(call_.dbias) + (task.plane * call_.q_rows + local) * columns * bytes;
       const float* sums = task.sums + r * kKeys + from;
       if (task.keys_at.positions == nullptr) {
         Convert(dtype_, sums, row + task.keys_at.PositionOf(from) * bytes, count);

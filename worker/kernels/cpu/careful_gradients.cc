@@ -29,9 +29,11 @@ bool CarefulGradients::IsHidden(const QueryBlock& block, int m, int j) const {
   return block.add[int64_t{m} * key_tile + j] == -std::numeric_limits<float>::infinity();
 }
 
-CarefulGradients::PairGradient CarefulGradients::GradientOfPair(
-    const KeyTask& task, const QueryBlock& block, int m, int j, const float* q, const float* k,
-    const float* dout, const float* v) const {
+CarefulGradients::PairGradient CarefulGradients::GradientOfPair(const KeyTask& task,
+                                                                const QueryBlock& block, int m,
+                                                                int j, const float* q,
+                                                                const float* k, const float* dout,
+                                                                const float* v) const {
   const double product = DotOf(q, k, static_cast<int>(problem.head_dim));
   double slope = 1.0, keep = 1.0, score;
   if (terms.any()) {

@@ -118,8 +118,7 @@ struct Bench {
   }
 
   KvBlock Block() {
-    return {seq,           {{0, seq, 0, 0, 1}}, k.data(),  v.data(),
-            dk_acc.data(), dv_acc.data(),       ids.data()};
+    return {seq, {{0, seq, 0, 0, 1}}, k.data(), v.data(), dk_acc.data(), dv_acc.data(), ids.data()};
   }
 
   void Run(CpuKernels& kernels, const KernelCall& call) {
@@ -162,8 +161,8 @@ struct Bench {
     call.terms = terms;
     Run(kernels, call);
     if (Has("dbias")) {
-      BiasGradientCall gradient{&problem,     seq,          call.q_pieces, q.data(),  dout.data(),
-                                lse.data(),   delta.data(), {Block()},     terms,     dbias.data()};
+      BiasGradientCall gradient{&problem,   seq,          call.q_pieces, q.data(), dout.data(),
+                                lse.data(), delta.data(), {Block()},     terms,    dbias.data()};
       Run(kernels, gradient);
     }
     Run(kernels, ConvertCall{problem.dtype, dq.data(), dq_acc.data(), QCount()});

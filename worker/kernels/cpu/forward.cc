@@ -92,10 +92,10 @@ class ForwardPass {
     int32_t* visible_begin;  // per matrix row, relative to the key tile
     int32_t* visible_end;
     // Of problems with score terms.
-    uint8_t* sees;       // per matrix row: some key so far
-    float* add;          // rows of a group, a row every key_tile_
-    float* inside;       // likewise
-    float* keeps;        // likewise
+    uint8_t* sees;        // per matrix row: some key so far
+    float* add;           // rows of a group, a row every key_tile_
+    float* inside;        // likewise
+    float* keeps;         // likewise
     int64_t* key_places;  // see ScorePass::KeysOf
     TermKeys keys_at;
   };
@@ -250,8 +250,8 @@ class ForwardPass {
     const bool values_not_finite = ops_.pack_right(values, task.values);
     SetVisibleRanges(task, run, begin, count, unmasked);
     if (terms_.any()) {
-      task.keys_at = terms_.KeysOf(workspace_.kv, run, block, task.batch_index, begin, count,
-                                   task.key_places);
+      task.keys_at =
+          terms_.KeysOf(workspace_.kv, run, block, task.batch_index, begin, count, task.key_places);
     }
     for (int first = 0; first < task.rows; first += kRowGroup) {
       AttendGroup(task, first, std::min(kRowGroup, task.rows - first), count,
@@ -285,8 +285,8 @@ class ForwardPass {
 
   TermRow TermRowOf(const Task& task, int m) const {
     return {task.batch_index, task.first_head + m % task.heads,
-            LocalRow(*task.tile) + m / task.heads,
-            workspace_.q.runs()[task.tile->run].document, task.positions[m / task.heads]};
+            LocalRow(*task.tile) + m / task.heads, workspace_.q.runs()[task.tile->run].document,
+            task.positions[m / task.heads]};
   }
 
   // What the score terms add to the rows of a group, and the columns that they leave visible.

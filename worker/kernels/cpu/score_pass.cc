@@ -23,7 +23,7 @@ ScorePass::ScorePass(const AttentionProblem& problem, int64_t q_rows, const Term
       q_rows_(q_rows),
       operands_(operands),
       bias_dtype_(terms_.bias.has_value() && terms_.bias->float32 ? DType::kFloat32
-                                                                   : problem.dtype) {}
+                                                                  : problem.dtype) {}
 
 bool ScorePass::SameForHeads() const {
   return terms_.alibi_slopes.empty() && !(terms_.bias.has_value() && terms_.bias->per_head) &&
@@ -56,8 +56,7 @@ const uint8_t* ScorePass::MaskRow(const TermRow& row) const {
 }
 
 float ScorePass::SlopeOf(const TermRow& row) const {
-  const bool one_per_head =
-      static_cast<int64_t>(terms_.alibi_slopes.size()) == problem_.num_heads;
+  const bool one_per_head = static_cast<int64_t>(terms_.alibi_slopes.size()) == problem_.num_heads;
   const int64_t first =
       one_per_head ? 0 : terms_.BatchRow(row.batch, row.document) * problem_.num_heads;
   return terms_.alibi_slopes[first + row.head];
@@ -158,8 +157,7 @@ void ScorePass::Keeps(const TermRow& row, const TermKeys& keys, int begin, int e
     const int count = static_cast<int>(last / kWordKeys - first / kWordKeys) + 1;
     KeepWords(stream, static_cast<uint32_t>(first / kWordKeys), threshold, count, words);
     words[count] = 0;
-    ExpandKeepBits(words, static_cast<int>(first % kWordKeys), scale, end - begin,
-                   factors + begin);
+    ExpandKeepBits(words, static_cast<int>(first % kWordKeys), scale, end - begin, factors + begin);
     return;
   }
   int64_t word = -1;

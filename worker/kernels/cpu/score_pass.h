@@ -95,8 +95,7 @@ class ScorePass {
                float* inside) const;
   void AddDistance(const TermRow& row, const TermKeys& keys, int begin, int count,
                    float* add) const;
-  void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count,
-                  float* add) const;
+  void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count, float* add) const;
 
   const AttentionProblem& problem_;
   const ScoreTerms& terms_;

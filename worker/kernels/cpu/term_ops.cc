@@ -205,10 +205,10 @@ void KeepWordsHere(const PhiloxRow& row, uint32_t first, uint32_t threshold, int
     for (const auto& x : {x0, x1, x2, x3}) {
       const auto low = hn::BitCast(di, hn::And(x, low_half));
       const auto high = hn::BitCast(di, hn::ShiftRight<16>(x));
-      bits = hn::Or(bits, hn::IfThenZeroElse(hn::RebindMask(d, hn::Lt(low, limit)),
-                                             hn::Set(d, bit)));
-      bits = hn::Or(bits, hn::IfThenZeroElse(hn::RebindMask(d, hn::Lt(high, limit)),
-                                             hn::Set(d, bit << 1)));
+      bits =
+          hn::Or(bits, hn::IfThenZeroElse(hn::RebindMask(d, hn::Lt(low, limit)), hn::Set(d, bit)));
+      bits = hn::Or(
+          bits, hn::IfThenZeroElse(hn::RebindMask(d, hn::Lt(high, limit)), hn::Set(d, bit << 1)));
       bit <<= 8;
     }
     alignas(64) uint32_t quarters[hn::MaxLanes(Words())];

@@ -104,8 +104,12 @@ TEST_P(TermOps, HiddenScoresAreMinusInfinityWhateverTheProduct) {
   add[3] = 1.0f;
   for (const float cap : {0.0f, 4.0f}) {
     std::vector<float> finished = scores, slopes(32);
-    FinishScores({.count = 32, .scale = 0.5f, .cap = cap, .add = add.data(),
-                  .scores = finished.data(), .slopes = slopes.data()});
+    FinishScores({.count = 32,
+                  .scale = 0.5f,
+                  .cap = cap,
+                  .add = add.data(),
+                  .scores = finished.data(),
+                  .slopes = slopes.data()});
     for (int c = 0; c < 32; ++c) {
       if (c != 3) EXPECT_EQ(finished[c], kMinusInfinity);
     }

@@ -133,7 +133,8 @@ void GradientRows(const GradientArgs& args) {
     for (int col = args.col_begin; col < args.col_end; col += lanes) {
       FloatVec p = hn::Zero(d);
       FloatVec ds = p;
-      if (col >= span.first && col < span.last) GradientOf<kTerms>(d, args, span, wide, r, col, p, ds);
+      if (col >= span.first && col < span.last)
+        GradientOf<kTerms>(d, args, span, wide, r, col, p, ds);
       hn::StoreU(p, d, p_row + col);
       hn::StoreU(ds, d, ds_row + col);
     }

@@ -77,10 +77,10 @@ bool WideRows::AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, dou
   }
   const KvBlock& block = call_.blocks[run.block];
   const int32_t* ids = block.segment_ids;
-  const PairTerm term = terms_.TermOf(
-      {row.batch_index, row.head, row.local_row, row.document, row.position},
-      kv_.PositionOf(run, j - run.local_begin),
-      ids == nullptr ? nullptr : ids + row.batch_index * block.rows + j);
+  const PairTerm term =
+      terms_.TermOf({row.batch_index, row.head, row.local_row, row.document, row.position},
+                    kv_.PositionOf(run, j - run.local_begin),
+                    ids == nullptr ? nullptr : ids + row.batch_index * block.rows + j);
   if (!term.visible) return true;
   if (poisoned) return false;
   double slope;

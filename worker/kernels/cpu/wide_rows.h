@@ -48,8 +48,8 @@ class WideRows {
   struct RowInDouble;
 
   // Adds local row j of a run's block if the row sees it. False: a NaN or an infinity is seen.
-  bool AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, double product,
-              const float* v, bool poisoned, RowInDouble& sums) const;
+  bool AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, double product, const float* v,
+              bool poisoned, RowInDouble& sums) const;
 
   // One byte for each row of k and v, [batch][kv_head][row]: 1 if one is not finite.
   // Made when first needed.

@@ -120,16 +120,15 @@ class BiasGradients {
     const double lse = call_.lse[statistic];
     if (lse == -kInfinity) return;
     const int64_t dout_offset = RowOffset(b, call_.q_rows, i, p_.num_heads, h, p_.head_dim_v);
-    const int64_t plane = (bias_.per_batch ? b : 0) * (bias_.per_head ? p_.num_heads : 1) +
-                          (bias_.per_head ? h : 0);
+    const int64_t plane =
+        (bias_.per_batch ? b : 0) * (bias_.per_head ? p_.num_heads : 1) + (bias_.per_head ? h : 0);
     for (const SeenKey& key : keys_.Of({b, i, h})) {
       const KvBlock& block = call_.blocks[key.block];
       const int64_t v_offset =
           RowOffset(b, block.rows, key.row, p_.num_kv_heads, KvHeadOf(p_, h), p_.head_dim_v);
       const double dp = Dot(p_.dtype, call_.dout, dout_offset, block.v, v_offset, p_.head_dim_v);
       const double ds = std::exp(key.score - lse) * (key.keep * dp - call_.delta[statistic]);
-      const int64_t at =
-          (plane * call_.q_rows + i) * p_.terms.columns + keys_.PositionOf(key);
+      const int64_t at = (plane * call_.q_rows + i) * p_.terms.columns + keys_.PositionOf(key);
       sums[at] += ds * (bias_.before_softcap ? key.slope : 1.0);
     }
   }
@@ -151,13 +150,11 @@ void ForEachRow(const Call& call, RowFunction row) {
 
 struct Runner {
   void operator()(const ForwardCall& call) const {
-    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks,
-                        call.terms);
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, keys, b, i, h); });
   }
   void operator()(const BackwardCall& call) const {
-    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks,
-                        call.terms);
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { BackwardRow(call, keys, b, i, h); });
   }
   void operator()(const BiasGradientCall& call) const { BiasGradients(call).Run(); }

@@ -84,8 +84,7 @@ bool SeenKeys::Finish(const QueryHead& query, const KvBlock& block, const Place&
   }
   if (!terms.alibi_slopes.empty()) {
     const bool shared = static_cast<int64_t>(terms.alibi_slopes.size()) == p.num_heads;
-    const double slope =
-        terms.alibi_slopes[(shared ? 0 : batch_row * p.num_heads) + query.head];
+    const double slope = terms.alibi_slopes[(shared ? 0 : batch_row * p.num_heads) + query.head];
     const double distance =
         static_cast<double>(std::abs(q.position + terms.shifts[q.document] - k.position));
     after -= slope * distance;
@@ -98,8 +97,7 @@ bool SeenKeys::Finish(const QueryHead& query, const KvBlock& block, const Place&
   }
   key.score += after;
   if (terms.dropout.threshold != 0) {
-    const bool keeps =
-        oracle::Keeps(terms.dropout, batch_row, query.head, q.position, k.position);
+    const bool keeps = oracle::Keeps(terms.dropout, batch_row, query.head, q.position, k.position);
     key.keep = keeps ? 65536.0 / (65536.0 - terms.dropout.threshold) : 0.0;
   }
   return true;
