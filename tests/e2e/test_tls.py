@@ -558,6 +558,20 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
     run(secure.attention, make_inputs(**SMALL), timeout=20)
 
 
+def test_the_pages_have_every_metric_of_a_secure_service(secure):
+    """docs/operations.md has those that are always there, docs/security.md the others."""
+    in_pages = set()
+    for page in ("operations.md", "security.md"):
+        in_pages |= set(re.findall(r"`(ringattn_[a-z0-9_]+)", (ROOT / "docs" / page).read_text()))
+    seen = set()
+    for port in (secure.ports["metrics"], secure.worker_ports(0)["metrics"]):
+        text = urllib.request.urlopen(f"http://{port}/metrics", timeout=10).read().decode()
+        seen |= set(re.findall(r"^# TYPE (\S+) ", text, re.M))
+    assert not seen - in_pages
+    assert {"ringattn_tls_certificate_expiry_timestamp_seconds", "ringattn_tls_reloads_total",
+            "ringattn_known_clients", "ringattn_audit_lines_lost_total"} <= seen
+
+
 def test_the_public_port_is_alive_in_tls(secure, pki):
     """Its own probe speaks TLS, or the process would have ended itself by now."""
     with tls_channel(secure.address, pki.ca) as channel:
