@@ -12,22 +12,22 @@
 namespace ringattn::client {
 namespace {
 
-absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::TensorId tensor,
+absl::Status CheckSize(const v1::AttentionShape& shape, TensorTypes types, v1::TensorId tensor,
                        uint64_t given_bytes) {
-  const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, dtype, tensor);
+  const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, types, tensor);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
 }
 
-absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype, const CallPlan& plan) {
+absl::Status CheckSizes(const v1::AttentionShape& shape, TensorTypes types, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
-    absl::Status status = CheckSize(shape, dtype, input.tensor, input.bytes.size());
+    absl::Status status = CheckSize(shape, types, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
   }
   for (const OutputTensor& output : plan.outputs) {
-    absl::Status status = CheckSize(shape, dtype, output.tensor, output.bytes.size());
+    absl::Status status = CheckSize(shape, types, output.tensor, output.bytes.size());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -55,6 +55,7 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_options() = args.options;
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
+  header->mutable_reply()->set_output_dtype(args.output_dtype);
 }
 
 // Inputs that together are no more than this travel in the header: the chunk's round
@@ -120,8 +121,9 @@ bool HasDlse(const Args& args) {
 template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs) {
+  const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
-      SpecForTensors(args.shape, args.dtype, args.options, HasDlse(args));
+      SpecForTensors(args.shape, types, args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
@@ -133,7 +135,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
-  absl::Status sizes = CheckSizes(args.shape, args.dtype, plan);
+  absl::Status sizes = CheckSizes(args.shape, types, plan);
   if (!sizes.ok()) return sizes;
   return plan;
 }

@@ -19,12 +19,14 @@ std::string Dimensions(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-FileDType FileDTypeOf(v1::DataType dtype, v1::TensorId tensor) {
-  if (InfoOf(static_cast<TensorId>(tensor)).element == ElementOf::kFloat32 ||
-      dtype == v1::DATA_TYPE_FLOAT32) {
+FileDType FileDTypeOf(const Problem& problem, v1::TensorId tensor) {
+  const ElementOf element = InfoOf(static_cast<TensorId>(tensor)).element;
+  const bool fp32_result =
+      element == ElementOf::kResult && problem.output_dtype == v1::DATA_TYPE_FLOAT32;
+  if (element == ElementOf::kFloat32 || fp32_result || problem.dtype == v1::DATA_TYPE_FLOAT32) {
     return FileDType::kF32;
   }
-  return dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
+  return problem.dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
 }
 
 absl::StatusOr<v1::DataType> DTypeOfFile(const std::string& path, const TensorView& tensor) {
@@ -142,13 +144,13 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
     return absl::NotFoundError(
         absl::StrCat(path, ": tensor \"", TensorIdName(tensor), "\" is missing"));
   }
-  const FileDType dtype = FileDTypeOf(problem.dtype, tensor);
+  const FileDType dtype = FileDTypeOf(problem, tensor);
   if (view->dtype != dtype) {
     return Wrong(
         path, view->name,
         absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ", FileDTypeName(dtype)));
   }
-  const auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+  const auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor);
   if (!dimensions.ok()) return dimensions.status();
   const std::vector<int64_t>& expected = *dimensions;
   if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end())) {
@@ -165,7 +167,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
                                                         const SafetensorsFile& file,
                                                         const Problem& problem,
                                                         Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   TensorMap<ConstBytes> tensors;
   for (const TensorInfo& info : AllTensors()) {
@@ -187,7 +190,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
 
 absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
                                                            Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   std::vector<v1::TensorId> outputs;
   for (TensorId id : OutputsOf(*spec, direction)) {
@@ -201,10 +205,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     bool with_cu_seqlens) {
   std::vector<TensorDeclaration> declarations;
   for (const v1::TensorId tensor : tensors) {
-    auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+    auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor);
     if (!dimensions.ok()) return dimensions.status();
     declarations.push_back(
-        {TensorIdName(tensor), FileDTypeOf(problem.dtype, tensor), *std::move(dimensions)});
+        {TensorIdName(tensor), FileDTypeOf(problem, tensor), *std::move(dimensions)});
   }
   with_cu_seqlens = with_cu_seqlens && problem.shape.has_packed();
   const v1::PackedDocuments& packed = problem.shape.packed();
@@ -234,8 +238,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
 std::string Describe(const Problem& problem, v1::TensorId tensor) {
   return absl::StrCat(
       TensorIdName(tensor), " ",
-      FileDTypeOf(problem.dtype, tensor) == FileDType::kF32 ? "fp32" : ShortName(problem.dtype),
-      " [", absl::StrJoin(*TensorDimensions(problem.shape, problem.dtype, tensor), ", "), "]");
+      FileDTypeOf(problem, tensor) == FileDType::kF32 ? "fp32" : ShortName(problem.dtype), " [",
+      absl::StrJoin(*TensorDimensions(problem.shape, problem.types(), tensor), ", "), "]");
 }
 
 }  // namespace ringattn::client::cli

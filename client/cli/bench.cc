@@ -92,7 +92,7 @@ Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionS
     for (const TensorId id : OutputsOf(spec, direction)) {
       // Validated, so the size is known.
       const auto tensor = static_cast<v1::TensorId>(id);
-      tensors.outputs[tensor].resize(*TensorBytes(problem.shape, problem.dtype, tensor));
+      tensors.outputs[tensor].resize(*TensorBytes(problem.shape, problem.types(), tensor));
     }
   };
   add(Direction::kForward);
@@ -104,6 +104,7 @@ CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
                        const CallOptions& options) {
   const ForwardArgs args{.shape = problem.shape,
                          .dtype = problem.dtype,
+                         .output_dtype = problem.output_dtype,
                          .options = problem.options,
                          .plan = problem.plan,
                          .q = BytesOf(tensors.inputs.q),
@@ -119,6 +120,7 @@ CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors
                         const CallOptions& options) {
   const BackwardArgs args{.shape = problem.shape,
                           .dtype = problem.dtype,
+                          .output_dtype = problem.output_dtype,
                           .options = problem.options,
                           .plan = problem.plan,
                           .q = BytesOf(tensors.inputs.q),

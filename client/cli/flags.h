@@ -9,6 +9,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
+#include "client/tensor_bytes.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"
@@ -22,6 +23,9 @@ struct Problem {
   v1::AttentionOptions options;
   v1::PlanOptions plan;
   bool has_dlse = false;  // backward
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+
+  TensorTypes types() const { return {dtype, output_dtype}; }
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -59,6 +63,7 @@ class OptionFlags {
  private:
   v1::AttentionOptions options_;  // but for the window
   std::string window_;
+  std::string output_dtype_ = "input";
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;

@@ -11,8 +11,9 @@ using Use = TensorUse;
 constexpr TensorInfo Rows(TensorId id, const char* name, Axis axis, DimOf dim, Use forward,
                           Use backward, std::optional<TensorId> gradient_of = std::nullopt) {
   const HeadsOf heads = axis == Axis::kKv ? HeadsOf::kKeyValue : HeadsOf::kQuery;
-  return {id,      name,     axis,       TensorForm::kRows, heads, dim, ElementOf::kRequest,
-          forward, backward, gradient_of};
+  const bool is_result = forward == Use::kOutput || backward == Use::kOutput;
+  const ElementOf element = is_result ? ElementOf::kResult : ElementOf::kRequest;
+  return {id, name, axis, TensorForm::kRows, heads, dim, element, forward, backward, gradient_of};
 }
 
 using IsPresent = bool (*)(const AttentionSpec&);
@@ -133,7 +134,15 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
 }
 
 DType DTypeOf(const AttentionSpec& spec, TensorId id) {
-  return InfoOf(id).element == ElementOf::kFloat32 ? DType::kFloat32 : spec.dtype;
+  switch (InfoOf(id).element) {
+    case ElementOf::kRequest:
+      return spec.dtype;
+    case ElementOf::kResult:
+      return spec.result_dtype();
+    case ElementOf::kFloat32:
+      break;
+  }
+  return DType::kFloat32;
 }
 
 int64_t SaturatingProduct(std::initializer_list<int64_t> factors) {

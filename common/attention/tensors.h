@@ -42,7 +42,7 @@ enum class TensorForm : uint8_t {
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
-enum class ElementOf : uint8_t { kRequest, kFloat32 };
+enum class ElementOf : uint8_t { kRequest, kResult, kFloat32 };
 
 struct TensorInfo {
   TensorId id;
@@ -74,7 +74,7 @@ std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
 
 // The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
-// The element type: fp32 for statistics, the spec's otherwise.
+// The element type: fp32 for statistics, the spec's dtype or its results' otherwise.
 DType DTypeOf(const AttentionSpec& spec, TensorId id);
 
 // No size is larger: a product of legal dimensions may exceed int64 (pairs of a long

@@ -112,7 +112,7 @@ class QueryRow {
       term.floor += key.doubt;
       Accumulate(term, v.Row(key.position), result.out, at);
     }
-    FinishRow(spec_.dtype, result.out, at);
+    FinishRow(spec_.result_dtype(), result.out, at);
     result.lse.exact[at] = row_.lse();
     result.lse.magnitude[at] = row_.score_magnitude;
   }
@@ -152,7 +152,7 @@ class QueryRow {
       term.floor += key.doubt;
       Accumulate(term, dout, result.dv, (*kv_row)(key.position));
     }
-    FinishRow(spec_.dtype, result.dq, at);
+    FinishRow(spec_.result_dtype(), result.dq, at);
     if (sink_row < 0) return;
     // What of the sink's share the keys may take, or it of theirs.
     double sink_doubt = 0.0;
@@ -302,8 +302,8 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
       }
     }
   }
-  FinishAll(spec.dtype, result.dk);
-  FinishAll(spec.dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   FinishSinkGradients(result.dsinks);
   return result;
 }
@@ -355,7 +355,7 @@ Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, cons
         double squares = 0.0;
         for (int64_t d = 0; d < shape.head_dim_v; ++d) {
           const double product =
-              Load(spec.dtype, out, element + d) * Load(spec.dtype, dout, element + d);
+              Load(spec.result_dtype(), out, element + d) * Load(spec.dtype, dout, element + d);
           delta.value[at] += product;
           delta.magnitude[at] += std::abs(product);
           squares += product * product;
@@ -429,8 +429,8 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
       }
     }
   }
-  FinishAll(dtype, result.dk);
-  FinishAll(dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   return result;
 }
 
