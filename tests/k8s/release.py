@@ -55,7 +55,8 @@ class Release:
         return self.kubernetes.get("-n", NAMESPACE, *words)
 
     def pods(self, component):
-        found = self.get("pods", "-l", f"app.kubernetes.io/component={component}")["items"]
+        found = self.get("pods", "-l", f"app.kubernetes.io/instance={RELEASE},"
+                         f"app.kubernetes.io/component={component}")["items"]
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def settled(self, what, seconds=180):

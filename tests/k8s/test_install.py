@@ -54,9 +54,11 @@ def test_plain_text_and_a_drawn_secret(release, report):
         assert release.get("secret", "plain-ringattn-cluster")["data"] == secret
     finally:
         release.kubernetes.helm("uninstall", "plain", "-n", NAMESPACE, "--wait")
+        release.kubectl("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/instance=plain",
+                        "--timeout=90s")
     left = release.kubectl("get", "all,secrets,networkpolicies,pdb,sa", "-l",
                            "app.kubernetes.io/instance=plain", "-o", "name").stdout
-    assert not [name for name in left.split() if "pod/" not in name], left
+    assert not left, left
 
 
 def test_pod_security_is_enforced(release):
