@@ -98,9 +98,8 @@ class Group {
     LogLine("ending: requests that these workers have a part in may go on for " +
             absl::FormatDuration(flags_.drain_timeout) + "; a second signal ends at once");
     bool hurried = false;
-    supervisor_.EndAll(flags_.drain_timeout + kEndMargin, [&] {
-      return hurried = hurried || WaitForSignal(absl::ZeroDuration());
-    });
+    supervisor_.EndAll(flags_.drain_timeout + kEndMargin,
+                       [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); });
     return absl::OkStatus();
   }
 
