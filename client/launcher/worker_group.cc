@@ -18,6 +18,7 @@
 #include "client/launcher/launcher.h"
 #include "client/launcher/supervisor.h"
 #include "common/process/descriptors.h"
+#include "common/security/credentials.h"
 #include "common/wire/health_listener.h"
 
 namespace ringattn::client {
@@ -135,7 +136,7 @@ class Group {
   }
 
   absl::StatusOr<bool> IsReady(int index) const {
-    return IsServing(MemberHealth(flags_.health_listen, index), kHealthTimeout);
+    return IsServing(MemberHealth(flags_.health_listen, index), TransportSecurity(), kHealthTimeout);
   }
 
   void TellHealth() {
