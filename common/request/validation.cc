@@ -145,6 +145,17 @@ void CheckOneRule(const Header& header, Violations& violations) {
   if (header.options().has_window()) refuse("options.window");
 }
 
+// A bias is of the request's type or fp32.
+template <typename Header>
+void CheckBiasDType(const Header& header, Violations& violations) {
+  const v1::Bias& bias = header.options().bias();
+  if (!bias.has_dtype() || bias.dtype() == v1::DATA_TYPE_FLOAT32 ||
+      bias.dtype() == header.dtype()) {
+    return;
+  }
+  violations.Invalid("options.bias.dtype", "must be the request's dtype or fp32");
+}
+
 // What one direction's header has beside the fields that both have.
 void CheckOwnFields(const v1::ForwardHeader&, ValidRequest& request, Violations&) {
   request.direction = Direction::kForward;
@@ -169,6 +180,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.shape = CheckShape(header.shape(), limits, violations);
   request.spec.options = ReadOptions(header.options(), request.spec.shape, violations);
   CheckOneRule(header, violations);
+  CheckBiasDType(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
