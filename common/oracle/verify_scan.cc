@@ -164,7 +164,11 @@ bool GradientIsSuspect(const double* row, int64_t dim, double most, bool may_van
 class Scanner {
  public:
   Scanner(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual, int64_t limit)
-      : spec_(spec), shape_(spec.shape), inputs_(inputs), actual_(actual) {
+      : spec_(spec),
+        shape_(spec.shape),
+        inputs_(inputs),
+        actual_(actual),
+        has_terms_(HasScoreTerms(spec.options)) {
     const auto add = [&](TensorId tensor, const void* data) {
       if (data != nullptr) collectors_.emplace(tensor, limit);
     };
@@ -284,14 +288,20 @@ class Scanner {
       const double v_norm = seen.empty() ? 0.0 : keys.v_norm.LargestOver(seen);
       const double most = 2 * std::abs(spec_.options.softmax_scale) * dout_norm * v_norm * k_norm;
       // With one key p is 1 whatever the score.
-      if (GradientIsSuspect(dq.Row(i), dim, most, /*may_vanish=*/seen.size() == 1)) {
+      if (IsSuspect(dq.Row(i), dim, most, /*may_vanish=*/seen.size() == 1)) {
         collectors_.at(TensorId::kDq).Add(row);
       }
     }
   }
 
+  // GradientIsSuspect where its bounds hold.
+  bool IsSuspect(const double* row, int64_t dim, double most, bool may_vanish) const {
+    return has_terms_ ? !AllFinite(row, dim) : GradientIsSuspect(row, dim, most, may_vanish);
+  }
+
   bool OutIsSuspect(const Keys& keys, const Interval& seen, const double* out) {
     const int64_t dim = shape_.head_dim_v;
+    if (has_terms_) return !AllFinite(out, dim);
     if (seen.empty()) return !AllZero(out, dim);
     low_.resize(dim);
     high_.resize(dim);
@@ -311,6 +321,7 @@ class Scanner {
   bool LseIsSuspect(const RowId& row, const Interval& seen, double score_norms) const {
     const int64_t at = (row.batch * shape_.num_heads + row.head) * shape_.seq_len_q + row.token;
     const double lse = actual_.lse[at];
+    if (has_terms_) return std::isnan(lse);
     if (seen.empty()) return lse != -kInfinity;
     const double size = std::abs(spec_.options.softmax_scale) * score_norms;
     const double softcap = spec_.options.softcap;
@@ -334,11 +345,11 @@ class Scanner {
       // A query that sees this key alone adds nothing to dk.
       const bool alone = QuerySums::Over(sums.several, queries) == 0.0;
       if (Wanted(TensorId::kDk) &&
-          GradientIsSuspect(dk.Row(j), dim, scale * QuerySums::Over(sums.dout_q, queries), alone)) {
+          IsSuspect(dk.Row(j), dim, scale * QuerySums::Over(sums.dout_q, queries), alone)) {
         collectors_.at(TensorId::kDk).Add(row);
       }
       if (Wanted(TensorId::kDv) &&
-          GradientIsSuspect(dv.Row(j), dim_v, QuerySums::Over(sums.dout, queries), false)) {
+          IsSuspect(dv.Row(j), dim_v, QuerySums::Over(sums.dout, queries), false)) {
         collectors_.at(TensorId::kDv).Add(row);
       }
     }
@@ -348,6 +359,7 @@ class Scanner {
   const AttentionShape& shape_;
   const Inputs& inputs_;
   const Outputs& actual_;
+  const bool has_terms_;
   std::map<TensorId, Collector> collectors_;
   std::vector<double> low_, high_;  // scratch of OutIsSuspect
 };
