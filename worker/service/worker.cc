@@ -99,6 +99,9 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   for (const KernelRate& rate : options_.kernel_rates) {
     *control.registration.add_kernel_rates() = ToProto(rate);
   }
+  for (const std::string& option : device.served_options()) {
+    control.registration.add_options(option);
+  }
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "worker/kernels/cpu/backward.h"
+#include "worker/kernels/cpu/bias_gradient.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/wide_rows.h"
@@ -41,6 +42,10 @@ absl::Status RunCall(const ForwardCall& call, Workspace& workspace, const Progre
 
 absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progress& progress) {
   return Backward(call, workspace, progress);
+}
+
+absl::Status RunCall(const BiasGradientCall& call, Workspace& workspace, const Progress& progress) {
+  return BiasGradient(call, workspace, progress);
 }
 
 // Finite if the row is: products of bf16 or fp32 need not fit fp32.
