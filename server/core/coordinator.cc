@@ -134,6 +134,7 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_data_address(registration.data_address());
     info->set_metrics_address(registration.metrics_address());
     *info->mutable_kernel_rates() = registration.kernel_rates();
+    *info->mutable_options() = registration.options();
     *info->mutable_call_overhead() = registration.call_overhead();
     if (worker.committed.generation() == ring_.generation()) {
       info->set_link_bytes_per_second(worker.committed.link_bytes_per_second());

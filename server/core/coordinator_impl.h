@@ -86,6 +86,7 @@ class Coordinator::Impl {
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
+  std::optional<Failure> WhyNotServed(const AttentionSpec& spec, int world_size) const;
   Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
   void AdmitQueued();
   std::vector<StreamId> Admissible() const;

@@ -161,8 +161,12 @@ class Scenario {
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
     joined.registration.set_version(Option(words, "version", "1"));
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
+    AddRates("flops_terms", words, {DType::kFloat32}, &joined);
     AddRates("flops_bf16", words, {DType::kBFloat16}, &joined);  // the first that fits counts
     AddRates("flops", words, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &joined);
+    joined.registration.set_device(Option(words, "device", ""));
+    const std::string served = Option(words, "options", "");
+    if (!served.empty()) joined.registration.add_options(served);
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
@@ -177,7 +181,7 @@ class Scenario {
     if (flops <= 0) return;
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       *joined->registration.add_kernel_rates() =
-          ToProto(KernelRate{option, dtypes, direction, flops});
+          ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
     }
   }
 
@@ -259,6 +263,7 @@ class Scenario {
     request.client = Option(words, "client", request.principal);
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
+    if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
     if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;

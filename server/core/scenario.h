@@ -20,7 +20,7 @@
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
-//             [deadline=D]
+//             [deadline=D] [option=segment_ids]
 //   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S

@@ -12,7 +12,9 @@ namespace {
 
 void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* descriptor) {
   descriptor->set_tensor(ToProto(id));
-  descriptor->set_dtype(ToProto(DTypeOf(spec, id)));
+  descriptor->set_dtype(HasDType(id)                              ? ToProto(DTypeOf(spec, id))
+                        : InfoOf(id).element == ElementOf::kInt32 ? v1::DATA_TYPE_INT32
+                                                                  : v1::DATA_TYPE_UINT8);
   for (int64_t dimension : DimensionsOf(spec, id)) descriptor->add_dimensions(dimension);
   descriptor->set_bytes(BytesOf(spec, id));
 }
