@@ -34,8 +34,9 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
 }
 
 // Tensors by their id: those that only some requests have. Inputs: SINKS where the options
-// have sinks, and of Backward also DLSE, whose presence here makes it part of the request;
-// outputs of Backward: DSINKS. A call that has any cannot be split (CallOptions::streams).
+// have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, and of Backward also DLSE,
+// whose presence here makes it part of the request; outputs of Backward: DSINKS, DBIAS. A call that
+// has any cannot be split (CallOptions::streams).
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
 

@@ -12,22 +12,23 @@
 namespace ringattn::client {
 namespace {
 
-absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::TensorId tensor,
-                       uint64_t given_bytes) {
-  const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, dtype, tensor);
+template <typename Args>
+absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
+  const absl::StatusOr<uint64_t> bytes = TensorBytes(args.shape, args.dtype, tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
 }
 
-absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype, const CallPlan& plan) {
+template <typename Args>
+absl::Status CheckSizes(const Args& args, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
-    absl::Status status = CheckSize(shape, dtype, input.tensor, input.bytes.size());
+    absl::Status status = CheckSize(args, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
   }
   for (const OutputTensor& output : plan.outputs) {
-    absl::Status status = CheckSize(shape, dtype, output.tensor, output.bytes.size());
+    absl::Status status = CheckSize(args, output.tensor, output.bytes.size());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -133,7 +134,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
-  absl::Status sizes = CheckSizes(args.shape, args.dtype, plan);
+  absl::Status sizes = CheckSizes(args, plan);
   if (!sizes.ok()) return sizes;
   return plan;
 }

@@ -1,5 +1,6 @@
 #include "client/tensor_bytes.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +45,14 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::
   spec.shape.num_kv_heads = static_cast<int64_t>(KvHeads(shape));
   spec.shape.head_dim = shape.head_dim();
   spec.shape.head_dim_v = static_cast<int64_t>(HeadDimV(shape));
+  const auto& cu_q = shape.packed().cu_seqlens_q();
+  const auto& cu_k = shape.packed().cu_seqlens_k();
+  spec.shape.cu_seqlens_q.assign(cu_q.begin(), cu_q.end());
+  spec.shape.cu_seqlens_k.assign(cu_k.begin(), cu_k.end());
+  for (const std::vector<int64_t>* list : {&spec.shape.cu_seqlens_q, &spec.shape.cu_seqlens_k}) {
+    if (std::is_sorted(list->begin(), list->end())) continue;
+    return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
+  }
   return spec;
 }
 
@@ -58,19 +67,20 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1
 }
 
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      v1::DataType dtype, v1::TensorId tensor) {
+                                                      v1::DataType dtype, v1::TensorId tensor,
+                                                      const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, dtype, options, false);
   if (!spec.ok()) return spec.status();
   return DimensionsOf(*spec, *id);
 }
 
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
-                                     v1::TensorId tensor) {
+                                     v1::TensorId tensor, const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, dtype, options, false);
   if (!spec.ok()) return spec.status();
   const int64_t bytes = BytesOf(*spec, *id);
   if (bytes >= kSaturatedBytes) {

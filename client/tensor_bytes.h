@@ -32,10 +32,12 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1
 
 // Of one tensor: the dimensions of proto/ringattn/v1/tensor.proto, without a batch axis
 // when packed; bytes. Errors: as SpecForSizes, and for a tensor that does not exist.
+//   options  say the forms of a bias and a mask
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      v1::DataType dtype, v1::TensorId tensor);
+                                                      v1::DataType dtype, v1::TensorId tensor,
+                                                      const v1::AttentionOptions& options = {});
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
-                                     v1::TensorId tensor);
+                                     v1::TensorId tensor, const v1::AttentionOptions& options = {});
 
 // "q", "lse", ...; "?" for a number that is no tensor.
 const char* TensorIdName(v1::TensorId tensor);

@@ -129,7 +129,7 @@ absl::Status ShapeFlags::Apply(Problem* problem) const {
   return absl::OkStatus();
 }
 
-void OptionFlags::AddTo(CLI::App* command) {
+void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
   command
       ->add_flag_callback(
           "--causal", [this] { options_.set_causal(true); },
@@ -155,6 +155,7 @@ void OptionFlags::AddTo(CLI::App* command) {
           "--sinks", [this] { options_.mutable_sinks(); },
           "A logit per head, tensor sinks, joins the softmax without a value")
       ->group(kOptionGroup);
+  terms_.AddTo(command, forms);
   command
       ->add_option("--layout", layout_,
                    "How the sequence is dealt out to the ranks; auto is never striped")
@@ -178,6 +179,11 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
     auto window = ParseWindow(window_);
     if (!window.ok()) return window.status();
     *problem->options.mutable_window() = *window;
+  }
+  if (absl::Status status = terms_.Apply(&problem->options); !status.ok()) return status;
+  problem->geometric_slopes = terms_.wants_geometric_slopes();
+  if (problem->geometric_slopes && problem->shape.num_heads() > 0) {
+    SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
   }
   problem->plan.set_layout(layout_ == "contiguous"            ? v1::LAYOUT_CONTIGUOUS
                            : layout_ == "zigzag"              ? v1::LAYOUT_ZIGZAG
