@@ -62,8 +62,8 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
     args.lse = BytesOf(inputs.at(TensorId::kLse));
   }
   client::TensorMap<MutableBytes> more;
-  if (c.spec.options.sinks) {
-    more[v1::TENSOR_ID_DSINKS] = Prepare(c.spec, TensorId::kDsinks, outputs);
+  for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
+    if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
   return client.Backward(args,
                          {.dq = Prepare(c.spec, TensorId::kDq, outputs),
