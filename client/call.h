@@ -45,6 +45,8 @@ template <typename Bytes>
 struct BasicForwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {};
@@ -64,6 +66,8 @@ template <typename Bytes>
 struct BasicBackwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {}, dout = {};

@@ -14,7 +14,8 @@ namespace {
 
 template <typename Args>
 absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
-  const absl::StatusOr<uint64_t> bytes = TensorBytes(args.shape, args.dtype, tensor, args.options);
+  const absl::StatusOr<uint64_t> bytes =
+      TensorBytes(args.shape, TensorTypes(args.dtype, args.output_dtype), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -56,6 +57,7 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_options() = args.options;
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
+  header->mutable_reply()->set_output_dtype(args.output_dtype);
 }
 
 // Inputs that together are no more than this travel in the header: the chunk's round
@@ -121,8 +123,9 @@ bool HasDlse(const Args& args) {
 template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs) {
+  const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
-      SpecForTensors(args.shape, args.dtype, args.options, HasDlse(args));
+      SpecForTensors(args.shape, types, args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;

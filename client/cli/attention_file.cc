@@ -33,6 +33,9 @@ FileDType FileDTypeOf(const Problem& problem, v1::TensorId tensor) {
     case ElementOf::kFloat32:
       dtype = v1::DATA_TYPE_FLOAT32;
       break;
+    case ElementOf::kResult:
+      if (problem.output_dtype == v1::DATA_TYPE_FLOAT32) dtype = v1::DATA_TYPE_FLOAT32;
+      break;
     case ElementOf::kRequest:
       break;
   }
@@ -223,7 +226,7 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
         path, view->name,
         absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ", FileDTypeName(dtype)));
   }
-  const auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor, problem.options);
+  const auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor, problem.options);
   if (!dimensions.ok()) return dimensions.status();
   const std::vector<int64_t>& expected = *dimensions;
   if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end())) {
@@ -240,7 +243,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
                                                         const SafetensorsFile& file,
                                                         const Problem& problem,
                                                         Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   TensorMap<ConstBytes> tensors;
   for (const TensorInfo& info : AllTensors()) {
@@ -262,7 +266,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
 
 absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
                                                            Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   std::vector<v1::TensorId> outputs;
   for (TensorId id : OutputsOf(*spec, direction)) {
@@ -276,7 +281,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     bool with_cu_seqlens, bool with_slopes) {
   std::vector<TensorDeclaration> declarations;
   for (const v1::TensorId tensor : tensors) {
-    auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor, problem.options);
+    auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor, problem.options);
     if (!dimensions.ok()) return dimensions.status();
     declarations.push_back(
         {TensorIdName(tensor), FileDTypeOf(problem, tensor), *std::move(dimensions)});
@@ -330,7 +335,8 @@ std::string ElementName(const Problem& problem, v1::TensorId tensor) {
 std::string Describe(const Problem& problem, v1::TensorId tensor) {
   return absl::StrCat(
       TensorIdName(tensor), " ", ElementName(problem, tensor), " [",
-      absl::StrJoin(*TensorDimensions(problem.shape, problem.dtype, tensor, problem.options), ", "),
+      absl::StrJoin(*TensorDimensions(problem.shape, problem.types(), tensor, problem.options),
+                    ", "),
       "]");
 }
 

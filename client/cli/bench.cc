@@ -100,7 +100,7 @@ Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionS
       // Validated, so the size is known.
       const auto tensor = static_cast<v1::TensorId>(id);
       tensors.outputs[tensor].resize(
-          *TensorBytes(problem.shape, problem.dtype, tensor, problem.options));
+          *TensorBytes(problem.shape, problem.types(), tensor, problem.options));
     }
   };
   add(Direction::kForward);
@@ -112,6 +112,7 @@ CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
                        const CallOptions& options) {
   const ForwardArgs args{.shape = problem.shape,
                          .dtype = problem.dtype,
+                         .output_dtype = problem.output_dtype,
                          .options = problem.options,
                          .plan = problem.plan,
                          .q = BytesOf(tensors.inputs.q),
@@ -127,6 +128,7 @@ CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors
                         const CallOptions& options) {
   const BackwardArgs args{.shape = problem.shape,
                           .dtype = problem.dtype,
+                          .output_dtype = problem.output_dtype,
                           .options = problem.options,
                           .plan = problem.plan,
                           .q = BytesOf(tensors.inputs.q),

@@ -157,6 +157,14 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
       ->group(kOptionGroup);
   terms_.AddTo(command, forms);
   command
+      ->add_option(
+          "--output_dtype", output_dtype_,
+          "What out, dq, dk and dv are rounded to: the input's dtype, or fp32 as they were "
+          "summed up. A backward that takes out takes it in this type")
+      ->group(kOptionGroup)
+      ->check(CLI::IsMember({"input", "fp32"}))
+      ->capture_default_str();
+  command
       ->add_option("--layout", layout_,
                    "How the sequence is dealt out to the ranks; auto is never striped")
       ->group(kPlanGroup)
@@ -193,6 +201,7 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
                              : schedule_ == "ring" ? v1::SCHEDULE_RING
                                                    : v1::SCHEDULE_UNSPECIFIED);
+  if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
   return absl::OkStatus();
@@ -227,6 +236,7 @@ Header HeaderOf(const Problem& problem) {
   header.set_dtype(problem.dtype);
   *header.mutable_options() = problem.options;
   *header.mutable_plan() = problem.plan;
+  header.mutable_reply()->set_output_dtype(problem.output_dtype);
   return header;
 }
 

@@ -10,6 +10,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "client/cli/term_flags.h"
+#include "client/tensor_bytes.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"
@@ -24,6 +25,9 @@ struct Problem {
   v1::PlanOptions plan;
   bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi is to have them
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+
+  TensorTypes types() const { return {dtype, output_dtype}; }
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -63,6 +67,7 @@ class OptionFlags {
   v1::AttentionOptions options_;  // but for the window
   std::string window_;
   TermFlags terms_;
+  std::string output_dtype_ = "input";
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;

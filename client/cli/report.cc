@@ -33,6 +33,9 @@ Json ShapeJson(const Problem& problem) {
                {"head_dim", shape.head_dim()},
                {"head_dim_v", shape.head_dim_v()},
                {"dtype", ShortName(problem.dtype)}};
+  if (problem.output_dtype != v1::DATA_TYPE_UNSPECIFIED) {
+    json["output_dtype"] = ShortName(problem.output_dtype);
+  }
   if (shape.has_packed()) {
     json["cu_seqlens_q"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_q().begin(),
                                                       shape.packed().cu_seqlens_q().end()));

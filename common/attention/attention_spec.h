@@ -26,6 +26,7 @@ struct MaskRule {
 //           k [batch, seq_len_kv, num_kv_heads, head_dim]
 //           v [batch, seq_len_kv, num_kv_heads, head_dim_v]
 //           out, dout [batch, seq_len_q, num_heads, head_dim_v]
+//           dq, dk, dv like q, k, v
 //           lse, dlse [batch, num_heads, seq_len_q] fp32
 //           sinks, dsinks [num_heads] fp32
 //           bias, dbias, mask [batch or 1, num_heads or 1, seq_len_q, PairColumns]
@@ -148,11 +149,15 @@ inline int64_t PairColumns(const AttentionShape& shape) {
 enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
 
 struct AttentionSpec {
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of q, k, v and dout
   AttentionShape shape;
   AttentionOptions options;
   bool has_dlse = false;  // backward: the gradient of lse is an input (TensorId::kDlse)
+  // Out, dq, dk and dv as they are summed up, in fp32, instead of rounded to `dtype`.
+  bool fp32_results = false;
 
+  // Of out, dq, dk and dv.
+  DType result_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
   bool operator==(const AttentionSpec&) const = default;
 };
 

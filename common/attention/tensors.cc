@@ -11,8 +11,9 @@ using Use = TensorUse;
 constexpr TensorInfo Rows(TensorId id, const char* name, Axis axis, DimOf dim, Use forward,
                           Use backward, std::optional<TensorId> gradient_of = std::nullopt) {
   const HeadsOf heads = axis == Axis::kKv ? HeadsOf::kKeyValue : HeadsOf::kQuery;
-  return {id,      name,     axis,       TensorForm::kRows, heads, dim, ElementOf::kRequest,
-          forward, backward, gradient_of};
+  const bool is_result = forward == Use::kOutput || backward == Use::kOutput;
+  const ElementOf element = is_result ? ElementOf::kResult : ElementOf::kRequest;
+  return {id, name, axis, TensorForm::kRows, heads, dim, element, forward, backward, gradient_of};
 }
 
 using IsPresent = bool (*)(const AttentionSpec&);
@@ -199,11 +200,16 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
 
 DType DTypeOf(const AttentionSpec& spec, TensorId id) {
   assert(HasDType(id));
-  const ElementOf element = InfoOf(id).element;
-  const bool float32 =
-      element == ElementOf::kFloat32 ||
-      (element == ElementOf::kBias && spec.options.bias.value_or(BiasForm()).float32);
-  return float32 ? DType::kFloat32 : spec.dtype;
+  switch (InfoOf(id).element) {
+    case ElementOf::kRequest:
+      return spec.dtype;
+    case ElementOf::kResult:
+      return spec.result_dtype();
+    case ElementOf::kBias:
+      return spec.options.bias.value_or(BiasForm()).float32 ? DType::kFloat32 : spec.dtype;
+    default:
+      return DType::kFloat32;
+  }
 }
 
 bool HasDType(TensorId id) {

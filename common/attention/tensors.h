@@ -44,7 +44,7 @@ enum class TensorForm : uint8_t {
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
-enum class ElementOf : uint8_t { kRequest, kFloat32, kBias, kMask, kInt32 };
+enum class ElementOf : uint8_t { kRequest, kResult, kFloat32, kBias, kMask, kInt32 };
 
 struct TensorInfo {
   TensorId id;
@@ -76,8 +76,8 @@ std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
 
 // The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
-// The element type: fp32 for statistics, the bias's for a bias, the spec's otherwise.
-// REQUIRES: HasDType.
+// The element type: fp32 for statistics, the bias's for a bias, the spec's dtype or its results'
+// otherwise. REQUIRES: HasDType.
 DType DTypeOf(const AttentionSpec& spec, TensorId id);
 // False for a mask and ids.
 bool HasDType(TensorId id);

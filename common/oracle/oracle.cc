@@ -157,8 +157,8 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
       }
     }
   }
-  FinishAll(spec.dtype, result.dk);
-  FinishAll(spec.dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   FinishSinkGradients(result.dsinks);
   if (!result.dbias.empty()) FinishAll(DTypeOf(spec, TensorId::kDbias), result.dbias);
   return result;
@@ -214,7 +214,7 @@ Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, cons
         double squares = 0.0;
         for (int64_t d = 0; d < shape.head_dim_v; ++d) {
           const double product =
-              Load(spec.dtype, out, element + d) * Load(spec.dtype, dout, element + d);
+              Load(spec.result_dtype(), out, element + d) * Load(spec.dtype, dout, element + d);
           delta.value[at] += product;
           delta.magnitude[at] += std::abs(product);
           squares += product * product;
@@ -300,8 +300,8 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
       }
     }
   }
-  FinishAll(dtype, result.dk);
-  FinishAll(dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   return result;
 }
 

@@ -127,7 +127,7 @@ class QueryRow {
       term.floor += key.doubt * key.keep;
       Accumulate(term, v.Row(key.position), result.out, at);
     }
-    FinishRow(spec_.dtype, result.out, at);
+    FinishRow(spec_.result_dtype(), result.out, at);
     result.lse.exact[at] = row_.lse();
     result.lse.magnitude[at] = row_.score_magnitude;
   }
@@ -182,7 +182,7 @@ class QueryRow {
               term.floor * key.keep};
       Accumulate(term, dout, result.dv, (*kv_row)(key.position));
     }
-    FinishRow(spec_.dtype, result.dq, at);
+    FinishRow(spec_.result_dtype(), result.dq, at);
     if (sink_row < 0) return;
     // What of the sink's share the keys may take, or it of theirs.
     double sink_doubt = 0.0;

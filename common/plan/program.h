@@ -71,8 +71,9 @@ struct OptionOperand {
 // shard, with all heads, in ranges of exactly that many rows:
 //   q       [batch, rows, num_heads, head_dim] spec dtype
 //   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may be out's bytes
-//           where the dtype is fp32
-//   out     [batch, rows, num_heads, head_dim_v] spec dtype; dout alike
+//           where results are fp32
+//   out     [batch, rows, num_heads, head_dim_v] the spec's result_dtype()
+//   dout    the same in spec dtype
 //   lse     [batch, num_heads, rows] fp32; delta and dlse alike
 //   dq_acc  [batch, rows, num_heads, head_dim] fp32, accumulated into
 // Which of them a call has: ComputeCall::Op.
@@ -132,14 +133,14 @@ struct ComputeCall {
     kBiasGradient,
     kZero,     // target = 0
     kAdd,      // target += source, fp32
-    kConvert,  // target (spec dtype) = source (fp32)
+    kConvert,  // target (the spec's result_dtype()) = source (fp32)
   };
   Op op = Op::kForward;
 
   QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward, kBiasGradient
   std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient
   bool initial = false;       // kForward: there is no previous partial
-  bool final = false;         // kForward: write out in the spec's dtype
+  bool final = false;         // kForward: write out, in the results' dtype
   ByteRange source;           // kAdd, kConvert
   ByteRange target;           // kZero, kAdd, kConvert, kSinkGradient, kBiasGradient
 

@@ -72,6 +72,7 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                  .gradient = random() % 2 == 0};
   }
   if (random() % 3 == 0) spec.options.mask = MaskForm{.bits = random() % 2 == 0};
+  spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;
   return {spec, plan, kind, direction, recompute};
 }
 

@@ -247,7 +247,7 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       int64_t count;
       if (!Require(rank, call.source, "convert")) return false;
       Slice(rank, call.source, &cells, &count);
-      if (call.target.bytes * 4 != call.source.bytes * ElementBytes(spec_.dtype)) {
+      if (call.target.bytes * 4 != call.source.bytes * ElementBytes(spec_.result_dtype())) {
         return Fail("convert between different numbers of elements");
       }
       if (call.target.offset != 0 || call.target.bytes != Whole(rank, call.target.buffer).bytes) {

@@ -63,6 +63,18 @@ void CheckReply(const v1::ReplyOptions& reply, const Limits& limits, Violations&
   }
 }
 
+// Whether results are to be fp32 where the request's dtype is another.
+bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& violations) {
+  CheckEnum(reply.output_dtype(), "reply.output_dtype", "DataType", violations);
+  const DType asked = FromProto(reply.output_dtype()).value_or(dtype);
+  if (asked != dtype && asked != DType::kFloat32) {
+    violations.Invalid("reply.output_dtype",
+                       absl::StrCat("is ", DTypeName(asked), ": must be the request's dtype, ",
+                                    DTypeName(dtype), ", or fp32"));
+  }
+  return asked == DType::kFloat32 && dtype != DType::kFloat32;
+}
+
 void CheckRequestId(const std::string& id, const Limits& limits, Violations& violations) {
   if (id.size() > static_cast<uint64_t>(limits.max_request_id_bytes)) {
     violations.Invalid("request_id", absl::StrCat("has ", id.size(), " bytes, at most ",
@@ -184,6 +196,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.choice = CheckPlan(header.plan(), limits, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
+  request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);

@@ -182,6 +182,8 @@ inline const BadHeader kHeaderRows[] = {
     {"reply { max_chunk_bytes: 1023 }", kInvalid, "reply.max_chunk_bytes"},
     {"reply { max_chunk_bytes: 16777217 }", kOver, "reply.max_chunk_bytes"},
     {"reply { max_chunk_bytes: 4294967295 }", kOver, "reply.max_chunk_bytes"},
+    {"reply { output_dtype: 9 }", kInvalid, "reply.output_dtype"},
+    {"reply { output_dtype: DATA_TYPE_FLOAT16 }", kInvalid, "reply.output_dtype"},
     {"reply { progress_interval {} }", kInvalid, "reply.progress_interval"},
     {"reply { progress_interval { nanos: 9000000 } }", kInvalid, "reply.progress_interval"},
     {"reply { progress_interval { seconds: -1 } }", kInvalid, "reply.progress_interval"},

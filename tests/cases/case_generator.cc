@@ -280,6 +280,7 @@ void AddOptions(Case& c, bool score_terms) {
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
+  c.spec.fp32_results = c.spec.dtype != DType::kFloat32 && bits / 12 % 2 == 0;
   AttentionShape& shape = c.spec.shape;
   if (!shape.packed || bits / 6 % 2 == 0) return;
   // Each document's own mask, instead of one for all.
@@ -334,6 +335,7 @@ std::string ToString(const Case& c) {
   if (options.dropout.threshold != 0) {
     line += " dropout=" + std::to_string(options.dropout.threshold / 65536.0);
   }
+  if (c.spec.fp32_results) line += " fp32 results";
   if (!shape.document_rules.empty()) line += " rules per document";
   if (shape.packed) {
     line += " cu_q=" + Join(shape.cu_seqlens_q) + " cu_k=" + Join(shape.cu_seqlens_k);

@@ -26,6 +26,7 @@ void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   args->plan.set_world_size(c.world_size);
   if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
   args->dtype = ToProto(c.spec.dtype);
+  if (c.spec.fp32_results) args->output_dtype = v1::DATA_TYPE_FLOAT32;
   args->q = BytesOf(inputs.at(TensorId::kQ));
   args->k = BytesOf(inputs.at(TensorId::kK));
   args->v = BytesOf(inputs.at(TensorId::kV));

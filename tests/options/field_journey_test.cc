@@ -115,6 +115,7 @@ constexpr Journey kJourneys[] = {
     {"reply.with_crc32c", "reply { with_crc32c: true }"},
     {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
     {"reply.with_timeline", "reply { with_timeline: true }"},
+    {"reply.output_dtype", "reply { output_dtype: DATA_TYPE_FLOAT32 }"},
     {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
     // Backward's own.

@@ -69,6 +69,7 @@ class Interpreter {
       : spec_(spec), plan_(plan), schedule_(schedule), kernels_(kernels), cut_(cut) {
     const AttentionShape& shape = spec.shape;
     problem_.dtype = spec.dtype;
+    problem_.fp32_results = spec.fp32_results;
     problem_.batch = shape.batch;
     problem_.num_heads = shape.num_heads;
     problem_.num_kv_heads = shape.num_kv_heads;
@@ -273,6 +274,9 @@ class Interpreter {
     uint8_t* Elements(const ByteRange& range, int64_t count) {
       return Exactly(range, count * ElementBytes(interpreter.spec_.dtype));
     }
+    uint8_t* Results(const ByteRange& range, int64_t count) {
+      return Exactly(range, count * ElementBytes(interpreter.spec_.result_dtype()));
+    }
     float* Floats(const ByteRange& range, int64_t count) {
       return reinterpret_cast<float*>(Exactly(range, count * 4));
     }
@@ -367,7 +371,7 @@ class Interpreter {
       forward.final = call.final;
       if (!(call.initial && call.final)) forward.out_acc = Floats(call.q.out_acc, out_elements);
       forward.lse = Floats(call.q.lse, statistics);
-      if (call.final) forward.out = Elements(call.q.out, out_elements);
+      if (call.final) forward.out = Results(call.q.out, out_elements);
       if (call.final && interpreter.spec_.options.sinks) forward.sinks = Sinks();
       return forward;
     }
@@ -376,7 +380,7 @@ class Interpreter {
       DeltaCall delta;
       delta.problem = &interpreter.problem_;
       delta.q_rows = call.q.rows();
-      delta.out = Elements(call.q.out, out_elements);
+      delta.out = Results(call.q.out, out_elements);
       delta.dout = Elements(call.q.dout, out_elements);
       delta.delta = Floats(call.q.delta, statistics);
       if (interpreter.spec_.has_dlse) {

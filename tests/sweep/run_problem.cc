@@ -99,9 +99,9 @@ TensorMap ToTensorMap(const oracle::InputTensors& inputs) {
 void AddForwardResult(const AttentionSpec& spec, const oracle::Result& result, TensorMap* inputs) {
   const AttentionShape& shape = spec.shape;
   std::vector<uint8_t>& out = (*inputs)[TensorId::kOut];
-  out.resize(result.out.twin.size() * oracle::BytesOf(spec.dtype));
+  out.resize(result.out.twin.size() * oracle::BytesOf(spec.result_dtype()));
   for (size_t e = 0; e < result.out.twin.size(); ++e) {
-    oracle::Store(spec.dtype, out.data(), static_cast<int64_t>(e), result.out.twin[e]);
+    oracle::Store(spec.result_dtype(), out.data(), static_cast<int64_t>(e), result.out.twin[e]);
   }
   std::vector<uint8_t>& lse = (*inputs)[TensorId::kLse];
   lse.resize(result.lse.rows.size() * sizeof(float));

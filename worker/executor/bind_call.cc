@@ -33,6 +33,7 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   AttentionProblem problem;
   problem.dtype = spec.dtype;
+  problem.fp32_results = spec.fp32_results;
   problem.batch = shape.batch;
   problem.num_heads = shape.num_heads;
   problem.num_kv_heads = shape.num_kv_heads;

@@ -23,7 +23,8 @@
 namespace ringattn::worker {
 
 struct AttentionProblem {
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of q, k, v and dout
+  bool fp32_results = false;      // out is fp32 whatever `dtype` is
   int64_t batch = 1;
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;
@@ -33,6 +34,8 @@ struct AttentionProblem {
   float softcap = 0.0f;     // 0 = off
   std::vector<Band> bands;  // per document
   ScoreTerms terms;
+
+  DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
 
 // A block of keys.
@@ -54,8 +57,8 @@ struct KvBlock {
 //            initial && final.
 //   lse      [batch, num_heads, q_rows] fp32, natural log; read unless
 //            `initial`, always written. -inf = no key seen yet.
-//   out      [batch, q_rows, num_heads, head_dim_v] dtype, written when `final`.
-//            May be the same memory as out_acc when dtype is fp32.
+//   out      [batch, q_rows, num_heads, head_dim_v] out_dtype(), written when `final`.
+//            May be the same memory as out_acc when that is fp32.
 //   sinks    [num_heads] fp32, or null; only when `final`: exp(sinks[h]) joins the
 //            softmax of every row, after all keys, with a value of 0. -inf is no sink.
 // A row without any visible key keeps its previous partial, or becomes
@@ -80,8 +83,8 @@ struct ForwardCall {
 struct DeltaCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
-  const void* out = nullptr;    // [batch, q_rows, num_heads, head_dim_v] dtype
-  const void* dout = nullptr;   // like out
+  const void* out = nullptr;    // [batch, q_rows, num_heads, head_dim_v] out_dtype()
+  const void* dout = nullptr;   // like out, dtype
   float* delta = nullptr;       // [batch, num_heads, q_rows] fp32
   const float* dlse = nullptr;  // like delta, or null
   const float* lse = nullptr;   // like delta; read only with dlse

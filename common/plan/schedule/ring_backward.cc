@@ -133,7 +133,8 @@ void RingBackward::Start() {
   for (int rank = 0; rank < route_.world_size; ++rank) {
     const bool has_rows = route_.q_rows[rank] > 0 || route_.kv_rows[rank] > 0;
     if (has_rows) builder_.Use(first_step_);
-    if ((has_rows && builder_.spec().dtype != DType::kFloat32) || route_.SeesAny(0, rank)) {
+    if ((has_rows && builder_.spec().result_dtype() != DType::kFloat32) ||
+        route_.SeesAny(0, rank)) {
       builder_.Use(own_step_);  // conversions, or a call
     }
   }

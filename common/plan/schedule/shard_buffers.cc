@@ -9,7 +9,7 @@ namespace {
 BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
                         ProgramBuilder& builder) {
   *buffer = builder.AddOutput(output);
-  const DType dtype = builder.spec().dtype;
+  const DType dtype = DTypeOf(builder.spec(), output);
   if (dtype == DType::kFloat32) return *buffer;
   const int64_t elements = builder.ShardBytes(output) / ElementBytes(dtype);
   return builder.AddBuffer(name, elements * ElementBytes(DType::kFloat32));
@@ -91,7 +91,7 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
   calls.front().second.initial = true;
   calls.back().second.final = true;
   if (calls.size() > 1) {
-    const DType dtype = builder.spec().dtype;
+    const DType dtype = DTypeOf(builder.spec(), TensorId::kOut);
     const int64_t elements = builder.ShardBytes(TensorId::kOut) / ElementBytes(dtype);
     shard.out_acc = dtype == DType::kFloat32
                         ? shard.out

@@ -59,7 +59,7 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   lse = sum == 0.0 ? -kInfinity : static_cast<float>(max + std::log(sum));
   for (int64_t d = 0; d < p.head_dim_v; ++d) {
     if (call.final) {
-      Store(p.dtype, call.out, out_offset + d, out[d]);
+      Store(p.out_dtype(), call.out, out_offset + d, out[d]);
     } else {
       call.out_acc[out_offset + d] = static_cast<float>(out[d]);
     }
@@ -163,7 +163,10 @@ struct Runner {
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
       const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
       const int64_t at = (b * p.num_heads + h) * call.q_rows + i;
-      double delta = Dot(p.dtype, call.dout, offset, call.out, offset, p.head_dim_v);
+      double delta = 0.0;
+      for (int64_t d = offset; d < offset + p.head_dim_v; ++d) {
+        delta += double{Load(p.dtype, call.dout, d)} * Load(p.out_dtype(), call.out, d);
+      }
       if (call.dlse != nullptr) delta = call.lse[at] == -kInfinity ? 0.0 : delta - call.dlse[at];
       call.delta[at] = static_cast<float>(delta);
     });
