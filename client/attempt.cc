@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
+#include "common/observability/trace_context.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
@@ -59,7 +60,7 @@ class StreamAttempt final : public Attempt,
                             public std::enable_shared_from_this<StreamAttempt> {
  public:
   StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<const CallPlan> plan,
-                std::chrono::system_clock::time_point deadline,
+                BearerToken* token, std::chrono::system_clock::time_point deadline,
                 std::function<void(AttemptResult)> done)
       : stub_(std::in_place, std::move(channel)),
         plan_(std::move(plan)),
@@ -67,6 +68,8 @@ class StreamAttempt final : public Attempt,
         assembler_(plan_->outputs),
         start_(std::chrono::steady_clock::now()) {
     context_->set_deadline(deadline);
+    if (token != nullptr) token->AddTo(context_.get());
+    if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
   }
 
   void Start() override {
@@ -289,9 +292,10 @@ class StreamAttempt final : public Attempt,
 
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<const CallPlan> plan,
+                                     const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
                                      std::function<void(AttemptResult)> done) {
-  return std::make_shared<StreamAttempt>(std::move(channel), std::move(plan), deadline,
+  return std::make_shared<StreamAttempt>(std::move(channel), std::move(plan), token.get(), deadline,
                                          std::move(done));
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "client/call.h"
 #include "client/transfer.h"
+#include "common/security/bearer_token.h"
 
 namespace ringattn::client {
 
@@ -24,6 +25,7 @@ enum class CallKind { kForward, kBackward };
 struct CallPlan {
   CallKind kind = CallKind::kForward;
   grpc::ByteBuffer header;  // the stream's first message, request_id included
+  std::string traceparent;  // metadata; empty: none
   std::vector<InputTensor> inputs;
   std::vector<OutputTensor> outputs;
   uint64_t max_chunk_bytes_up = 0;  // 0: as the server recommends
@@ -50,12 +52,13 @@ class Attempt {
   virtual void Cancel() = 0;
 };
 
-// An attempt on `channel`, not yet started. `done` is called once, on one of gRPC's threads,
-// when the status is known and gRPC holds none of the caller's memory any more. The
-// latter may trail the former if the server has stopped reading: until the connection
-// is given up, about the keepalive timeout.
+// An attempt on `channel`, not yet started; `token`, which may be null, is shown with it. `done` is
+// called once, on one of gRPC's threads, when the status is known and gRPC holds none of the
+// caller's memory any more. The latter may trail the former if the server has stopped reading:
+// until the connection is given up, about the keepalive timeout.
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<const CallPlan> plan,
+                                     const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
                                      std::function<void(AttemptResult)> done);
 

@@ -109,6 +109,10 @@ struct CallOptions {
   absl::Duration progress_interval = absl::Milliseconds(200);
   // The timeline of every rank, in CallReport::summary.
   bool with_timeline = false;
+  // W3C trace context that the call belongs to, "00-...": sent with every request of it, and found
+  // in the service's logs, its live page and CallReport::accepted. INVALID_ARGUMENT if it is not
+  // valid (trace_context.h).
+  std::string traceparent = {};
   // A CRC-32C over every chunk, both ways.
   bool with_crc32c = true;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/tensor_bytes.h"
+#include "common/observability/trace_context.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 
@@ -15,7 +16,7 @@ namespace {
 template <typename Args>
 absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
   const absl::StatusOr<uint64_t> bytes =
-      TensorBytes(args.shape, TensorTypes(args.dtype, args.output_dtype), tensor, args.options);
+      TensorBytes(args.shape, {args.dtype, args.output_dtype}, tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -80,10 +81,17 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
   plan->inputs.clear();
 }
 
-void SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+  if (!options.traceparent.empty() && !ReadTraceparent(options.traceparent)) {
+    return absl::InvalidArgumentError(
+        "traceparent is not valid: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower "
+        "case");
+  }
+  plan->traceparent = options.traceparent;
   plan->max_chunk_bytes_up = limits.up_bytes;
   plan->with_crc32c = options.with_crc32c;
   plan->on_progress = options.on_progress;
+  return absl::OkStatus();
 }
 
 // The caller's buffers by tensor: those with a name in the arguments, and `more`.
@@ -191,7 +199,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
-  SetOptions(options, limits, &plan);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   InlineSmallInputs(&plan, request.mutable_header());
@@ -206,7 +214,7 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
-  SetOptions(options, limits, &plan);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);

@@ -12,6 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "client/split_operation.h"
 #include "client/split_plan.h"
+#include "common/process/loopback.h"
+#include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
 #include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
@@ -58,10 +60,19 @@ void SetDeadline(absl::Duration deadline, grpc::ClientContext* context) {
   context->set_deadline(absl::ToChronoTime(absl::Now() + deadline));
 }
 
+absl::Status InField(absl::string_view field, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", status.message()));
+}
+
+void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* context) {
+  SetDeadline(deadline, context);
+  if (token != nullptr) token->AddTo(context);
+}
+
 template <typename Response, typename Call>
-absl::StatusOr<Response> Unary(absl::Duration deadline, const Call& call) {
+absl::StatusOr<Response> Unary(absl::Duration deadline, BearerToken* token, const Call& call) {
   grpc::ClientContext context;
-  SetDeadline(deadline, &context);
+  Prepare(deadline, token, &context);
   Response response;
   const grpc::Status status = call(&context, &response);
   if (!status.ok()) return FromGrpcStatus(status);
@@ -69,6 +80,26 @@ absl::StatusOr<Response> Unary(absl::Duration deadline, const Call& call) {
 }
 
 }  // namespace
+
+absl::StatusOr<TransportSecurity> SecurityOf(const ClientOptions& options) {
+  const bool any = !options.tls_ca.empty() || !options.tls_cert.empty() ||
+                   !options.tls_key.empty() || !options.tls_server_name.empty();
+  if (!any) return TransportSecurity();
+  if (options.credentials != nullptr) {
+    return absl::InvalidArgumentError("credentials: given beside tls_ fields");
+  }
+  if (options.tls_ca.empty()) {
+    return absl::InvalidArgumentError("tls_ca: missing; TLS needs the server's authorities");
+  }
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return absl::InvalidArgumentError("tls_cert and tls_key go together");
+  }
+  auto security =
+      TransportSecurity::Tls({.files = {options.tls_cert, options.tls_key, options.tls_ca},
+                              .server_name = options.tls_server_name});
+  if (!security.ok()) return InField("tls", security.status());
+  return security;
+}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {
@@ -82,10 +113,22 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   wire::KeepGrpcRunning();
   std::unique_ptr<Client> client(new Client(options));
   const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
-  const auto credentials =
-      options.credentials ? options.credentials : TransportSecurity().ChannelCredentials();
+  absl::StatusOr<TransportSecurity> security = SecurityOf(options);
+  if (!security.ok()) return security.status();
+  if (!options.token_file.empty()) {
+    if (security->is_plain() && options.credentials == nullptr && !IsLoopback(target)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token_file: the token would travel in plain text to ", target,
+                       ", which is not a loopback address; give tls_ca"));
+    }
+    auto token = BearerToken::FromFile(options.token_file);
+    if (!token.ok()) return InField("token_file", token.status());
+    client->token_ = *std::move(token);
+  }
   for (int i = 0; i < options.channels; ++i) {
-    client->channels_.push_back(grpc::CreateCustomChannel(target, credentials, arguments));
+    client->channels_.push_back(
+        options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
+                            : security->Dial(target, arguments));
   }
   return client;
 }
@@ -106,6 +149,7 @@ Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
                                 .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
                                 .registry = registry_,
                                 .retry = options_.retry,
+                                .token = token_,
                                 .deadline = options.deadline},
                      .collect = std::move(request.collect)});
   }
@@ -144,16 +188,17 @@ absl::StatusOr<v1::GetOperationResponse> Client::GetOperation(const std::string&
   const auto stub = v1::AttentionService::NewStub(NextChannel());
   v1::GetOperationRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::GetOperationResponse>(deadline, [&](auto* context, auto* response) {
-    return stub->GetOperation(context, request, response);
-  });
+  return Unary<v1::GetOperationResponse>(deadline, token_.get(),
+                                         [&](auto* context, auto* response) {
+                                           return stub->GetOperation(context, request, response);
+                                         });
 }
 
 absl::Status Client::CancelOperation(const std::string& request_id, absl::Duration deadline) {
   const auto stub = v1::AttentionService::NewStub(NextChannel());
   v1::CancelOperationRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::CancelOperationResponse>(deadline,
+  return Unary<v1::CancelOperationResponse>(deadline, token_.get(),
                                             [&](auto* context, auto* response) {
                                               return stub->CancelOperation(context, request,
                                                                            response);
@@ -163,16 +208,16 @@ absl::Status Client::CancelOperation(const std::string& request_id, absl::Durati
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(NextChannel());
-  return Unary<v1::GetServerInfoResponse>(deadline, [&](auto* context, auto* response) {
-    return stub->GetServerInfo(context, {}, response);
-  });
+  return Unary<v1::GetServerInfoResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetServerInfo(context, {}, response); });
 }
 
 absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(NextChannel());
-  auto response = Unary<v1::GetTopologyResponse>(deadline, [&](auto* context, auto* response) {
-    return stub->GetTopology(context, {}, response);
-  });
+  auto response = Unary<v1::GetTopologyResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetTopology(context, {}, response); });
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_topology());
 }
@@ -181,7 +226,7 @@ absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)
                                    absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(NextChannel());
   grpc::ClientContext context;
-  SetDeadline(deadline, &context);
+  Prepare(deadline, token_.get(), &context);
   const auto reader = stub->WatchTopology(&context, {});
   v1::WatchTopologyResponse response;
   while (reader->Read(&response)) {

@@ -26,6 +26,8 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/retry_policy.h"
+#include "common/security/bearer_token.h"
+#include "common/security/credentials.h"
 #include "common/wire/keep_awake.h"
 #include "ringattn/v1/cluster.pb.h"
 
@@ -37,7 +39,16 @@ struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams
   // (CallOptions), so this bounds how many streams at a time get one of their own.
   int channels = 4;
-  // Null: plain text.
+  // TLS, with files in PEM that are read again when they change; plain text without tls_ca.
+  std::string tls_ca = {};    // authorities: the server's certificate must lead to one of them
+  std::string tls_cert = {};  // the client's own certificate, where the server asks for one,
+  std::string tls_key = {};   // and its key, without a pass phrase
+  // The name that the server's certificate is for, where that is not the target's host.
+  std::string tls_server_name = {};
+  // A file with the bearer token that every call shows. Read for each call, so a token that is
+  // replaced is shown from the next call on. Not in plain text, but to loopback.
+  std::string token_file = {};
+  // Instead of all tls_ fields.
   std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr;
   // 0: as the server recommends (Accepted.recommended_chunk_bytes, 1 MiB). More is slower, less
   // is for slow lines: a chunk should not take longer than 5 s. The server takes 16 MiB.
@@ -46,13 +57,17 @@ struct ClientOptions {
   RetryOptions retry = {};
 };
 
+// What the tls_ fields say; plain text without them. Errors: INVALID_ARGUMENT, naming the field.
+absl::StatusOr<TransportSecurity> SecurityOf(const ClientOptions& options);
+
 // Calls may overlap. Thread safe.
 class Client {
  public:
   // Cancels what is still in flight and waits for its end. Not from a `done`.
   ~Client();
 
-  // Does not dial yet. Errors: INVALID_ARGUMENT for an empty target or no channels.
+  // Does not dial yet. Errors: INVALID_ARGUMENT for an empty target, no channels, TLS files or a
+  // token of no use (the message names the field and the file).
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
                                                          const ClientOptions& options = {});
 
@@ -60,7 +75,8 @@ class Client {
   // The memory that args and results point to must stay valid and, for the results,
   // untouched until the call has ended; args and results themselves need not.
   // Replayed under one request_id after ABORTED, UNAVAILABLE and, where the server
-  // says when, RESOURCE_EXHAUSTED (retry_policy.h). After an error the results'
+  // says when, RESOURCE_EXHAUSTED (retry_policy.h); not where TLS cannot come about, which is
+  // UNAVAILABLE with the reason TLS_HANDSHAKE_FAILED (error.h). After an error the results'
   // contents are worthless.
   // Errors: those of proto/ringattn/v1/attention.proto, with details (error.h);
   // INVALID_ARGUMENT, before anything is sent, where a buffer has not the size that
@@ -103,6 +119,7 @@ class Client {
   const ClientOptions options_;
   const wire::KeepAwake keep_awake_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
+  std::shared_ptr<BearerToken> token_;                    // likewise; null: none is shown
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
 };

@@ -16,6 +16,10 @@
 
 namespace ringattn::client {
 
+// ErrorInfo.reason of an UNAVAILABLE that the library itself gives: TLS could not come about,
+// because of what one end shows or expects. Another attempt would end alike.
+inline constexpr char kTlsHandshakeFailed[] = "TLS_HANDSHAKE_FAILED";
+
 struct FieldViolation {
   std::string field;  // "options.softcap"
   std::string description;
@@ -35,7 +39,8 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message,
 // The same code and details with another message.
 absl::Status WithMessage(const absl::Status& status, absl::string_view message);
 
-// Keeps code, message and details.
+// Keeps code, message and details. What gRPC says of a failed TLS handshake is put into words
+// that name the option to look at, and typed (kTlsHandshakeFailed).
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // What the status carries; empty if it carries nothing or nothing readable.

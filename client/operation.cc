@@ -35,10 +35,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       const absl::MutexLock lock(&mutex_);
       pause_.reset();
       if (!cancelled_) {
-        attempt_ = MakeAttempt(params_.channel, params_.plan, SystemDeadline(deadline_),
-                               [self = shared_from_this()](AttemptResult result) {
-                                 self->OnAttemptDone(std::move(result));
-                               });
+        attempt_ =
+            MakeAttempt(params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
+                        [self = shared_from_this()](AttemptResult result) {
+                          self->OnAttemptDone(std::move(result));
+                        });
         attempt = attempt_;
       }
     }
@@ -53,6 +54,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     // last reference has to be the client's (see attempt.cc).
     params_.channel.reset();
     params_.plan.reset();
+    params_.token.reset();
     const std::shared_ptr<CallRegistry> registry = std::move(params_.registry);
     {
       const absl::MutexLock lock(&mutex_);

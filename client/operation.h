@@ -53,6 +53,7 @@ struct OperationParams {
   std::shared_ptr<const CallPlan> plan = nullptr;
   std::shared_ptr<CallRegistry> registry = nullptr;  // the call is in it until its end
   RetryOptions retry = {};
+  std::shared_ptr<BearerToken> token = nullptr;  // shown by each attempt; null: none
   absl::Duration deadline = absl::InfiniteDuration();
   // Called once when the call ends, on one of gRPC's threads, before Wait returns.
   // May be empty; must not block.

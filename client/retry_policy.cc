@@ -13,7 +13,7 @@ bool MayReplay(const absl::Status& status, const ErrorDetails& details) {
     case absl::StatusCode::kAborted:
       return details.reason != "SUPERSEDED";
     case absl::StatusCode::kUnavailable:
-      return true;
+      return details.reason != kTlsHandshakeFailed;
     case absl::StatusCode::kResourceExhausted:
       return details.retry_delay.has_value();
     default:

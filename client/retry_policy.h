@@ -29,7 +29,7 @@ struct FailedAttempt {
 
 // How long to wait before the replay; nothing if the failure is final. Replayed are
 //   ABORTED              unless a newer stream with the same request_id took over
-//   UNAVAILABLE
+//   UNAVAILABLE          unless TLS could not come about
 //   RESOURCE_EXHAUSTED   if the server said when to come back
 // after at least what RetryInfo asks for and a backoff that doubles, `jitter` in
 // [0, 1] taking up to half of it off. A wait that would reach the deadline is final.

@@ -32,6 +32,20 @@ TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
   }
 }
 
+// Another attempt would end alike, unlike one at a server that is not there yet.
+TEST(RetryPolicy, TlsThatCannotComeAboutIsFinal) {
+  const auto may = [](const std::string& message) {
+    FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE});
+    failed.status = FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, message));
+    return ReplayDelay({}, failed, 0).has_value();
+  };
+  EXPECT_TRUE(may("failed to connect to all addresses; last error: ... Connection refused"));
+  EXPECT_TRUE(may("failed to connect to all addresses; last error: ... Socket closed"));
+  EXPECT_FALSE(may("... Tls handshake failed: ... certificate verify failed"));
+  EXPECT_FALSE(may("... Tls handshake failed: ... wrong version number"));
+  EXPECT_FALSE(may("... UNAUTHENTICATED: Hostname Verification Check failed."));
+}
+
 TEST(RetryPolicy, BackoffDoublesUpToItsBound) {
   const RetryOptions options;
   const FakeError lost{.code = grpc::StatusCode::ABORTED};

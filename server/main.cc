@@ -27,15 +27,18 @@ namespace {
 // The supervisor's to replace (sysexits.h: EX_OSERR).
 constexpr int kExitDeaf = 71;
 
+// What the operator has to mend is told apart from what may go away.
 int Die(const absl::Status& status) {
   std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return absl::IsInvalidArgument(status) ? kUsageExitCode : 1;
 }
 
 // Whoever sees the file sees all of it.
 absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
-  const nlohmann::ordered_json json = {
-      {"listen", addresses.listen}, {"control", addresses.control}, {"metrics", addresses.metrics}};
+  const nlohmann::ordered_json json = {{"listen", addresses.listen},
+                                       {"control", addresses.control},
+                                       {"metrics", addresses.metrics},
+                                       {"health", addresses.health}};
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
   file << json.dump() << "\n";
@@ -50,6 +53,7 @@ int Run(int argc, char** argv) {
   CommandLine line = ParseCommandLine(argc, argv);
   absl::StatusOr<std::string> secret = ReadSecretFile(line.secret_file);
   if (!secret.ok()) return Die(secret.status());
+  if (line.check_flags) return 0;
 
   // Blocked in every thread, so that sigwait below gets them.
   sigset_t signals;
@@ -71,6 +75,7 @@ int Run(int argc, char** argv) {
     _exit(kExitDeaf);
   };
   wire::KeepGrpcRunning();
+  if (absl::Status status = OpenSecurity(&line); !status.ok()) return Die(status);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
   if (!server.ok()) return Die(server.status());
   const ServerAddresses& addresses = (*server)->addresses();
@@ -82,7 +87,8 @@ int Run(int argc, char** argv) {
   LogInfo("serving", {{"version", kVersion},
                       {"listen", addresses.listen},
                       {"control", addresses.control},
-                      {"metrics", addresses.metrics}});
+                      {"metrics", addresses.metrics},
+                      {"health", addresses.health}});
 
   int signal_number = 0;
   sigwait(&signals, &signal_number);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -9,11 +10,11 @@
 #include "common/base/version.h"
 #include "common/process/duration_flag.h"
 #include "common/process/log_level_flag.h"
+#include "common/process/loopback.h"
+#include "common/process/plain_text.h"
 
 namespace ringattn::server {
 namespace {
-
-constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // 1 to `most`. Shape limits may only be lowered: limits.h proves that no product
 // overflows for those that it has.
@@ -38,13 +39,16 @@ void AddListeners(CLI::App* app, CommandLine* line) {
            "control gRPC: workers and AdminService, with the secret; keep it private");
   listener("--metrics_listen", &server.metrics_listen,
            "HTTP: Prometheus metrics at /metrics; empty for none");
+  listener("--health_listen", &server.health_listen,
+           "plain-text gRPC health alone, for probes that speak no TLS: liveness, readiness; empty "
+           "for none");
   app->add_option("--secret_file", line->secret_file,
                   "file with the cluster's shared secret (16 to 1024 characters)")
       ->required()
       ->type_name("FILE")
       ->group(group);
   app->add_option("--port_file", line->port_file,
-                  "once bound, write {\"listen\",\"control\",\"metrics\"} as JSON here")
+                  "once bound, write {\"listen\",\"control\",\"metrics\",\"health\"} as JSON here")
       ->type_name("FILE")
       ->group(group);
 }
@@ -143,7 +147,75 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "a run that takes longer, and 20 times as long as predicted, is ended");
 }
 
+void AddSecurity(CLI::App* app, CommandLine* line) {
+  const char* group = "Who may call, and over what (files are read again when they change)";
+  const auto file = [&](const char* name, std::string* target, const char* help) {
+    app->add_option(name, *target, help)->type_name("FILE")->group(group);
+  };
+  file("--tls_cert", &line->client_tls.certificate,
+       "the public listener speaks TLS with this certificate, PEM, followed by those that lead to "
+       "an authority");
+  file("--tls_key", &line->client_tls.key, "its key, PEM without a pass phrase");
+  file("--tls_client_ca", &line->client_tls.authorities,
+       "authorities, PEM: clients are asked for a certificate of theirs. Required; with "
+       "--clients_file a token does as well");
+  file("--clients_file", &line->server.clients_file,
+       "JSON: known clients with tokens' SHA-256, certificates, weights and quotas "
+       "(docs/security.md). Nobody else is served");
+  file("--audit_log", &line->server.audit_log,
+       "append a JSON line for each request that ended; - for standard output");
+  app->add_flag("--insecure", line->insecure,
+                "listen in plain text on addresses other than loopback")
+      ->group(group);
+  line->cluster_tls.AddTo(app);
+}
+
+// What is refused before anything is opened.
+absl::Status CheckSecurity(const CommandLine& line) {
+  const TlsFiles& tls = line.client_tls;
+  if (tls.certificate.empty() != tls.key.empty()) {
+    return absl::InvalidArgumentError("--tls_cert and --tls_key go together");
+  }
+  if (tls.certificate.empty() && !tls.authorities.empty()) {
+    return absl::InvalidArgumentError("--tls_client_ca needs --tls_cert and --tls_key");
+  }
+  if (absl::Status status = line.cluster_tls.Check(); !status.ok()) return status;
+  // Tokens can be read where there is no TLS, whatever --insecure says.
+  if (tls.certificate.empty() && !line.server.clients_file.empty() &&
+      !IsLoopback(line.server.listen)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--clients_file: tokens would travel in plain text to --listen=", line.server.listen,
+        ", which is not a loopback address: give --tls_cert and --tls_key"));
+  }
+  if (line.insecure) return absl::OkStatus();
+  if (tls.certificate.empty()) {
+    absl::Status status =
+        CheckPlainText("--listen", line.server.listen, "--tls_cert and --tls_key");
+    if (!status.ok()) return status;
+  }
+  if (line.cluster_tls.given()) return absl::OkStatus();
+  return CheckPlainText("--control_listen", line.server.control_listen, kClusterTlsRemedy);
+}
+
 }  // namespace
+
+absl::Status OpenSecurity(CommandLine* line) {
+  if (!line->client_tls.certificate.empty()) {
+    const bool asks = !line->client_tls.authorities.empty();
+    const bool has_tokens = !line->server.clients_file.empty();
+    absl::StatusOr<TransportSecurity> security =
+        TransportSecurity::Tls({.files = line->client_tls,
+                                .peers = !asks        ? PeerProof::kNone
+                                         : has_tokens ? PeerProof::kOptional
+                                                      : PeerProof::kRequired});
+    if (!security.ok()) return security.status();
+    line->server.client_security = *std::move(security);
+  }
+  absl::StatusOr<TransportSecurity> cluster = line->cluster_tls.Open();
+  if (!cluster.ok()) return cluster.status();
+  line->server.cluster_security = *std::move(cluster);
+  return absl::OkStatus();
+}
 
 CommandLine ParseCommandLine(int argc, char** argv) {
   CommandLine line;
@@ -155,6 +227,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       "once.\nExits with 71 if its public port stays dead (--dead_after), to be started again.");
   app.set_version_flag("--version", std::string(kVersion));
   AddListeners(&app, &line);
+  AddSecurity(&app, &line);
   AddLimits(&app, &line);
   AddTimeouts(&app, &line);
   AddDuration(&app, "--drain_timeout", &line.drain_timeout,
@@ -163,8 +236,13 @@ CommandLine ParseCommandLine(int argc, char** argv) {
               "exit with 71 once the public port has not answered for this long; the health "
               "service's name liveness says NOT_SERVING before");
   AddLogLevel(&app, &line.log_level);
+  app.add_flag("--check_flags", line.check_flags,
+               "say what is wrong with these flags, or exit with 0; start nothing");
   try {
     app.parse(argc, argv);
+    if (absl::Status status = CheckSecurity(line); !status.ok()) {
+      throw CLI::ValidationError(std::string(status.message()));
+    }
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);
   }

@@ -4,23 +4,35 @@
 
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/observability/log.h"
+#include "common/process/cluster_tls.h"
+#include "common/security/tls_material.h"
 #include "server/edge/server.h"
 
 namespace ringattn::server {
 
 struct CommandLine {
-  ServerOptions server;  // without the secret
+  ServerOptions server;  // without the secret and what protects its links
   std::string secret_file;
+  TlsFiles client_tls;  // certificate empty: plain text
+  ClusterTlsFlags cluster_tls;
+  bool insecure = false;
   std::string port_file;
   absl::Duration drain_timeout = absl::Seconds(30);
   LogLevel log_level = LogLevel::kInfo;
+  bool check_flags = false;  // that is all there is to do
 };
+
+inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // Exits the process, as command lines do, after --help, --version and mistakes.
 CommandLine ParseCommandLine(int argc, char** argv);
+
+// Opens the TLS files into line->server. Starts threads. Errors: INVALID_ARGUMENT, naming the
+// flag and the file.
+absl::Status OpenSecurity(CommandLine* line);
 
 }  // namespace ringattn::server
 

@@ -2,6 +2,7 @@
 # Installs what is missing and runs every test.
 #
 #   ./tests/run.sh          the standard tier (within 45 minutes on 2 cores, from nothing)
+#   ./tests/run.sh --k8s    only: the Helm chart on a real Kubernetes of two nodes, built and started here
 #   ./tests/run.sh --full   also: sanitizers over everything, 20,000 cases of the sweep, 10,000 simulated
 #                           clusters, ten minutes of each fuzz target and of faults of every kind
 #
@@ -10,7 +11,15 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 tier=standard
-[[ ${1:-} == --full ]] && tier=full
+case ${1:-} in
+  "") ;;
+  --full) tier=full ;;
+  --k8s) tier=k8s ;;
+  *)
+    sed -n '2,8s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
 # shellcheck source=tests/lib/tally.sh
 source tests/lib/tally.sh
 
@@ -18,6 +27,15 @@ section "installing what is missing"
 ./deploy/install_deps.sh clang lld libclang-rt-14-dev python3-pytest prometheus golang-go || fatal "installing failed"
 grpcurl=$(./deploy/install_grpcurl.sh) || fatal "grpcurl could not be built"
 export RINGATTN_GRPCURL=$grpcurl
+
+if [[ $tier == k8s ]]; then
+  section "the Helm chart"
+  ./tests/lib/chart_tests.sh || true
+
+  section "Kubernetes"
+  ./tests/k8s/run.sh || true
+  close_tally
+fi
 
 section "sources: format and rules"
 ./tests/lib/source_checks.sh || true
@@ -27,6 +45,10 @@ section "unit tests, sweeps and simulation: bazel test //..."
 
 section "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
+
+section "image and Helm chart"
+./tests/lib/image_tests.sh || true
+./tests/lib/chart_tests.sh || true
 
 section "compiling for GPUs"
 ./tests/lib/cuda_compile.sh || true

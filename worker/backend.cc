@@ -3,11 +3,11 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
+#include "common/process/container_limits.h"
 #include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/device_name.h"
@@ -35,11 +35,8 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions&, int) {
 int64_t MachineMemoryBytes() {
   struct sysinfo info {};
   sysinfo(&info);
-  int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
-  // A container's own limit, where there is one; "max" is no number and ends the read.
-  int64_t limit = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) total = std::min(total, limit);
-  return total;
+  const int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
+  return std::min(total, ReadContainerLimits().memory_bytes.value_or(total));
 }
 
 absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -14,15 +15,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
+#include "common/process/container_limits.h"
 #include "common/process/duration_flag.h"
 #include "common/process/log_level_flag.h"
+#include "common/process/plain_text.h"
 #include "common/process/secret_file.h"
 #include "worker/device_name.h"
 
 namespace ringattn::worker {
 namespace {
-
-constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // What is resolved only after parsing.
 struct RawOptions {
@@ -31,10 +32,13 @@ struct RawOptions {
   std::string fault_injection;
 };
 
+// Those that this process may run on, or a container's share of time if that is less.
 int Cores() {
+  int cores = std::max(1u, std::thread::hardware_concurrency());
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(
+      std::ceil(std::min<double>(cores, ReadContainerLimits().cpus.value_or(cores))));
 }
 
 void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
@@ -62,8 +66,10 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       })
       ->type_name("DEVICE")
       ->capture_default_str();
-  app->add_option("--threads", raw->threads,
-                  "CPU: compute threads; 0: the machine's cores / local_workers, at least 1")
+  app->add_option(
+         "--threads", raw->threads,
+         "CPU: compute threads; 0: the machine's (a container's) cores / local_workers, at "
+         "least 1")
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
@@ -78,8 +84,8 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--memory_limit", line->worker.memory_limit_bytes,
-                  "bytes that requests may reserve; 0: 80% of the machine's / local_workers, or "
-                  "90% of the GPU's that is free")
+                  "bytes that requests may reserve; 0: 80% of the machine's (a container's) / "
+                  "local_workers, or 90% of the GPU's that is free")
       ->check(CLI::NonNegativeNumber)
       ->type_name("BYTES")
       ->capture_default_str();
@@ -122,16 +128,37 @@ void AddListeners(CLI::App* app, CommandLine* line) {
                   "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
       ->type_name("HOST:PORT")
       ->capture_default_str();
+  app->add_option("--health_listen", line->worker.health_listen,
+                  "plain-text gRPC health alone, for probes that speak no TLS: liveness, readiness "
+                  "(a member of the ring); port 0 picks one; empty: none")
+      ->type_name("HOST:PORT");
   app->add_option("--ring_address", line->backend.ring_host,
                   "name or address of this machine that the other workers can reach")
       ->type_name("HOST")
       ->capture_default_str();
   app->add_option("--port_file", line->port_file,
-                  "once bound, write {\"data\",\"metrics\"} as JSON here")
+                  "once bound, write {\"data\",\"metrics\",\"health\"} as JSON here")
       ->type_name("FILE");
 }
 
+void AddSecurity(CLI::App* app, CommandLine* line) {
+  line->cluster_tls.AddTo(app);
+  app->add_flag("--insecure", line->insecure,
+                "speak plain text on addresses other than loopback: --data_listen, --coordinator");
+}
+
+// The secret and the tensors go over both.
+absl::Status CheckSecurity(const CommandLine& line) {
+  if (absl::Status status = line.cluster_tls.Check(); !status.ok()) return status;
+  if (line.insecure || line.cluster_tls.given()) return absl::OkStatus();
+  absl::Status status = CheckPlainText("--data_listen", line.worker.data_listen, kClusterTlsRemedy);
+  status.Update(CheckPlainText("--coordinator", line.worker.coordinator, kClusterTlsRemedy));
+  return status;
+}
+
 void AddTimeouts(CLI::App* app, CommandLine* line) {
+  AddDuration(app, "--drain_timeout", &line->drain_timeout,
+              "on SIGTERM, requests that this worker has a part in may go on for this long");
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "longest time for one ring step's transfers, peers' slowness included");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
@@ -186,13 +213,19 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
       "of attention requests in a ring with the other workers, on the word of the coordinator "
-      "that it registers with.\nSIGTERM or SIGINT ends it.");
+      "that it registers with.\nSIGTERM or SIGINT ends it: it leaves the ring as soon as the "
+      "requests that it has a part in have ended, or after --drain_timeout. A second one ends it "
+      "at "
+      "once.");
   app.set_version_flag("--version", std::string(kVersion));
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
+  AddSecurity(&app, &line);
   AddTimeouts(&app, &line);
   AddLogLevel(&app, &line.log_level);
+  app.add_flag("--check_flags", line.check_flags,
+               "say what is wrong with these flags, or exit with 0; start nothing");
   app.add_option("--fault_injection", raw.fault_injection,
                  "for tests: stall_step:N, skip_send:N, fail_send:N, stop_reading:N, "
                  "stop_sending:N, slow_step_ms:M or workspace:M")
@@ -200,6 +233,9 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     CheckDeviceFlags(app, line.backend);
+    if (absl::Status status = CheckSecurity(line); !status.ok()) {
+      throw CLI::ValidationError(std::string(status.message()));
+    }
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "common/observability/log.h"
+#include "common/process/cluster_tls.h"
 #include "worker/backend.h"
 #include "worker/faults/fault_injection.h"
 #include "worker/service/worker.h"
@@ -14,12 +15,18 @@
 namespace ringattn::worker {
 
 struct CommandLine {
-  WorkerOptions worker;  // complete but for what is measured or the device decides
+  WorkerOptions worker;  // complete but for what is measured, protects or the device decides
   BackendOptions backend;
   std::string port_file;
+  ClusterTlsFlags cluster_tls;
+  bool insecure = false;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
+  absl::Duration drain_timeout = absl::Seconds(30);
+  bool check_flags = false;  // that is all there is to do
 };
+
+inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
 
 // Resolves defaults (threads, memory limit) from the machine and reads the secret.
 // Exits the process, as command lines do, after --help, --version and mistakes.

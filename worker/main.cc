@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,9 @@ constexpr int kExitBroken = 70;  // EX_SOFTWARE
 absl::Status WritePortFile(const std::string& path, const Worker& worker) {
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
-  file << nlohmann::json{{"data", worker.data_address()}, {"metrics", worker.metrics_address()}}
+  file << nlohmann::json{{"data", worker.data_address()},
+                         {"metrics", worker.metrics_address()},
+                         {"health", worker.health_address()}}
        << "\n";
   file.close();
   if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
@@ -69,8 +72,9 @@ std::string RatesText(const std::vector<KernelRate>& rates) {
 }
 
 // Returns only if the worker cannot start.
-absl::Status Run(const CommandLine& line) {
+absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   WorkerOptions options = line.worker;
+  options.security = security;
   BackendOptions backend_options = line.backend;
   backend_options.memory_limit_bytes = options.memory_limit_bytes;
   backend_options.on_broken = Crash;
@@ -101,6 +105,7 @@ absl::Status Run(const CommandLine& line) {
                         {"device", device->description()},
                         {"data_address", (*worker)->data_address()},
                         {"metrics_address", (*worker)->metrics_address()},
+                        {"health_address", (*worker)->health_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},
                         {"kernel_rates", RatesText(options.kernel_rates)},
                         {"call_overhead_seconds", options.call_overhead_seconds}});
@@ -110,7 +115,15 @@ absl::Status Run(const CommandLine& line) {
   const sigset_t signals = EndSignals();
   int signal_number = 0;
   sigwait(&signals, &signal_number);
-  LogInfo("ending", {{"worker", options.name}, {"signal", signal_number}});
+  LogInfo("ending", {{"worker", options.name},
+                     {"signal", signal_number},
+                     {"drain_timeout_seconds", absl::ToDoubleSeconds(line.drain_timeout)}});
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    _exit(128 + second);
+  }).detach();
+  (*worker)->Leave(line.drain_timeout);
   (*worker)->Stop();
   // What is left is memory and the metrics port, and closing that takes two seconds.
   ShutdownLogging();
@@ -124,12 +137,15 @@ int main(int argc, char** argv) {
   ringattn::wire::KeepFreedMemory();
   ringattn::RaiseDescriptorLimit();
   const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
+  if (line.check_flags) return 0;
   const sigset_t signals = ringattn::worker::EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
   ringattn::InitLogging("ringattn-worker", line.log_level);
   ringattn::wire::LogForGrpc();
-  const absl::Status status = ringattn::worker::Run(line);
+  const auto security = line.cluster_tls.Open();
+  const absl::Status status =
+      security.ok() ? ringattn::worker::Run(line, *security) : security.status();
   ringattn::LogError(status.message());
   ringattn::ShutdownLogging();
-  return 1;
+  return security.ok() ? 1 : ringattn::worker::kUsageExitCode;
 }

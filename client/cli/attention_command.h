@@ -9,19 +9,21 @@
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
+#include "client/cli/server_flags.h"
 #include "client/client.h"
 #include "client/safetensors.h"
 
 namespace ringattn::client::cli {
 
 struct AttentionFlags {
-  std::string server;
+  ServerFlags server;
   std::string input;
   std::string output;
   OptionFlags options;
   bool dlse = false;  // backward's
   std::string deadline;
   std::string request_id;
+  std::string traceparent;
   int streams = 1;
   std::string trace;
   std::string progress_interval = "10s";

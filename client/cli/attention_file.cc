@@ -34,7 +34,7 @@ FileDType FileDTypeOf(const Problem& problem, v1::TensorId tensor) {
       dtype = v1::DATA_TYPE_FLOAT32;
       break;
     case ElementOf::kResult:
-      if (problem.output_dtype == v1::DATA_TYPE_FLOAT32) dtype = v1::DATA_TYPE_FLOAT32;
+      if (problem.output_dtype != v1::DATA_TYPE_UNSPECIFIED) dtype = problem.output_dtype;
       break;
     case ElementOf::kRequest:
       break;

@@ -10,6 +10,7 @@
 #include "client/cli/loopback_rate.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/report.h"
+#include "client/cli/server_flags.h"
 #include "client/cli/trace.h"
 #include "client/cli/verify_json.h"
 #include "client/client.h"
@@ -22,7 +23,7 @@ namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
-  std::string server;
+  ServerFlags server;
   ShapeFlags shape;
   OptionFlags options;
   bool backward = false;
@@ -171,7 +172,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
                                  const AttentionSpec& spec) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
-  auto client = Client::Connect(flags.server, {.channels = flags.streams});
+  auto client = flags.server.Connect({.channels = flags.streams});
   if (!client.ok()) return client.status();
   auto trace = TraceFile::Open(flags.trace);
   if (!trace.ok()) return trace.status();
@@ -349,7 +350,7 @@ void AddBench(CLI::App& app, Run& run) {
       "bench",
       "Measure a service: verifies a first run, then medians, each beside its bound "
       "measured in the same run; exits 1 if the result is wrong");
-  AddServerFlag(command, &flags->server);
+  flags->server.AddTo(command);
   flags->shape.AddTo(command);
   flags->options.AddTo(command, TermForms::kFromFlags);
   command->add_flag("--backward", flags->backward,

@@ -37,6 +37,7 @@ void AddTopology(CLI::App& app, Run& run);
 void AddBench(CLI::App& app, Run& run);
 void AddUp(CLI::App& app, Run& run);
 void AddDown(CLI::App& app, Run& run);
+void AddWorkers(CLI::App& app, Run& run);
 
 // INVALID_ARGUMENT for what the command line itself gets wrong, before a file or a
 // server is asked: Fail makes it kUsage.

@@ -223,10 +223,6 @@ void AddStreamsFlag(CLI::App* command, int* streams) {
       ->capture_default_str();
 }
 
-void AddServerFlag(CLI::App* command, std::string* server) {
-  command->add_option("--server", *server, "The service's gRPC address, host:port")->required();
-}
-
 namespace {
 
 template <typename Header>

@@ -66,8 +66,8 @@ class OptionFlags {
  private:
   v1::AttentionOptions options_;  // but for the window
   std::string window_;
-  TermFlags terms_;
   std::string output_dtype_ = "input";
+  TermFlags terms_;
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;
@@ -79,9 +79,6 @@ void AddDlseFlag(CLI::App* command, bool* dlse);
 
 // Adds --streams=N.
 void AddStreamsFlag(CLI::App* command, int* streams);
-
-// Adds --server=H:P.
-void AddServerFlag(CLI::App* command, std::string* server);
 
 // Checks the problem with the service's own rules and default limits, without a
 // server. Errors: the code and the violations that the server would give.

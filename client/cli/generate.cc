@@ -97,7 +97,7 @@ int RunGenerate(const Flags& flags) {
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
           {"dtype", ElementName(problem, tensor)},
-          {"shape", *TensorDimensions(problem.shape, problem.dtype, tensor, problem.options)}};
+          {"shape", *TensorDimensions(problem.shape, problem.types(), tensor, problem.options)}};
     }
     Print(object);
     return kSuccess;

@@ -7,13 +7,14 @@
 #include "client/cli/flags.h"
 #include "client/cli/proto_json.h"
 #include "client/cli/report.h"
+#include "client/cli/server_flags.h"
 #include "client/client.h"
 
 namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
-  std::string server;
+  ServerFlags server;
   std::string deadline = "10s";
   bool json = false;
 };
@@ -42,7 +43,7 @@ void PrintText(const v1::GetServerInfoResponse& info) {
 int RunInfo(const Flags& flags) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return Fail(deadline.status(), flags.json);
-  auto client = Client::Connect(flags.server, {.channels = 1});
+  auto client = flags.server.Connect({.channels = 1});
   if (!client.ok()) return Fail(client.status(), flags.json);
   const auto info = (*client)->GetServerInfo(*deadline);
   if (!info.ok()) return Fail(info.status(), flags.json);
@@ -59,7 +60,7 @@ int RunInfo(const Flags& flags) {
 void AddInfo(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("info", "Version, features and limits of a service");
-  AddServerFlag(command, &flags->server);
+  flags->server.AddTo(command);
   command->add_option("--deadline", flags->deadline, "Give up after this long")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   AddBench(app, run);
   AddUp(app, run);
   AddDown(app, run);
+  AddWorkers(app, run);
   // CLI11 reports by exceptions; they end here.
   try {
     app.parse(argc, argv);

@@ -12,6 +12,7 @@
 #include "client/cli/flags.h"
 #include "client/cli/planner_inputs.h"
 #include "client/cli/report.h"
+#include "client/cli/server_flags.h"
 #include "client/client.h"
 #include "common/plan/planner.h"
 #include "common/plan/schedule.h"
@@ -24,7 +25,7 @@ struct Flags {
   OptionFlags options;
   bool backward = false;
   bool with_forward_result = false;
-  std::string server;
+  ServerFlags server;
   std::string deadline = "10s";
   std::optional<int> workers;  // kDefaultWorkers, or as many as the server's ring has
   std::optional<double> device_flops_per_s;
@@ -45,7 +46,7 @@ struct Planned {
 absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequest& request) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
-  auto client = Client::Connect(flags.server, {.channels = 1});
+  auto client = flags.server.Connect({.channels = 1});
   if (!client.ok()) return client.status();
   const auto info = (*client)->GetServerInfo(*deadline);
   if (!info.ok()) return info.status();
@@ -59,7 +60,7 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequ
 
 absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& request) {
   PlannerInputs inputs;
-  if (flags.server.empty()) {
+  if (flags.server.server.empty()) {
     // As many as asked for: there is no server that could have fewer.
     inputs.ready_workers =
         std::max(flags.workers.value_or(kDefaultWorkers), request.choice.world_size.value_or(0));
@@ -92,14 +93,15 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
 
 // Where the prediction's rates come from.
 const char* RateSource(const Flags& flags) {
-  if (!flags.server.empty()) return "server";
+  if (!flags.server.server.empty()) return "server";
   return flags.device_flops_per_s && flags.link_bytes_per_s ? "flags" : "defaults";
 }
 
 std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
   const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
                                          HumanBytes(inputs.link_bytes_per_s), "/s between workers");
-  if (!flags.server.empty()) return absl::StrCat("with what ", flags.server, " measured: ", rates);
+  if (!flags.server.server.empty())
+    return absl::StrCat("with what ", flags.server.server, " measured: ", rates);
   if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
   return absl::StrCat("with default rates, which are no machine's: ", rates,
                       "; --server takes a service's");
@@ -192,7 +194,8 @@ void AddPlan(CLI::App& app, Run& run) {
   command->add_flag("--backward", flags->backward, "Plan the backward pass");
   command->add_flag("--with_forward_result", flags->with_forward_result,
                     "Backward: out and lse are sent, not computed again");
-  command->add_option("--server", flags->server,
+  flags->server.AddSecurityTo(command);
+  command->add_option("--server", flags->server.server,
                       "host:port of a service: plan for the workers that it has, with the rates "
                       "that they measured");
   command->add_option("--deadline", flags->deadline, "Of --server: give up after this long")

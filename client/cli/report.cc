@@ -94,6 +94,7 @@ Json MeasuredJson(const CallReport& report) {
     stages[ShortName(stage.stage())] = ToSeconds(stage.time());
   }
   return {{"request_id", report.accepted.request_id()},
+          {"traceparent", report.accepted.traceparent()},
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
           {"plan", PlanJson(report.accepted.plan())},

@@ -9,13 +9,14 @@
 #include "client/cli/flags.h"
 #include "client/cli/proto_json.h"
 #include "client/cli/report.h"
+#include "client/cli/server_flags.h"
 #include "client/client.h"
 
 namespace ringattn::client::cli {
 namespace {
 
 struct Flags {
-  std::string server;
+  ServerFlags server;
   std::string deadline;
   bool watch = false;
   bool json = false;
@@ -54,7 +55,7 @@ int RunTopology(const Flags& flags) {
   const std::string text = flags.deadline.empty() && !flags.watch ? "10s" : flags.deadline;
   const auto deadline = ParseDeadline(text);
   if (!deadline.ok()) return Fail(deadline.status(), flags.json);
-  auto client = Client::Connect(flags.server, {.channels = 1});
+  auto client = flags.server.Connect({.channels = 1});
   if (!client.ok()) return Fail(client.status(), flags.json);
   if (!flags.watch) {
     const auto topology = (*client)->GetTopology(*deadline);
@@ -76,7 +77,7 @@ int RunTopology(const Flags& flags) {
 void AddTopology(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("topology", "The workers and the ring as they are now");
-  AddServerFlag(command, &flags->server);
+  flags->server.AddTo(command);
   command->add_flag("--watch", flags->watch,
                     "Print again after each change, until interrupted or the server ends");
   command->add_option("--deadline", flags->deadline,

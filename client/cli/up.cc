@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
+#include "client/cli/server_flags.h"
 #include "client/launcher/launcher.h"
 
 namespace ringattn::client::cli {
@@ -17,6 +18,7 @@ namespace {
 
 struct Flags {
   LauncherOptions launcher;
+  ServerFlags own;  // of the launcher's own calls
   std::string ready_timeout = "60s";
   std::string drain_timeout = "30s";
   std::string stop_timeout = "10s";
@@ -26,8 +28,8 @@ struct Flags {
 
 std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) {
   return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ", options.workers,
-                      " workers\nmetrics at http://", launcher.metrics_address(),
-                      "/metrics, logs in ", launcher.log_dir(), "\n");
+                      " workers\nlive page at http://", launcher.metrics_address(),
+                      "/, metrics beside it at /metrics, logs in ", launcher.log_dir(), "\n");
 }
 
 // Starts everything, calls `report` with what to tell the user, and then supervises.
@@ -109,6 +111,7 @@ int RunDetached(const LauncherOptions& options) {
 
 int RunUp(const Flags& flags) {
   LauncherOptions options = flags.launcher;
+  options.security = flags.own.security;
   const std::pair<const std::string&, absl::Duration*> durations[] = {
       {flags.ready_timeout, &options.ready_timeout},
       {flags.drain_timeout, &options.drain_timeout},
@@ -126,6 +129,12 @@ int RunUp(const Flags& flags) {
     if (!absl::StartsWith(flag, "--drain_timeout")) continue;
     return Fail(absl::InvalidArgumentError("--server_flag=--drain_timeout: give --drain_timeout "
                                            "to `up` itself"),
+                false);
+  }
+  for (const std::string& flag : options.server_flags) {
+    if (!absl::StartsWith(flag, "--tls_cert") || !options.security.tls_ca.empty()) continue;
+    return Fail(absl::InvalidArgumentError("--server_flag=--tls_cert: give --tls_ca to `up` too, "
+                                           "which asks its coordinator whether it serves"),
                 false);
   }
   if (options.device == "cuda" && options.threads > 0) {
@@ -182,6 +191,7 @@ void AddUp(CLI::App& app, Run& run) {
                       "A flag passed on to the coordinator; may be repeated");
   command->add_option("--worker_flag", options.worker_flags,
                       "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
+  flags->own.AddSecurityTo(command);
   command->add_option("--ready_timeout", flags->ready_timeout, "Give up if not ready by then")
       ->capture_default_str();
   command

@@ -4,21 +4,19 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/error.h"
-#include "common/security/credentials.h"
 
 namespace ringattn::client {
 
-absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadline) {
+absl::StatusOr<bool> IsServing(const std::string& address, const TransportSecurity& security,
+                               absl::Duration deadline) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  grpc::GenericStub stub(
-      grpc::CreateCustomChannel(address, TransportSecurity().ChannelCredentials(), arguments));
+  grpc::GenericStub stub(security.Dial(address, arguments));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
   // HealthCheckRequest{}: the server as a whole. (A ByteBuffer without slices is no message.)

@@ -6,11 +6,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/security/credentials.h"
 
 namespace ringattn::client {
 
 // Whether the server as a whole says SERVING. Errors: the call's.
-absl::StatusOr<bool> IsServing(const std::string& address, absl::Duration deadline);
+absl::StatusOr<bool> IsServing(const std::string& address, const TransportSecurity& security,
+                               absl::Duration deadline);
 
 }  // namespace ringattn::client
 

@@ -184,12 +184,16 @@ absl::Status Launcher::StartServer() {
   const std::string port_file = state_.File(kPortFile);
   unlink(port_file.c_str());
   const std::string log = state_.File("server.log");
+  const ListenerSpeech speech =
+      options_.security.tls_ca.empty() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
   absl::Status status = supervisor_.Add(
       {.name = kServerName,
        .command = [this] { return ServerCommand(); },
        .log_path = log,
        .answers =
-           [this] { return address_.empty() || ProbeListener(address_, kProbeTimeout).ok(); }});
+           [this, speech] {
+             return address_.empty() || ProbeListener(address_, kProbeTimeout, speech).ok();
+           }});
   if (!status.ok()) return status;
   const absl::Time end = absl::Now() + options_.ready_timeout;
   while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
@@ -235,8 +239,12 @@ absl::Status Launcher::CheckWorkers() const {
 }
 
 absl::Status Launcher::WaitUntilReady() {
-  auto client = Client::Connect(address_, {.channels = 1});
+  ClientOptions client_options = options_.security;
+  client_options.channels = 1;
+  auto client = Client::Connect(address_, client_options);
   if (!client.ok()) return client.status();
+  const auto security = SecurityOf(options_.security);
+  if (!security.ok()) return security.status();
   const absl::Time end = absl::Now() + options_.ready_timeout;
   std::string seen = "no answer yet";
   while (absl::Now() < end) {
@@ -253,7 +261,7 @@ absl::Status Launcher::WaitUntilReady() {
                       [](const v1::WorkerInfo& worker) { return worker.has_rank(); }));
     seen = absl::StrCat(members, " of ", options_.workers, " workers in the ring");
     if (topology->state() != v1::RING_STATE_READY || members < options_.workers) continue;
-    const auto serving = IsServing(address_, absl::Seconds(2));
+    const auto serving = IsServing(address_, *security, absl::Seconds(2));
     if (serving.ok() && *serving) return absl::OkStatus();
     seen = serving.ok() ? "health says NOT_SERVING" : std::string(serving.status().message());
   }

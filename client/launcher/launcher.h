@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/client.h"
 #include "client/launcher/state_dir.h"
 #include "client/launcher/supervisor.h"
 
@@ -26,6 +27,8 @@ struct LauncherOptions {
   std::string bin_dir;                    // empty: see FindBinaries
   std::vector<std::string> server_flags;  // passed on as they are
   std::vector<std::string> worker_flags;
+  // How the launcher itself gets through to the coordinator: the tls_ fields and token_file.
+  ClientOptions security;
   absl::Duration ready_timeout = absl::Seconds(60);
   // Told to end, requests in flight may go on for this long (the coordinator's
   // --drain_timeout); after it all processes together have stop_timeout to end.

@@ -119,6 +119,7 @@ void Supervisor::KillIfSilent(Child& child) {
 // The child keeps the file open, at its end (O_APPEND) wherever that is.
 void Supervisor::BoundLog(Child& child) {
   const std::string& path = child.spec.log_path;
+  if (path.empty()) return;
   if (SizeOf(path) <= options_.max_log_bytes) return;
   std::error_code error;
   std::filesystem::copy_file(path, path + ".1", std::filesystem::copy_options::overwrite_existing,

@@ -21,7 +21,7 @@ struct ChildSpec {
   std::string name;
   // Asked at every start, as a restart may need other words than the first one.
   std::function<std::vector<std::string>()> command;
-  std::string log_path;
+  std::string log_path;  // empty: the output is this process's, and its last words are unknown
   // Whether it answers; asked at each probe_interval, and may block for a second. None:
   // it need not.
   std::function<bool()> answers = nullptr;

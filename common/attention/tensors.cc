@@ -207,9 +207,12 @@ DType DTypeOf(const AttentionSpec& spec, TensorId id) {
       return spec.result_dtype();
     case ElementOf::kBias:
       return spec.options.bias.value_or(BiasForm()).float32 ? DType::kFloat32 : spec.dtype;
-    default:
-      return DType::kFloat32;
+    case ElementOf::kFloat32:
+    case ElementOf::kMask:
+    case ElementOf::kInt32:
+      break;
   }
+  return DType::kFloat32;
 }
 
 bool HasDType(TensorId id) {

@@ -95,10 +95,9 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
   const int64_t pair_bytes = PairTensorBytes(spec);
   if (pair_bytes > kSingleDevicePairBytes) {
-    return RingSize{
-        inputs.ready_workers,
-        absl::StrCat("a bias or mask of ", pair_bytes, " bytes is spread: ring over all ",
-                     inputs.ready_workers, " workers")};
+    return RingSize{inputs.ready_workers, absl::StrCat("a bias or mask of ", pair_bytes,
+                                                       " bytes is spread: ring over all ",
+                                                       inputs.ready_workers, " workers")};
   }
   if (tokens <= inputs.single_device_threshold_tokens) {
     return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",

@@ -1,6 +1,8 @@
 #include "common/process/listener_probe.h"
 
 #include <netdb.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,6 +23,29 @@ constexpr char kHello[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0";
 constexpr size_t kHelloBytes = 24 + 9;
 static_assert(sizeof(kHello) == kHelloBytes, "the terminating zero is the frame's last byte");
 
+// What a TLS client says first; empty if OpenSSL cannot.
+std::string TlsHello() {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  SSL_CTX_free);
+  if (context == nullptr) return "";
+  const std::unique_ptr<SSL, decltype(&SSL_free)> ssl(SSL_new(context.get()), SSL_free);
+  if (ssl == nullptr) return "";
+  BIO* from_peer = BIO_new(BIO_s_mem());
+  BIO* to_peer = BIO_new(BIO_s_mem());
+  SSL_set_bio(ssl.get(), from_peer, to_peer);  // takes both
+  constexpr unsigned char kHttp2[] = "\x02h2";
+  SSL_set_alpn_protos(ssl.get(), kHttp2, sizeof(kHttp2) - 1);
+  SSL_connect(ssl.get());  // ends at once: it has said its part and waits for the answer
+  ERR_clear_error();
+  std::string hello(BIO_ctrl_pending(to_peer), '\0');
+  BIO_read(to_peer, hello.data(), static_cast<int>(hello.size()));
+  return hello;
+}
+
+std::string HelloIn(ListenerSpeech speech) {
+  return speech == ListenerSpeech::kTls ? TlsHello() : std::string(kHello, kHelloBytes);
+}
+
 absl::Status Waited(int fd, short events, absl::Time end) {
   pollfd entry{fd, events, 0};
   const int64_t left_ms = absl::ToInt64Milliseconds(end - absl::Now());
@@ -29,13 +54,13 @@ absl::Status Waited(int fd, short events, absl::Time end) {
   return absl::DeadlineExceededError("no answer");
 }
 
-absl::Status Converse(int fd, const addrinfo& target, absl::Time end) {
+absl::Status Converse(int fd, const addrinfo& target, const std::string& hello, absl::Time end) {
   if (connect(fd, target.ai_addr, target.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return absl::UnavailableError("cannot connect");
     if (absl::Status status = Waited(fd, POLLOUT, end); !status.ok()) return status;
   }
   // Fits into the socket's empty buffer.
-  if (send(fd, kHello, kHelloBytes, MSG_NOSIGNAL) != static_cast<ssize_t>(kHelloBytes)) {
+  if (send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(hello.size())) {
     return absl::UnavailableError("refused");
   }
   if (absl::Status status = Waited(fd, POLLIN, end); !status.ok()) return status;
@@ -46,7 +71,8 @@ absl::Status Converse(int fd, const addrinfo& target, absl::Time end) {
 
 }  // namespace
 
-absl::Status ProbeListener(const std::string& address, absl::Duration timeout) {
+absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
+                           ListenerSpeech speech) {
   const absl::Time end = absl::Now() + timeout;
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return absl::UnavailableError("no port in the address");
@@ -59,12 +85,13 @@ absl::Status ProbeListener(const std::string& address, absl::Duration timeout) {
   const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
   if (error != 0) return absl::UnavailableError(gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  const std::string hello = HelloIn(speech);
   absl::Status status = absl::UnavailableError("no address");
   for (const addrinfo* target = found; target != nullptr; target = target->ai_next) {
     const int fd = socket(target->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return absl::ResourceExhaustedError("no descriptor left");
     const absl::Cleanup closer = [fd] { close(fd); };
-    status = Converse(fd, *target, end);
+    status = Converse(fd, *target, hello, end);
     if (status.ok()) break;
   }
   return status;

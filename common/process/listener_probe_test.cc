@@ -47,6 +47,26 @@ TEST(ListenerProbeTest, AnAnswerIsEnough) {
   answers.join();
 }
 
+TEST(ListenerProbeTest, InTlsAClientsFirstWordsAreEnough) {
+  Socket server;
+  std::thread answers([&] {
+    const int peer = accept(server.fd, nullptr, nullptr);
+    unsigned char hello[6];
+    EXPECT_EQ(recv(peer, hello, sizeof(hello), MSG_WAITALL), 6);
+    EXPECT_EQ(hello[0], 22);  // RFC 8446, 5.1: a handshake ...
+    EXPECT_EQ(hello[1], 3);
+    EXPECT_EQ(hello[5], 1);  // ... and 4: its ClientHello
+    EXPECT_EQ(send(peer, "x", 1, 0), 1);
+    char rest[4096];
+    while (recv(peer, rest, sizeof(rest), MSG_DONTWAIT) > 0) {
+    }
+    close(peer);
+  });
+  EXPECT_EQ(ProbeListener(server.address, absl::Seconds(10), ListenerSpeech::kTls),
+            absl::OkStatus());
+  answers.join();
+}
+
 TEST(ListenerProbeTest, AConnectionThatNobodyAcceptsIsNoAnswer) {
   Socket server;
   EXPECT_EQ(ProbeListener(server.address, absl::Milliseconds(50)).code(),

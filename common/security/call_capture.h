@@ -32,14 +32,16 @@ class CallCapture {
     EXPECT_NE(server_, nullptr);
   }
 
-  // The status of one call with that metadata.
+  // The status of one call with that metadata, and with what `prepare` does to its context.
   grpc::Status Call(std::shared_ptr<grpc::ChannelCredentials> credentials,
-                    const std::vector<std::pair<std::string, std::string>>& metadata = {}) const {
+                    const std::vector<std::pair<std::string, std::string>>& metadata = {},
+                    const std::function<void(grpc::ClientContext*)>& prepare = {}) const {
     const std::string address = "127.0.0.1:" + std::to_string(port_);
     grpc::GenericStub stub(grpc::CreateChannel(address, std::move(credentials)));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
+    if (prepare) prepare(&context);
     grpc::CompletionQueue queue;
     const grpc::Slice nothing;
     const grpc::ByteBuffer request(&nothing, 1);

@@ -1,13 +1,77 @@
 #include "common/security/credentials.h"
 
-namespace ringattn {
+#include <utility>
 
-std::shared_ptr<grpc::ServerCredentials> TransportSecurity::ServerCredentials() const {
-  return grpc::InsecureServerCredentials();
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/tls_credentials_options.h>
+
+namespace ringattn {
+namespace {
+
+grpc_ssl_client_certificate_request_type RequestTypeOf(PeerProof peers) {
+  switch (peers) {
+    case PeerProof::kNone:
+      return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
+    case PeerProof::kOptional:
+      return GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY;
+    case PeerProof::kRequired:
+      return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+  }
+  return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+}
+
+std::shared_ptr<grpc::ServerCredentials> PlainServerCredentials(bool with_gate) {
+  if (!with_gate) return grpc::InsecureServerCredentials();
+  // On the wire the same. gRPC asks a gate only where credentials call themselves secure.
+  return grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+}
+
+}  // namespace
+
+absl::StatusOr<TransportSecurity> TransportSecurity::Tls(const TlsOptions& options) {
+  absl::StatusOr<TlsStore*> store = TlsStore::Open(options.files);
+  if (!store.ok()) return store.status();
+  TransportSecurity security;
+  security.store_ = *store;
+  security.peers_ = options.peers;
+  security.server_name_ = options.server_name;
+  return security;
+}
+
+std::shared_ptr<grpc::ServerCredentials> TransportSecurity::ServerCredentials(
+    std::shared_ptr<grpc::AuthMetadataProcessor> gate) const {
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  if (is_plain()) {
+    credentials = PlainServerCredentials(gate != nullptr);
+  } else {
+    grpc::experimental::TlsServerCredentialsOptions options(store_->provider());
+    options.watch_identity_key_cert_pairs();
+    if (store_->has_authorities()) options.watch_root_certs();
+    options.set_cert_request_type(RequestTypeOf(peers_));
+    credentials = grpc::experimental::TlsServerCredentials(options);
+  }
+  if (gate != nullptr) credentials->SetAuthMetadataProcessor(std::move(gate));
+  return credentials;
 }
 
 std::shared_ptr<grpc::ChannelCredentials> TransportSecurity::ChannelCredentials() const {
-  return grpc::InsecureChannelCredentials();
+  if (is_plain()) return grpc::InsecureChannelCredentials();
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(store_->provider());
+  if (store_->has_authorities()) options.watch_root_certs();
+  if (store_->has_identity()) options.watch_identity_key_cert_pairs();
+  return grpc::experimental::TlsCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> TransportSecurity::Dial(const std::string& address,
+                                                       grpc::ChannelArguments arguments) const {
+  if (!is_plain() && !server_name_.empty()) arguments.SetSslTargetNameOverride(server_name_);
+  return grpc::CreateCustomChannel(address, ChannelCredentials(), arguments);
+}
+
+std::optional<TlsState> TransportSecurity::state() const {
+  if (is_plain()) return std::nullopt;
+  return store_->state();
 }
 
 }  // namespace ringattn

@@ -41,13 +41,30 @@ Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t
                        retry_after);
 }
 
-Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
-                        absl::Duration retry_after) {
-  return MakeRetryable(
-      absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
-      absl::StrCat("this client's part of the queue is full: ", requests, " of ", max_requests,
-                   " requests, ", bytes, " of ", max_bytes, " bytes wait"),
-      retry_after);
+Failure ClientQueueFull(const std::string& client, int64_t requests, int64_t bytes,
+                        int64_t max_requests, int64_t max_bytes, absl::Duration retry_after) {
+  const std::string quota = absl::StrCat(requests, " of ", max_requests, " requests, ", bytes,
+                                         " of ", max_bytes, " bytes wait");
+  Failure failure =
+      MakeRetryable(absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
+                    absl::StrCat("this client's part of the queue is full: ", quota), retry_after);
+  failure.quota = {absl::StrCat("client:", client),
+                   absl::StrCat(requests >= max_requests ? "max_queued_requests_per_client: "
+                                                         : "max_queued_bytes: ",
+                                quota)};
+  return failure;
+}
+
+Failure ClientInFlightFull(const std::string& client, int64_t max_requests,
+                           absl::Duration retry_after) {
+  Failure failure =
+      MakeRetryable(absl::StatusCode::kResourceExhausted, "CLIENT_REQUESTS_IN_FLIGHT",
+                    absl::StrCat("this client has ", max_requests,
+                                 " requests in flight, as many as it may have at a time"),
+                    retry_after);
+  failure.quota = {absl::StrCat("client:", client),
+                   absl::StrCat("max_requests_in_flight: ", max_requests)};
+  return failure;
 }
 
 Failure RequestIdReused(const std::string& request_id) {

@@ -16,9 +16,12 @@ Failure Draining(absl::Duration retry_after);
 Failure NoRing(absl::Duration retry_after);
 Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
                   absl::Duration retry_after);
-// Of the places that one client may have in the queue.
-Failure ClientQueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
-                        absl::Duration retry_after);
+// Of the places that one client may have in the queue. Its name goes into QuotaFailure.
+Failure ClientQueueFull(const std::string& client, int64_t requests, int64_t bytes,
+                        int64_t max_requests, int64_t max_bytes, absl::Duration retry_after);
+// Likewise of the requests that it may have in flight.
+Failure ClientInFlightFull(const std::string& client, int64_t max_requests,
+                           absl::Duration retry_after);
 Failure RequestIdReused(const std::string& request_id);
 Failure Superseded(const std::string& request_id);
 Failure CancelledByCall();

@@ -71,9 +71,15 @@ std::optional<Failure> Coordinator::Impl::WhyNotQueued(const RequestArrived& eve
   }
   const QueueShare own = queue_.Of(event.client);
   const int64_t max_requests = limits.max_queued_requests_per_client;
-  const int64_t max_bytes = limits.max_queued_bytes_per_client;
+  const int64_t max_bytes =
+      event.terms.max_queued_bytes.value_or(limits.max_queued_bytes_per_client);
   if (is_full(own, max_requests, max_bytes)) {
-    return ClientQueueFull(own.requests, own.bytes, max_requests, max_bytes, config_.retry_after);
+    return ClientQueueFull(event.client, own.requests, own.bytes, max_requests, max_bytes,
+                           config_.retry_after);
+  }
+  const std::optional<int64_t> max_in_flight = event.terms.max_requests_in_flight;
+  if (max_in_flight && requests_.CountOf(event.client) >= *max_in_flight) {
+    return ClientInFlightFull(event.client, *max_in_flight, config_.retry_after);
   }
   return std::nullopt;
 }
@@ -203,7 +209,8 @@ void Coordinator::Impl::On(const Planned& event) {
   // What it will occupy, and what it has taken already, are its client's.
   if (!order_.Has(event.stream)) {
     const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
-    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds);
+    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
+                 request->arrived.terms.weight);
   }
 }
 
@@ -237,7 +244,7 @@ Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Sta
 // holds up those behind it, so that small ones cannot starve a big one; one that waits for
 // a place lets only those pass that take an express place.
 void Coordinator::Impl::AdmitQueued() {
-  if (!ring_.ready() || suspicion_.open() || ring_.HoldsForNewcomers() || queue_.empty()) return;
+  if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
   int64_t documents = 0;  // that Reserve messages of this turn list
   bool only_express = false;
   std::vector<Site> sites = Sites();

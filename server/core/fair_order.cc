@@ -18,14 +18,15 @@ int CostClass(double cost) {
 
 }  // namespace
 
-void FairOrder::Enter(Id id, const std::string& client_name, double expected_cost) {
-  assert(expected_cost >= 0 && !Has(id));
+void FairOrder::Enter(Id id, const std::string& client_name, double expected_cost, double weight) {
+  assert(expected_cost >= 0 && weight > 0 && !Has(id));
   Client& client = clients_[client_name];
   if (client.places == 0) client.clock = std::max(client.clock, now_);
   ++client.places;
   Place& place = places_[id];
   place.client = client_name;
   place.cost = expected_cost;
+  place.weight = weight;
   place.not_before = now_;
   place.arrival = ++last_arrival_;
   client.waiting.insert(OwnKeyOf(id, place));
@@ -40,7 +41,7 @@ void FairOrder::Start(Id id) {
   place.waits = false;
   place.was_overdue = IsOverdue(place);
   now_ = std::max(now_, place.start);
-  client.clock = std::max(client.clock, place.not_before) + place.cost;
+  client.clock = std::max(client.clock, place.not_before) + place.cost / place.weight;
   SetStarts(client);
   if (!place.was_overdue) return;
   // It had its turn: the next of those that are overdue waits for as long again, or many of
@@ -58,9 +59,9 @@ void FairOrder::Finish(Id id, double used) {
   --client.places;
   if (ended.waits) {
     client.waiting.erase(OwnKeyOf(id, ended));
-    if (used > 0) client.clock = std::max(client.clock, ended.not_before) + used;
+    if (used > 0) client.clock = std::max(client.clock, ended.not_before) + used / ended.weight;
   } else {
-    client.clock += used - ended.cost;
+    client.clock += (used - ended.cost) / ended.weight;
     CountPassing(ended, used);
   }
   SetStarts(client);
@@ -101,7 +102,7 @@ void FairOrder::SetStarts(const Client& client) {
   for (const auto& [cost_class, arrival, id] : client.waiting) {
     Place& place = places_.at(id);
     place.start = start = std::max(start, place.not_before);
-    start += place.cost;
+    start += place.cost / place.weight;
   }
 }
 

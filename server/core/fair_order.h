@@ -6,6 +6,7 @@
 // waits or is served its client pays what it is expected to cost; when it ends, what it really
 // took. So clients get equal shares, whatever they ask for and however wrong the expectation,
 // and a client that has waited for nothing lately goes before the next request of one that has.
+// Shares may be unequal on purpose: a client's clock runs slower by its weight.
 //
 // Among one client's own requests those that cost far less go first, the others as they came:
 // many callers may share a connection, and a small request passes a queue of large ones there
@@ -26,7 +27,8 @@
 
 namespace ringattn::server {
 
-// Costs are seconds of one device. Not thread safe.
+// Costs are seconds of one device; clocks and starts are such seconds by a weight of one. Not
+// thread safe.
 class FairOrder {
  public:
   using Id = uint64_t;  // a stream's
@@ -42,8 +44,9 @@ class FairOrder {
   FairOrder() = default;
   explicit FairOrder(const Bounds& bounds) : bounds_(bounds) {}
 
-  // Takes a place for it; from now on it waits. REQUIRES: it has none; expected_cost >= 0.
-  void Enter(Id id, const std::string& client, double expected_cost);
+  // Takes a place for it; from now on it waits. The weight is its client's, as it is now.
+  // REQUIRES: it has none; expected_cost >= 0; weight > 0.
+  void Enter(Id id, const std::string& client, double expected_cost, double weight = 1.0);
   // Its turn has come. Nothing unless it waits.
   void Start(Id id);
   // It has ended, served or not: its client pays `used` instead of what was expected. Nothing if
@@ -66,6 +69,7 @@ class FairOrder {
   struct Place {
     std::string client;
     double cost = 0;
+    double weight = 1;
     double not_before = 0;  // now_ when it came: waiting saves nothing up
     double start = 0;
     double passed = 0;     // what came later and was served before took so much

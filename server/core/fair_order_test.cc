@@ -1,5 +1,6 @@
 #include "server/core/fair_order.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,47 @@ TEST(FairOrderTest, AClientsRequestsOfAKindKeepTheirOrder) {
   order.Enter(2, "a", 1);
   order.Enter(3, "a", 7);
   EXPECT_EQ(ServeAll(&order, {3, 2, 1}), (Ids{1, 2, 3}));
+}
+
+// Of whatever time passes a client of weight three gets three times what one of weight one gets.
+TEST(FairOrderTest, SharesAreByWeight) {
+  FairOrder order;
+  Ids waiting;
+  for (FairOrder::Id id = 0; id < 40; ++id) {
+    order.Enter(100 + id, "one", 1, 1);
+    order.Enter(200 + id, "three", 1, 3);
+    waiting.insert(waiting.end(), {100 + id, 200 + id});
+  }
+  const Ids served = ServeAll(&order, waiting);
+  const auto of_three = [&](size_t first) {
+    return std::count_if(served.begin(), served.begin() + first,
+                         [](FairOrder::Id id) { return id >= 200; });
+  };
+  EXPECT_NEAR(of_three(8), 6, 1);
+  EXPECT_NEAR(of_three(24), 18, 1);
+  EXPECT_NEAR(of_three(48), 36, 1);
+}
+
+// What a run took longer than expected its client pays for by its weight, too; and a weight is
+// that of the moment when a request came.
+TEST(FairOrderTest, AWeightCountsForWhatWasReallyUsed) {
+  FairOrder order;
+  order.Enter(9, "other", 1);  // with nobody there, all would be equal again
+  order.Enter(1, "light", 1, 1);
+  order.Enter(2, "heavy", 1, 4);
+  order.Start(1);
+  order.Finish(1, 8);  // clock 8
+  order.Start(2);
+  order.Finish(2, 8);  // clock 2
+  order.Enter(3, "light", 1, 1);
+  order.Enter(4, "heavy", 1, 4);
+  order.Enter(5, "heavy", 1, 0.01);
+  EXPECT_TRUE(order.Before(4, 3));
+  order.Start(4);
+  EXPECT_TRUE(order.Before(5, 3));  // a clock of 2.25
+  order.Start(5);                   // moves it by 100
+  order.Enter(6, "heavy", 1, 4);
+  EXPECT_TRUE(order.Before(3, 6));
 }
 
 // Many callers share a connection.

@@ -224,6 +224,63 @@ request s7 client=z
 )");
 }
 
+// What the operator grants one client, whatever the others have.
+TEST(FairnessTest, AClientsOwnQuotas) {
+  CoordinatorConfig config = ScenarioConfig();
+  config.max_operations_per_worker = 1;
+  const char* script = R"(
+ring a
+accepted s1 client=x in_flight=2
+> s1: accepted 1-1 on a
+request s2 client=x in_flight=2
+request s3 client=x in_flight=2
+> s3: failed RESOURCE_EXHAUSTED CLIENT_REQUESTS_IN_FLIGHT retry: this client has 2 requests in flight, as many as it may have at a time
+request s2b id=s2 client=x in_flight=2   # takes the other's place
+> s2: failed ABORTED SUPERSEDED: superseded by a newer call with request_id s2
+request s4 client=y queued_bytes=191
+request s5 client=y queued_bytes=191     # 96 bytes each
+> s5: failed RESOURCE_EXHAUSTED CLIENT_QUEUE_FULL retry: this client's part of the queue is full: 1 of 128 requests, 96 of 191 bytes wait
+request s6 client=y queued_bytes=192
+request s7 client=z queued_bytes=1       # one alone always fits
+)";
+  EXPECT_EQ(RunScenario(script, config), script);
+}
+
+// Twice the device time for twice the weight.
+TEST(FairnessTest, SharesAreByWeight) {
+  EXPECT_SCENARIO(R"(
+join a flops=1e5
+wait 300ms
+> serving 1
+running one1 tokens=1000 client=one
+> a: run 1-1
+accepted two1 tokens=1000 client=two weight=2
+> two1: accepted 1-2 on a
+a uploaded 1-2
+accepted one2 tokens=1000 client=one
+> one2: accepted 1-3 on a
+a uploaded 1-3
+accepted two2 tokens=1000 client=two weight=2
+> two2: accepted 1-4 on a
+a uploaded 1-4
+accepted two3 tokens=1000 client=two weight=2
+> two3: accepted 1-5 on a
+a uploaded 1-5
+wait 30s
+a finished 1-1
+> one1: download
+> a: run 1-2
+wait 30s
+a finished 1-2
+> two1: download
+> a: run 1-4
+wait 30s
+a finished 1-4
+> two2: download
+> a: run 1-3
+)");
+}
+
 TEST(FairnessTest, RequestIdsArePrincipalsOwn) {
   EXPECT_SCENARIO(R"(
 ring a

@@ -55,6 +55,7 @@ Request& Requests::Add(RequestArrived arrived) {
   request.arrived = std::move(arrived);
   request.arrived_at = turn_.now();
   request.bytes = bytes;
+  request.query_tokens = request.spec->shape.batch * request.spec->shape.seq_len_q;
   stream_by_name_[NameOf(request)] = request.stream();
   SetState(request, v1::OPERATION_STATE_QUEUED);
   return request;
@@ -123,6 +124,11 @@ Request* Requests::Find(StreamId stream) {
 const Request* Requests::Find(StreamId stream) const {
   const auto found = requests_.find(stream);
   return found == requests_.end() ? nullptr : &found->second;
+}
+
+int64_t Requests::CountOf(const std::string& client) const {
+  return std::count_if(requests_.begin(), requests_.end(),
+                       [&](const auto& entry) { return entry.second.arrived.client == client; });
 }
 
 const Request* Requests::FindById(const std::string& request_id,

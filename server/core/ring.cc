@@ -68,7 +68,11 @@ void Ring::Advance(bool idle, bool steady) {
     case RingPhase::kCommitting:
       return;
     case RingPhase::kReady:
-      return ConsiderNewcomers(idle, steady);
+      if (!MemberLeaves()) return ConsiderNewcomers(idle, steady);
+      if (!idle || !steady) return;
+      // Whoever replaces it comes soon.
+      RememberSize();
+      return TearDown();
     case RingPhase::kTearingDown:
       if (awaited_.empty()) Gather();
       return;
@@ -159,10 +163,14 @@ void Ring::OnMemberFailed(ConnectionId connection) {
 }
 
 void Ring::Lose() {
+  RememberSize();
+  TearDown();
+}
+
+void Ring::RememberSize() {
   // Lost again before the first replacement came: what was whole is still missed.
   if (!ReplacementIsDue(size_before_loss_)) size_before_loss_ = members_.size();
   lost_at_ = turn_.now();
-  TearDown();
 }
 
 void Ring::TearDown() {
@@ -189,15 +197,21 @@ bool Ring::ReplacementIsDue(int world_size) const {
   return was_larger || turn_.now() - turn_.started_at() < config_.assembly_time_max;
 }
 
-// --------------------------------------------------------- newcomers, operators
+// ------------------------------------------------ those who leave, newcomers, operators
+
+bool Ring::MemberLeaves() const {
+  const std::vector<ConnectionId> leaving = roster_.Leaving();
+  return ready() && std::any_of(leaving.begin(), leaving.end(),
+                                [this](ConnectionId one) { return RankOf(one).has_value(); });
+}
 
 bool Ring::NewcomersWait() const {
   return roster_.size() > members_.size() &&
          members_.size() < static_cast<size_t>(config_.limits.max_world_size);
 }
 
-bool Ring::HoldsForNewcomers() const {
-  return newcomer_hold_since_ && turn_.now() >= *newcomer_hold_since_;
+bool Ring::HoldsAdmission() const {
+  return MemberLeaves() || (newcomer_hold_since_ && turn_.now() >= *newcomer_hold_since_);
 }
 
 void Ring::ConsiderNewcomers(bool idle, bool steady) {

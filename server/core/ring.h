@@ -64,8 +64,9 @@ class Ring {
   int64_t formed_count() const { return formed_count_; }
   // The end of the last ready generation.
   absl::Time ringless_since() const { return ringless_since_; }
-  // While newcomers wait for the ring to become idle, nothing new is to be admitted.
-  bool HoldsForNewcomers() const;
+  // While a member that leaves, or newcomers, wait for the ring to become idle, nothing new is
+  // to be admitted.
+  bool HoldsAdmission() const;
   // True if the ring had this size until lately but has not now, or may be about to
   // have it: a replay of what a loss aborted is not to be told that it asks for too much.
   bool ReplacementIsDue(int world_size) const;
@@ -80,7 +81,9 @@ class Ring {
   void StartCommitting();
   void BecomeReady();
   void TearDown();
+  bool MemberLeaves() const;
   bool NewcomersWait() const;
+  void RememberSize();
   void ConsiderNewcomers(bool idle, bool steady);
   void AnswerReform(const absl::Status& status);
 

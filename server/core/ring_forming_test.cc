@@ -243,6 +243,50 @@ wait 200ms
 )");
 }
 
+TEST(RingFormingTest, WhoLeavesIsWaitedForAndLetGo) {
+  EXPECT_SCENARIO(R"(
+ring a b
+running s1
+> a: run 1-1
+b leaving
+request s2
+wait 100ms
+a finished 1-1
+> s1: download
+downloaded s1
+> s1: finished
+> not serving
+wait 100ms
+> b: leave: it asked to leave
+wait 500ms
+> serving 2
+> a: reserve 2-2 [0]
+)");
+}
+
+TEST(RingFormingTest, WhoLeavesAndIsNoMemberIsLetGoAtOnce) {
+  EXPECT_SCENARIO(R"(
+ring a
+running s1
+> a: run 1-1
+join b
+b leaving
+> b: leave: it asked to leave
+wait 1s
+)");
+}
+
+TEST(RingFormingTest, AllMayLeave) {
+  EXPECT_SCENARIO(R"(
+ring a b
+a leaving
+> not serving
+b leaving
+> a b: leave: it asked to leave
+wait 1s
+)");
+}
+
 TEST(RingFormingTest, ReformOnRequest) {
   EXPECT_SCENARIO(R"(
 reform

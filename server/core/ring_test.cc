@@ -143,11 +143,35 @@ TEST_F(RingTest, NewcomersWaitUntilItIsIdle) {
   Join(2, "b");
   Pass(config_.forming_delay, /*idle=*/false);
   EXPECT_TRUE(ring_.ready());
-  EXPECT_TRUE(ring_.HoldsForNewcomers());
+  EXPECT_TRUE(ring_.HoldsAdmission());
   Pass(config_.newcomer_hold_max, /*idle=*/false);
-  EXPECT_FALSE(ring_.HoldsForNewcomers());
+  EXPECT_FALSE(ring_.HoldsAdmission());
   Pass(absl::ZeroDuration(), /*idle=*/true);
   EXPECT_EQ(ring_.phase(), RingPhase::kTearingDown);
+}
+
+TEST_F(RingTest, AMemberThatLeavesIsWaitedForAndMissed) {
+  Join(1, "a");
+  Join(2, "b");
+  Form({1, 2});
+  Pass(config_.assembly_time_max, /*idle=*/false);
+  EXPECT_FALSE(ring_.HoldsAdmission());
+  roster_.SetLeaving(2);
+  // However long it takes: the worker ends the waiting.
+  Pass(10 * config_.newcomer_hold_max, /*idle=*/false);
+  EXPECT_TRUE(ring_.ready());
+  EXPECT_TRUE(ring_.HoldsAdmission());
+  Pass(absl::ZeroDuration(), /*idle=*/true);
+  EXPECT_EQ(ring_.phase(), RingPhase::kTearingDown);
+  EXPECT_EQ(Sent(v1::JoinResponse::kTeardown), (std::vector<ConnectionId>{1, 2}));
+  roster_.Remove(2);
+  TornDown(1);
+  TornDown(2);
+  Pass(absl::ZeroDuration());
+  Form({1});
+  ASSERT_TRUE(ring_.ready());
+  EXPECT_FALSE(ring_.HoldsAdmission());
+  EXPECT_TRUE(ring_.ReplacementIsDue(2));
 }
 
 TEST_F(RingTest, WhoAsksForAnotherIsAnswered) {

@@ -44,6 +44,14 @@ std::vector<ConnectionId> Roster::Named(const std::string& name) const {
   return named;
 }
 
+std::vector<ConnectionId> Roster::Leaving() const {
+  std::vector<ConnectionId> leaving;
+  for (const auto& [connection, worker] : workers_) {
+    if (worker.leaving) leaving.push_back(connection);
+  }
+  return leaving;
+}
+
 std::vector<ConnectionId> Roster::SilentSince(absl::Time time) const {
   std::vector<std::pair<absl::Time, ConnectionId>> silent;
   for (const auto& [connection, worker] : workers_) {

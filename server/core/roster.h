@@ -16,6 +16,7 @@ struct Worker {
   absl::Time last_heard;
   v1::Heartbeat heartbeat;  // the newest
   v1::Committed committed;  // what it measured of its newest ring
+  bool leaving = false;     // it said so
 };
 
 // Not thread safe.
@@ -28,6 +29,8 @@ class Roster {
   bool Heard(ConnectionId connection, absl::Time now);
   // False if it is no newer than what is known.
   bool TakeHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
+  // REQUIRES: Has(connection).
+  void SetLeaving(ConnectionId connection) { workers_.at(connection).leaving = true; }
   void TakeMeasurements(ConnectionId connection, const v1::Committed& committed);
   // The process itself did not run for so long: nobody was silent because of it.
   void Forgive(absl::Duration pause);
@@ -45,6 +48,8 @@ class Roster {
   const std::map<ConnectionId, Worker>& workers() const { return workers_; }
   bool empty() const { return workers_.empty(); }
   size_t size() const { return workers_.size(); }
+  // Those that have said that they leave.
+  std::vector<ConnectionId> Leaving() const;
   absl::Time newest_join() const { return newest_join_; }
 
  private:

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
+#include "server/core/losses.h"
 #include "server/core/plan_summary.h"
 
 namespace ringattn::server {
@@ -127,6 +128,8 @@ class Scenario {
     if (verb == "state") return ShowState(words[1], Option(words, "principal", ""));
     if (verb == "predicted") return ShowPrediction(words[1]);
     if (verb == "stats") return ShowStats();
+    if (verb == "losses") return ShowLosses();
+    if (verb == "requests") return ShowRequests(std::atoll(words[1].c_str()));
     if (verb == "memory") return ShowMemory();
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
@@ -209,7 +212,7 @@ class Scenario {
 
   void WorkerSays(const std::string& name, const Words& words) {
     const std::string& verb = words[1];
-    const uint64_t generation = std::atoll(words[2].c_str());
+    const uint64_t generation = words.size() > 2 ? std::atoll(words[2].c_str()) : 0;
     v1::JoinRequest message;
     if (verb == "prepared") {
       message.mutable_prepared()->set_generation(generation);
@@ -219,6 +222,8 @@ class Scenario {
       message.mutable_committed()->set_link_bytes_per_second(Number(words, "link"));
       SetSeconds(Number(words, "exchange"),
                  message.mutable_committed()->mutable_exchange_overhead());
+    } else if (verb == "leaving") {
+      message.mutable_leaving();
     } else if (verb == "torndown") {
       message.mutable_torn_down()->set_generation(generation);
     } else if (verb == "failed") {
@@ -261,6 +266,13 @@ class Scenario {
     request.request_id = Option(words, "id", words[1]);
     request.principal = Option(words, "principal", "");
     request.client = Option(words, "client", request.principal);
+    request.terms.weight = std::atof(Option(words, "weight", "1").c_str());
+    const auto own = [&](const char* option) -> std::optional<int64_t> {
+      const std::string text = Option(words, option, "");
+      return text.empty() ? std::nullopt : std::optional<int64_t>(std::atoll(text.c_str()));
+    };
+    request.terms.max_requests_in_flight = own("in_flight");
+    request.terms.max_queued_bytes = own("queued_bytes");
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
     if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
@@ -339,6 +351,41 @@ class Scenario {
     lines_.push_back({request_id, view && view->plan
                                       ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
                                       : "not planned"});
+  }
+
+  // The newest first; each was told once.
+  void ShowLosses() {
+    const CoordinatorSnapshot snapshot = core_.Snapshot(/*max_requests=*/0);
+    for (const LostWorker& loss : snapshot.losses) {
+      lines_.push_back({loss.worker, absl::StrCat(LossReasonName(loss.reason), ", ",
+                                                  loss.rank ? absl::StrCat("rank ", *loss.rank)
+                                                            : std::string("no rank"),
+                                                  " of ", loss.generation, ", ended ",
+                                                  loss.ended_requests, ": ", loss.words)});
+    }
+    if (losses_told_ != snapshot.losses.size()) {
+      lines_.push_back({"", absl::StrCat("told of ", losses_told_)});
+    }
+  }
+
+  // What an operator sees of requests, at most `max` of them.
+  void ShowRequests(int64_t max) {
+    const CoordinatorSnapshot snapshot = core_.Snapshot(max);
+    Words counts;
+    for (size_t stage = 0; stage < kRequestStages; ++stage) {
+      const int64_t count = snapshot.requests_by_stage[stage];
+      if (count == 0) continue;
+      counts.push_back(
+          absl::StrCat(count, " ", RequestStageName(static_cast<RequestStage>(stage))));
+    }
+    lines_.push_back({"", counts.empty() ? "no requests" : absl::StrJoin(counts, ", ")});
+    for (const RequestSnapshot& row : snapshot.requests) {
+      lines_.push_back(
+          {row.request_id,
+           absl::StrCat(RequestStageName(row.stage), ", ", row.query_tokens, " tokens, ",
+                        absl::FormatDuration(snapshot.when - row.arrived_at),
+                        row.members.empty() ? "" : " on ", absl::StrJoin(row.members, " "))});
+    }
   }
 
   void ShowStats() {
@@ -497,6 +544,7 @@ class Scenario {
   }
 
   void Note(const StateChanged&, std::deque<Event>*) {}
+  void Note(const LostWorker&, std::deque<Event>*) { ++losses_told_; }
   void Note(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
   void Note(const ServingChanged& changed, std::deque<Event>*) {
@@ -523,6 +571,7 @@ class Scenario {
   absl::Time now_ = absl::FromUnixSeconds(1000);
   absl::Time next_heartbeat_ = now_;
   v1::Topology published_;
+  size_t losses_told_ = 0;
   std::string output_;
   std::vector<std::pair<std::string, std::string>> lines_;  // who, text
   std::map<std::string, Worker> workers_;

@@ -1,8 +1,12 @@
 #include "server/edge/attention_service.h"
 
+#include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 
-#include "common/security/principal.h"
+#include "server/edge/audit_log.h"
+#include "server/edge/callers.h"
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
 
@@ -40,6 +44,16 @@ bool IsEnded(const OperationView& view) {
   return view.state == v1::OPERATION_STATE_SUCCEEDED || view.state == v1::OPERATION_STATE_FAILED;
 }
 
+void AuditCancel(const RequestContext& context, const Caller& caller, const std::string& request_id,
+                 const std::optional<OperationView>& view) {
+  if (context.audit == nullptr) return;
+  context.audit->Write({{"client", caller.principal},
+                        {"peer", caller.connection},
+                        {"request_id", request_id.substr(0, context.limits.max_request_id_bytes)},
+                        {"method", "CancelOperation"},
+                        {"code", view.has_value() ? "OK" : "NOT_FOUND"}});
+}
+
 }  // namespace
 
 ByteStreamReactor* AttentionServiceImpl::Forward(grpc::CallbackServerContext* call) {
@@ -56,8 +70,14 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServe
                                                              const v1::GetOperationRequest* request,
                                                              v1::GetOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->core->Ask([context = context_, principal = PrincipalOf(*call).id(),
-                                          reactor, request, response](const Coordinator& core) {
+  const std::variant<Caller, grpc::Status> caller = context_->callers->Identify(*call);
+  if (const auto* refused = std::get_if<grpc::Status>(&caller)) {
+    reactor->Finish(*refused);
+    return reactor;
+  }
+  const bool asked = context_->core->Ask([context = context_,
+                                          principal = std::get<Caller>(caller).principal, reactor,
+                                          request, response](const Coordinator& core) {
     const std::optional<OperationView> view = core.FindOperation(request->request_id(), principal);
     if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
     Fill(*view, response);
@@ -71,15 +91,22 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
     grpc::CallbackServerContext* call, const v1::CancelOperationRequest* request,
     v1::CancelOperationResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->core->Ask([context = context_, principal = PrincipalOf(*call).id(),
-                                          reactor, request](const Coordinator& core) {
-    const std::optional<OperationView> view = core.FindOperation(request->request_id(), principal);
-    if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
-    if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
-    const std::string id = request->request_id();
-    context->core->Post(CancelRequested{id, principal},
-                        [reactor] { reactor->Finish(grpc::Status::OK); });
-  });
+  std::variant<Caller, grpc::Status> identified = context_->callers->Identify(*call);
+  if (const auto* refused = std::get_if<grpc::Status>(&identified)) {
+    reactor->Finish(*refused);
+    return reactor;
+  }
+  const bool asked =
+      context_->core->Ask([context = context_, caller = std::get<Caller>(std::move(identified)),
+                           reactor, request](const Coordinator& core) {
+        const std::string id = request->request_id();
+        const std::optional<OperationView> view = core.FindOperation(id, caller.principal);
+        AuditCancel(*context, caller, id, view);
+        if (!view.has_value()) return reactor->Finish(ToGrpcStatus(NotKnown(), context->limits));
+        if (IsEnded(*view)) return reactor->Finish(grpc::Status::OK);
+        context->core->Post(CancelRequested{id, caller.principal},
+                            [reactor] { reactor->Finish(grpc::Status::OK); });
+      });
   if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
   return reactor;
 }

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "absl/time/time.h"
 #include "common/request/option_fields.h"
@@ -77,6 +78,19 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// OK for whoever may ask.
+grpc::Status WhyRefused(Callers* callers, const grpc::CallbackServerContext& call) {
+  const std::variant<Caller, grpc::Status> caller = callers->Identify(call);
+  const auto* refused = std::get_if<grpc::Status>(&caller);
+  return refused == nullptr ? grpc::Status::OK : *refused;
+}
+
+class Refusal final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
 }  // namespace
 
 v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limits& limits) {
@@ -125,18 +139,20 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
 
 ClusterServiceImpl::ClusterServiceImpl(const std::string& version, const Limits& limits,
                                        absl::Duration retry_after, CoreLoop* core,
-                                       TopologyBoard* board)
+                                       TopologyBoard* board, Callers* callers)
     : info_(MakeServerInfo(version, limits)),
       too_many_watchers_(ToGrpcStatus(TooManyWatchers(retry_after), limits)),
       core_(core),
-      board_(board) {}
+      board_(board),
+      callers_(callers) {}
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
                                                             const v1::GetServerInfoRequest*,
                                                             v1::GetServerInfoResponse* response) {
-  *response = info_;
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  const grpc::Status status = WhyRefused(callers_, *call);
+  if (status.ok()) *response = info_;
+  reactor->Finish(status);
   return reactor;
 }
 
@@ -144,6 +160,10 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
                                                           const v1::GetTopologyRequest*,
                                                           v1::GetTopologyResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  if (const grpc::Status status = WhyRefused(callers_, *call); !status.ok()) {
+    reactor->Finish(status);
+    return reactor;
+  }
   // Behind every event that came before: whoever was told Accepted sees what it holds.
   const bool asked = core_->Ask([reactor, response](const Coordinator& core) {
     *response->mutable_topology() = core.topology();
@@ -156,7 +176,10 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ClusterServiceImpl::WatchTopology(
-    grpc::CallbackServerContext*, const grpc::ByteBuffer*) {
+    grpc::CallbackServerContext* call, const grpc::ByteBuffer*) {
+  if (const grpc::Status status = WhyRefused(callers_, *call); !status.ok()) {
+    return new Refusal(status);
+  }
   return new WatchStream(board_, too_many_watchers_);
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/base/limits.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
+#include "server/edge/callers.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/topology_board.h"
 
@@ -21,9 +22,9 @@ using ClusterServiceBase = v1::ClusterService::WithRawCallbackMethod_WatchTopolo
 // Thread safe.
 class ClusterServiceImpl final : public ClusterServiceBase {
  public:
-  // `core` and `board` outlive the server's calls.
+  // What it is given pointers to outlives the server's calls.
   ClusterServiceImpl(const std::string& version, const Limits& limits, absl::Duration retry_after,
-                     CoreLoop* core, TopologyBoard* board);
+                     CoreLoop* core, TopologyBoard* board, Callers* callers);
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const v1::GetServerInfoRequest* request,
@@ -39,6 +40,7 @@ class ClusterServiceImpl final : public ClusterServiceBase {
   const grpc::Status too_many_watchers_;
   CoreLoop* const core_;
   TopologyBoard* const board_;
+  Callers* const callers_;
 };
 
 }  // namespace ringattn::server

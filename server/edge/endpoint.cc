@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Start(
   grpc::ServerBuilder builder;
   Configure(options, quota, &builder);
   for (grpc::Service* service : services) builder.RegisterService(service);
-  endpoint->listener_->AddTo(&builder, options.security.ServerCredentials());
+  endpoint->listener_->AddTo(&builder, options.security.ServerCredentials(options.gate));
   endpoint->server_ = builder.BuildAndStart();
   if (endpoint->server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(options.name, ": gRPC does not start"));

@@ -22,6 +22,8 @@ struct EndpointOptions {
   std::string name;    // "public", "control": for messages
   std::string listen;  // "host:port"; port 0 picks a free one
   TransportSecurity security;
+  // Decides on every call first; may be null (TransportSecurity::ServerCredentials).
+  std::shared_ptr<grpc::AuthMetadataProcessor> gate = nullptr;
   int64_t max_connections = 1024;
   int64_t max_message_bytes = 0;
   absl::Duration min_ping_interval = wire::kMinPingInterval;

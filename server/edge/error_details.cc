@@ -59,6 +59,13 @@ google::rpc::Status ToRpcStatus(const Failure& failure) {
     SetDuration(*failure.retry_after, retry.mutable_retry_delay());
     status.add_details()->PackFrom(retry);
   }
+  if (failure.quota.has_value()) {
+    google::rpc::QuotaFailure quota;
+    auto* violation = quota.add_violations();
+    violation->set_subject(Printable(failure.quota->subject, kMaxFieldBytes));
+    violation->set_description(Printable(failure.quota->description, kMaxFieldBytes));
+    status.add_details()->PackFrom(quota);
+  }
   if (!failure.field.empty()) {
     google::rpc::BadRequest bad_request;
     // The message may begin with the field that the violation names anyway.

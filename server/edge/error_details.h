@@ -1,5 +1,5 @@
 // Failures as clients see them: a status whose trailer `grpc-status-details-bin`
-// carries google.rpc details (BadRequest, ErrorInfo, RetryInfo).
+// carries google.rpc details (BadRequest, ErrorInfo, QuotaFailure, RetryInfo).
 #ifndef RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_
 #define RINGATTN_SERVER_EDGE_ERROR_DETAILS_H_
 

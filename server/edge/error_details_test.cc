@@ -45,6 +45,17 @@ TEST(ErrorDetailsTest, AFailureCarriesAllItHas) {
   EXPECT_EQ(Find<google::rpc::BadRequest>(details).field_violations(0).field(), "request_id");
 }
 
+TEST(ErrorDetailsTest, AQuotaIsNamedWithItsSubject) {
+  Failure failure;
+  failure.code = absl::StatusCode::kResourceExhausted;
+  failure.message = "this client has 4 requests in flight";
+  failure.quota = {"client:trainer", "max_requests_in_flight: 4"};
+  const auto violation =
+      Find<google::rpc::QuotaFailure>(Details(ToGrpcStatus(failure, Limits()))).violations(0);
+  EXPECT_EQ(violation.subject(), "client:trainer");
+  EXPECT_EQ(violation.description(), "max_requests_in_flight: 4");
+}
+
 // Else clients print "plan.world_size: plan.world_size: ...".
 TEST(ErrorDetailsTest, AViolationDoesNotNameItsFieldTwice) {
   Failure failure;

@@ -57,8 +57,9 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
 }
 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
-                          const Limits& limits) {
+                          const std::string& traceparent, const Limits& limits) {
   v1::Accepted accepted;
+  accepted.set_traceparent(traceparent);
   accepted.set_request_id(accept.request_id);
   accepted.set_generation(accept.generation);
   std::vector<std::string> members;

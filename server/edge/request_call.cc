@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/attention/dtype.h"
 #include "common/observability/log.h"
-#include "common/security/principal.h"
 #include "server/core/plan_summary.h"
 #include "server/edge/call_failures.h"
 #include "server/edge/call_header.h"
@@ -23,29 +23,34 @@
 namespace ringattn::server {
 namespace {
 
-// Without credentials that say who it is, a client is its connection.
-Caller CallerOf(const grpc::CallbackServerContext& call) {
-  Caller caller;
-  caller.connection = call.peer();
-  caller.principal = PrincipalOf(call).id();
-  caller.client = caller.principal.empty() ? caller.connection : caller.principal;
-  return caller;
-}
+// Ends a call that is nobody's.
+class Refusal final : public ByteStreamReactor {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
 
 }  // namespace
 
 RequestCall::RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
-                         Direction direction)
+                         Direction direction, Caller caller)
     : context_(context),
       call_(call),
       direction_(direction),
-      caller_(CallerOf(*call)),
+      caller_(std::move(caller)),
+      traceparent_(TraceparentOf(call->client_metadata())),
       opened_at_(absl::Now()),
       meter_(context->limits) {}
 
 ByteStreamReactor* RequestCall::Start(const RequestContext* context,
                                       grpc::CallbackServerContext* call, Direction direction) {
-  const std::shared_ptr<RequestCall> self(new RequestCall(context, call, direction));
+  std::variant<Caller, grpc::Status> caller = context->callers->Identify(*call);
+  if (const auto* status = std::get_if<grpc::Status>(&caller)) {
+    context->metrics->RequestEnded(direction, CodeName(status->error_code()));
+    return new Refusal(*status);
+  }
+  const std::shared_ptr<RequestCall> self(
+      new RequestCall(context, call, direction, std::get<Caller>(std::move(caller))));
   self->self_ = self;
   const RequestRegistry::Entry entry = context->registry->Add(self, self->caller_);
   self->Begin(entry);
@@ -191,8 +196,10 @@ void RequestCall::Announce(HeaderRequest request) {
   arrived.with_timeline = request.reply.with_timeline;
   arrived.principal = caller_.principal;
   arrived.client = caller_.client;
+  arrived.terms = caller_.terms;
   next_progress_ = now + request.reply.progress_interval;
-  LogArrival(call_->client_metadata(), request);
+  arrived.traceparent = traceparent_;
+  LogArrival(request, traceparent_);
   request_ = std::move(request);
   PlacesFull full = context_->registry->HeaderCame(id_);
   if (full == PlacesFull::kNone && !context_->core->TryPost(std::move(arrived))) {
@@ -210,6 +217,11 @@ absl::Time RequestCall::Deadline(absl::Time now) const {
     return now + context_->limits.default_deadline;
   }
   return std::min(absl::FromChrono(deadline), now + context_->limits.max_deadline);
+}
+
+TransferTotals RequestCall::Totals() {
+  absl::MutexLock lock(&mutex_);
+  return plane_ == nullptr ? TransferTotals() : plane_->totals();
 }
 
 void RequestCall::Evict() {
@@ -233,10 +245,10 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     life_.MoveTo(CallState::kOpening);
     flops_ = accept.plan->flops;
     generation_ = accept.generation;
-    Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, context_->limits)), 0);
-    TransferSpec spec{direction_,      request_->valid,
-                      request_->reply, std::exchange(request_->inline_tensors, {}),
-                      accept,          ShardPlan()};
+    Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, traceparent_, context_->limits)), 0);
+    TransferSpec spec{
+        direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
+        accept,     ShardPlan(),     traceparent_};
     soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     todo = Next();
   }
@@ -271,6 +283,9 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       context_->metrics->StageTook("upload", download_->upload_time);
       context_->metrics->StageTook("compute", download_->compute_time);
       context_->metrics->StageTook("download", finish.download_time);
+      download_time_ = finish.download_time;
+      const AttentionShape& shape = request_->valid.spec.shape;
+      context_->metrics->Served(direction_, shape.batch * shape.seq_len_q);
       End(grpc::Status::OK);
     }
     todo = Next();
@@ -483,7 +498,9 @@ void RequestCall::End(const grpc::Status& status) {
     stops_ = plane_ != nullptr;
   }
   context_->metrics->RequestEnded(direction_, CodeName(status.error_code()));
+  context_->callers->CountRequest(caller_, CodeName(status.error_code()));
   LogInfo("request ended", {{"request_id", RequestId()},
+                            {"traceparent", traceparent_},
                             {"generation", generation_},
                             {"method", Method()},
                             {"code", CodeName(status.error_code())},
@@ -503,6 +520,7 @@ void RequestCall::CutOffIfStuck(absl::Time now) {
   life_.MoveTo(CallState::kCutOff);
   LogWarning("the client did not take the call's end",
              {{"request_id", RequestId()},
+              {"traceparent", traceparent_},
               {"code", CodeName(status_.error_code())},
               {"seconds", absl::ToDoubleSeconds(now - ended_at_)}});
   if (status_.ok()) {
@@ -522,6 +540,7 @@ void RequestCall::OnDone() {
   {
     absl::MutexLock lock(&mutex_);
     life_.MoveTo(CallState::kDone);
+    Audit();
     id = id_;
     // It refers to this object and this object to it.
     plane = std::move(plane_);
@@ -529,6 +548,37 @@ void RequestCall::OnDone() {
   }
   if (plane != nullptr) plane->Stop();
   if (id != 0) context_->registry->Remove(id);
+}
+
+void RequestCall::Audit() {
+  if (context_->audit == nullptr) return;
+  static const AttentionSpec* const kNoSpec = new AttentionSpec;
+  const AttentionSpec& spec = request_.has_value() ? request_->valid.spec : *kNoSpec;
+  const TransferTotals totals = plane_ != nullptr ? plane_->totals() : TransferTotals();
+  const BeginDownload& times = download_.has_value() ? *download_ : BeginDownload();
+  context_->audit->Write({{"client", caller_.principal},
+                          {"peer", caller_.connection},
+                          {"request_id", RequestId()},
+                          {"method", Method()},
+                          {"code", CodeName(status_.error_code())},
+                          {"error", status_.error_message()},
+                          {"has_header", request_.has_value()},
+                          {"dtype", DTypeName(spec.dtype)},
+                          {"batch", spec.shape.batch},
+                          {"seq_len_q", spec.shape.seq_len_q},
+                          {"seq_len_kv", spec.shape.seq_len_kv},
+                          {"heads", spec.shape.num_heads},
+                          {"kv_heads", spec.shape.num_kv_heads},
+                          {"head_dim", spec.shape.head_dim},
+                          {"documents", std::max<int64_t>(0, spec.shape.num_documents())},
+                          {"bytes_up", totals.received_bytes},
+                          {"bytes_down", totals.sent_bytes},
+                          {"generation", generation_},
+                          {"seconds", absl::ToDoubleSeconds(ended_at_ - opened_at_)},
+                          {"queue_seconds", absl::ToDoubleSeconds(times.queue_time)},
+                          {"upload_seconds", absl::ToDoubleSeconds(times.upload_time)},
+                          {"compute_seconds", absl::ToDoubleSeconds(times.compute_time)},
+                          {"download_seconds", absl::ToDoubleSeconds(download_time_)}});
 }
 
 const char* RequestCall::Method() const {

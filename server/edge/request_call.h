@@ -49,6 +49,8 @@ class RequestCall final : public ByteStreamReactor,
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTick(absl::Time now, const Coordinator& core) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // From any thread: its tensor bytes so far.
+  TransferTotals Totals() ABSL_LOCKS_EXCLUDED(mutex_);
   // From any thread: makes room for others, unless its header has come.
   void Evict() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -79,8 +81,8 @@ class RequestCall final : public ByteStreamReactor,
     std::optional<grpc::Status> finish = std::nullopt;
   };
 
-  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
-              Direction direction);
+  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call, Direction direction,
+              Caller caller);
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   // What may be started now. Whoever calls it passes the result to Do.
@@ -118,6 +120,8 @@ class RequestCall final : public ByteStreamReactor,
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Failure& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutOffIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The call's line in the audit log, once everything is known of it.
+  void Audit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const char* Method() const;
   std::string RequestId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -125,6 +129,7 @@ class RequestCall final : public ByteStreamReactor,
   grpc::CallbackServerContext* const call_;
   const Direction direction_;
   const Caller caller_;
+  const std::string traceparent_;  // empty: none
   const absl::Time opened_at_;
   std::shared_ptr<RequestCall> self_;  // until OnDone
   // Of the one read that is outstanding, then of whoever handles its message.
@@ -161,6 +166,7 @@ class RequestCall final : public ByteStreamReactor,
   UploadMeter meter_ ABSL_GUARDED_BY(mutex_);
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
+  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // once it succeeded
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // from kEnding on, and then final

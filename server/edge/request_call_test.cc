@@ -58,7 +58,8 @@ class GatedPlane final : public DataPlane {
 // nobody tells the call.
 class Edge final : public ActionSink {
  public:
-  explicit Edge(const Limits& limits = {}) : registry(limits), server_metrics_(&metrics_) {
+  explicit Edge(const Limits& limits = {})
+      : registry(limits), server_metrics_(&metrics_, limits), callers_(nullptr, limits, &metrics_) {
     CoordinatorConfig config;
     config.tick_interval = absl::Milliseconds(5);
     core_ = std::make_unique<CoreLoop>(config, this);
@@ -66,6 +67,7 @@ class Edge final : public ActionSink {
     context_.core = core_.get();
     context_.registry = &registry;
     context_.metrics = &server_metrics_;
+    context_.callers = &callers_;
     context_.report_interval = absl::Milliseconds(10);
     context_.cancel_notice = absl::Milliseconds(50);
     context_.make_data_plane = [this](TransferSpec, std::shared_ptr<TransferListener> listener) {
@@ -137,6 +139,7 @@ class Edge final : public ActionSink {
  private:
   Metrics metrics_;
   ServerMetrics server_metrics_;
+  Callers callers_;
   absl::Mutex mutex_;
   std::shared_ptr<GatedPlane> plane_ ABSL_GUARDED_BY(mutex_);
   RequestContext context_;

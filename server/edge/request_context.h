@@ -6,6 +6,8 @@
 
 #include "absl/time/time.h"
 #include "common/base/limits.h"
+#include "server/edge/audit_log.h"
+#include "server/edge/callers.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/data_plane.h"
 #include "server/edge/request_registry.h"
@@ -23,6 +25,8 @@ struct RequestContext {
   RequestRegistry* registry = nullptr;
   ShardChannels* channels = nullptr;
   ServerMetrics* metrics = nullptr;
+  Callers* callers = nullptr;
+  AuditLog* audit = nullptr;  // null: none is kept
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;
   // How often the core hears how a transfer does; its limits are counted in seconds.

@@ -12,6 +12,10 @@
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
+#include "common/security/security_metrics.h"
+#include "server/core/losses.h"
+#include "server/edge/live_page.h"
+#include "server/identity/gate.h"
 
 namespace ringattn::server {
 namespace {
@@ -44,27 +48,57 @@ int64_t DefaultMaxConnections(int64_t descriptors) {
   return std::clamp(std::max(descriptors - others, descriptors / 2), int64_t{1}, kMostConnections);
 }
 
-Server::Server(ServerOptions options)
+Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory)
     : options_(std::move(options)),
-      server_metrics_(&metrics_),
+      server_metrics_(&metrics_, options_.core.limits),
+      directory_(std::move(directory)),
+      callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
       registry_(options_.core.limits),
       channels_(options_.core.limits, options_.cluster_security),
       board_(options_.topology),
-      request_context_{options_.core.limits, options_.secret, options_.core.retry_after, &core_,
-                       &registry_,           &channels_,      &server_metrics_},
+      request_context_{.limits = options_.core.limits,
+                       .secret = options_.secret,
+                       .retry_after = options_.core.retry_after,
+                       .core = &core_,
+                       .registry = &registry_,
+                       .channels = &channels_,
+                       .metrics = &server_metrics_,
+                       .callers = &callers_},
       attention_service_(&request_context_),
-      cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_),
+      cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_,
+                       &callers_),
       join_service_(&core_, options_.secret),
       admin_service_(&core_, options_.secret) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
-  std::unique_ptr<Server> server(new Server(std::move(options)));
+  std::unique_ptr<ClientDirectory> directory;
+  if (!options.clients_file.empty()) {
+    auto opened = ClientDirectory::Open(options.clients_file);
+    if (!opened.ok()) return opened.status();
+    directory = *std::move(opened);
+  }
+  std::unique_ptr<Server> server(new Server(std::move(options), std::move(directory)));
   if (absl::Status status = server->Listen(); !status.ok()) return status;
   return server;
 }
 
 absl::Status Server::Listen() {
+  if (!options_.health_listen.empty()) {
+    auto health = wire::HealthListener::Start(options_.health_listen);
+    if (!health.ok()) return health.status();
+    health_ = *std::move(health);
+    addresses_.health = health_->address();
+  }
+  ExportTls(&metrics_, "clients", options_.client_security);
+  ExportTls(&metrics_, "cluster", options_.cluster_security);
+  if (!options_.audit_log.empty()) {
+    auto audit = AuditLog::Open(options_.audit_log, &metrics_);
+    if (!audit.ok()) return audit.status();
+    audit_ = *std::move(audit);
+    request_context_.audit = audit_.get();
+  }
+  DescribeProcess(metrics_, kVersion);
   grpc::ResourceQuota quota("ringattn");
   quota.Resize(options_.max_transport_bytes);
   quota.SetMaxThreads(options_.max_reflection_threads);
@@ -73,12 +107,15 @@ absl::Status Server::Listen() {
                                       : DefaultMaxConnections(DescriptorLimit());
 
   if (!options_.metrics_listen.empty()) {
-    absl::StatusOr<std::string> metrics = metrics_.Serve(options_.metrics_listen);
+    absl::StatusOr<std::string> metrics =
+        metrics_.Serve(options_.metrics_listen,
+                       LivePage({kVersion, absl::Now(), options_.core.limits}, &status_board_));
     if (!metrics.ok()) return metrics.status();
     addresses_.metrics = *std::move(metrics);
   }
   auto control = Endpoint::Start({.name = "control",
                                   .listen = options_.control_listen,
+                                  .security = options_.cluster_security,
                                   .max_connections = kMaxControlConnections,
                                   .max_message_bytes = options_.core.limits.max_message_bytes,
                                   .min_ping_interval = options_.min_ping_interval},
@@ -89,6 +126,8 @@ absl::Status Server::Listen() {
   auto endpoint =
       Endpoint::Start({.name = "public",
                        .listen = options_.listen,
+                       .security = options_.client_security,
+                       .gate = MakeGate(),
                        .max_connections = max_connections,
                        .max_message_bytes = options_.core.limits.max_refused_message_bytes,
                        .min_ping_interval = options_.min_ping_interval},
@@ -97,24 +136,32 @@ absl::Status Server::Listen() {
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
   SetServing(false);
-  public_->SetServing(kLivenessName, true);
+  SetAlive(true);
   WatchOver();
   core_.Start();
   return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::AuthMetadataProcessor> Server::MakeGate() {
+  if (directory_ == nullptr) return nullptr;
+  return std::make_shared<Gate>(directory_.get(),
+                                [this](const Failure& failure) { callers_.Refused(failure, ""); });
 }
 
 void Server::WatchOver() {
   housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
                         Housekeeping::Listeners{{"public", &public_->listener()},
                                                 {"control", &control_->listener()}});
+  const ListenerSpeech speech =
+      options_.client_security.is_plain() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
   liveness_.emplace(
       options_.liveness,
       Liveness::Handlers{
-          .probe = [address = addresses_.listen](
-                       absl::Duration timeout) { return ProbeListener(address, timeout); },
+          .probe = [address = addresses_.listen, speech](
+                       absl::Duration timeout) { return ProbeListener(address, timeout, speech); },
           .on_change =
               [this](const absl::Status& why) {
-                public_->SetServing(kLivenessName, why.ok());
+                SetAlive(why.ok());
                 if (why.ok()) return LogInfo("the public port answers again");
                 LogError("the public port does not answer", {{"why", why.ToString()}});
               },
@@ -142,6 +189,7 @@ bool Server::Shutdown(absl::Duration timeout) {
   }
   if (control_ != nullptr) control_->Shutdown(absl::Now());
   core_.Stop();
+  metrics_.StopServing();
   housekeeping_.reset();
   return drained;
 }
@@ -157,6 +205,15 @@ void Server::CutOff() {
 void Server::SetServing(bool serving) {
   public_->SetServing("", serving);
   public_->SetServing(kAttentionService, serving);
+  public_->SetServing(wire::kReadinessName, serving);
+  if (health_ == nullptr) return;
+  health_->SetServing("", serving);
+  health_->SetServing(wire::kReadinessName, serving);
+}
+
+void Server::SetAlive(bool alive) {
+  public_->SetServing(wire::kLivenessName, alive);
+  if (health_ != nullptr) health_->SetServing(wire::kLivenessName, alive);
 }
 
 void Server::CarryOut(const Action& action, const Coordinator& core) {
@@ -198,6 +255,16 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
                                    {"generation", topology.generation()},
                                    {"workers", topology.workers_size()}});
     }
+    void operator()(const LostWorker& a) {
+      server->server_metrics_.WorkerLost(a);
+      LogWarning("worker lost", {{"worker", a.worker},
+                                 {"device", a.device},
+                                 {"rank", a.rank.value_or(-1)},
+                                 {"generation", a.generation},
+                                 {"reason", LossReasonName(a.reason)},
+                                 {"words", a.words},
+                                 {"ended_requests", a.ended_requests}});
+    }
     void operator()(const ServingChanged& a) { server->SetServing(a.serving); }
     void operator()(const DrainCompleted&) { server->admin_service_.OnDrained(); }
     void operator()(const RingReformed& a) { server->admin_service_.OnReformed(a); }
@@ -205,10 +272,21 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
   std::visit(Visitor{this, core}, action);
 }
 
+ServerStatus Server::MakeStatus(const Coordinator& core) const {
+  ServerStatus status;
+  status.core = core.Snapshot(status_board_.options().max_requests);
+  for (const RequestSnapshot& request : status.core.requests) {
+    const std::shared_ptr<RequestCall> call = registry_.Find(request.stream);
+    status.transfers.push_back(call == nullptr ? TransferTotals() : call->Totals());
+  }
+  return status;
+}
+
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
+  if (status_board_.Wants(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
 }
 

@@ -13,11 +13,14 @@
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
 #include "common/security/credentials.h"
+#include "common/wire/health_listener.h"
 #include "common/wire/keep_awake.h"
 #include "common/wire/transport.h"
 #include "server/core/coordinator.h"
 #include "server/edge/admin_service.h"
 #include "server/edge/attention_service.h"
+#include "server/edge/audit_log.h"
+#include "server/edge/callers.h"
 #include "server/edge/cluster_service.h"
 #include "server/edge/core_loop.h"
 #include "server/edge/endpoint.h"
@@ -27,19 +30,28 @@
 #include "server/edge/request_registry.h"
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
+#include "server/edge/status_board.h"
 #include "server/edge/topology_board.h"
+#include "server/identity/client_directory.h"
 
 namespace ringattn::server {
 
 struct ServerOptions {
-  // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port.
+  // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port; without
+  // health_listen, no health port beside the health service that each gRPC listener has.
   std::string listen = "127.0.0.1:7700";
   std::string control_listen = "127.0.0.1:7701";
   std::string metrics_listen = "127.0.0.1:7702";
+  std::string health_listen;
   std::string secret;
   // What protects the public listener; the control listener and the channels to workers.
   TransportSecurity client_security;
   TransportSecurity cluster_security;
+  // Whom the public listener serves (server/identity/clients_file.h); empty: everybody that
+  // gets through to it.
+  std::string clients_file;
+  // A file, "-" for standard output, or empty for none.
+  std::string audit_log;
   // gRPC's own buffers, all connections together. A last resort that ends calls when
   // memory runs out, not back-pressure: flow control stays far below it.
   int64_t max_transport_bytes = 4 * kGiB;
@@ -61,22 +73,23 @@ struct ServerOptions {
 // connections, 64 workers' four channels each, and 64 for metrics, logs and gRPC itself.
 int64_t DefaultMaxConnections(int64_t descriptors);
 
-// grpc.health.v1 knows it by this name: SERVING while the public port takes connections,
-// ready or not. For supervisors, which replace what is not alive; "" and the service's own
-// name say whether requests can be served.
-inline constexpr char kLivenessName[] = "liveness";
+// grpc.health.v1, on the public port and on the health port: wire::kLivenessName is SERVING while
+// the public port takes connections, ready or not, for supervisors, which replace what is not
+// alive. "", the service's own name and wire::kReadinessName say whether requests can be served.
 
 // As bound.
 struct ServerAddresses {
   std::string listen;
   std::string control;
   std::string metrics;
+  std::string health;
 };
 
 // Thread safe.
 class Server final : private ActionSink {
  public:
-  // UNAVAILABLE if a port cannot be bound.
+  // UNAVAILABLE if a port cannot be bound; INVALID_ARGUMENT if the clients file or the audit
+  // log is of no use.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   // Ends what is left at once.
   ~Server() override;
@@ -89,11 +102,14 @@ class Server final : private ActionSink {
   bool Shutdown(absl::Duration timeout);
 
  private:
-  explicit Server(ServerOptions options);
+  Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory);
 
   absl::Status Listen();
+  std::shared_ptr<grpc::AuthMetadataProcessor> MakeGate();
   void WatchOver();
   void SetServing(bool serving);
+  void SetAlive(bool alive);
+  ServerStatus MakeStatus(const Coordinator& core) const;
   // Ends all requests and waits a moment for their statuses to leave.
   void CutOff();
 
@@ -104,15 +120,20 @@ class Server final : private ActionSink {
   const wire::KeepAwake keep_awake_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
+  const std::unique_ptr<ClientDirectory> directory_;  // null: everybody is served
+  Callers callers_;
+  std::unique_ptr<AuditLog> audit_;  // null: none is kept
   CoreLoop core_;
   RequestRegistry registry_;
   ShardChannels channels_;
   TopologyBoard board_;
+  StatusBoard status_board_;
   RequestContext request_context_;
   AttentionServiceImpl attention_service_;
   ClusterServiceImpl cluster_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
+  std::unique_ptr<wire::HealthListener> health_;  // null without
   std::unique_ptr<Endpoint> public_;
   std::unique_ptr<Endpoint> control_;
   std::optional<Housekeeping> housekeeping_;

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/security/secret.h"
@@ -22,7 +21,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Lim
   // A worker that comes back at the same address is found quickly.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(address, security.ChannelCredentials(), arguments);
+  return security.Dial(address, arguments);
 }
 
 }  // namespace

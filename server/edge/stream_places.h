@@ -15,11 +15,13 @@ namespace ringattn::server {
 
 // Whose a call is.
 struct Caller {
-  std::string principal;   // authenticated; empty: anonymous
+  std::string principal;   // authenticated: a known client's name, or what its certificate
+                           // says where no clients are listed; empty: anonymous
   std::string connection;  // gRPC's peer: "ipv4:10.0.0.7:40312", "unix:..."
   // Who shares a place with whom: the principal if there is one, else the connection. Many
   // clients may be behind one address, so the port counts too.
   std::string client;
+  ClientTerms terms = {};
 };
 
 // What is full.

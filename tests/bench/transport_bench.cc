@@ -7,6 +7,8 @@
 //
 //   transport_bench --server=127.0.0.1:7700 [--streams=4] [--megabytes=64] [--rounds=5]
 //
+// With --tls_server the library's path runs against that service too (tests/bench/tls_rate.py).
+//
 // The request is causal with one key, which the last row sees: nothing to compute, and
 // every byte of the answer can be checked.
 #include <algorithm>
@@ -35,6 +37,10 @@ ABSL_FLAG(int, megabytes, 64, "bytes of q, and of out, per request");
 ABSL_FLAG(std::vector<std::string>, paths,
           std::vector<std::string>({"tcp", "grpc", "library", "stub"}),
           "what to run; one alone is for a profiler");
+ABSL_FLAG(std::string, tls_server, "", "a second service, reached over TLS: the path \"tls\"");
+ABSL_FLAG(std::string, tls_ca, "", "of --tls_server: as the command line's flags");
+ABSL_FLAG(std::string, tls_cert, "", "likewise");
+ABSL_FLAG(std::string, tls_key, "", "likewise");
 ABSL_FLAG(int, rounds, 5, "rounds; medians are reported");
 
 namespace ringattn::bench {
@@ -168,6 +174,15 @@ int Run() {
   const std::string server = absl::GetFlag(FLAGS_server);
   auto client = Client::Connect(server, {.channels = streams});
   if (!client.ok()) Die(client.status().ToString());
+  std::unique_ptr<Client> tls_client;
+  if (const std::string tls_server = absl::GetFlag(FLAGS_tls_server); !tls_server.empty()) {
+    auto connected = Client::Connect(tls_server, {.channels = streams,
+                                                  .tls_ca = absl::GetFlag(FLAGS_tls_ca),
+                                                  .tls_cert = absl::GetFlag(FLAGS_tls_cert),
+                                                  .tls_key = absl::GetFlag(FLAGS_tls_key)});
+    if (!connected.ok()) Die(connected.status().ToString());
+    tls_client = *std::move(connected);
+  }
   std::vector<std::unique_ptr<v1::AttentionService::Stub>> stubs;
   for (int i = 0; i < streams; ++i) {
     grpc::ChannelArguments arguments;
@@ -190,9 +205,14 @@ int Run() {
       {"grpc", [&] { return grpc_relay.Exchange(streams, bytes_up, bytes_down); }},
       {"library",
        [&] { return Together(requests, [&](size_t, Request& r) { WithLibrary(**client, r); }); }},
+      {"tls",
+       [&] {
+         return Together(requests, [&](size_t, Request& r) { WithLibrary(*tls_client, r); });
+       }},
       {"stub",
        [&] { return Together(requests, [&](size_t i, Request& r) { WithStub(*stubs[i], r); }); }}};
-  const std::vector<std::string> wanted = absl::GetFlag(FLAGS_paths);
+  std::vector<std::string> wanted = absl::GetFlag(FLAGS_paths);
+  if (tls_client != nullptr) wanted.push_back("tls");
   for (int round = 0; round <= absl::GetFlag(FLAGS_rounds); ++round) {
     for (Path& path : paths) {
       if (std::count(wanted.begin(), wanted.end(), path.name) == 0) continue;

@@ -318,6 +318,7 @@ std::string ToString(const Case& c) {
   std::string line = text;
   if (options.sinks) line += " sinks";
   if (c.spec.has_dlse) line += " dlse";
+  if (c.spec.fp32_results) line += " fp32 results";
   if (options.bias.has_value()) {
     line += std::string(" bias(") + (options.bias->per_batch ? "B" : "1") +
             (options.bias->per_head ? ",H" : ",1") + (options.bias->float32 ? ",fp32" : "") +
@@ -335,7 +336,6 @@ std::string ToString(const Case& c) {
   if (options.dropout.threshold != 0) {
     line += " dropout=" + std::to_string(options.dropout.threshold / 65536.0);
   }
-  if (c.spec.fp32_results) line += " fp32 results";
   if (!shape.document_rules.empty()) line += " rules per document";
   if (shape.packed) {
     line += " cu_q=" + Join(shape.cu_seqlens_q) + " cu_k=" + Join(shape.cu_seqlens_k);

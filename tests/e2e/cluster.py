@@ -36,7 +36,9 @@ def wait_until(condition, seconds, what):
 
 
 class Cluster:
-    def __init__(self, directory, workers=4, server_flags=(), worker_flags=()):
+    def __init__(self, directory, workers=4, server_flags=(), worker_flags=(), dial=None):
+        """`dial(address)`: a channel to the public listener; plain text unless given."""
+        self.dial = dial or (lambda address: grpc.insecure_channel(address, CHANNEL_OPTIONS))
         self.directory = pathlib.Path(directory)
         self.server_flags = list(server_flags)
         self.worker_flags = list(worker_flags)
@@ -76,7 +78,7 @@ class Cluster:
             f"--port_file={port_file}", *self.server_flags])
         self.ports = json.loads(wait_until(
             lambda: port_file.exists() and port_file.read_text().strip(), 15, "server's ports"))
-        self.channel = grpc.insecure_channel(self.address, CHANNEL_OPTIONS)
+        self.channel = self.dial(self.address)
         self.attention = attention_pb2_grpc.AttentionServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
 

@@ -68,6 +68,24 @@ def test_sinks_and_dlse(ring, tmp_path, documents):
     assert '"sinks" is missing; --sinks needs it' in done.stderr
 
 
+@pytest.mark.parametrize("streams", ["1", "3"])
+def test_fp32_results(ring, tmp_path, streams):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    generate(source)
+    server, fp32 = f"--server={ring.address}", "--output_dtype=fp32"
+    ask = [server, fp32, f"--streams={streams}", *OPTIONS]
+    wrote = cli("forward", *ask, f"--input={source}", f"--output={forward}").stdout
+    assert "out fp32" in wrote
+    cli("verify", f"--input={source}", f"--output={forward}", fp32, "--causal")
+    # Without the flag neither the file's type nor the result is taken for something else.
+    done = cli("verify", f"--input={source}", f"--output={forward}", "--causal", code=3)
+    assert '"out" is F32 and must be BF16' in done.stderr
+    cli("backward", *ask, f"--input={source}", f"--output={backward}")
+    checked = cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", fp32,
+                  "--causal").stdout
+    assert "dq" in checked and "dv" in checked
+
+
 TERMS = ["--alibi", "--bias", "--mask", "--segment_ids"]
 
 
@@ -135,22 +153,6 @@ def test_bad_term_flags(ring, tmp_path):
     assert 4 * 250 * 1000 * 2 <= grown <= 4 * 250 * 1000 * 2 + 4 * 1000
     sent = large["ranks"][0]["sent_bytes"] - small["ranks"][0]["sent_bytes"]
     assert sent == 3 * 250 * 4
-@pytest.mark.parametrize("streams", ["1", "3"])
-def test_fp32_results(ring, tmp_path, streams):
-    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
-    generate(source)
-    server, fp32 = f"--server={ring.address}", "--output_dtype=fp32"
-    ask = [server, fp32, f"--streams={streams}", *OPTIONS]
-    wrote = cli("forward", *ask, f"--input={source}", f"--output={forward}").stdout
-    assert "out fp32" in wrote
-    cli("verify", f"--input={source}", f"--output={forward}", fp32, "--causal")
-    # Without the flag neither the file's type nor the result is taken for something else.
-    done = cli("verify", f"--input={source}", f"--output={forward}", "--causal", code=3)
-    assert '"out" is F32 and must be BF16' in done.stderr
-    cli("backward", *ask, f"--input={source}", f"--output={backward}")
-    checked = cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", fp32,
-                  "--causal").stdout
-    assert "dq" in checked and "dv" in checked
 
 
 def test_packed_documents(ring, tmp_path):

@@ -13,18 +13,7 @@ report=$(mktemp --suffix=.xml)
 trap 'rm -f "$report"' EXIT
 /usr/bin/python3 -m pytest -q -p no:cacheprovider --durations=8 --junit-xml="$report" tests/e2e "$@"
 status=$?
-/usr/bin/python3 - "$report" >>"$RINGATTN_TALLY" <<'END' || record "fail end-to-end suite (no report)"
-import sys
-import xml.etree.ElementTree as tree
-
-for case in tree.parse(sys.argv[1]).iter("testcase"):
-    name = f"e2e {case.get('classname')}.{case.get('name')}"
-    if case.find("failure") is not None or case.find("error") is not None:
-        print("fail", name)
-    elif case.find("skipped") is not None:
-        print(f"skip {name}: {case.find('skipped').get('message')}")
-    else:
-        print("pass", name)
-END
+/usr/bin/python3 tests/lib/tally_junit.py e2e "$report" >>"$RINGATTN_TALLY" ||
+  record "fail end-to-end suite (no report)"
 ((status == 0)) || record "fail end-to-end suite (pytest exit $status)"
 exit "$status"

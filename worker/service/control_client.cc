@@ -17,6 +17,7 @@ namespace {
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kConnectTimeoutMs = 10'000;
+constexpr int kResolveAgainMs = 1000;
 
 std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -31,10 +32,12 @@ std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
+  // A coordinator that was replaced may have another address; gRPC's own 30 s is how long the
+  // cluster would look at the old one.
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kResolveAgainMs);
   // A Commit carries a blob of every member, a Reserve the documents of a request.
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  return grpc::CreateCustomChannel(options.coordinator, options.security.ChannelCredentials(),
-                                   arguments);
+  return options.security.Dial(options.coordinator, arguments);
 }
 
 // For the log: which member of the oneof it is.
@@ -55,6 +58,13 @@ void ControlClient::Start(ControlHandler handler) {
   handler_ = std::move(handler);
   loop_ = std::thread([this] { Loop(); });
   heartbeats_ = std::thread([this] { HeartbeatLoop(); });
+}
+
+void ControlClient::Leave(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  leaving_ = true;
+  if (connected_) outbox_.emplace_back().mutable_leaving();
+  mutex_.AwaitWithTimeout(absl::Condition(&left_), timeout);
 }
 
 void ControlClient::Stop() {
@@ -86,9 +96,16 @@ void ControlClient::Loop() {
     LogWarning("not connected to the coordinator",
                {{"worker", options_.registration.name()}, {"reason", reason}});
     // Workers that lost the same coordinator should not all dial at once.
-    if (!Sleep(backoff * jitter(random))) return;
+    if (!RestBeforeDialling(backoff * jitter(random))) return;
     backoff = std::min(2 * backoff, options_.max_backoff);
   }
+}
+
+bool ControlClient::RestBeforeDialling(absl::Duration duration) {
+  const auto ending = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || leaving_; };
+  absl::MutexLock lock(&mutex_);
+  left_ = mutex_.AwaitWithTimeout(absl::Condition(&ending), duration);
+  return !left_;
 }
 
 bool ControlClient::RunSession(std::string* reason) {
@@ -138,6 +155,11 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
         break;
       }
       case v1::JoinResponse::kLeave:
+        if (IsLeaving()) {
+          LogInfo("the coordinator lets this worker go",
+                  {{"worker", options_.registration.name()}});
+          return;
+        }
         LogWarning(
             "the coordinator turned this worker away",
             {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
@@ -193,6 +215,11 @@ void ControlClient::HeartbeatLoop() {
     }
     if (!Sleep(interval)) return;
   }
+}
+
+bool ControlClient::IsLeaving() {
+  absl::MutexLock lock(&mutex_);
+  return leaving_;
 }
 
 bool ControlClient::Sleep(absl::Duration duration) {

@@ -53,6 +53,11 @@ class ControlClient {
   // Begins. Call once.
   void Start(ControlHandler handler);
 
+  // Tells the coordinator that this worker is to end and waits until it is let go, its stream
+  // has ended for another reason, or `timeout` is over. It does not dial again. Stop() is still
+  // to be called. Blocks.
+  void Leave(absl::Duration timeout);
+
   // Ends the stream, frees everything, returns. Idempotent.
   void Stop();
 
@@ -69,7 +74,10 @@ class ControlClient {
   void WriteLoop(Stream* stream);
   void HeartbeatLoop();
   bool TakeNext(v1::JoinRequest* message);
+  bool IsLeaving();
+  // False if it is to end meanwhile.
   bool Sleep(absl::Duration duration);
+  bool RestBeforeDialling(absl::Duration duration);
 
   const ControlClientOptions options_;
   ControlHandler handler_;
@@ -77,6 +85,8 @@ class ControlClient {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;  // no stream any more, and none to come
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::deque<v1::JoinRequest> outbox_ ABSL_GUARDED_BY(mutex_);

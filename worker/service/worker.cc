@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     std::function<void(const std::string&)> on_stuck) {
   std::unique_ptr<Worker> worker(
       new Worker(std::move(options), device, transport, std::move(on_stuck)));
-  if (absl::Status status = worker->Listen(); !status.ok()) return status;
+  if (absl::Status status = worker->Listen(device->description()); !status.ok()) return status;
   worker->Join(*device, std::move(on_leave));
   return worker;
 }
@@ -43,7 +43,9 @@ Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
                std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
       core_(
-          {options_.name, options_.memory_limit_bytes, options_.ring}, device, transport, &metrics_,
+          {options_.name, options_.memory_limit_bytes, options_.ring,
+           [this](bool member) { SetReady(member); }},
+          device, transport, &metrics_,
           [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
           std::move(on_stuck)),
       shard_service_(&core_.registry(), options_.secret,
@@ -54,12 +56,29 @@ Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
 
 Worker::~Worker() { Stop(); }
 
+void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
+
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);
 }
 
-absl::Status Worker::Listen() {
+void Worker::SetReady(bool ready) {
+  server_->GetHealthCheckService()->SetServingStatus(wire::kReadinessName, ready);
+  if (health_ == nullptr) return;
+  health_->SetServing("", ready);
+  health_->SetServing(wire::kReadinessName, ready);
+}
+
+absl::Status Worker::Listen(const std::string& device_description) {
+  metrics_.Describe(options_.name, device_description, kVersion, options_.memory_limit_bytes);
+  if (!options_.health_listen.empty()) {
+    auto health = wire::HealthListener::Start(options_.health_listen);
+    if (!health.ok()) return health.status();
+    health_ = *std::move(health);
+    health_address_ = health_->address();
+  }
+  metrics_.ExportTls(options_.security);
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
     if (!metrics_address.ok()) return metrics_address.status();
@@ -79,6 +98,8 @@ absl::Status Worker::Listen() {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.data_listen));
   }
   server_->GetHealthCheckService()->SetServingStatus(v1::ShardService::service_full_name(), true);
+  server_->GetHealthCheckService()->SetServingStatus(wire::kLivenessName, true);
+  SetReady(false);
   data_address_ =
       absl::StrCat(options_.data_listen.substr(0, options_.data_listen.rfind(':')), ":", port);
   return absl::OkStatus();

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "common/plan/kernel_rate.h"
 #include "common/security/credentials.h"
+#include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/service/control_client.h"
@@ -31,6 +32,7 @@ struct WorkerOptions {
   TransportSecurity security;  // of the control channel and the data listener
   std::string data_listen = "127.0.0.1:0";
   std::string metrics_listen = "127.0.0.1:0";  // empty: no metrics port
+  std::string health_listen;                   // empty: no port for probes
   int64_t memory_limit_bytes = 0;
   int threads = 1;
   // Measured by the caller.
@@ -54,28 +56,38 @@ class Worker {
   // Stops. Closing the metrics port takes its server up to two seconds more.
   ~Worker();
 
+  // Asks the coordinator to let this worker go: it admits no request that needs it and waits for
+  // those that it has a part in. Returns when it has, `timeout` is over or the coordinator is
+  // gone. Blocks; Stop() comes after it.
+  void Leave(absl::Duration timeout);
+
   // Leaves the ring, frees everything, closes the data port. Bounded by the teardown's
   // bound. Idempotent.
   void Stop();
 
   const std::string& data_address() const { return data_address_; }
   const std::string& metrics_address() const { return metrics_address_; }
+  const std::string& health_address() const { return health_address_; }
   const WorkerMetrics& metrics() const { return metrics_; }
 
  private:
   Worker(WorkerOptions options, Device* device, RingTransport* transport,
          std::function<void(const std::string&)> on_stuck);
 
-  absl::Status Listen();
+  absl::Status Listen(const std::string& device_description);
+  // Whether this worker is a member of a ring.
+  void SetReady(bool ready);
   void Join(const Device& device, std::function<void(const std::string&)> on_leave);
 
   const WorkerOptions options_;
   WorkerMetrics metrics_;
   WorkerCore core_;
   ShardServiceImpl shard_service_;
+  std::unique_ptr<wire::HealthListener> health_;  // null without
   std::unique_ptr<grpc::Server> server_;
   std::string data_address_;
   std::string metrics_address_;
+  std::string health_address_;
   std::unique_ptr<ControlClient> control_;
 };
 

@@ -1,11 +1,13 @@
 #include "worker/service/worker_core.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/process/descriptors.h"
 #include "common/wire/durations.h"
 #include "worker/service/run_report.h"
 
@@ -43,7 +45,10 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       work_("worker_control"),
       decoding_("reserve_decode") {}
 
-WorkerCore::~WorkerCore() { OnDisconnected("the worker is ending"); }
+// Says nothing of membership: who would hear it may be gone.
+WorkerCore::~WorkerCore() {
+  LeaveRing("the worker is ending", [](bool) {});
+}
 
 void WorkerCore::OnMessage(const v1::JoinResponse& message) {
   switch (message.message_case()) {
@@ -85,12 +90,19 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 }
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
+  LeaveRing(reason, options_.on_membership);
+}
+
+void WorkerCore::LeaveRing(const std::string& reason,
+                           const std::function<void(bool member)>& on_membership) {
   last_prepare_ = 0;
   ring_.CancelForming(std::numeric_limits<uint64_t>::max());
   EventRef done = work_.Start(
-      [this, reason] {
+      [this, reason, on_membership] {
+        on_membership(false);
         reservations_.ForgetAll();
         ring_.Forget(reason);
+        metrics_->SetRank(std::nullopt);
         return absl::OkStatus();
       },
       {}, HostQueue::OnFailure::kSkip);
@@ -112,6 +124,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
   metrics_->SetDeviceUsage(device_.usage());
+  if (const int64_t bytes = ResidentBytes(); bytes >= 0) metrics_->SetResidentBytes(bytes);
   return heartbeat;
 }
 
@@ -132,6 +145,7 @@ void WorkerCore::Enqueue(std::function<void()> work) {
 }
 
 void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
+  options_.on_membership(false);
   absl::StatusOr<std::string> blob =
       ring_.Prepare(prepare.generation(), prepare.rank(), prepare.world_size());
   if (!blob.ok()) return SendGenerationFailed(prepare.generation(), blob.status(), nullptr);
@@ -154,6 +168,8 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
            {"link_bytes_per_second", rates->link_bytes_per_second},
            {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
+  options_.on_membership(true);
+  metrics_->SetRank(ring_.rank());
   v1::JoinRequest message;
   v1::Committed* committed = message.mutable_committed();
   committed->set_generation(commit.generation());
@@ -164,8 +180,10 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
 
 void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   if (teardown.generation() < ring_.generation()) return;
+  options_.on_membership(false);
   reservations_.ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
+  metrics_->SetRank(std::nullopt);
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
   send_(std::move(message));
@@ -189,6 +207,12 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
     reserved->set_bytes((*operation)->reserved_bytes());
   } else {
     reserved->set_reason(std::string(operation.status().message()));
+    LogWarning("shard refused", {{"worker", options_.name},
+                                 {"request_id", reserve.request_id()},
+                                 {"traceparent", reserve.traceparent()},
+                                 {"operation_id", reserve.operation_id()},
+                                 {"generation", reserve.generation()},
+                                 {"reason", reserved->reason()}});
   }
   send_(std::move(message));
   // A shard without rows has nothing to wait for.
@@ -205,6 +229,7 @@ void WorkerCore::OnReleased(const OperationInfo& info) {
 void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                            const RunningOperation& last) {
   const OperationInfo& info = operation.info();
+  LogRun(operation, result);
   if (!result.ok()) metrics_->CountFailedRun(result.status().code());
   if (absl::IsUnavailable(result.status())) {
     return SendGenerationFailed(info.generation, result.status(), &last);
@@ -222,6 +247,23 @@ void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<Execu
     finished->set_reason(std::string(result.status().message()));
   }
   send_(std::move(message));
+}
+
+void WorkerCore::LogRun(const ShardOperation& operation,
+                        const absl::StatusOr<ExecutionReport>& result) const {
+  const OperationInfo& info = operation.info();
+  const ExecutionReport report = result.ok() ? *result : ExecutionReport();
+  Log(result.ok() || absl::IsCancelled(result.status()) ? LogLevel::kInfo : LogLevel::kWarning,
+      "run ended",
+      {{"worker", options_.name},
+       {"request_id", info.request_id},
+       {"traceparent", info.traceparent},
+       {"operation_id", info.id},
+       {"generation", info.generation},
+       {"code", absl::StatusCodeToString(result.status().code())},
+       {"error", std::string(result.status().message())},
+       {"compute_seconds", absl::ToDoubleSeconds(report.compute_time)},
+       {"ring_wait_seconds", absl::ToDoubleSeconds(report.ring_wait_time)}});
 }
 
 void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& status,

@@ -30,6 +30,9 @@ struct WorkerCoreOptions {
   std::string name;
   int64_t memory_limit_bytes = 0;
   RingMemberOptions ring;
+  // This worker has become a member of a ring, or is none any more. Called by the core's
+  // thread; must not block.
+  std::function<void(bool member)> on_membership = [](bool) {};
 };
 
 // Thread safe. Control messages are handled in the order of OnMessage; those that may
@@ -59,6 +62,7 @@ class WorkerCore {
 
  private:
   void Enqueue(std::function<void()> work);
+  void LeaveRing(const std::string& reason, const std::function<void(bool member)>& on_membership);
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
   void OnTeardown(const v1::Teardown& teardown);
@@ -69,6 +73,7 @@ class WorkerCore {
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
+  void LogRun(const ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result) const;
   void SendGenerationFailed(uint64_t generation, const absl::Status& status,
                             const RunningOperation* last);
 

@@ -3,6 +3,7 @@
 #include "worker/service/worker.h"
 
 #include <functional>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -374,6 +375,40 @@ TEST(Worker, LostCoordinatorFreesEverythingAndIsDialledAgain) {
   }
   cluster.Form(1);
   cluster.RunToTheEnd(request, "1-1", 1);
+}
+
+TEST(Worker, LeavesWhenTheCoordinatorLetsItGo) {
+  Cluster cluster(1);
+  cluster.Form(1);
+  const absl::Time begin = absl::Now();
+  std::thread leaving([&] { cluster.worker(0).Leave(absl::Seconds(30)); });
+  ASSERT_TRUE(cluster.coordinator().Await("worker-0", Message::kLeaving).has_value());
+  // Still a member, and obedient.
+  cluster.RunToTheEnd(TestRequest::Make(64, 1), "1-1", 1);
+  v1::JoinResponse leave;
+  leave.mutable_leave()->set_exit(true);
+  cluster.coordinator().Send("worker-0", leave);
+  leaving.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+  // It does not come back: no heartbeat of a new stream.
+  const uint64_t last = cluster.coordinator().LastHeartbeat("worker-0").sequence();
+  absl::SleepFor(absl::Milliseconds(400));
+  EXPECT_EQ(cluster.coordinator().LastHeartbeat("worker-0").sequence(), last);
+}
+
+TEST(Worker, LeavingEndsWithTheTimeoutAndWithTheCoordinator) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  absl::Time begin = absl::Now();
+  cluster.worker(0).Leave(absl::Milliseconds(200));
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(190));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  std::thread leaving([&] { cluster.worker(1).Leave(absl::Seconds(60)); });
+  ASSERT_TRUE(cluster.coordinator().Await("worker-1", Message::kLeaving).has_value());
+  begin = absl::Now();
+  cluster.VanishCoordinator();
+  leaving.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
 }
 
 TEST(Worker, MessagesOfAnotherGenerationAreIgnored) {

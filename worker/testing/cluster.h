@@ -67,6 +67,7 @@ class Cluster {
   FakeCoordinator& coordinator() { return *coordinator_; }
   ScalarDevice& device(int rank) { return *devices_[rank]; }
   const Worker& worker(int rank) const { return *workers_[rank]; }
+  Worker& worker(int rank) { return *workers_[rank]; }
   const std::vector<std::string>& stuck() const { return stuck_; }
 
   // Each of these fails the test if an answer does not come.

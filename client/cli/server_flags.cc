@@ -1,0 +1,41 @@
+#include "client/cli/server_flags.h"
+
+#include "client/cli/command.h"
+
+namespace ringattn::client::cli {
+
+void ServerFlags::AddTo(CLI::App* command) {
+  command->add_option("--server", server, "The service's gRPC address, host:port")->required();
+  AddSecurityTo(command);
+}
+
+void ServerFlags::AddSecurityTo(CLI::App* command) {
+  const char* group = "Security (docs/security.md)";
+  const auto file = [&](const char* name, std::string* target, const char* help) {
+    command->add_option(name, *target, help)->type_name("FILE")->group(group);
+  };
+  file("--tls_ca", &security.tls_ca,
+       "Speak TLS; the authorities, PEM, that the server's certificate must lead to");
+  file("--tls_cert", &security.tls_cert, "A certificate to show, PEM, with --tls_key");
+  file("--tls_key", &security.tls_key, "Its key, PEM without a pass phrase");
+  command
+      ->add_option("--tls_server_name", security.tls_server_name,
+                   "The name that the server's certificate is for; --server's host unless given")
+      ->type_name("NAME")
+      ->group(group);
+  file("--token_file", &security.token_file, "A bearer token to show with every call");
+}
+
+absl::StatusOr<std::unique_ptr<Client>> ServerFlags::Connect(const ClientOptions& options) const {
+  ClientOptions all = options;
+  all.tls_ca = security.tls_ca;
+  all.tls_cert = security.tls_cert;
+  all.tls_key = security.tls_key;
+  all.tls_server_name = security.tls_server_name;
+  all.token_file = security.token_file;
+  auto client = Client::Connect(server, all);
+  if (!client.ok()) return UsageError(client.status().message());
+  return client;
+}
+
+}  // namespace ringattn::client::cli

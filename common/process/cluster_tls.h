@@ -1,0 +1,33 @@
+// The flags of coordinator and workers that protect what they say to one another.
+#ifndef RINGATTN_COMMON_PROCESS_CLUSTER_TLS_H_
+#define RINGATTN_COMMON_PROCESS_CLUSTER_TLS_H_
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/statusor.h"
+#include "common/security/credentials.h"
+
+namespace ringattn {
+
+struct ClusterTlsFlags {
+  TlsFiles files;
+  std::string server_name;
+
+  // --cluster_tls_cert, _key, _ca and _server_name.
+  void AddTo(CLI::App* app);
+  bool given() const { return !files.certificate.empty(); }
+  // INVALID_ARGUMENT, naming the flag, unless all three files are given or none of the four.
+  absl::Status Check() const;
+  // Both ends prove who they are; plain text if no file is given. Errors: as
+  // TransportSecurity::Tls. Starts threads. REQUIRES: Check() is OK.
+  absl::StatusOr<TransportSecurity> Open() const;
+};
+
+inline constexpr char kClusterTlsRemedy[] =
+    "--cluster_tls_cert, --cluster_tls_key and --cluster_tls_ca";
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PROCESS_CLUSTER_TLS_H_

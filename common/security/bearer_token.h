@@ -1,0 +1,47 @@
+// BearerToken: what a client shows with every call to say who it is, from a file.
+#ifndef RINGATTN_COMMON_SECURITY_BEARER_TOKEN_H_
+#define RINGATTN_COMMON_SECURITY_BEARER_TOKEN_H_
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/client_context.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringattn {
+
+inline constexpr char kAuthorizationKey[] = "authorization";
+inline constexpr char kBearerPrefix[] = "Bearer ";
+// Fewer could be guessed; more do not fit a header that anybody takes.
+inline constexpr size_t kMinTokenBytes = 16;
+inline constexpr size_t kMaxTokenBytes = 1024;
+
+// Printable characters without spaces, from 16 to 1,024.
+bool IsToken(absl::string_view text);
+
+// The file is read for each call, so a token that is replaced is shown from the next call on;
+// while the file cannot be read, or holds no token, the last one is shown. Thread safe.
+class BearerToken {
+ public:
+  // Errors: INVALID_ARGUMENT, naming the file but not its contents.
+  static absl::StatusOr<std::shared_ptr<BearerToken>> FromFile(const std::string& path);
+
+  // REQUIRES: the call has not started.
+  void AddTo(grpc::ClientContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  BearerToken(std::string path, std::string token)
+      : path_(std::move(path)), token_(std::move(token)) {}
+
+  const std::string path_;
+  absl::Mutex mutex_;
+  std::string token_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SECURITY_BEARER_TOKEN_H_

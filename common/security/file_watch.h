@@ -1,0 +1,46 @@
+// FileWatch: notices that files were replaced or written to.
+#ifndef RINGATTN_COMMON_SECURITY_FILE_WATCH_H_
+#define RINGATTN_COMMON_SECURITY_FILE_WATCH_H_
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace ringattn {
+
+// Looks twice a second at what the paths lead to (inode, size, times), through links: so files
+// that are moved into place, links that are turned and mounted secrets are all seen. It acts
+// when two looks in a row agree: files that belong together are rarely replaced at once.
+// Thread safe.
+class FileWatch {
+ public:
+  static constexpr absl::Duration kInterval = absl::Milliseconds(500);
+
+  // Calls `on_change` on a thread of its own, once soon after the start, as nobody knows what
+  // happened since the caller read them, and then after each change.
+  FileWatch(std::vector<std::string> paths, std::function<void()> on_change,
+            absl::Duration interval = kInterval);
+  ~FileWatch();  // on_change is not called after it
+
+  FileWatch(const FileWatch&) = delete;
+  FileWatch& operator=(const FileWatch&) = delete;
+
+ private:
+  void Run();
+
+  const std::vector<std::string> paths_;
+  const std::function<void()> on_change_;
+  const absl::Duration interval_;
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SECURITY_FILE_WATCH_H_

@@ -1,0 +1,110 @@
+#include "common/security/tls_store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+
+namespace ringattn {
+namespace {
+
+constexpr unsigned kRefreshSeconds = 1;  // gRPC's look at the copies
+
+std::vector<std::string> PathsOf(const TlsFiles& files) {
+  std::vector<std::string> paths;
+  for (const std::string& path : {files.certificate, files.key, files.authorities}) {
+    if (!path.empty()) paths.push_back(path);
+  }
+  return paths;
+}
+
+}  // namespace
+
+absl::Status TlsStore::MemoryFile::Replace(const std::string& text) {
+  const int fd = memfd_create("ringattn-tls", MFD_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, "memfd_create");
+  if (write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    const absl::Status status = absl::ErrnoToStatus(errno, "writing TLS material to memory");
+    close(fd);
+    return status;
+  }
+  if (fd_ < 0) {
+    fd_ = fd;
+    return absl::OkStatus();
+  }
+  // Whoever opens the path finds all of the old or all of the new.
+  const int replaced = dup3(fd, fd_, O_CLOEXEC);
+  close(fd);
+  return replaced < 0 ? absl::ErrnoToStatus(errno, "dup3") : absl::OkStatus();
+}
+
+std::string TlsStore::MemoryFile::path() const {
+  return fd_ < 0 ? "" : absl::StrCat("/proc/self/fd/", fd_);
+}
+
+absl::StatusOr<TlsStore*> TlsStore::Open(const TlsFiles& files) {
+  static auto* mutex = new absl::Mutex;
+  static auto* stores = new std::map<TlsFiles, TlsStore*>;
+  absl::MutexLock lock(mutex);
+  if (const auto found = stores->find(files); found != stores->end()) return found->second;
+  std::unique_ptr<TlsStore> store(new TlsStore(files));
+  std::string identity, authorities;
+  {
+    absl::MutexLock store_lock(&store->mutex_);
+    if (absl::Status status = store->Load(); !status.ok()) return status;
+    identity = store->identity_.path();
+    authorities = store->authorities_.path();
+  }
+  // Key and certificates lie in one file: so they cannot be taken from two.
+  store->provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      identity, identity, authorities, kRefreshSeconds);
+  store->watch_ = std::make_unique<FileWatch>(PathsOf(files), [s = store.get()] { s->Reload(); });
+  return stores->emplace(files, store.release()).first->second;
+}
+
+absl::Status TlsStore::Load() {
+  absl::StatusOr<TlsMaterial> read = ReadTlsFiles(files_, absl::Now());
+  if (!read.ok()) return read.status();
+  const bool new_identity = read->identity_pem != material_.identity_pem;
+  const bool new_authorities = read->authorities_pem != material_.authorities_pem;
+  if (new_identity) {
+    if (absl::Status status = identity_.Replace(read->identity_pem); !status.ok()) return status;
+  }
+  if (new_authorities) {
+    absl::Status status = authorities_.Replace(read->authorities_pem);
+    if (!status.ok()) return status;
+  }
+  const bool is_first = material_.identity_pem.empty() && material_.authorities_pem.empty();
+  material_ = *std::move(read);
+  state_.expires = material_.expires;
+  if (is_first || (!new_identity && !new_authorities)) return absl::OkStatus();
+  ++state_.reloads;
+  LogInfo("TLS files were reloaded",
+          {{"certificate", files_.certificate},
+           {"authorities", files_.authorities},
+           {"expires", absl::FormatTime(absl::RFC3339_sec, state_.expires, absl::UTCTimeZone())}});
+  return absl::OkStatus();
+}
+
+void TlsStore::Reload() {
+  absl::MutexLock lock(&mutex_);
+  const absl::Status status = Load();
+  if (status.ok()) return;
+  ++state_.refused_reloads;
+  LogError("TLS files were replaced by what is of no use; the old ones stay in force",
+           {{"why", status.message()}});
+}
+
+TlsState TlsStore::state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+}  // namespace ringattn
