@@ -24,7 +24,6 @@ namespace ringattn::worker {
 
 struct AttentionProblem {
   DType dtype = DType::kFloat32;  // of q, k, v and dout
-  bool fp32_results = false;      // out is fp32 whatever `dtype` is
   int64_t batch = 1;
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;
@@ -34,6 +33,7 @@ struct AttentionProblem {
   float softcap = 0.0f;     // 0 = off
   std::vector<Band> bands;  // per document
   ScoreTerms terms;
+  bool fp32_results = false;  // out is fp32 whatever `dtype` is
 
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
