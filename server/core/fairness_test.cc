@@ -236,7 +236,7 @@ request s2 client=x in_flight=2
 request s3 client=x in_flight=2
 > s3: failed RESOURCE_EXHAUSTED CLIENT_REQUESTS_IN_FLIGHT retry: this client has 2 requests in flight, as many as it may have at a time
 request s2b id=s2 client=x in_flight=2   # takes the other's place
-> s2: failed ABORTED SUPERSEDED: superseded by a newer call with request_id s2
+> s2: failed ABORTED SUPERSEDED: a newer stream took over request_id s2
 request s4 client=y queued_bytes=191
 request s5 client=y queued_bytes=191     # 96 bytes each
 > s5: failed RESOURCE_EXHAUSTED CLIENT_QUEUE_FULL retry: this client's part of the queue is full: 1 of 128 requests, 96 of 191 bytes wait
@@ -266,15 +266,15 @@ a uploaded 1-4
 accepted two3 tokens=1000 client=two weight=2
 > two3: accepted 1-5 on a
 a uploaded 1-5
-wait 30s
+wait 10s
 a finished 1-1
 > one1: download
 > a: run 1-2
-wait 30s
+wait 12s
 a finished 1-2
 > two1: download
 > a: run 1-4
-wait 30s
+wait 12s
 a finished 1-4
 > two2: download
 > a: run 1-3
