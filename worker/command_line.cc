@@ -214,7 +214,8 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
       "of attention requests in a ring with the other workers, on the word of the coordinator "
       "that it registers with.\nSIGTERM or SIGINT ends it: it leaves the ring as soon as the "
-      "requests that it has a part in have ended, or after --drain_timeout. A second one ends it at "
+      "requests that it has a part in have ended, or after --drain_timeout. A second one ends it "
+      "at "
       "once.");
   app.set_version_flag("--version", std::string(kVersion));
   AddCluster(&app, &line, &raw);

@@ -22,12 +22,12 @@ void AddWorkers(CLI::App& app, Run& run) {
       "restarts what dies or does not answer. What follows \"--\" are flags of ringattn-worker, as "
       "--name=value: each worker gets its number behind --name and on top of the ports of "
       "--data_listen and --metrics_listen, and --device=cuda:NUMBER unless a device is given; "
-      "--health_listen is this command's, which is ready when all of them are, and the ports behind "
-      "it on loopback are theirs. SIGTERM or Ctrl-C lets them leave the ring and ends them; a second "
+      "--health_listen is this command's, which is ready when all of them are, and the ports "
+      "behind "
+      "it on loopback are theirs. SIGTERM or Ctrl-C lets them leave the ring and ends them; a "
+      "second "
       "signal ends them at once");
-  command->add_option("--count", options->count, "Workers")
-      ->check(CLI::Range(1, 64))
-      ->required();
+  command->add_option("--count", options->count, "Workers")->check(CLI::Range(1, 64))->required();
   command->add_option("--bin_dir", options->bin_dir,
                       "Folder of ringattn-worker; $RINGATTN_BIN_DIR, or near this program, unless "
                       "given");

@@ -12,9 +12,10 @@
 namespace ringattn::client {
 
 // Starts `command` (its first word is a path) with its output appended to `log_path`, or
-// to this process's stderr if that is empty, no input, default signals, and the kernel's promise to kill it when this process
-// ends. Call from the main thread only: the promise is bound to the calling thread.
-// Errors: NOT_FOUND or PERMISSION_DENIED if it cannot be executed, the system's others.
+// to this process's stderr if that is empty, no input, default signals, and the kernel's promise to
+// kill it when this process ends. Call from the main thread only: the promise is bound to the
+// calling thread. Errors: NOT_FOUND or PERMISSION_DENIED if it cannot be executed, the system's
+// others.
 absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command,
                                  const std::string& log_path);
 

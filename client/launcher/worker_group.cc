@@ -99,9 +99,8 @@ class Group {
     LogLine("ending: requests that these workers have a part in may go on for " +
             absl::FormatDuration(flags_.drain_timeout) + "; a second signal ends at once");
     bool hurried = false;
-    supervisor_.EndAll(flags_.drain_timeout + kEndMargin, [&] {
-      return hurried = hurried || WaitForSignal(absl::ZeroDuration());
-    });
+    supervisor_.EndAll(flags_.drain_timeout + kEndMargin,
+                       [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); });
     return absl::OkStatus();
   }
 
@@ -137,7 +136,8 @@ class Group {
   }
 
   absl::StatusOr<bool> IsReady(int index) const {
-    return IsServing(MemberHealth(flags_.health_listen, index), TransportSecurity(), kHealthTimeout);
+    return IsServing(MemberHealth(flags_.health_listen, index), TransportSecurity(),
+                     kHealthTimeout);
   }
 
   void TellHealth() {

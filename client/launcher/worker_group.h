@@ -1,5 +1,5 @@
-// `ringattn workers`: the workers of one machine, or of one pod, as child processes; the coordinator
-// is elsewhere.
+// `ringattn workers`: the workers of one machine, or of one pod, as child processes; the
+// coordinator is elsewhere.
 #ifndef RINGATTN_CLIENT_LAUNCHER_WORKER_GROUP_H_
 #define RINGATTN_CLIENT_LAUNCHER_WORKER_GROUP_H_
 
@@ -42,7 +42,8 @@ std::vector<std::string> MemberFlags(const std::vector<std::string>& flags, int 
 // is started again. Then all of them leave the ring; a second signal ends them at once. At
 // --health_listen it says liveness while it runs, and readiness while every member is ready. Their
 // output is this process's. With --check_flags: the first member's complaint, or OK.
-// Call once, from the main thread. Errors: UNAVAILABLE if a member cannot start, or a port is taken.
+// Call once, from the main thread. Errors: UNAVAILABLE if a member cannot start, or a port is
+// taken.
 absl::Status RunWorkerGroup(const WorkerGroupOptions& options);
 
 }  // namespace ringattn::client

@@ -142,7 +142,7 @@ v1::Topology Coordinator::Impl::topology() const {
     const std::optional<int> rank = ring_.RankOf(connection);
     const bool ready = rank && ring_.ready();
     if (ready) info->set_rank(*rank);
-    info->set_state(!ready      ? v1::WORKER_STATE_JOINING
+    info->set_state(!ready           ? v1::WORKER_STATE_JOINING
                     : worker.leaving ? v1::WORKER_STATE_LEAVING
                     : draining_      ? v1::WORKER_STATE_DRAINING
                                      : v1::WORKER_STATE_READY);

@@ -102,9 +102,7 @@ void ControlClient::Loop() {
 }
 
 bool ControlClient::RestBeforeDialling(absl::Duration duration) {
-  const auto ending = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || leaving_;
-  };
+  const auto ending = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || leaving_; };
   absl::MutexLock lock(&mutex_);
   left_ = mutex_.AwaitWithTimeout(absl::Condition(&ending), duration);
   return !left_;
