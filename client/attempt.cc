@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
+#include "common/observability/trace_context.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
@@ -68,6 +69,7 @@ class StreamAttempt final : public Attempt,
         start_(std::chrono::steady_clock::now()) {
     context_->set_deadline(deadline);
     if (token != nullptr) token->AddTo(context_.get());
+    if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
   }
 
   void Start() override {

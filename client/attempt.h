@@ -25,6 +25,7 @@ enum class CallKind { kForward, kBackward };
 struct CallPlan {
   CallKind kind = CallKind::kForward;
   grpc::ByteBuffer header;  // the stream's first message, request_id included
+  std::string traceparent;  // metadata; empty: none
   std::vector<InputTensor> inputs;
   std::vector<OutputTensor> outputs;
   uint64_t max_chunk_bytes_up = 0;  // 0: as the server recommends

@@ -34,8 +34,9 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
 }
 
 // Tensors by their id: those that only some requests have. Inputs: SINKS where the options
-// have sinks, and of Backward also DLSE, whose presence here makes it part of the request;
-// outputs of Backward: DSINKS. A call that has any cannot be split (CallOptions::streams).
+// have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, and of Backward also DLSE,
+// whose presence here makes it part of the request; outputs of Backward: DSINKS, DBIAS. A call that
+// has any cannot be split (CallOptions::streams).
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
 
@@ -44,6 +45,8 @@ template <typename Bytes>
 struct BasicForwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {};
@@ -63,6 +66,8 @@ template <typename Bytes>
 struct BasicBackwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {}, dout = {};
@@ -104,6 +109,10 @@ struct CallOptions {
   absl::Duration progress_interval = absl::Milliseconds(200);
   // The timeline of every rank, in CallReport::summary.
   bool with_timeline = false;
+  // W3C trace context that the call belongs to, "00-...": sent with every request of it, and found
+  // in the service's logs, its live page and CallReport::accepted. INVALID_ARGUMENT if it is not
+  // valid (trace_context.h).
+  std::string traceparent = {};
   // A CRC-32C over every chunk, both ways.
   bool with_crc32c = true;
 };

@@ -6,28 +6,31 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/tensor_bytes.h"
+#include "common/observability/trace_context.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::client {
 namespace {
 
-absl::Status CheckSize(const v1::AttentionShape& shape, v1::DataType dtype, v1::TensorId tensor,
-                       uint64_t given_bytes) {
-  const absl::StatusOr<uint64_t> bytes = TensorBytes(shape, dtype, tensor);
+template <typename Args>
+absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
+  const absl::StatusOr<uint64_t> bytes =
+      TensorBytes(args.shape, {args.dtype, args.output_dtype}, tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
 }
 
-absl::Status CheckSizes(const v1::AttentionShape& shape, v1::DataType dtype, const CallPlan& plan) {
+template <typename Args>
+absl::Status CheckSizes(const Args& args, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
-    absl::Status status = CheckSize(shape, dtype, input.tensor, input.bytes.size());
+    absl::Status status = CheckSize(args, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
   }
   for (const OutputTensor& output : plan.outputs) {
-    absl::Status status = CheckSize(shape, dtype, output.tensor, output.bytes.size());
+    absl::Status status = CheckSize(args, output.tensor, output.bytes.size());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -55,6 +58,7 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_options() = args.options;
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
+  header->mutable_reply()->set_output_dtype(args.output_dtype);
 }
 
 // Inputs that together are no more than this travel in the header: the chunk's round
@@ -77,10 +81,17 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
   plan->inputs.clear();
 }
 
-void SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+  if (!options.traceparent.empty() && !ReadTraceparent(options.traceparent)) {
+    return absl::InvalidArgumentError(
+        "traceparent is not valid: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower "
+        "case");
+  }
+  plan->traceparent = options.traceparent;
   plan->max_chunk_bytes_up = limits.up_bytes;
   plan->with_crc32c = options.with_crc32c;
   plan->on_progress = options.on_progress;
+  return absl::OkStatus();
 }
 
 // The caller's buffers by tensor: those with a name in the arguments, and `more`.
@@ -120,8 +131,9 @@ bool HasDlse(const Args& args) {
 template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs) {
+  const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
-      SpecForTensors(args.shape, args.dtype, args.options, HasDlse(args));
+      SpecForTensors(args.shape, types, args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
@@ -133,7 +145,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
-  absl::Status sizes = CheckSizes(args.shape, args.dtype, plan);
+  absl::Status sizes = CheckSizes(args, plan);
   if (!sizes.ok()) return sizes;
   return plan;
 }
@@ -187,7 +199,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
-  SetOptions(options, limits, &plan);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   InlineSmallInputs(&plan, request.mutable_header());
@@ -202,7 +214,7 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
-  SetOptions(options, limits, &plan);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);

@@ -86,6 +86,28 @@ TEST(Client, TensorsArriveWholeBothWays) {
   EXPECT_GE(report->times.finished_seconds, report->times.accepted_seconds);
 }
 
+TEST(Client, TheTraceparentTravelsWithEveryAttempt) {
+  constexpr char kTraceparent[] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  std::vector<std::string> seen;
+  FakeAttentionServer server(
+      [&](int call, const auto& header, grpc::ServerContext* context, auto* stream) {
+        for (const auto& [key, value] : context->client_metadata()) {
+          if (key == "traceparent") seen.emplace_back(value.data(), value.size());
+        }
+        if (call == 0) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "once more");
+        return Echo(header, stream);
+      });
+  const auto client = ConnectTo(server);
+  Problem problem;
+  ASSERT_TRUE(client->Forward(problem.args, problem.results, {.traceparent = kTraceparent}).ok());
+  EXPECT_EQ(seen, std::vector<std::string>(2, kTraceparent));
+  const CallResult bad =
+      client->Forward(problem.args, problem.results, {.traceparent = "00-what-is-this"});
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(bad.status().message(), testing::HasSubstr("traceparent"));
+  EXPECT_EQ(seen.size(), 2u);
+}
+
 TEST(Client, SmallInputsTravelInTheHeader) {
   int inline_tensors = 0, chunks = 0;
   FakeAttentionServer server(

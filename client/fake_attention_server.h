@@ -111,7 +111,8 @@ inline v1::ForwardResponse AcceptedFor(const v1::ForwardHeader& header) {
   for (const v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {
     v1::TensorDescriptor* output = accepted->add_outputs();
     output->set_tensor(tensor);
-    output->set_bytes(*TensorBytes(header.shape(), header.dtype(), tensor));
+    output->set_bytes(
+        *TensorBytes(header.shape(), {header.dtype(), header.reply().output_dtype()}, tensor));
   }
   return response;
 }
@@ -121,7 +122,8 @@ inline std::map<int, std::string> ReadUpload(const v1::ForwardHeader& header,
                                              ForwardStream* stream) {
   std::map<int, std::string> tensors;
   for (const v1::TensorId tensor : {v1::TENSOR_ID_Q, v1::TENSOR_ID_K, v1::TENSOR_ID_V}) {
-    tensors[tensor].resize(*TensorBytes(header.shape(), header.dtype(), tensor));
+    tensors[tensor].resize(
+        *TensorBytes(header.shape(), {header.dtype(), header.reply().output_dtype()}, tensor));
   }
   for (const v1::InlineTensor& tensor : header.inline_tensors()) {
     tensors[tensor.tensor()] = tensor.data();

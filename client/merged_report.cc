@@ -107,6 +107,7 @@ v1::PlanReport MergePlans(const std::vector<CallReport>& parts) {
 v1::Accepted MergeAccepted(const std::string& request_id, const std::vector<CallReport>& parts) {
   v1::Accepted merged;
   merged.set_request_id(request_id);
+  merged.set_traceparent(parts[0].accepted.traceparent());
   merged.set_transport(parts[0].accepted.transport());
   merged.set_max_chunk_bytes_up(parts[0].accepted.max_chunk_bytes_up());
   merged.set_max_chunk_bytes_down(parts[0].accepted.max_chunk_bytes_down());

@@ -19,6 +19,7 @@ CallReport Part(double began, const char* worker) {
                 .first_output_seconds = 5,
                 .finished_seconds = 6};
   part.accepted.set_generation(7);
+  part.accepted.set_traceparent("00-trace");
   v1::PlanReport* plan = part.accepted.mutable_plan();
   plan->set_schedule(v1::SCHEDULE_SINGLE);
   plan->set_layout(v1::LAYOUT_CONTIGUOUS);
@@ -72,6 +73,7 @@ TEST(MergedReport, FromTheFirstBeginToTheLastEnd) {
   EXPECT_EQ(merged.summary.bytes_down(), 40u);
   EXPECT_EQ(merged.summary.attempts(), 3u);
   EXPECT_EQ(merged.accepted.request_id(), "call");
+  EXPECT_EQ(merged.accepted.traceparent(), "00-trace");
   EXPECT_EQ(merged.accepted.generation(), 9u);
   EXPECT_EQ(merged.streams(), 2u);
   EXPECT_EQ(CallReport().streams(), 1u);

@@ -11,8 +11,8 @@ namespace {
 // Where a part's rows lie in the tensors of a call.
 class Slicer {
  public:
-  Slicer(const v1::AttentionShape& shape, v1::DataType dtype, const CallPart& part)
-      : shape_(shape), dtype_(dtype), part_(part) {}
+  Slicer(const v1::AttentionShape& shape, TensorTypes types, const CallPart& part)
+      : shape_(shape), types_(types), part_(part) {}
 
   // REQUIRES: the tensor is not lse.
   template <typename Byte>
@@ -52,11 +52,11 @@ class Slicer {
     head.set_seq_len_kv(1);
     head.set_num_heads(1);
     head.set_num_kv_heads(1);
-    return *TensorBytes(head, dtype_, tensor);  // no larger than the call's, which was computed
+    return *TensorBytes(head, types_, tensor);  // no larger than the call's, which was computed
   }
 
   const v1::AttentionShape& shape_;
-  const v1::DataType dtype_;
+  const TensorTypes types_;
   const CallPart& part_;
 };
 
@@ -113,9 +113,10 @@ class PartLse {
 }  // namespace
 
 BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part) {
-  const Slicer slicer(call.shape, call.dtype, part);
+  const Slicer slicer(call.shape, {call.dtype, call.output_dtype}, part);
   return {.shape = part.shape,
           .dtype = call.dtype,
+          .output_dtype = call.output_dtype,
           .options = part.options,
           .plan = call.plan,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
@@ -125,11 +126,12 @@ BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part
 }
 
 BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
-  const Slicer slicer(call.shape, call.dtype, part);
+  const Slicer slicer(call.shape, {call.dtype, call.output_dtype}, part);
   BackwardPartArgs made;
   BasicBackwardArgs<ConstRuns>& args = made.args;
   args = {.shape = part.shape,
           .dtype = call.dtype,
+          .output_dtype = call.output_dtype,
           .options = part.options,
           .plan = call.plan,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
@@ -153,7 +155,7 @@ BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
 
 ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results,
                           const CallPart& part) {
-  const Slicer slicer(call.shape, call.dtype, part);
+  const Slicer slicer(call.shape, {call.dtype, call.output_dtype}, part);
   ForwardPartResults made;
   made.results.out = slicer.Of(v1::TENSOR_ID_OUT, results.out);
   made.results.more = Whole<MutableRuns>(results.more);
@@ -169,7 +171,7 @@ ForwardPartResults PartOf(const ForwardArgs& call, const ForwardResults& results
 
 BasicBackwardResults<MutableRuns> PartOf(const BackwardArgs& call, const BackwardResults& results,
                                          const CallPart& part) {
-  const Slicer slicer(call.shape, call.dtype, part);
+  const Slicer slicer(call.shape, {call.dtype, call.output_dtype}, part);
   return {.dq = slicer.Of(v1::TENSOR_ID_DQ, results.dq),
           .dk = slicer.Of(v1::TENSOR_ID_DK, results.dk),
           .dv = slicer.Of(v1::TENSOR_ID_DV, results.dv),

@@ -1,5 +1,6 @@
 #include "client/tensor_bytes.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -26,8 +27,8 @@ const char* TensorIdName(v1::TensorId tensor) {
   return id.has_value() ? TensorName(*id) : "?";
 }
 
-absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::DataType dtype) {
-  const std::optional<DType> type = FromProto(dtype);
+absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, TensorTypes types) {
+  const std::optional<DType> type = FromProto(types.dtype);
   if (!type.has_value()) return absl::InvalidArgumentError("dtype is not set");
   for (uint64_t dimension : {shape.batch(), shape.seq_len_q(), shape.seq_len_kv()}) {
     if (dimension > kMaxDimension) {
@@ -36,6 +37,7 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::
   }
   AttentionSpec spec;
   spec.dtype = *type;
+  spec.fp32_results = *type != DType::kFloat32 && types.output_dtype == v1::DATA_TYPE_FLOAT32;
   spec.shape.packed = shape.has_packed();
   spec.shape.batch = static_cast<int64_t>(shape.batch());
   spec.shape.seq_len_q = static_cast<int64_t>(shape.seq_len_q());
@@ -44,12 +46,20 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, v1::
   spec.shape.num_kv_heads = static_cast<int64_t>(KvHeads(shape));
   spec.shape.head_dim = shape.head_dim();
   spec.shape.head_dim_v = static_cast<int64_t>(HeadDimV(shape));
+  const auto& cu_q = shape.packed().cu_seqlens_q();
+  const auto& cu_k = shape.packed().cu_seqlens_k();
+  spec.shape.cu_seqlens_q.assign(cu_q.begin(), cu_q.end());
+  spec.shape.cu_seqlens_k.assign(cu_k.begin(), cu_k.end());
+  for (const std::vector<int64_t>* list : {&spec.shape.cu_seqlens_q, &spec.shape.cu_seqlens_k}) {
+    if (std::is_sorted(list->begin(), list->end())) continue;
+    return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
+  }
   return spec;
 }
 
-absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1::DataType dtype,
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, TensorTypes types,
                                              const v1::AttentionOptions& options, bool has_dlse) {
-  absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, types);
   if (!spec.ok()) return spec;
   Violations wrong(/*max_bytes=*/0);  // the server's to tell
   spec->options = ReadOptions(options, spec->shape, wrong);
@@ -58,19 +68,20 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, v1
 }
 
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      v1::DataType dtype, v1::TensorId tensor) {
+                                                      TensorTypes types, v1::TensorId tensor,
+                                                      const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, types, options, false);
   if (!spec.ok()) return spec.status();
   return DimensionsOf(*spec, *id);
 }
 
-absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, v1::DataType dtype,
-                                     v1::TensorId tensor) {
+absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, TensorTypes types,
+                                     v1::TensorId tensor, const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();
-  const absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, dtype);
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, types, options, false);
   if (!spec.ok()) return spec.status();
   const int64_t bytes = BytesOf(*spec, *id);
   if (bytes >= kSaturatedBytes) {

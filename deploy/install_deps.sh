@@ -8,7 +8,7 @@ PACKAGES=(
   ca-certificates curl git g++ python3 python3-pip python3-venv unzip
   bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib bazel-platforms
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-  libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev zlib1g-dev
+  libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev
   libgloo-dev libhwy-dev libisal-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libssl-dev
 )
 # google/rpc protos: no distribution package carries them.

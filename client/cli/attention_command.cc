@@ -57,7 +57,8 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   CallOptions options{.request_id = flags.request_id,
                       .streams = flags.streams,
                       .deadline = *deadline,
-                      .with_timeline = !flags.trace.empty()};
+                      .with_timeline = !flags.trace.empty(),
+                      .traceparent = flags.traceparent};
   PageTrimmer trimmer(files);
   options.on_progress = [&](const v1::Progress& progress) {
     trimmer.OnProgress(progress);
@@ -112,6 +113,9 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "Give up after this long, replays included: 30s, 5m; none unless given");
   command->add_option("--request_id", request_id,
                       "Names the operation; the same one for every replay; made up unless given");
+  command->add_option("--traceparent", traceparent,
+                      "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
+                      "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");

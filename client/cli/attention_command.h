@@ -23,6 +23,7 @@ struct AttentionFlags {
   bool dlse = false;  // backward's
   std::string deadline;
   std::string request_id;
+  std::string traceparent;
   int streams = 1;
   std::string trace;
   std::string progress_interval = "10s";

@@ -19,13 +19,36 @@ std::string Dimensions(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-FileDType FileDTypeOf(v1::DataType dtype, v1::TensorId tensor) {
-  if (InfoOf(static_cast<TensorId>(tensor)).element == ElementOf::kFloat32 ||
-      dtype == v1::DATA_TYPE_FLOAT32) {
-    return FileDType::kF32;
+FileDType FileDTypeOf(const Problem& problem, v1::TensorId tensor) {
+  v1::DataType dtype = problem.dtype;
+  switch (InfoOf(static_cast<TensorId>(tensor)).element) {
+    case ElementOf::kInt32:
+      return FileDType::kI32;
+    case ElementOf::kMask:
+      return problem.options.mask().encoding() == v1::MASK_ENCODING_BITS ? FileDType::kU8
+                                                                         : FileDType::kBool;
+    case ElementOf::kBias:
+      if (problem.options.bias().has_dtype()) dtype = problem.options.bias().dtype();
+      break;
+    case ElementOf::kFloat32:
+      dtype = v1::DATA_TYPE_FLOAT32;
+      break;
+    case ElementOf::kResult:
+      if (problem.output_dtype != v1::DATA_TYPE_UNSPECIFIED) dtype = problem.output_dtype;
+      break;
+    case ElementOf::kRequest:
+      break;
   }
+  if (dtype == v1::DATA_TYPE_FLOAT32) return FileDType::kF32;
   return dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
 }
+
+// The flag that asks for a tensor.
+absl::string_view FlagOf(const TensorInfo& info) {
+  return info.element == ElementOf::kInt32 ? "segment_ids" : info.name;
+}
+
+constexpr char kSlopes[] = "alibi_slopes";
 
 absl::StatusOr<v1::DataType> DTypeOfFile(const std::string& path, const TensorView& tensor) {
   switch (tensor.dtype) {
@@ -74,6 +97,61 @@ absl::StatusOr<uint32_t> Narrow(const std::string& path, const TensorView& tenso
     return Wrong(path, tensor.name, absl::StrCat("has an absurd shape ", Dimensions(tensor.shape)));
   }
   return static_cast<uint32_t>(value);
+}
+
+// What a bias or a mask differs by, from its shape [batch or 1, heads or 1, ...].
+template <typename Form>
+absl::StatusOr<const TensorView*> ReadForm(const std::string& path, const SafetensorsFile& file,
+                                           const char* name, Form* form) {
+  const TensorView* view = file.Find(name);
+  if (view == nullptr) return Wrong(path, name, absl::StrCat("is missing; --", name, " needs it"));
+  if (view->shape.size() != 4) {
+    return Wrong(path, name,
+                 absl::StrCat("has shape ", Dimensions(view->shape), "; four dimensions"));
+  }
+  form->set_per_batch(view->shape[0] != 1);
+  form->set_per_head(view->shape[1] != 1);
+  return view;
+}
+
+absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Problem* problem) {
+  const TensorView* view = file.Find(kSlopes);
+  if (!problem->options.has_alibi() || problem->geometric_slopes) {
+    if (view != nullptr) return Wrong(path, kSlopes, "is there without --alibi");
+    if (problem->geometric_slopes) {
+      SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
+    }
+    return absl::OkStatus();
+  }
+  if (view == nullptr) {
+    return Wrong(path, kSlopes, "is missing; --alibi needs it, or is --alibi=geometric");
+  }
+  if (view->dtype != FileDType::kF32 || view->shape.empty() || view->shape.size() > 2) {
+    return Wrong(path, kSlopes, "must be F32 [heads] or [batch, heads]");
+  }
+  for (int64_t i = 0; i < view->bytes / 4; ++i) {
+    float slope;
+    std::memcpy(&slope, view->data + 4 * i, 4);
+    problem->options.mutable_alibi()->add_slopes(slope);
+  }
+  return absl::OkStatus();
+}
+
+// What options know from the file's tensors alone.
+absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file, Problem* problem) {
+  if (problem->options.has_bias()) {
+    const auto view = ReadForm(path, file, "bias", problem->options.mutable_bias());
+    if (!view.ok()) return view.status();
+    // Of another type than the request's it can only be fp32, which ReadTensor checks.
+    if ((*view)->dtype == FileDType::kF32 && problem->dtype != v1::DATA_TYPE_FLOAT32) {
+      problem->options.mutable_bias()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    }
+  }
+  if (problem->options.has_mask()) {
+    const auto view = ReadForm(path, file, "mask", problem->options.mutable_mask());
+    if (!view.ok()) return view.status();
+  }
+  return ReadSlopes(path, file, problem);
 }
 
 }  // namespace
@@ -132,7 +210,7 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
     const auto bytes = ReadTensor(path, file, *problem, tensor);
     if (!bytes.ok()) return bytes.status();
   }
-  return absl::OkStatus();
+  return ReadTermForms(path, file, problem);
 }
 
 absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,
@@ -142,13 +220,13 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
     return absl::NotFoundError(
         absl::StrCat(path, ": tensor \"", TensorIdName(tensor), "\" is missing"));
   }
-  const FileDType dtype = FileDTypeOf(problem.dtype, tensor);
+  const FileDType dtype = FileDTypeOf(problem, tensor);
   if (view->dtype != dtype) {
     return Wrong(
         path, view->name,
         absl::StrCat("is ", FileDTypeName(view->dtype), " and must be ", FileDTypeName(dtype)));
   }
-  const auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+  const auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor, problem.options);
   if (!dimensions.ok()) return dimensions.status();
   const std::vector<int64_t>& expected = *dimensions;
   if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end())) {
@@ -165,7 +243,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
                                                         const SafetensorsFile& file,
                                                         const Problem& problem,
                                                         Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   TensorMap<ConstBytes> tensors;
   for (const TensorInfo& info : AllTensors()) {
@@ -173,11 +252,11 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
     if (info.is_present == nullptr || use != TensorUse::kInput) continue;
     if (!info.is_present(*spec)) {
       if (file.Find(info.name) == nullptr) continue;
-      return Wrong(path, info.name, absl::StrCat("is there without --", info.name));
+      return Wrong(path, info.name, absl::StrCat("is there without --", FlagOf(info)));
     }
     const auto bytes = ReadTensor(path, file, problem, static_cast<v1::TensorId>(info.id));
     if (absl::IsNotFound(bytes.status())) {
-      return Wrong(path, info.name, absl::StrCat("is missing; --", info.name, " needs it"));
+      return Wrong(path, info.name, absl::StrCat("is missing; --", FlagOf(info), " needs it"));
     }
     if (!bytes.ok()) return bytes.status();
     tensors[static_cast<v1::TensorId>(info.id)] = *bytes;
@@ -187,7 +266,8 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
 
 absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
                                                            Direction direction) {
-  const auto spec = SpecForTensors(problem.shape, problem.dtype, problem.options, problem.has_dlse);
+  const auto spec =
+      SpecForTensors(problem.shape, problem.types(), problem.options, problem.has_dlse);
   if (!spec.ok()) return spec.status();
   std::vector<v1::TensorId> outputs;
   for (TensorId id : OutputsOf(*spec, direction)) {
@@ -198,14 +278,16 @@ absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& proble
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     const std::string& path, const Problem& problem, const std::vector<v1::TensorId>& tensors,
-    bool with_cu_seqlens) {
+    bool with_cu_seqlens, bool with_slopes) {
   std::vector<TensorDeclaration> declarations;
   for (const v1::TensorId tensor : tensors) {
-    auto dimensions = TensorDimensions(problem.shape, problem.dtype, tensor);
+    auto dimensions = TensorDimensions(problem.shape, problem.types(), tensor, problem.options);
     if (!dimensions.ok()) return dimensions.status();
     declarations.push_back(
-        {TensorIdName(tensor), FileDTypeOf(problem.dtype, tensor), *std::move(dimensions)});
+        {TensorIdName(tensor), FileDTypeOf(problem, tensor), *std::move(dimensions)});
   }
+  const auto& slopes = problem.options.alibi().slopes();
+  if (with_slopes) declarations.push_back({kSlopes, FileDType::kF32, {slopes.size()}});
   with_cu_seqlens = with_cu_seqlens && problem.shape.has_packed();
   const v1::PackedDocuments& packed = problem.shape.packed();
   const std::pair<const char*, const google::protobuf::RepeatedField<uint64_t>*> lists[] = {
@@ -220,7 +302,11 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     }
   }
   auto writer = SafetensorsWriter::Create(path, std::move(declarations), {});
-  if (!writer.ok() || !with_cu_seqlens) return writer;
+  if (!writer.ok()) return writer;
+  if (with_slopes) {
+    std::memcpy((*writer)->data(kSlopes).data(), slopes.data(), slopes.size() * sizeof(float));
+  }
+  if (!with_cu_seqlens) return writer;
   for (const auto& [name, values] : lists) {
     const auto target = (*writer)->data(name);
     for (int i = 0; i < values->size(); ++i) {
@@ -231,11 +317,27 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
   return writer;
 }
 
+std::string ElementName(const Problem& problem, v1::TensorId tensor) {
+  switch (FileDTypeOf(problem, tensor)) {
+    case FileDType::kF32:
+      return "fp32";
+    case FileDType::kI32:
+      return "int32";
+    case FileDType::kBool:
+      return "bool";
+    case FileDType::kU8:
+      return "uint8";
+    default:
+      return ShortName(problem.dtype);
+  }
+}
+
 std::string Describe(const Problem& problem, v1::TensorId tensor) {
   return absl::StrCat(
-      TensorIdName(tensor), " ",
-      FileDTypeOf(problem.dtype, tensor) == FileDType::kF32 ? "fp32" : ShortName(problem.dtype),
-      " [", absl::StrJoin(*TensorDimensions(problem.shape, problem.dtype, tensor), ", "), "]");
+      TensorIdName(tensor), " ", ElementName(problem, tensor), " [",
+      absl::StrJoin(*TensorDimensions(problem.shape, problem.types(), tensor, problem.options),
+                    ", "),
+      "]");
 }
 
 }  // namespace ringattn::client::cli

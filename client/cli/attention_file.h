@@ -1,6 +1,6 @@
 // The tensors of an attention problem in a safetensors file: q, k, v and, as they
-// are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks; cu_seqlens_q and cu_seqlens_k
-// when packed.
+// are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks, bias, dbias, mask, q_segment_ids,
+// kv_segment_ids, alibi_slopes; cu_seqlens_q and cu_seqlens_k when packed.
 #ifndef RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 #define RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 
@@ -17,8 +17,9 @@
 namespace ringattn::client::cli {
 
 // Reads shape and dtype of q, k, v and, for three dimensions, cu_seqlens into
-// `problem`. Errors: INVALID_ARGUMENT naming the file and the tensor that is missing,
-// of a wrong dtype or does not fit the others.
+// `problem`, whose options are there: what they need of the file (the forms of a bias and a mask,
+// ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor that is
+// missing, of a wrong dtype or does not fit the others.
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem);
 
 // The bytes of a tensor, which must have the shape and dtype that the problem gives it.
@@ -37,10 +38,14 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
 absl::StatusOr<std::vector<v1::TensorId>> OutputsOfProblem(const Problem& problem,
                                                            Direction direction);
 
-// A writer for these tensors of the problem; packed, with cu_seqlens if asked for.
+// "bf16", "fp32", "bool", ...: a tensor's elements.
+std::string ElementName(const Problem& problem, v1::TensorId tensor);
+
+// A writer for these tensors of the problem; packed, with cu_seqlens if asked for; with ALiBi's
+// slopes if asked for.
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> CreateFor(
     const std::string& path, const Problem& problem, const std::vector<v1::TensorId>& tensors,
-    bool with_cu_seqlens);
+    bool with_cu_seqlens, bool with_slopes = false);
 
 // "out bf16 [1, 8192, 8, 64]"
 std::string Describe(const Problem& problem, v1::TensorId tensor);

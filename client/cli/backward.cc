@@ -12,6 +12,7 @@ CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& fi
   const Problem& problem = files.problem;
   BackwardArgs args{.shape = problem.shape,
                     .dtype = problem.dtype,
+                    .output_dtype = problem.output_dtype,
                     .options = problem.options,
                     .plan = problem.plan};
   const bool has_out = files.input.Find("out") != nullptr;
@@ -51,7 +52,7 @@ void AddBackward(CLI::App& app, Run& run) {
   flags->AddTo(command,
                "safetensors with q, k, v, dout, as flags ask sinks and dlse, and both or neither "
                "of out, lse (neither: they are computed again)",
-               "safetensors to write: dq, dk, dv in the input's dtype, with sinks dsinks in fp32");
+               "safetensors to write: dq, dk, dv (--output_dtype), with sinks dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
   command->callback([flags, &run] {
     run = [flags] {

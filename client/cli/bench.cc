@@ -43,8 +43,16 @@ struct Tensors {
 
   MutableBytes Output(v1::TensorId tensor) { return absl::MakeSpan(outputs.at(tensor)); }
   TensorMap<ConstBytes> OptionInputs() const {
-    if (inputs.sinks.empty()) return {};
-    return {{v1::TENSOR_ID_SINKS, BytesOf(inputs.sinks)}};
+    TensorMap<ConstBytes> given;
+    const auto add = [&](v1::TensorId tensor, ConstBytes bytes) {
+      if (!bytes.empty()) given[tensor] = bytes;
+    };
+    add(v1::TENSOR_ID_SINKS, BytesOf(inputs.sinks));
+    add(v1::TENSOR_ID_BIAS, BytesOf(inputs.bias));
+    add(v1::TENSOR_ID_MASK, BytesOf(inputs.mask));
+    add(v1::TENSOR_ID_Q_SEGMENT_IDS, BytesOf(inputs.q_segment_ids));
+    add(v1::TENSOR_ID_KV_SEGMENT_IDS, BytesOf(inputs.kv_segment_ids));
+    return given;
   }
 };
 
@@ -92,7 +100,8 @@ Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionS
     for (const TensorId id : OutputsOf(spec, direction)) {
       // Validated, so the size is known.
       const auto tensor = static_cast<v1::TensorId>(id);
-      tensors.outputs[tensor].resize(*TensorBytes(problem.shape, problem.dtype, tensor));
+      tensors.outputs[tensor].resize(
+          *TensorBytes(problem.shape, problem.types(), tensor, problem.options));
     }
   };
   add(Direction::kForward);
@@ -104,6 +113,7 @@ CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
                        const CallOptions& options) {
   const ForwardArgs args{.shape = problem.shape,
                          .dtype = problem.dtype,
+                         .output_dtype = problem.output_dtype,
                          .options = problem.options,
                          .plan = problem.plan,
                          .q = BytesOf(tensors.inputs.q),
@@ -119,6 +129,7 @@ CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors
                         const CallOptions& options) {
   const BackwardArgs args{.shape = problem.shape,
                           .dtype = problem.dtype,
+                          .output_dtype = problem.output_dtype,
                           .options = problem.options,
                           .plan = problem.plan,
                           .q = BytesOf(tensors.inputs.q),
@@ -130,8 +141,8 @@ CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors
                           .lse = tensors.Output(v1::TENSOR_ID_LSE),
                           .more = tensors.OptionInputs()};
   TensorMap<MutableBytes> more;
-  if (tensors.outputs.count(v1::TENSOR_ID_DSINKS) > 0) {
-    more[v1::TENSOR_ID_DSINKS] = tensors.Output(v1::TENSOR_ID_DSINKS);
+  for (const v1::TensorId tensor : {v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
+    if (tensors.outputs.count(tensor) > 0) more[tensor] = tensors.Output(tensor);
   }
   return client.Backward(args,
                          {.dq = tensors.Output(v1::TENSOR_ID_DQ),
@@ -341,7 +352,7 @@ void AddBench(CLI::App& app, Run& run) {
       "measured in the same run; exits 1 if the result is wrong");
   flags->server.AddTo(command);
   flags->shape.AddTo(command);
-  flags->options.AddTo(command);
+  flags->options.AddTo(command, TermForms::kFromFlags);
   command->add_flag("--backward", flags->backward,
                     "Measure the backward pass (out and lse are sent)");
   command->add_option("--runs", flags->runs, "Measured runs")

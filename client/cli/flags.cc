@@ -129,7 +129,7 @@ absl::Status ShapeFlags::Apply(Problem* problem) const {
   return absl::OkStatus();
 }
 
-void OptionFlags::AddTo(CLI::App* command) {
+void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
   command
       ->add_flag_callback(
           "--causal", [this] { options_.set_causal(true); },
@@ -155,6 +155,15 @@ void OptionFlags::AddTo(CLI::App* command) {
           "--sinks", [this] { options_.mutable_sinks(); },
           "A logit per head, tensor sinks, joins the softmax without a value")
       ->group(kOptionGroup);
+  terms_.AddTo(command, forms);
+  command
+      ->add_option(
+          "--output_dtype", output_dtype_,
+          "What out, dq, dk and dv are rounded to: the input's dtype, or fp32 as they were "
+          "summed up. A backward that takes out takes it in this type")
+      ->group(kOptionGroup)
+      ->check(CLI::IsMember({"input", "fp32"}))
+      ->capture_default_str();
   command
       ->add_option("--layout", layout_,
                    "How the sequence is dealt out to the ranks; auto is never striped")
@@ -179,6 +188,11 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
     if (!window.ok()) return window.status();
     *problem->options.mutable_window() = *window;
   }
+  if (absl::Status status = terms_.Apply(&problem->options); !status.ok()) return status;
+  problem->geometric_slopes = terms_.wants_geometric_slopes();
+  if (problem->geometric_slopes && problem->shape.num_heads() > 0) {
+    SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
+  }
   problem->plan.set_layout(layout_ == "contiguous"            ? v1::LAYOUT_CONTIGUOUS
                            : layout_ == "zigzag"              ? v1::LAYOUT_ZIGZAG
                            : layout_ == "striped"             ? v1::LAYOUT_STRIPED
@@ -187,6 +201,7 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
                              : schedule_ == "ring" ? v1::SCHEDULE_RING
                                                    : v1::SCHEDULE_UNSPECIFIED);
+  if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
   return absl::OkStatus();
@@ -217,6 +232,7 @@ Header HeaderOf(const Problem& problem) {
   header.set_dtype(problem.dtype);
   *header.mutable_options() = problem.options;
   *header.mutable_plan() = problem.plan;
+  header.mutable_reply()->set_output_dtype(problem.output_dtype);
   return header;
 }
 

@@ -9,6 +9,8 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
+#include "client/cli/term_flags.h"
+#include "client/tensor_bytes.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"
@@ -21,7 +23,11 @@ struct Problem {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options;
   v1::PlanOptions plan;
-  bool has_dlse = false;  // backward
+  bool has_dlse = false;          // backward
+  bool geometric_slopes = false;  // options.alibi is to have them
+  v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+
+  TensorTypes types() const { return {dtype, output_dtype}; }
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -51,14 +57,17 @@ class OptionFlags {
   OptionFlags() = default;
   OptionFlags(const OptionFlags&) = delete;  // the command refers to it
   OptionFlags& operator=(const OptionFlags&) = delete;
-  void AddTo(CLI::App* command);
+  void AddTo(CLI::App* command, TermForms forms = TermForms::kFromFile);
 
-  // Fills in options and plan. Errors: a UsageError naming the flag.
+  // Fills in options and plan. Geometric ALiBi slopes need the shape: before it is known,
+  // options.alibi is there without any. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
   v1::AttentionOptions options_;  // but for the window
   std::string window_;
+  std::string output_dtype_ = "input";
+  TermFlags terms_;
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;

@@ -10,6 +10,7 @@ CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& op
   const Problem& problem = files.problem;
   ForwardArgs args{.shape = problem.shape,
                    .dtype = problem.dtype,
+                   .output_dtype = problem.output_dtype,
                    .options = problem.options,
                    .plan = problem.plan};
   args.q = {files.input.Find("q")->data, static_cast<size_t>(files.input.Find("q")->bytes)};
@@ -30,7 +31,7 @@ void AddForward(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("forward", "Attention of q, k, v in a file: out and lse");
   flags->AddTo(command,
                "safetensors with q, k, v, as flags ask sinks (packed: cu_seqlens_q, cu_seqlens_k)",
-               "safetensors to write: out in the input's dtype, lse in fp32");
+               "safetensors to write: out (--output_dtype), lse in fp32");
   command->callback([flags, &run] {
     run = [flags] { return RunAttention("forward", *flags, Direction::kForward, CallForward); };
   });

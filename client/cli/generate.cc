@@ -21,11 +21,16 @@ struct Flags {
   bool with_dout = false;
   bool sinks = false;
   bool dlse = false;
+  TermFlags terms;
   bool json = false;
 };
 
 absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::TensorId>* tensors) {
   if (absl::Status status = flags.shape.Apply(problem); !status.ok()) return status;
+  if (absl::Status status = flags.terms.Apply(&problem->options); !status.ok()) return status;
+  if (flags.terms.has_alibi()) {
+    SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
+  }
   const auto valid = ValidateLocally(*problem, Direction::kForward, false);
   if (!valid.ok()) return valid.status();
   const AttentionSpec& spec = valid->spec;
@@ -34,15 +39,21 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
   if (flags.with_dout) tensors->push_back(v1::TENSOR_ID_DOUT);
   if (flags.dlse) tensors->push_back(v1::TENSOR_ID_DLSE);
   if (flags.sinks) tensors->push_back(v1::TENSOR_ID_SINKS);
-  auto writer = CreateFor(flags.output, *problem, *tensors, true);
+  for (const TensorId id :
+       {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds, TensorId::kKvSegmentIds}) {
+    if (InfoOf(id).is_present(spec)) tensors->push_back(static_cast<v1::TensorId>(id));
+  }
+  auto writer = CreateFor(flags.output, *problem, *tensors, true, flags.terms.has_alibi());
   if (!writer.ok()) return writer.status();
 
   int64_t total = 0, written = 0;
   for (const v1::TensorId tensor : *tensors) total += (*writer)->data(TensorIdName(tensor)).size();
   ProgressBar bar;
   for (const v1::TensorId tensor : *tensors) {
-    const DType dtype = DTypeOf(spec, static_cast<TensorId>(tensor));
-    const int64_t element_bytes = ElementBytes(dtype);
+    const auto id = static_cast<TensorId>(tensor);
+    const DType dtype = HasDType(id) ? DTypeOf(spec, id) : DType::kFloat32;
+    const bool ids = InfoOf(id).element == ElementOf::kInt32;
+    const int64_t element_bytes = id == TensorId::kMask ? 1 : ElementBytes(dtype);
     const bool scores = tensor == v1::TENSOR_ID_Q || tensor == v1::TENSOR_ID_K;
     const double deviation =
         scores ? oracle::QueryKeyDeviation(spec, oracle::DataKind::kNormal) : 1.0;
@@ -51,8 +62,21 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
     constexpr int64_t kPiece = 1 << 22;
     for (int64_t first = 0; first < elements; first += kPiece) {
       const int64_t count = std::min(kPiece, elements - first);
-      oracle::FillNormal(dtype, flags.seed, static_cast<uint64_t>(tensor), first, count, deviation,
-                         target.data() + first * element_bytes);
+      uint8_t* const piece = target.data() + first * element_bytes;
+      if (ids) {
+        // A whole one is small: it has no heads and no dimension.
+        if (first == 0) {
+          oracle::FillSegmentIds(flags.seed, spec.shape.batch, elements / spec.shape.batch,
+                                 reinterpret_cast<int32_t*>(piece));
+        }
+      } else if (id == TensorId::kMask) {
+        oracle::FillMask(spec, flags.seed, first, count, piece);
+      } else if (id == TensorId::kBias) {
+        oracle::FillBias(dtype, flags.seed, first, count, piece);
+      } else {
+        oracle::FillNormal(dtype, flags.seed, static_cast<uint64_t>(tensor), first, count,
+                           deviation, piece);
+      }
       written += count * element_bytes;
       (*writer)->ReleasePages();
       bar.Update(absl::StrCat("writing ", TensorIdName(tensor)),
@@ -69,14 +93,11 @@ int RunGenerate(const Flags& flags) {
     return Fail(status, flags.json);
   }
   if (flags.json) {
-    const auto spec = SpecForSizes(problem.shape, problem.dtype);
     Json object = {{"command", "generate"}, {"output", flags.output}, {"tensors", Json::object()}};
     for (const v1::TensorId tensor : tensors) {
       object["tensors"][TensorIdName(tensor)] = {
-          {"dtype", DTypeOf(*spec, static_cast<TensorId>(tensor)) == DType::kFloat32
-                        ? "fp32"
-                        : ShortName(problem.dtype)},
-          {"shape", *TensorDimensions(problem.shape, problem.dtype, tensor)}};
+          {"dtype", ElementName(problem, tensor)},
+          {"shape", *TensorDimensions(problem.shape, problem.types(), tensor, problem.options)}};
     }
     Print(object);
     return kSuccess;
@@ -96,7 +117,8 @@ int RunGenerate(const Flags& flags) {
 void AddGenerate(CLI::App& app, Run& run) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
-      "generate", "Write random q, k, v (and dout, dlse, sinks) to a safetensors file");
+      "generate",
+      "Write random q, k, v (and dout, dlse, sinks, a bias, a mask, ids) to a safetensors file");
   command->add_option("--output", flags->output, "The file to write")->required();
   flags->shape.AddTo(command);
   command->add_option("--seed", flags->seed, "The same seed gives the same bits anywhere")
@@ -105,6 +127,7 @@ void AddGenerate(CLI::App& app, Run& run) {
   command->add_flag("--with_dout", flags->with_dout, "Also dout, which backward needs");
   command->add_flag("--sinks", flags->sinks, "Also sinks, for --sinks of the other commands");
   command->add_flag("--dlse", flags->dlse, "Also dlse, for --dlse of backward");
+  flags->terms.AddTo(command, TermForms::kGenerated);
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
   command->callback([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });
 }

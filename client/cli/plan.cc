@@ -190,7 +190,7 @@ void AddPlan(CLI::App& app, Run& run) {
       "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
       "per rank and step. Needs no server; with one, plans for its ring and its rates");
   flags->shape.AddTo(command);
-  flags->options.AddTo(command);
+  flags->options.AddTo(command, TermForms::kFromFlags);
   command->add_flag("--backward", flags->backward, "Plan the backward pass");
   command->add_flag("--with_forward_result", flags->with_forward_result,
                     "Backward: out and lse are sent, not computed again");

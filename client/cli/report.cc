@@ -33,6 +33,9 @@ Json ShapeJson(const Problem& problem) {
                {"head_dim", shape.head_dim()},
                {"head_dim_v", shape.head_dim_v()},
                {"dtype", ShortName(problem.dtype)}};
+  if (problem.output_dtype != v1::DATA_TYPE_UNSPECIFIED) {
+    json["output_dtype"] = ShortName(problem.output_dtype);
+  }
   if (shape.has_packed()) {
     json["cu_seqlens_q"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_q().begin(),
                                                       shape.packed().cu_seqlens_q().end()));
@@ -91,6 +94,7 @@ Json MeasuredJson(const CallReport& report) {
     stages[ShortName(stage.stage())] = ToSeconds(stage.time());
   }
   return {{"request_id", report.accepted.request_id()},
+          {"traceparent", report.accepted.traceparent()},
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
           {"plan", PlanJson(report.accepted.plan())},

@@ -47,7 +47,13 @@ class Events {
                      {"tid", RowId(process, row)}});
   }
 
-  Json Take() { return {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(list_)}}; }
+  // With the names by which the service's logs know the call.
+  Json Take(const v1::Accepted& accepted) {
+    return {{"displayTimeUnit", "ms"},
+            {"otherData",
+             {{"request_id", accepted.request_id()}, {"traceparent", accepted.traceparent()}}},
+            {"traceEvents", std::move(list_)}};
+  }
 
  private:
   // Bars of one row must not overlap, so compute and exchange get rows of their own.
@@ -155,7 +161,7 @@ Json TraceJson(const CallReport& report) {
       events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
       requests[0].Rank(process, rank);
     }
-    return events.Take();
+    return events.Take(report.accepted);
   }
   // A worker may be of another rank in each part.
   std::map<std::string, int> processes;
@@ -169,7 +175,7 @@ Json TraceJson(const CallReport& report) {
       requests[i].Rank(processes.at(rank.worker()), rank);
     }
   }
-  return events.Take();
+  return events.Take(report.accepted);
 }
 
 absl::StatusOr<TraceFile> TraceFile::Open(const std::string& path) {

@@ -62,7 +62,11 @@ TEST(Trace, PartsOfACallAreSideBySide) {
   }
   std::vector<double> begins;
   std::vector<int> rows;
+  report.accepted.set_request_id("mine");
+  report.accepted.set_traceparent("00-trace");
   const Json trace = TraceJson(report);
+  EXPECT_EQ(trace["otherData"]["request_id"], "mine");
+  EXPECT_EQ(trace["otherData"]["traceparent"], "00-trace");
   for (const Json& event : trace["traceEvents"]) {
     if (event["ph"] != "X" || event["pid"] != 10) continue;
     begins.push_back(event["ts"]);

@@ -28,8 +28,8 @@ struct Flags {
 
 std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) {
   return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ", options.workers,
-                      " workers\nmetrics at http://", launcher.metrics_address(),
-                      "/metrics, logs in ", launcher.log_dir(), "\n");
+                      " workers\nlive page at http://", launcher.metrics_address(),
+                      "/, metrics beside it at /metrics, logs in ", launcher.log_dir(), "\n");
 }
 
 // Starts everything, calls `report` with what to tell the user, and then supervises.

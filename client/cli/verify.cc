@@ -69,6 +69,7 @@ class TensorReader {
   absl::Status status_;
 };
 
+const int32_t* AsIds(const uint8_t* bytes) { return reinterpret_cast<const int32_t*>(bytes); }
 const float* AsFloats(const uint8_t* bytes) { return reinterpret_cast<const float*>(bytes); }
 
 const uint8_t* Of(const TensorMap<ConstBytes>& tensors, v1::TensorId tensor) {
@@ -77,8 +78,8 @@ const uint8_t* Of(const TensorMap<ConstBytes>& tensors, v1::TensorId tensor) {
 }
 
 bool HasGradients(const Source& output) {
-  for (const v1::TensorId tensor :
-       {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV, v1::TENSOR_ID_DSINKS}) {
+  for (const v1::TensorId tensor : {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV,
+                                    v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
     if (output.Has(tensor)) return true;
   }
   return false;
@@ -122,12 +123,22 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   if (!option_tensors.ok()) return option_tensors.status();
 
   TensorReader reader(problem);
-  const oracle::Inputs inputs{.q = reader.Read(*input, v1::TENSOR_ID_Q),
-                              .k = reader.Read(*input, v1::TENSOR_ID_K),
-                              .v = reader.Read(*input, v1::TENSOR_ID_V),
-                              .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT),
-                              .sinks = AsFloats(Of(*option_tensors, v1::TENSOR_ID_SINKS)),
-                              .dlse = AsFloats(Of(*option_tensors, v1::TENSOR_ID_DLSE))};
+  const oracle::Inputs inputs{
+      .q = reader.Read(*input, v1::TENSOR_ID_Q),
+      .k = reader.Read(*input, v1::TENSOR_ID_K),
+      .v = reader.Read(*input, v1::TENSOR_ID_V),
+      .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT),
+      .sinks = AsFloats(Of(*option_tensors, v1::TENSOR_ID_SINKS)),
+      .dlse = AsFloats(Of(*option_tensors, v1::TENSOR_ID_DLSE)),
+      .bias = Of(*option_tensors, v1::TENSOR_ID_BIAS),
+      .mask = Of(*option_tensors, v1::TENSOR_ID_MASK),
+      .q_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_Q_SEGMENT_IDS)),
+      .kv_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_KV_SEGMENT_IDS))};
+  const bool has_dbias = problem.options.has_bias() && problem.options.bias().gradient();
+  if (!has_dbias && output->Has(v1::TENSOR_ID_DBIAS)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(output->path, ": tensor \"dbias\" is there without --dbias"));
+  }
   const oracle::Outputs outputs{
       .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
       .lse = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
@@ -136,7 +147,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .dv = reader.ReadIfThere(*output, v1::TENSOR_ID_DV),
       .dsinks = problem.options.has_sinks()
                     ? AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_DSINKS))
-                    : nullptr};
+                    : nullptr,
+      .dbias = has_dbias ? reader.ReadIfThere(*output, v1::TENSOR_ID_DBIAS) : nullptr};
   const bool gradients = HasGradients(*output);
   oracle::ForwardTensors given;
   std::optional<Source> forward;  // as long as its tensors are used
@@ -154,8 +166,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   }
   if (!reader.status().ok()) return reader.status();
   if (outputs.out == nullptr && outputs.lse == nullptr && !gradients) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.output, ": none of out, lse, dq, dk, dv, dsinks is there to verify"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.output, ": none of out, lse, dq, dk, dv, dsinks, dbias is there to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -198,8 +210,9 @@ void AddVerify(CLI::App& app, Run& run) {
                    "safetensors with q, k, v, for gradients also dout, as flags ask sinks and dlse")
       ->required();
   command
-      ->add_option("--output", flags->output,
-                   "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dsinks")
+      ->add_option(
+          "--output", flags->output,
+          "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dsinks, dbias")
       ->required();
   command->add_option("--forward", flags->forward,
                       "safetensors with out and lse of the forward pass, if they are in neither of "

@@ -5,6 +5,7 @@
 #define RINGATTN_COMMON_ATTENTION_ATTENTION_SPEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/attention/dtype.h"
@@ -25,8 +26,11 @@ struct MaskRule {
 //           k [batch, seq_len_kv, num_kv_heads, head_dim]
 //           v [batch, seq_len_kv, num_kv_heads, head_dim_v]
 //           out, dout [batch, seq_len_q, num_heads, head_dim_v]
+//           dq, dk, dv like q, k, v
 //           lse, dlse [batch, num_heads, seq_len_q] fp32
 //           sinks, dsinks [num_heads] fp32
+//           bias, dbias, mask [batch or 1, num_heads or 1, seq_len_q, PairColumns]
+//           segment ids [batch, seq_len_q] and [batch, seq_len_kv] int32
 //   packed: the same without the batch axis (batch == 1), tokens of all
 //           documents after one another; lse [num_heads, seq_len_q].
 struct AttentionShape {
@@ -51,6 +55,40 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// An additive bias (TensorId::kBias).
+struct BiasForm {
+  bool per_batch = false;  // else one for all batch rows
+  bool per_head = false;
+  bool float32 = false;  // else of the request's type
+  bool before_softcap = false;
+  bool gradient = false;  // backward returns TensorId::kDbias
+
+  bool operator==(const BiasForm&) const = default;
+};
+
+// A boolean mask (TensorId::kMask).
+struct MaskForm {
+  bool per_batch = false;
+  bool per_head = false;
+  bool bits = false;  // eight keys a byte, lowest bit first; else a byte a key
+
+  bool operator==(const MaskForm&) const = default;
+};
+
+// Pairs whose random lane is below the threshold are dropped, the others' weight is multiplied
+// by 65536 / (65536 - threshold).
+struct DropoutForm {
+  uint32_t threshold = 0;  // 0: no dropout; < 65536
+  uint64_t seed = 0;
+  // Added to a pair's coordinates. Each with its axis' size is at most 2^32.
+  uint32_t first_batch = 0;  // the document's index, where packed
+  uint32_t first_head = 0;
+  uint32_t first_query = 0;
+  uint32_t first_key = 0;
+
+  bool operator==(const DropoutForm&) const = default;
+};
+
 // Options that change the result. Meaning: docs/semantics.md.
 struct AttentionOptions {
   double softmax_scale = 1.0;  // resolved: 1/sqrt(head_dim) unless given
@@ -59,6 +97,12 @@ struct AttentionOptions {
   int64_t window_left = -1;   // -1 = unlimited
   int64_t window_right = -1;  // -1 = unlimited
   bool sinks = false;         // a logit per head without a value (TensorId::kSinks)
+  // What single pairs have: the score terms.
+  std::vector<float> alibi_slopes;  // none, one per head, or per batch row (document) and head
+  std::optional<BiasForm> bias;
+  std::optional<MaskForm> mask;
+  bool segment_ids = false;  // TensorId::kQSegmentIds, kKvSegmentIds
+  DropoutForm dropout;
 
   bool operator==(const AttentionOptions&) const = default;
 };
@@ -78,16 +122,42 @@ enum class TensorId : uint8_t {
   kDlse = 10,
   kSinks = 11,
   kDsinks = 12,
+  kBias = 13,
+  kDbias = 14,
+  kMask = 15,
+  kQSegmentIds = 16,
+  kKvSegmentIds = 17,
 };
+
+// Whether any of the score terms is there.
+inline bool HasScoreTerms(const AttentionOptions& options) {
+  return !options.alibi_slopes.empty() || options.bias.has_value() || options.mask.has_value() ||
+         options.segment_ids || options.dropout.threshold != 0;
+}
+
+// Columns of a bias or a mask: the keys of the longest document.
+inline int64_t PairColumns(const AttentionShape& shape) {
+  if (!shape.packed) return shape.seq_len_kv;
+  int64_t longest = 0;
+  for (size_t d = 1; d < shape.cu_seqlens_k.size(); ++d) {
+    const int64_t keys = shape.cu_seqlens_k[d] - shape.cu_seqlens_k[d - 1];
+    if (keys > longest) longest = keys;
+  }
+  return longest;
+}
 
 enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
 
 struct AttentionSpec {
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of q, k, v and dout
   AttentionShape shape;
   AttentionOptions options;
   bool has_dlse = false;  // backward: the gradient of lse is an input (TensorId::kDlse)
+  // Out, dq, dk and dv as they are summed up, in fp32, instead of rounded to `dtype`.
+  bool fp32_results = false;
 
+  // Of out, dq, dk and dv.
+  DType result_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
   bool operator==(const AttentionSpec&) const = default;
 };
 

@@ -11,8 +11,9 @@ using Use = TensorUse;
 constexpr TensorInfo Rows(TensorId id, const char* name, Axis axis, DimOf dim, Use forward,
                           Use backward, std::optional<TensorId> gradient_of = std::nullopt) {
   const HeadsOf heads = axis == Axis::kKv ? HeadsOf::kKeyValue : HeadsOf::kQuery;
-  return {id,      name,     axis,       TensorForm::kRows, heads, dim, ElementOf::kRequest,
-          forward, backward, gradient_of};
+  const bool is_result = forward == Use::kOutput || backward == Use::kOutput;
+  const ElementOf element = is_result ? ElementOf::kResult : ElementOf::kRequest;
+  return {id, name, axis, TensorForm::kRows, heads, dim, element, forward, backward, gradient_of};
 }
 
 using IsPresent = bool (*)(const AttentionSpec&);
@@ -28,6 +29,34 @@ constexpr TensorInfo Floats(TensorId id, const char* name, TensorForm form, Axis
 
 bool HasDlse(const AttentionSpec& spec) { return spec.has_dlse; }
 bool HasSinks(const AttentionSpec& spec) { return spec.options.sinks; }
+bool HasBias(const AttentionSpec& spec) { return spec.options.bias.has_value(); }
+bool HasBiasGradient(const AttentionSpec& spec) {
+  return spec.options.bias.has_value() && spec.options.bias->gradient;
+}
+bool HasMask(const AttentionSpec& spec) { return spec.options.mask.has_value(); }
+bool HasSegmentIds(const AttentionSpec& spec) { return spec.options.segment_ids; }
+
+// A bias or a mask, cut by its rows.
+constexpr TensorInfo Pairs(TensorId id, const char* name, ElementOf element, Use forward,
+                           Use backward, std::optional<TensorId> gradient_of,
+                           IsPresent is_present) {
+  return {id,      name,    Axis::kQ, TensorForm::kPairs, HeadsOf::kQuery, DimOf::kNone,
+          element, forward, backward, gradient_of,        is_present};
+}
+
+constexpr TensorInfo Ids(TensorId id, const char* name, Axis axis) {
+  return {id,
+          name,
+          axis,
+          TensorForm::kPerToken,
+          HeadsOf::kQuery,
+          DimOf::kNone,
+          ElementOf::kInt32,
+          Use::kInput,
+          Use::kInput,
+          std::nullopt,
+          HasSegmentIds};
+}
 
 constexpr TensorInfo kTensors[] = {
     Rows(TensorId::kQ, "q", Axis::kQ, DimOf::kKey, Use::kInput, Use::kInput),
@@ -46,6 +75,14 @@ constexpr TensorInfo kTensors[] = {
            Use::kInput, std::nullopt, HasSinks),
     Floats(TensorId::kDsinks, "dsinks", TensorForm::kPerHead, Axis::kRankZero, Use::kNone,
            Use::kOutput, TensorId::kSinks, HasSinks),
+    Pairs(TensorId::kBias, "bias", ElementOf::kBias, Use::kInput, Use::kInput, std::nullopt,
+          HasBias),
+    Pairs(TensorId::kDbias, "dbias", ElementOf::kBias, Use::kNone, Use::kOutput, TensorId::kBias,
+          HasBiasGradient),
+    Pairs(TensorId::kMask, "mask", ElementOf::kMask, Use::kInput, Use::kInput, std::nullopt,
+          HasMask),
+    Ids(TensorId::kQSegmentIds, "q_segment_ids", Axis::kQ),
+    Ids(TensorId::kKvSegmentIds, "kv_segment_ids", Axis::kKv),
 };
 
 constexpr bool IdsAscend() {
@@ -67,6 +104,29 @@ int64_t TokensOf(const AttentionShape& shape, const TensorInfo& info) {
 
 int64_t HeadCountOf(const AttentionShape& shape, const TensorInfo& info) {
   return info.heads == HeadsOf::kKeyValue ? shape.num_kv_heads : shape.num_heads;
+}
+
+// Of a bias or a mask: one of each that it tells apart.
+int64_t PairPlanes(const AttentionSpec& spec, const TensorInfo& info, bool of_batch) {
+  const bool is_mask = info.element == ElementOf::kMask;
+  const BiasForm bias = spec.options.bias.value_or(BiasForm());
+  const MaskForm mask = spec.options.mask.value_or(MaskForm());
+  if (of_batch) return (is_mask ? mask.per_batch : bias.per_batch) ? spec.shape.batch : 1;
+  return (is_mask ? mask.per_head : bias.per_head) ? spec.shape.num_heads : 1;
+}
+
+// Elements of a row, bytes of a mask's.
+int64_t PairRowElements(const AttentionSpec& spec, const TensorInfo& info) {
+  const int64_t columns = PairColumns(spec.shape);
+  const bool bits =
+      info.element == ElementOf::kMask && spec.options.mask.has_value() && spec.options.mask->bits;
+  return bits ? columns / 8 + (columns % 8 != 0 ? 1 : 0) : columns;
+}
+
+int64_t ElementBytesOf(const AttentionSpec& spec, const TensorInfo& info) {
+  if (info.element == ElementOf::kMask) return 1;
+  if (info.element == ElementOf::kInt32) return 4;
+  return ElementBytes(DTypeOf(spec, info.id));
 }
 
 int64_t DimCountOf(const AttentionShape& shape, const TensorInfo& info) {
@@ -121,9 +181,15 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
   const AttentionShape& shape = spec.shape;
   const TensorInfo& info = InfoOf(id);
   if (info.form == TensorForm::kPerHead) return {HeadCountOf(shape, info)};
+  if (info.form == TensorForm::kPairs) {
+    return {PairPlanes(spec, info, true), PairPlanes(spec, info, false), TokensOf(shape, info),
+            PairRowElements(spec, info)};
+  }
   std::vector<int64_t> dimensions;
   if (!shape.packed) dimensions.push_back(shape.batch);
-  if (info.form == TensorForm::kStatistics) {
+  if (info.form == TensorForm::kPerToken) {
+    dimensions.push_back(TokensOf(shape, info));
+  } else if (info.form == TensorForm::kStatistics) {
     dimensions.insert(dimensions.end(), {HeadCountOf(shape, info), TokensOf(shape, info)});
   } else {
     dimensions.insert(dimensions.end(),
@@ -133,7 +199,25 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
 }
 
 DType DTypeOf(const AttentionSpec& spec, TensorId id) {
-  return InfoOf(id).element == ElementOf::kFloat32 ? DType::kFloat32 : spec.dtype;
+  assert(HasDType(id));
+  switch (InfoOf(id).element) {
+    case ElementOf::kRequest:
+      return spec.dtype;
+    case ElementOf::kResult:
+      return spec.result_dtype();
+    case ElementOf::kBias:
+      return spec.options.bias.value_or(BiasForm()).float32 ? DType::kFloat32 : spec.dtype;
+    case ElementOf::kFloat32:
+    case ElementOf::kMask:
+    case ElementOf::kInt32:
+      break;
+  }
+  return DType::kFloat32;
+}
+
+bool HasDType(TensorId id) {
+  const ElementOf element = InfoOf(id).element;
+  return element != ElementOf::kMask && element != ElementOf::kInt32;
 }
 
 int64_t SaturatingProduct(std::initializer_list<int64_t> factors) {
@@ -152,7 +236,7 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors) {
 TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   const AttentionShape& shape = spec.shape;
   const TensorInfo& info = InfoOf(id);
-  const int64_t element_bytes = ElementBytes(DTypeOf(spec, id));
+  const int64_t element_bytes = ElementBytesOf(spec, info);
   TensorLayout layout;
   layout.axis = info.axis;
   if (info.form == TensorForm::kPerHead) {
@@ -162,6 +246,16 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
     return layout;
   }
   layout.rows = TokensOf(shape, info);
+  if (info.form == TensorForm::kPairs) {
+    layout.outer = PairPlanes(spec, info, true) * PairPlanes(spec, info, false);
+    layout.inner_bytes = SaturatingProduct({PairRowElements(spec, info), element_bytes});
+    return layout;
+  }
+  if (info.form == TensorForm::kPerToken) {
+    layout.outer = shape.batch;
+    layout.inner_bytes = element_bytes;
+    return layout;
+  }
   if (info.form == TensorForm::kStatistics) {
     layout.outer = SaturatingProduct({shape.batch, HeadCountOf(shape, info)});
     layout.inner_bytes = element_bytes;

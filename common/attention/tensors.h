@@ -39,10 +39,12 @@ enum class TensorForm : uint8_t {
   kRows,        // [batch, tokens, heads, dim]
   kStatistics,  // [batch, heads, tokens]
   kPerHead,     // [heads]
+  kPairs,       // [batch or 1, heads or 1, queries, PairColumns]
+  kPerToken,    // [batch, tokens]
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
-enum class ElementOf : uint8_t { kRequest, kFloat32 };
+enum class ElementOf : uint8_t { kRequest, kResult, kFloat32, kBias, kMask, kInt32 };
 
 struct TensorInfo {
   TensorId id;
@@ -74,8 +76,11 @@ std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
 
 // The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
-// The element type: fp32 for statistics, the spec's otherwise.
+// The element type: fp32 for statistics, the bias's for a bias, the spec's dtype or its results'
+// otherwise. REQUIRES: HasDType.
 DType DTypeOf(const AttentionSpec& spec, TensorId id);
+// False for a mask and ids.
+bool HasDType(TensorId id);
 
 // No size is larger: a product of legal dimensions may exceed int64 (pairs of a long
 // sequence with itself, for every head of every batch row), so sizes stop here. Four
@@ -86,7 +91,8 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
-// heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut.
+// heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut; batch or 1
+// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;

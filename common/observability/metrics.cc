@@ -1,6 +1,5 @@
 #include "common/observability/metrics.h"
 
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -10,16 +9,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace ringattn {
-namespace {
-
-// A connection has this long for its whole request and occupies a thread meanwhile. With
-// the library's defaults, 30 s and two threads, two silent ones kept everybody else out.
-constexpr char kRequestTimeoutMs[] = "500";
-constexpr char kThreads[] = "16";  // they sleep
-
-}  // namespace
 
 class Metrics::Refreshed : public prometheus::Collectable {
  public:
@@ -65,19 +58,14 @@ prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const std::string
   return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_);
 }
 
-absl::StatusOr<std::string> Metrics::Serve(const std::string& listen) {
-  // The library reports a failed bind by an exception.
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", listen, "num_threads", kThreads, "request_timeout_ms", kRequestTimeoutMs,
-        "enable_keep_alive", "no"});
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ", listen));
-  }
-  exposer_->RegisterCollectable(refreshed_);
-  const std::vector<int> ports = exposer_->GetListeningPorts();
-  if (ports.empty()) return absl::UnavailableError(absl::StrCat("metrics: no port at ", listen));
-  return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", ports[0]);
+absl::StatusOr<std::string> Metrics::Serve(const std::string& listen, HttpRoutes more) {
+  more["/metrics"] = [this] {
+    return HttpReply{.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = Text()};
+  };
+  absl::StatusOr<std::unique_ptr<HttpServer>> server = HttpServer::Start(listen, std::move(more));
+  if (!server.ok()) return server.status();
+  server_ = *std::move(server);
+  return server_->address();
 }
 
 void Metrics::OnScrape(std::function<void()> refresh) { refreshed_->Add(std::move(refresh)); }
@@ -95,6 +83,16 @@ prometheus::Histogram::BucketBoundaries StageBuckets() {
   prometheus::Histogram::BucketBoundaries bounds;
   for (double bound = 1e-3; bound < 1100; bound *= 4) bounds.push_back(bound);
   return bounds;
+}
+
+void DescribeProcess(Metrics& metrics, const std::string& version) {
+  metrics.Gauges("ringattn_build_info", "1; its label says which version this process is.")
+      .Add({{"version", version}})
+      .Set(1);
+  metrics
+      .Gauges("ringattn_start_time_seconds", "When this process started, in seconds of Unix time.")
+      .Add({})
+      .Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
 }
 
 prometheus::Family<prometheus::Counter>& TensorBytes(Metrics& metrics) {

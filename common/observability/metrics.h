@@ -1,4 +1,4 @@
-// Metrics of one process: a registry and the HTTP port that Prometheus scrapes.
+// Metrics of one process: a registry and the path that Prometheus scrapes.
 // Names, labels and help texts that both the coordinator and the workers export are
 // defined here, so that they cannot differ.
 //
@@ -14,13 +14,13 @@
 #include <string>
 
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include "absl/status/statusor.h"
+#include "common/observability/http_server.h"
 
 namespace ringattn {
 
@@ -40,9 +40,11 @@ class Metrics {
   prometheus::Family<prometheus::Histogram>& Histograms(const std::string& name,
                                                         const std::string& help);
 
-  // Serves /metrics at "host:port" until destruction; port 0 picks a free one.
+  // Serves /metrics, and `more`, at "host:port" until destruction; port 0 picks a free one.
   // Returns "host:port" as bound. Call once. Errors: UNAVAILABLE if it cannot bind.
-  absl::StatusOr<std::string> Serve(const std::string& listen);
+  absl::StatusOr<std::string> Serve(const std::string& listen, HttpRoutes more = {});
+  // What the routes use may go after it.
+  void StopServing() { server_.reset(); }
 
   // Calls `refresh` before each scrape, one at a time, for what is only known when it is asked
   // for. It must not block, and what it refers to outlives the Metrics.
@@ -56,7 +58,7 @@ class Metrics {
 
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<Refreshed> refreshed_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<HttpServer> server_;
 };
 
 // --- Metrics that several processes export -----------------------------------
@@ -66,6 +68,9 @@ class Metrics {
 prometheus::Family<prometheus::Histogram>& StageDurations(Metrics& metrics);
 // 1 ms to 17 minutes, times 4 each.
 prometheus::Histogram::BucketBoundaries StageBuckets();
+
+// ringattn_build_info{version} and ringattn_start_time_seconds, which say what runs since when.
+void DescribeProcess(Metrics& metrics, const std::string& version);
 
 // ringattn_bytes_total{direction, transport}: tensor payload. direction is up
 // (towards the workers), down, or ring; transport is coordinator_stream, tcp, ...

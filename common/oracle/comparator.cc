@@ -40,16 +40,30 @@ struct Norms {
   }
 };
 
-struct TokenAxis {
+// The rows of a tensor.
+struct RowAxes {
+  int64_t batch;
   int64_t tokens;
   int64_t heads;
+  bool heads_first = false;  // [batch][head][token] in memory
+
+  int64_t IndexOf(const RowId& row) const {
+    return heads_first ? (row.batch * heads + row.head) * tokens + row.token
+                       : (row.batch * tokens + row.token) * heads + row.head;
+  }
 };
 
-TokenAxis AxisOf(const AttentionShape& shape, TensorId tensor) {
-  if (tensor == TensorId::kDsinks) return {1, shape.num_heads};
+RowAxes AxesOf(const AttentionSpec& spec, TensorId tensor) {
+  const AttentionShape& shape = spec.shape;
+  if (tensor == TensorId::kDsinks) return {1, 1, shape.num_heads};
+  if (tensor == TensorId::kDbias) {
+    const BiasForm& bias = *spec.options.bias;
+    return {bias.per_batch ? shape.batch : 1, shape.seq_len_q, bias.per_head ? shape.num_heads : 1,
+            /*heads_first=*/true};
+  }
   const bool kv = tensor == TensorId::kDk || tensor == TensorId::kDv;
-  return kv ? TokenAxis{shape.seq_len_kv, shape.num_kv_heads}
-            : TokenAxis{shape.seq_len_q, shape.num_heads};
+  return kv ? RowAxes{shape.batch, shape.seq_len_kv, shape.num_kv_heads}
+            : RowAxes{shape.batch, shape.seq_len_q, shape.num_heads};
 }
 
 void NoteElement(const Judged& judged, const RowId& row, int64_t column, double expected,
@@ -96,18 +110,16 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
   TensorReport report;
   report.tensor = tensor;
   report.rows = static_cast<int64_t>(expected.rows.size());
-  const TokenAxis axis = AxisOf(spec.shape, tensor);
+  const RowAxes axes = AxesOf(spec, tensor);
   const DType dtype = DTypeOf(spec, tensor);
-  const int64_t batch = tensor == TensorId::kDsinks ? 1 : spec.shape.batch;
-  report.total_rows = batch * axis.tokens * axis.heads;
+  report.total_rows = axes.batch * axes.tokens * axes.heads;
   const double unit = ToleranceUnit(spec.dtype);
   Norms whole;
-  std::vector<Norms> by_head(axis.heads);
+  std::vector<Norms> by_head(axes.heads);
   for (size_t at = 0; at < expected.rows.size(); ++at) {
     const RowId& row = expected.rows[at];
     const int64_t base = static_cast<int64_t>(at) * expected.dim;
-    const int64_t first =
-        ((row.batch * axis.tokens + row.token) * axis.heads + row.head) * expected.dim;
+    const int64_t first = axes.IndexOf(row) * expected.dim;
     double max_magnitude = 0.0;
     for (int64_t d = 0; d < expected.dim; ++d) {
       max_magnitude = std::max(max_magnitude, expected.magnitude[base + d]);
@@ -213,6 +225,7 @@ Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs&
   judge(TensorId::kDk, expected.dk, actual.dk);
   judge(TensorId::kDv, expected.dv, actual.dv);
   judge(TensorId::kDsinks, expected.dsinks, actual.dsinks);
+  judge(TensorId::kDbias, expected.dbias, actual.dbias);
   return report;
 }
 

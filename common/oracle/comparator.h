@@ -91,6 +91,7 @@ struct Outputs {
   const void* dk = nullptr;
   const void* dv = nullptr;
   const float* dsinks = nullptr;
+  const void* dbias = nullptr;
 };
 
 // Judges every tensor that is given and expected, and passes every given tensor that

@@ -71,7 +71,11 @@ Inputs InputTensors::view() const {
                   : dout.empty() ? &kNoBytes
                                  : dout.data(),
           .sinks = sinks.empty() ? nullptr : sinks.data(),
-          .dlse = dlse.empty() ? nullptr : dlse.data()};
+          .dlse = dlse.empty() ? nullptr : dlse.data(),
+          .bias = bias.data(),
+          .mask = mask.data(),
+          .q_segment_ids = q_segment_ids.data(),
+          .kv_segment_ids = kv_segment_ids.data()};
 }
 
 double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed) {
@@ -88,6 +92,52 @@ double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed
   }
   if (per_square == 0.0) return 60.0;
   return std::min(std::sqrt(3500.0 / per_square), 1000.0);
+}
+
+void FillBias(DType dtype, uint64_t seed, int64_t first, int64_t count, void* target) {
+  constexpr auto kStream = static_cast<uint64_t>(TensorId::kBias);
+  FillNormal(dtype, seed, kStream, first, count, 1.0, target);
+  for (int64_t i = 0; i < count; ++i) {
+    if (RandomBits(seed, kStream + 1000, first + i) % 16 != 0) continue;
+    Store(dtype, target, i, -std::numeric_limits<double>::infinity());
+  }
+}
+
+void FillMask(const AttentionSpec& spec, uint64_t seed, int64_t first_byte, int64_t count,
+              uint8_t* target) {
+  constexpr auto kStream = static_cast<uint64_t>(TensorId::kMask);
+  const bool bits = spec.options.mask->bits;
+  const int64_t columns = PairColumns(spec.shape);
+  const int64_t row_bytes = bits ? (columns + 7) / 8 : columns;
+  const auto allows = [&](int64_t row, int64_t column) {
+    if (RandomBits(seed, kStream + 1000, row) % 8 == 0) return false;
+    return RandomBits(seed, kStream, row * columns + column) % 3 != 0;
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = (first_byte + i) / row_bytes, byte = (first_byte + i) % row_bytes;
+    target[i] = 0;
+    if (!bits) {
+      target[i] = allows(row, byte);
+      continue;
+    }
+    for (int64_t j = 8 * byte; j < std::min(columns, 8 * byte + 8); ++j) {
+      target[i] |= static_cast<uint8_t>(allows(row, j)) << (j - 8 * byte);
+    }
+  }
+}
+
+void FillSegmentIds(uint64_t seed, int64_t batch, int64_t tokens, int32_t* target) {
+  // One stream for queries and keys: equal places then have equal ids.
+  constexpr auto kStream = static_cast<uint64_t>(TensorId::kQSegmentIds);
+  const bool shuffled = seed % 2 == 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t run = 1 + static_cast<int64_t>(RandomBits(seed, kStream, b) % 40);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const uint64_t drawn = RandomBits(seed, kStream + 1000, b * tokens + t);
+      const int64_t id = shuffled ? static_cast<int64_t>(drawn % 3) : t / run;
+      target[b * tokens + t] = drawn / 3 % 9 == 0 ? -1 : static_cast<int32_t>(id);
+    }
+  }
 }
 
 InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t seed,
@@ -121,6 +171,22 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
     inputs.dlse.resize(q_rows);
     FillNormal(DType::kFloat32, seed, static_cast<uint64_t>(TensorId::kDlse), 0, q_rows, 1.0,
                inputs.dlse.data());
+  }
+  if (spec.options.bias.has_value()) {
+    const int64_t bytes = BytesOf(spec, TensorId::kBias);
+    const DType dtype = DTypeOf(spec, TensorId::kBias);
+    inputs.bias.resize(bytes);
+    FillBias(dtype, seed, 0, bytes / BytesOf(dtype), inputs.bias.data());
+  }
+  if (spec.options.mask.has_value()) {
+    inputs.mask.resize(BytesOf(spec, TensorId::kMask));
+    FillMask(spec, seed, 0, static_cast<int64_t>(inputs.mask.size()), inputs.mask.data());
+  }
+  if (spec.options.segment_ids) {
+    inputs.q_segment_ids.resize(shape.batch * shape.seq_len_q);
+    inputs.kv_segment_ids.resize(shape.batch * shape.seq_len_kv);
+    FillSegmentIds(seed, shape.batch, shape.seq_len_q, inputs.q_segment_ids.data());
+    FillSegmentIds(seed, shape.batch, shape.seq_len_kv, inputs.kv_segment_ids.data());
   }
   return inputs;
 }

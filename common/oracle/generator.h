@@ -40,6 +40,12 @@ struct InputTensors {
   bool has_dout = false;
   std::vector<float> sinks;  // where the spec has them: one in five is -inf, no sink
   std::vector<float> dlse;   // with dout, where the spec has it
+  // Where the spec has them. One bias in 16 is -inf; a mask hides a third of the pairs, a row in
+  // eight wholly; ids come in runs, one in nine negative, or are shuffled, by the seed.
+  std::vector<uint8_t> bias;
+  std::vector<uint8_t> mask;
+  std::vector<int32_t> q_segment_ids;
+  std::vector<int32_t> kv_segment_ids;
 
   Inputs view() const;
 };
@@ -47,6 +53,13 @@ struct InputTensors {
 // The deviation of q's and k's elements that `kind` asks for; v's and dout's is 1. Only
 // kVastScores depends on the seed.
 double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed = 0);
+
+// Elements [first, first + count) of a bias, a byte mask or segment ids of `tokens` tokens per
+// batch row, as InputTensors says.
+void FillBias(DType dtype, uint64_t seed, int64_t first, int64_t count, void* target);
+void FillMask(const AttentionSpec& spec, uint64_t seed, int64_t first_byte, int64_t count,
+              uint8_t* target);
+void FillSegmentIds(uint64_t seed, int64_t batch, int64_t tokens, int32_t* target);
 
 // Streams are the TensorId of each tensor.
 InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t seed,

@@ -6,176 +6,11 @@
 #include <utility>
 
 #include "common/oracle/pair_math.h"
+#include "common/oracle/pair_terms.h"
+#include "common/oracle/query_row.h"
 
 namespace ringattn::oracle {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// What the linear grants of backward are taken of in a row of wide scores (backward_magnitude).
-double LseLoss(double lse) { return std::abs(lse) < kWideScores ? std::abs(lse) : 0.0; }
-
-// The keys that one query row sees.
-struct VisibleKey {
-  int64_t position;
-  double score;
-  double slope;
-  double raw;          // the score before the softcap
-  double doubt = 0.0;  // of p, in a row of wide scores
-};
-
-struct RowScores {
-  std::vector<VisibleKey> keys;
-  double sink = -kInfinity;      // none
-  double max = -kInfinity;       // of the keys' scores
-  double sum = 0.0;              // of exp(score - max) over the keys
-  double score_magnitude = 0.0;  // S
-  double keys_lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
-  double lse() const { return LogAddExp(keys_lse(), sink); }
-  // What of the row's probability the keys have together, and what the sink has.
-  double keys_share() const { return keys.empty() ? 0.0 : std::exp(keys_lse() - lse()); }
-  double sink_share() const { return sink == -kInfinity ? 0.0 : std::exp(sink - lse()); }
-  bool wide() const { return score_magnitude >= kWideScores; }
-  // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
-  double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
-  // The same for backward. Its p is exp(score - lse), of an lse that is fp32: half a unit of its
-  // last place, up to 2^-24 |lse|, is lost of every p of the row, also of a key that none comes
-  // near. Only from |lse| of 2^17 on do score and lse have to be rounded alike. Scores of a wide
-  // row may cancel to less.
-  double backward_magnitude() const { return wide() ? LseLoss(lse()) : score_magnitude; }
-};
-
-// Fills in each key's doubt. REQUIRES: row.wide().
-void DoubtRow(const AttentionOptions& options, RowScores& row) {
-  const double lse = row.lse();
-  double lse_error = 0.0;
-  for (const VisibleKey& key : row.keys) {
-    lse_error = std::max(lse_error, ScoreError(options, key.raw, row.score_magnitude));
-  }
-  const auto most_of = [&](const VisibleKey& key) {
-    const double error = ScoreError(options, key.raw, row.score_magnitude);
-    return MostProbability(key.score, lse, error + lse_error);
-  };
-  double all = std::min(1.0, row.sink_share() * std::exp(lse_error));
-  for (const VisibleKey& key : row.keys) all += most_of(key);
-  for (VisibleKey& key : row.keys) {
-    const double most = most_of(key);
-    key.doubt = Doubt(std::exp(key.score - lse), most, all - most);
-  }
-}
-
-void ScoreRow(const AttentionSpec& spec, const Document& document, const double* q, int64_t i,
-              double sink, HeadRows& k, RowScores& row) {
-  row = {std::move(row.keys)};
-  row.keys.clear();
-  row.sink = sink;
-  if (std::isfinite(sink)) row.score_magnitude = std::abs(sink);
-  const double scale = std::abs(spec.options.softmax_scale);
-  for (int64_t j = 0; j < document.k_length; ++j) {
-    if (!Sees(document.rule, document.q_length, document.k_length, i, j)) continue;
-    const Dot dot = DotOf(q, k.Row(j), spec.shape.head_dim);
-    const Score score = ScoreOf(spec.options, dot.value);
-    row.keys.push_back({.position = j,
-                        .score = score.value,
-                        .slope = score.slope,
-                        .raw = spec.options.softmax_scale * dot.value});
-    // Not std::max: a NaN must get through.
-    if (!(score.value <= row.max)) row.max = score.value;
-    if (!(scale * dot.magnitude <= row.score_magnitude)) {
-      row.score_magnitude = scale * dot.magnitude;
-    }
-  }
-  for (const VisibleKey& key : row.keys) row.sum += std::exp(key.score - row.max);
-}
-
-// One row of q against its keys: fills row `at` of out, lse and, with dout, dq.
-// Where dk and dv are given they receive this row's contributions, at rows
-// kv_row(j).
-class QueryRow {
- public:
-  QueryRow(const AttentionSpec& spec, const Document& document)
-      : spec_(spec), document_(document) {}
-
-  //   sink  of the head, -inf if it has none
-  void Forward(const double* q, int64_t i, double sink, HeadRows& k, HeadRows& v, Result& result,
-               int64_t at) {
-    ScoreRow(spec_, document_, q, i, sink, k, row_);
-    if (row_.wide()) DoubtRow(spec_.options, row_);
-    // Kernels round p among the keys; the sink joins the finished row.
-    const double share = row_.keys_share();
-    const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
-    for (const VisibleKey& key : row_.keys) {
-      const double stored = rounding_scale * std::exp(key.score - row_.max);
-      Coefficients term =
-          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.linear_magnitude());
-      term = {term.exact * share, term.twin * share, term.magnitude * share, term.floor * share};
-      term.floor += key.doubt;
-      Accumulate(term, v.Row(key.position), result.out, at);
-    }
-    FinishRow(spec_.dtype, result.out, at);
-    result.lse.exact[at] = row_.lse();
-    result.lse.magnitude[at] = row_.score_magnitude;
-  }
-
-  // REQUIRES: Forward has been called for the same row.
-  //   dlse      of the row, 0 if there is none
-  //   sink_row  of result.dsinks, that gets this row's term; -1: none
-  template <typename KvRow>
-  void Backward(const double* q, const double* dout, double dlse, HeadRows& k, HeadRows& v,
-                Result& result, int64_t at, int64_t sink_row, const KvRow* kv_row) {
-    const int64_t dim_v = spec_.shape.head_dim_v;
-    const RowDelta delta = {
-        DotOf(dout, &result.out.exact[at * dim_v], dim_v).value - dlse,
-        DotOf(dout, &result.out.twin[at * dim_v], dim_v).value - dlse,
-        DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude + std::abs(dlse),
-        DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v])),
-        DotOf(dout, &result.out.floor[at * dim_v], dim_v).magnitude};
-    const double keys_share = row_.keys_share();
-    // Of delta, which is the sum of p dP.
-    double delta_doubt = 0.0;
-    if (row_.wide()) {
-      for (const VisibleKey& key : row_.keys) {
-        delta_doubt += key.doubt * std::abs(DotOf(dout, v.Row(key.position), dim_v).value);
-      }
-    }
-    const double scale = std::abs(spec_.options.softmax_scale);
-    for (const VisibleKey& key : row_.keys) {
-      const double p = std::exp(key.score - row_.max) / row_.sum * keys_share;
-      const Dot dp = DotOf(dout, v.Row(key.position), dim_v);
-      Coefficients ds = GradientTerm(spec_, p, dp, delta, key.slope, row_.backward_magnitude());
-      ds.floor += scale * (key.doubt * (std::abs(dp.value) + std::abs(delta.value)) +
-                           (p + key.doubt) * delta_doubt);
-      Accumulate(ds, k.Row(key.position), result.dq, at);
-      if (kv_row == nullptr) continue;
-      Accumulate(ds, q, result.dk, (*kv_row)(key.position));
-      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.backward_magnitude());
-      term.floor += key.doubt;
-      Accumulate(term, dout, result.dv, (*kv_row)(key.position));
-    }
-    FinishRow(spec_.dtype, result.dq, at);
-    if (sink_row < 0) return;
-    // What of the sink's share the keys may take, or it of theirs.
-    double sink_doubt = 0.0;
-    for (const VisibleKey& key : row_.keys) sink_doubt += key.doubt;
-    const double p = row_.sink_share();
-    AccumulateSink(p, delta, row_.linear_magnitude(), std::min(1.0, sink_doubt), result.dsinks,
-                   sink_row);
-    result.dsinks.floor[sink_row] += (p + sink_doubt) * delta_doubt;
-  }
-
- private:
-  double SquaresOf(const double* dout, const double* out_magnitude) const {
-    double squares = 0.0;
-    for (int64_t d = 0; d < spec_.shape.head_dim_v; ++d) {
-      squares += dout[d] * out_magnitude[d] * dout[d] * out_magnitude[d];
-    }
-    return squares;
-  }
-
-  const AttentionSpec& spec_;
-  const Document& document_;
-  RowScores row_;
-};
 
 void FinishAll(DType dtype, RowSet& set) {
   const int64_t rows = static_cast<int64_t>(set.rows.size());
@@ -185,6 +20,18 @@ void FinishAll(DType dtype, RowSet& set) {
 struct NoKvRow {
   int64_t operator()(int64_t) const { return 0; }
 };
+
+bool HasBiasGradient(const AttentionSpec& spec) {
+  return spec.options.bias.has_value() && spec.options.bias->gradient;
+}
+
+// The shape of dbias's rows as [batch][token][head].
+int64_t BiasBatch(const AttentionSpec& spec) {
+  return spec.options.bias->per_batch ? spec.shape.batch : 1;
+}
+int64_t BiasHeads(const AttentionSpec& spec) {
+  return spec.options.bias->per_head ? spec.shape.num_heads : 1;
+}
 
 double SinkOf(const AttentionSpec& spec, const Inputs& inputs, int64_t head) {
   return spec.options.sinks ? inputs.sinks[head] : -kInfinity;
@@ -271,11 +118,16 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
     result.dk.Resize(AllRows(shape.batch, sk, kv_heads), shape.head_dim);
     result.dv.Resize(result.dk.rows, shape.head_dim_v);
     if (spec.options.sinks) result.dsinks.Resize(AllRows(1, 1, heads), 1);
+    if (HasBiasGradient(spec)) {
+      result.dbias.Resize(AllRows(BiasBatch(spec), sq, BiasHeads(spec)), PairColumns(shape));
+    }
   }
+  const PairTerms terms(spec, inputs);
   const std::vector<Document> documents = DocumentsOf(spec);
   for (int64_t b = 0; b < shape.batch; ++b) {
-    for (const Document& document : documents) {
-      QueryRow row(spec, document);
+    for (size_t d = 0; d < documents.size(); ++d) {
+      const Document& document = documents[d];
+      QueryRow row(spec, document, terms);
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t hk = h / shape.group_size();
         const auto rows_of = [&](const void* data, bool kv, int64_t dim) {
@@ -294,17 +146,21 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
         };
         for (int64_t i = 0; i < document.q_length; ++i) {
           const int64_t at = (b * sq + document.q_begin + i) * heads + h;
-          row.Forward(q.Row(i), i, SinkOf(spec, inputs, h), k, v, result, at);
+          row.Forward({b, static_cast<int64_t>(d), h, i}, q.Row(i), SinkOf(spec, inputs, h), k, v,
+                      result, at);
           if (!gradients) continue;
+          const int64_t bias_row =
+              HasBiasGradient(spec) ? BiasRow(spec, b, document.q_begin + i, h) : -1;
           row.Backward(q.Row(i), dout.Row(i), DlseOf(spec, inputs, result.out.rows[at]), k, v,
-                       result, at, spec.options.sinks ? h : -1, &kv_row);
+                       result, at, spec.options.sinks ? h : -1, bias_row, &kv_row);
         }
       }
     }
   }
-  FinishAll(spec.dtype, result.dk);
-  FinishAll(spec.dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   FinishSinkGradients(result.dsinks);
+  if (!result.dbias.empty()) FinishAll(DTypeOf(spec, TensorId::kDbias), result.dbias);
   return result;
 }
 
@@ -317,9 +173,11 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
   result.lse.Resize(rows, 1);
   if (gradients) result.dq.Resize(rows, shape.head_dim);
   const std::vector<Document> documents = DocumentsOf(spec);
+  const PairTerms terms(spec, inputs);
   for (size_t at = 0; at < rows.size(); ++at) {
     const RowId& id = rows[at];
-    const Document& document = documents[DocumentOf(shape.cu_seqlens_q, id.token)];
+    const int64_t d = DocumentOf(shape.cu_seqlens_q, id.token);
+    const Document& document = documents[d];
     const int64_t i = id.token - document.q_begin;
     const int64_t hk = id.head / shape.group_size();
     const auto one = [&](const void* data, bool kv, int64_t dim) {
@@ -331,12 +189,13 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
     HeadRows q = one(inputs.q, false, shape.head_dim);
     HeadRows k = one(inputs.k, true, shape.head_dim);
     HeadRows v = one(inputs.v, true, shape.head_dim_v);
-    QueryRow row(spec, document);
-    row.Forward(q.Row(i), i, SinkOf(spec, inputs, id.head), k, v, result, static_cast<int64_t>(at));
+    QueryRow row(spec, document, terms);
+    row.Forward({id.batch, d, id.head, i}, q.Row(i), SinkOf(spec, inputs, id.head), k, v, result,
+                static_cast<int64_t>(at));
     if (!gradients) continue;
     HeadRows dout = one(inputs.dout, false, shape.head_dim_v);
     row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, id), k, v, result,
-                          static_cast<int64_t>(at), /*sink_row=*/-1, nullptr);
+                          static_cast<int64_t>(at), /*sink_row=*/-1, /*bias_row=*/-1, nullptr);
   }
   return result;
 }
@@ -355,7 +214,7 @@ Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, cons
         double squares = 0.0;
         for (int64_t d = 0; d < shape.head_dim_v; ++d) {
           const double product =
-              Load(spec.dtype, out, element + d) * Load(spec.dtype, dout, element + d);
+              Load(spec.result_dtype(), out, element + d) * Load(spec.dtype, dout, element + d);
           delta.value[at] += product;
           delta.magnitude[at] += std::abs(product);
           squares += product * product;
@@ -380,10 +239,12 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
   result.dk.Resize(rows, shape.head_dim);
   result.dv.Resize(rows, shape.head_dim_v);
   const std::vector<Document> documents = DocumentsOf(spec);
+  const PairTerms terms(spec, inputs);
   for (size_t index = 0; index < rows.size(); ++index) {
     const RowId& id = rows[index];
     const int64_t at = static_cast<int64_t>(index);
-    const Document& document = documents[DocumentOf(shape.cu_seqlens_k, id.token)];
+    const int64_t d = DocumentOf(shape.cu_seqlens_k, id.token);
+    const Document& document = documents[d];
     const int64_t j = id.token - document.k_begin;
     const auto one = [&](const void* data, bool kv, int64_t dim, int64_t head) {
       return HeadRows(dtype, data, kv ? shape.seq_len_kv : shape.seq_len_q,
@@ -400,38 +261,91 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
       HeadRows dout_rows = one(inputs.dout, false, shape.head_dim_v, h);
       for (int64_t i = 0; i < document.q_length; ++i) {
         if (!Sees(document.rule, document.q_length, document.k_length, i, j)) continue;
+        const PairContext pair = terms.Of({id.batch, d, h, i}, j);
+        if (!pair.visible) continue;
         const int64_t statistic =
             (id.batch * shape.num_heads + h) * shape.seq_len_q + document.q_begin + i;
         const double* q = q_rows.Row(i);
         const double* dout = dout_rows.Row(i);
         const Dot dot = DotOf(q, k, shape.head_dim);
-        const Score score = ScoreOf(spec.options, dot.value);
+        const Score capped = ScoreOf(spec.options, dot.value, pair.before_softcap);
+        const double score = capped.value + pair.after_softcap;
         const double row_lse = lse[statistic];
         if (row_lse == -kInfinity) continue;
-        const double p = std::exp(score.value - row_lse);
-        const Dot dp = DotOf(dout, v, shape.head_dim_v);
+        const double p = std::exp(score - row_lse);
+        Dot dp = DotOf(dout, v, shape.head_dim_v);
+        dp = {dp.value * pair.keep, dp.magnitude * pair.keep};
         // Stands for the row's S, which would need all its keys.
-        const double score_size = std::max(std::abs(scale) * dot.magnitude, std::abs(row_lse));
+        const double added = std::abs(pair.after_softcap);
+        const double score_size =
+            std::max(std::abs(scale) * dot.magnitude + std::abs(pair.before_softcap) + added,
+                     std::abs(row_lse));
         const RowDelta row_delta = {delta.value[statistic], delta.value[statistic],
                                     delta.magnitude[statistic], /*rounding=*/0.0, /*floor=*/0.0};
         const bool wide = score_size >= kWideScores;
         // What the row's other keys can take is not known here: all of it.
-        const double error = 2.0 * ScoreError(spec.options, scale * dot.value, score_size);
-        const double doubt =
-            wide ? Doubt(p, MostProbability(score.value, row_lse, error), 1.0) : 0.0;
+        const double raw = scale * dot.value + pair.before_softcap;
+        const double error =
+            2.0 * (ScoreError(spec.options, raw, score_size) + kFloat32Slack * added);
+        const double doubt = wide ? Doubt(p, MostProbability(score, row_lse, error), 1.0) : 0.0;
         const double linear_size = wide ? LseLoss(row_lse) : score_size;
-        Coefficients ds = GradientTerm(spec, p, dp, row_delta, score.slope, linear_size);
+        Coefficients ds = GradientTerm(spec, p, dp, row_delta, capped.slope, linear_size, scale);
         ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
         Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size);
         term.floor += doubt;
+        term = {term.exact * pair.keep, term.twin * pair.keep, term.magnitude * pair.keep,
+                term.floor * pair.keep};
         Accumulate(ds, q, result.dk, at);
         Accumulate(term, dout, result.dv, at);
       }
     }
   }
-  FinishAll(dtype, result.dk);
-  FinishAll(dtype, result.dv);
+  FinishAll(spec.result_dtype(), result.dk);
+  FinishAll(spec.result_dtype(), result.dv);
   return result;
+}
+
+RowSet EvaluateBiasRows(const AttentionSpec& spec, const Inputs& inputs,
+                        const std::vector<RowId>& rows) {
+  const AttentionShape& shape = spec.shape;
+  const BiasForm& bias = *spec.options.bias;
+  const std::vector<Document> documents = DocumentsOf(spec);
+  const PairTerms terms(spec, inputs);
+  Result result;
+  result.dbias.Resize(rows, PairColumns(shape));
+  for (size_t at = 0; at < rows.size(); ++at) {
+    const RowId& id = rows[at];
+    const int64_t d = DocumentOf(shape.cu_seqlens_q, id.token);
+    const Document& document = documents[d];
+    const int64_t i = id.token - document.q_begin;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      if (bias.per_batch && b != id.batch) continue;
+      for (int64_t h = 0; h < shape.num_heads; ++h) {
+        if (bias.per_head && h != id.head) continue;
+        const int64_t hk = h / shape.group_size();
+        const auto one = [&](const void* data, bool kv, int64_t dim) {
+          return HeadRows(spec.dtype, data, kv ? shape.seq_len_kv : shape.seq_len_q,
+                          kv ? shape.num_kv_heads : shape.num_heads, dim, b, kv ? hk : h,
+                          kv ? document.k_begin : document.q_begin,
+                          kv ? document.k_length : document.q_length, /*decode_all=*/false);
+        };
+        HeadRows q = one(inputs.q, false, shape.head_dim);
+        HeadRows k = one(inputs.k, true, shape.head_dim);
+        HeadRows v = one(inputs.v, true, shape.head_dim_v);
+        HeadRows dout = one(inputs.dout, false, shape.head_dim_v);
+        const RowId own{b, id.token, h};
+        result.out.Resize({own}, shape.head_dim_v);
+        result.lse.Resize({own}, 1);
+        result.dq.Resize({own}, shape.head_dim);
+        QueryRow row(spec, document, terms);
+        row.Forward({b, d, h, i}, q.Row(i), SinkOf(spec, inputs, h), k, v, result, 0);
+        row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, own), k, v, result, 0,
+                              /*sink_row=*/-1, static_cast<int64_t>(at), nullptr);
+      }
+    }
+  }
+  FinishAll(DTypeOf(spec, TensorId::kDbias), result.dbias);
+  return std::move(result.dbias);
 }
 
 RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
@@ -461,6 +375,10 @@ RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, cons
 
 std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {
   return SampleRows(spec.shape.batch, spec.shape.seq_len_q, spec.shape.num_heads, count, seed);
+}
+
+std::vector<RowId> SampleBiasRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {
+  return SampleRows(BiasBatch(spec), spec.shape.seq_len_q, BiasHeads(spec), count, seed);
 }
 
 std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {

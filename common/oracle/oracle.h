@@ -46,6 +46,11 @@ struct Inputs {
   const void* dout = nullptr;
   const float* sinks = nullptr;  // where spec.options.sinks
   const float* dlse = nullptr;   // with dout, where spec.has_dlse
+  // Where the spec's options have them.
+  const void* bias = nullptr;
+  const uint8_t* mask = nullptr;
+  const int32_t* q_segment_ids = nullptr;
+  const int32_t* kv_segment_ids = nullptr;
 };
 
 // One row of a tensor: [batch][token][head], `token` counts along the whole
@@ -60,8 +65,10 @@ struct RowId {
 
 // Rows of one tensor with their exact values and yardsticks, each
 // [rows.size()][dim]. For lse: dim 1, exact may be -inf, magnitude is the row's
-// S = max over the keys it sees of |scale| * sum |q||k|, and |sink|; twin and floor
-// unused. For dsinks: a row {0, 0, head} for each head, dim 1.
+// S = max over the keys it sees of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|; twin
+// and floor unused. For dsinks: a row {0, 0, head} for each head, dim 1. For dbias: a row of
+// PairColumns for each batch row, query and head that the bias tells apart (0 for those it does
+// not).
 struct RowSet {
   std::vector<RowId> rows;
   int64_t dim = 0;
@@ -84,13 +91,14 @@ struct Result {
   RowSet dk;
   RowSet dv;
   RowSet dsinks;
+  RowSet dbias;
 };
 
 // True if query position i of a document with sq queries and sk keys sees key
 // position j of the same document.
 bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j);
 
-// Everything: out and lse, and dq, dk, dv, dsinks if inputs.dout is set.
+// Everything: out and lse, and dq, dk, dv, dsinks, dbias if inputs.dout is set.
 // Cost: about 19 * head_dim multiply-adds per visible pair with gradients.
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 
@@ -118,10 +126,15 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
 RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
                              const Delta& delta);
 
+// The given rows of dbias. REQUIRES: inputs.dout and spec.options.bias with a gradient.
+RowSet EvaluateBiasRows(const AttentionSpec& spec, const Inputs& inputs,
+                        const std::vector<RowId>& rows);
+
 // `count` distinct rows (all, if there are fewer), the first and the last row
 // among them, in ascending order. Deterministic from `seed`.
 std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
+std::vector<RowId> SampleBiasRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 
 }  // namespace ringattn::oracle
 

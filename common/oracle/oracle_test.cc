@@ -416,6 +416,31 @@ TEST(Oracle, TheTwinsErrorIsOfTheDtypesSize) {
   }
 }
 
+// What is left without the results' rounding is p's and ds's: less, and not representable in
+// the request's dtype.
+TEST(Oracle, Float32ResultsAreNotRounded) {
+  AttentionSpec spec = DenseSpec(1, 64, 64, 2, 2, 32, 32);
+  spec.dtype = DType::kBFloat16;
+  const InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 1, true);
+  const Result rounded = EvaluateAll(spec, inputs.view());
+  spec.fp32_results = true;
+  const Result whole = EvaluateAll(spec, inputs.view());
+  const auto error = [](const RowSet& set) {
+    double sum = 0.0;
+    for (size_t e = 0; e < set.exact.size(); ++e) sum += std::pow(set.twin[e] - set.exact[e], 2);
+    return std::sqrt(sum);
+  };
+  for (const auto tensor : {&Result::out, &Result::dq, &Result::dk, &Result::dv}) {
+    EXPECT_EQ((whole.*tensor).exact, (rounded.*tensor).exact);
+    EXPECT_LT(error(whole.*tensor), 0.9 * error(rounded.*tensor));
+    bool representable = true;
+    for (const double value : (whole.*tensor).twin) {
+      representable = representable && RoundTo(DType::kBFloat16, value) == value;
+    }
+    EXPECT_FALSE(representable);
+  }
+}
+
 TEST(Oracle, SampledRowsEqualTheWhole) {
   for (AttentionSpec spec : Specs()) {
     spec.dtype = DType::kBFloat16;

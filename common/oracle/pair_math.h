@@ -118,6 +118,15 @@ inline void Accumulate(const Coefficients& c, const double* x, RowSet& set, int6
   }
 }
 
+// One element of a row alone.
+inline void AddToElement(const Coefficients& c, int64_t column, RowSet& set, int64_t row) {
+  const int64_t at = row * set.dim + column;
+  set.exact[at] += c.exact;
+  set.twin[at] += c.twin;
+  set.magnitude[at] += c.magnitude;
+  set.floor[at] += c.floor;
+}
+
 // Rounds the twins and adds what storing the results may lose to underflow: to the
 // floor, as it has nothing to do with the size of the row. A sum on its way to a tiny result
 // may be a subnormal, which GPUs flush: that loses less than 2^-126.
@@ -135,8 +144,9 @@ struct Score {
   double slope;
 };
 
-inline Score ScoreOf(const AttentionOptions& options, double dot) {
-  const double score = options.softmax_scale * dot;
+//   bias  added before the softcap
+inline Score ScoreOf(const AttentionOptions& options, double dot, double bias = 0.0) {
+  const double score = options.softmax_scale * dot + bias;
   if (options.softcap == 0.0) return {score, 1.0};
   const double t = std::tanh(score / options.softcap);
   // 1 - t^2 without its cancellation.
@@ -236,19 +246,24 @@ inline void FinishSinkGradients(RowSet& set) {
   }
 }
 
-// ds's terms in dq and dk.
+// ds's terms in what it is multiplied with: dq and dk with the softmax scale, dbias as it is.
+//   factor  the scale
 inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot& dp,
-                                 const RowDelta& delta, double slope, double score_magnitude) {
-  const double scale = spec.options.softmax_scale;
+                                 const RowDelta& delta, double slope, double score_magnitude,
+                                 double factor) {
+  const double scale = factor;
   const double ds = p * (dp.value - delta.value) * slope;
   const double ds_twin = p * (dp.value - delta.twin) * slope;
   const double size = std::abs(dp.value) + std::abs(delta.value);
   const double loss = std::min(SubnormalLoss(spec.dtype, ds), p * (size + delta.rounding)) /
                       (8.0 * ToleranceUnit(spec.dtype));
   const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
+  // Dropout may leave a row with keys of little weight alone: then out is as small as what storing
+  // it loses, and so is delta beside p.
+  const double delta_floor = spec.options.dropout.threshold != 0 ? p * delta.floor : 0.0;
   return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
           std::abs(scale) * (p * (size + delta.rounding) * slope + loss),
-          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size)};
+          std::abs(scale) * (kFloat32Slack * noise + Float32Flush(p) * size + delta_floor)};
 }
 
 }  // namespace ringattn::oracle

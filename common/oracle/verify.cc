@@ -112,6 +112,7 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     give_up(TensorId::kDk, judged.dk, kReason);
     give_up(TensorId::kDv, judged.dv, kReason);
     give_up(TensorId::kDsinks, judged.dsinks, kReason);
+    give_up(TensorId::kDbias, judged.dbias, kReason);
   }
   const int64_t cost = CostOf(spec.shape);
   const bool has_forward = judged.out != nullptr && judged.lse != nullptr;
@@ -130,7 +131,9 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
   Result expected;
   std::map<TensorId, Suspects> suspects;
   if (whole) {
-    if (judged.dq == nullptr && !wants_key_rows) needed.dout = nullptr;
+    if (judged.dq == nullptr && !wants_key_rows && judged.dbias == nullptr) {
+      needed.dout = nullptr;
+    }
     expected = EvaluateAll(spec, needed);
   } else {
     suspects = Scan(spec, inputs, judged, options.rows);
@@ -139,6 +142,10 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
         EvaluateQueryRows(spec, needed,
                           WithSuspects(SampleQueryRows(spec, options.rows, options.seed), suspects,
                                        {TensorId::kOut, TensorId::kLse, TensorId::kDq}));
+    if (judged.dbias != nullptr) {
+      expected.dbias =
+          EvaluateBiasRows(spec, inputs, SampleBiasRows(spec, options.rows, options.seed + 2));
+    }
     if (wants_key_rows) {
       const Statistics statistics = has_forward
                                         ? GivenStatistics(spec, inputs, {judged.out, judged.lse})

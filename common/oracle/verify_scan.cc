@@ -164,7 +164,11 @@ bool GradientIsSuspect(const double* row, int64_t dim, double most, bool may_van
 class Scanner {
  public:
   Scanner(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual, int64_t limit)
-      : spec_(spec), shape_(spec.shape), inputs_(inputs), actual_(actual) {
+      : spec_(spec),
+        shape_(spec.shape),
+        inputs_(inputs),
+        actual_(actual),
+        has_terms_(HasScoreTerms(spec.options)) {
     const auto add = [&](TensorId tensor, const void* data) {
       if (data != nullptr) collectors_.emplace(tensor, limit);
     };
@@ -209,9 +213,11 @@ class Scanner {
     }
   };
 
-  HeadRows RowsOf(const Head& head, const void* data, bool kv, int64_t at_head, int64_t dim) const {
+  HeadRows RowsOf(const Head& head, TensorId tensor, const void* data, int64_t at_head,
+                  int64_t dim) const {
     const Document& document = head.document;
-    return HeadRows(spec_.dtype, data, kv ? shape_.seq_len_kv : shape_.seq_len_q,
+    const bool kv = InfoOf(tensor).axis == Axis::kKv;
+    return HeadRows(DTypeOf(spec_, tensor), data, kv ? shape_.seq_len_kv : shape_.seq_len_q,
                     kv ? shape_.num_kv_heads : shape_.num_heads, dim, head.batch, at_head,
                     kv ? document.k_begin : document.q_begin,
                     kv ? document.k_length : document.q_length, /*decode_all=*/false);
@@ -242,8 +248,8 @@ class Scanner {
   Keys KeysOfHead(const Head& head) const {
     const int64_t length = head.document.k_length;
     Keys keys{Extremes(length, shape_.head_dim_v), Extremes(length, 1), Extremes(length, 1)};
-    HeadRows k = RowsOf(head, inputs_.k, true, head.kv_head, shape_.head_dim);
-    HeadRows v = RowsOf(head, inputs_.v, true, head.kv_head, shape_.head_dim_v);
+    HeadRows k = RowsOf(head, TensorId::kK, inputs_.k, head.kv_head, shape_.head_dim);
+    HeadRows v = RowsOf(head, TensorId::kV, inputs_.v, head.kv_head, shape_.head_dim_v);
     for (int64_t j = 0; j < length; ++j) {
       const double* row = v.Row(j);
       keys.v.Add(j, row);
@@ -260,10 +266,10 @@ class Scanner {
   void ScanQueries(const Head& head, const Keys& keys, int64_t h, QuerySums* sums) {
     const bool gradients = WantsGradients();
     const int64_t dim = shape_.head_dim, dim_v = shape_.head_dim_v;
-    HeadRows q = RowsOf(head, inputs_.q, false, h, dim);
-    HeadRows out = RowsOf(head, actual_.out, false, h, dim_v);
-    HeadRows dq = RowsOf(head, actual_.dq, false, h, dim);
-    HeadRows dout = RowsOf(head, inputs_.dout, false, h, dim_v);
+    HeadRows q = RowsOf(head, TensorId::kQ, inputs_.q, h, dim);
+    HeadRows out = RowsOf(head, TensorId::kOut, actual_.out, h, dim_v);
+    HeadRows dq = RowsOf(head, TensorId::kDq, actual_.dq, h, dim);
+    HeadRows dout = RowsOf(head, TensorId::kDout, inputs_.dout, h, dim_v);
     for (int64_t i = 0; i < head.document.q_length; ++i) {
       const RowId row{head.batch, head.document.q_begin + i, h};
       const Interval seen = KeysOf(head.document, i);
@@ -284,14 +290,20 @@ class Scanner {
       const double v_norm = seen.empty() ? 0.0 : keys.v_norm.LargestOver(seen);
       const double most = 2 * std::abs(spec_.options.softmax_scale) * dout_norm * v_norm * k_norm;
       // With one key p is 1 whatever the score.
-      if (GradientIsSuspect(dq.Row(i), dim, most, /*may_vanish=*/seen.size() == 1)) {
+      if (IsSuspect(dq.Row(i), dim, most, /*may_vanish=*/seen.size() == 1)) {
         collectors_.at(TensorId::kDq).Add(row);
       }
     }
   }
 
+  // GradientIsSuspect where its bounds hold.
+  bool IsSuspect(const double* row, int64_t dim, double most, bool may_vanish) const {
+    return has_terms_ ? !AllFinite(row, dim) : GradientIsSuspect(row, dim, most, may_vanish);
+  }
+
   bool OutIsSuspect(const Keys& keys, const Interval& seen, const double* out) {
     const int64_t dim = shape_.head_dim_v;
+    if (has_terms_) return !AllFinite(out, dim);
     if (seen.empty()) return !AllZero(out, dim);
     low_.resize(dim);
     high_.resize(dim);
@@ -311,6 +323,7 @@ class Scanner {
   bool LseIsSuspect(const RowId& row, const Interval& seen, double score_norms) const {
     const int64_t at = (row.batch * shape_.num_heads + row.head) * shape_.seq_len_q + row.token;
     const double lse = actual_.lse[at];
+    if (has_terms_) return std::isnan(lse);
     if (seen.empty()) return lse != -kInfinity;
     const double size = std::abs(spec_.options.softmax_scale) * score_norms;
     const double softcap = spec_.options.softcap;
@@ -324,8 +337,8 @@ class Scanner {
     if (!Wanted(TensorId::kDk) && !Wanted(TensorId::kDv)) return;
     const int64_t dim = shape_.head_dim, dim_v = shape_.head_dim_v;
     const int64_t length = head.document.k_length;
-    HeadRows dk = RowsOf(head, actual_.dk, true, head.kv_head, dim);
-    HeadRows dv = RowsOf(head, actual_.dv, true, head.kv_head, dim_v);
+    HeadRows dk = RowsOf(head, TensorId::kDk, actual_.dk, head.kv_head, dim);
+    HeadRows dv = RowsOf(head, TensorId::kDv, actual_.dv, head.kv_head, dim_v);
     const double v_norm = length == 0 ? 0.0 : keys.v_norm.LargestOver({0, length});
     const double scale = 2 * std::abs(spec_.options.softmax_scale) * v_norm;
     for (int64_t j = 0; j < length; ++j) {
@@ -334,11 +347,11 @@ class Scanner {
       // A query that sees this key alone adds nothing to dk.
       const bool alone = QuerySums::Over(sums.several, queries) == 0.0;
       if (Wanted(TensorId::kDk) &&
-          GradientIsSuspect(dk.Row(j), dim, scale * QuerySums::Over(sums.dout_q, queries), alone)) {
+          IsSuspect(dk.Row(j), dim, scale * QuerySums::Over(sums.dout_q, queries), alone)) {
         collectors_.at(TensorId::kDk).Add(row);
       }
       if (Wanted(TensorId::kDv) &&
-          GradientIsSuspect(dv.Row(j), dim_v, QuerySums::Over(sums.dout, queries), false)) {
+          IsSuspect(dv.Row(j), dim_v, QuerySums::Over(sums.dout, queries), false)) {
         collectors_.at(TensorId::kDv).Add(row);
       }
     }
@@ -348,6 +361,7 @@ class Scanner {
   const AttentionShape& shape_;
   const Inputs& inputs_;
   const Outputs& actual_;
+  const bool has_terms_;
   std::map<TensorId, Collector> collectors_;
   std::vector<double> low_, high_;  // scratch of OutIsSuspect
 };

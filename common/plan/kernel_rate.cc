@@ -8,6 +8,7 @@ const KernelRate* RateOf(const std::vector<KernelRate>& rates, const AttentionSp
                          Direction direction) {
   for (const KernelRate& rate : rates) {
     if (rate.direction != direction) continue;
+    if (rate.score_terms != HasScoreTerms(spec.options)) continue;
     const auto& dtypes = rate.dtypes;
     if (std::find(dtypes.begin(), dtypes.end(), spec.dtype) != dtypes.end()) return &rate;
   }

@@ -18,10 +18,12 @@ struct KernelRate {
   std::vector<DType> dtypes;
   Direction direction = Direction::kForward;
   double flops_per_second = 0;  // > 0
+  bool score_terms = false;  // of requests with a bias, a mask, ids, ALiBi or dropout; or of others
 };
 
-// The rate of the kernels that serve a request: the first of `rates` with its dtype and direction;
-// null if there is none. The device says what its own choice is, so both agree.
+// The rate of the kernels that serve a request: the first of `rates` with its dtype and direction,
+// for score terms or without; null if there is none. The device says what its own choice is, so
+// both agree.
 const KernelRate* RateOf(const std::vector<KernelRate>& rates, const AttentionSpec& spec,
                          Direction direction);
 

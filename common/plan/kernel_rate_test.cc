@@ -23,6 +23,16 @@ TEST(KernelRateTest, DtypeAndDirectionDecide) {
   EXPECT_EQ(RateOf(kRates, SpecOf(DType::kFloat32), Direction::kForward), &kRates[2]);
 }
 
+TEST(KernelRateTest, ScoreTermsDecideToo) {
+  std::vector<KernelRate> rates = kRates;
+  rates.push_back({"simt", {DType::kFloat32}, Direction::kForward, 1e12, /*score_terms=*/true});
+  AttentionSpec spec = SpecOf(DType::kFloat32);
+  EXPECT_EQ(RateOf(rates, spec, Direction::kForward), &rates[2]);
+  spec.options.dropout.threshold = 1;
+  EXPECT_EQ(RateOf(rates, spec, Direction::kForward), &rates[3]);
+  EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), nullptr);
+}
+
 TEST(KernelRateTest, NoneIsNotAGuess) {
   EXPECT_EQ(RateOf(kRates, SpecOf(DType::kFloat32), Direction::kBackward), nullptr);
   EXPECT_EQ(RateOf({}, SpecOf(DType::kFloat32), Direction::kForward), nullptr);

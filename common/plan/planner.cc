@@ -22,6 +22,8 @@ double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
       return 2.0 * (dim + dim_v);
     case ComputeCall::Op::kBackward:
       return 2.0 * (3.0 * dim + 2.0 * dim_v);
+    case ComputeCall::Op::kBiasGradient:
+      return 2.0 * (dim + dim_v);
     default:
       return 0.0;
   }
@@ -53,6 +55,15 @@ int64_t LongerAxis(const AttentionSpec& spec) {
   return spec.shape.batch * std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
 }
 
+// Of a bias, a mask and the gradient, as the request has them; saturates.
+int64_t PairTensorBytes(const AttentionSpec& spec) {
+  int64_t bytes = 0;
+  for (TensorId id : {TensorId::kBias, TensorId::kDbias, TensorId::kMask}) {
+    if (InfoOf(id).is_present(spec)) bytes += BytesOf(spec, id);
+  }
+  return bytes;
+}
+
 struct RingSize {
   int world_size = 1;
   std::string reason;
@@ -81,6 +92,13 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
                     absl::StrCat("ring as asked, over all ", inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
+  // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
+  const int64_t pair_bytes = PairTensorBytes(spec);
+  if (pair_bytes > kSingleDevicePairBytes) {
+    return RingSize{inputs.ready_workers, absl::StrCat("a bias or mask of ", pair_bytes,
+                                                       " bytes is spread: ring over all ",
+                                                       inputs.ready_workers, " workers")};
+  }
   if (tokens <= inputs.single_device_threshold_tokens) {
     return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",
                                     " within the single-device threshold of ",

@@ -36,6 +36,9 @@ inline constexpr int64_t kMaxStripes = int64_t{1} << 16;
 // some 100 ns each: 0.5 s. Other layouts stay below 2^19 pieces.
 inline constexpr int64_t kMaxPieceVisits = int64_t{1} << 22;
 
+// A bias or a mask of more is spread over the ring, whatever the number of tokens.
+inline constexpr int64_t kSingleDevicePairBytes = int64_t{1} << 30;
+
 struct PlannerInputs {
   int ready_workers = 0;
   int64_t single_device_threshold_tokens = 32768;

@@ -324,6 +324,19 @@ TEST(PlannerTest, EmptyProblems) {
   EXPECT_EQ(plan.flops, 0);
 }
 
+// A bias grows with the square of the tokens.
+TEST(PlannerTest, ALargeBiasIsSpread) {
+  AttentionSpec spec = Spec(16384, true);
+  EXPECT_EQ(MustPlan(spec, {}, 4).shards.world_size, 1);
+  spec.options.bias = BiasForm{.float32 = true};
+  EXPECT_EQ(MustPlan(spec, {}, 4).shards.world_size, 1);  // 1 GiB
+  spec.options.bias->gradient = true;
+  const Plan plan = MustPlan(spec, {}, 4, Direction::kBackward);
+  EXPECT_EQ(plan.shards.world_size, 4);
+  EXPECT_NE(plan.reason.find("bias or mask"), std::string::npos) << plan.reason;
+  EXPECT_EQ(MustPlan(spec, {}, 1, Direction::kBackward).shards.world_size, 1);
+}
+
 // limits.h promises that no product of legal dimensions overflows.
 TEST(LimitsTest, ProductsOfLegalDimensionsFit) {
   const Limits limits;

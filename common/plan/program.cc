@@ -21,6 +21,8 @@ const char* OpName(ComputeCall::Op op) {
       return "sink_gradient";
     case ComputeCall::Op::kBackward:
       return "backward";
+    case ComputeCall::Op::kBiasGradient:
+      return "bias_gradient";
     case ComputeCall::Op::kZero:
       return "zero";
     case ComputeCall::Op::kAdd:

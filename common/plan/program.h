@@ -39,8 +39,8 @@ struct BufferSpec {
   BufferSource source = BufferSource::kScratch;
   // Set for buffers that hold this rank's shard of a protocol tensor, in its
   // TensorLayout with local rows: inputs are filled before the program runs
-  // (by `source`), outputs are read after it. The shard lies at the buffer's beginning; k and v
-  // may be larger, where they later hold another rank's block.
+  // (by `source`), outputs are read after it. The shard lies at the buffer's beginning; what
+  // travels (k, v, their segment ids) may be larger, where it later holds another rank's block.
   std::optional<TensorId> input;
   std::optional<TensorId> output;
 };
@@ -71,8 +71,9 @@ struct OptionOperand {
 // shard, with all heads, in ranges of exactly that many rows:
 //   q       [batch, rows, num_heads, head_dim] spec dtype
 //   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may be out's bytes
-//           where the dtype is fp32
-//   out     [batch, rows, num_heads, head_dim_v] spec dtype; dout alike
+//           where results are fp32
+//   out     [batch, rows, num_heads, head_dim_v] the spec's result_dtype()
+//   dout    the same in spec dtype
 //   lse     [batch, num_heads, rows] fp32; delta and dlse alike
 //   dq_acc  [batch, rows, num_heads, head_dim] fp32, accumulated into
 // Which of them a call has: ComputeCall::Op.
@@ -99,6 +100,7 @@ struct QOperand {
 // source_rank's kv shard, with all heads, in ranges of exactly that many rows:
 //   k [batch, rows, num_kv_heads, head_dim], v [.., head_dim_v], spec dtype
 //   dk, dv: the same shapes in fp32 (backward), accumulated into
+//   segment_ids [batch, rows] int32, where the request has them
 struct KvOperand {
   int source_rank = 0;
   int64_t row_begin = 0;
@@ -107,6 +109,7 @@ struct KvOperand {
   ByteRange v;
   ByteRange dk;
   ByteRange dv;
+  ByteRange segment_ids;
 
   int64_t rows() const { return row_end - row_begin; }
 };
@@ -125,18 +128,21 @@ struct ComputeCall {
     kSinkGradient,
     // dq_acc += ..., and each operand's dk, dv += ... Has q, lse, dout, delta, dq_acc.
     kBackward,
+    // target (the rank's shard of dbias) = the bias's gradient, at the pairs of q and `kv`; other
+    // pairs stay. Has q, lse, dout, delta.
+    kBiasGradient,
     kZero,     // target = 0
     kAdd,      // target += source, fp32
-    kConvert,  // target (spec dtype) = source (fp32)
+    kConvert,  // target (the spec's result_dtype()) = source (fp32)
   };
   Op op = Op::kForward;
 
-  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward
-  std::vector<KvOperand> kv;  // kForward, kBackward
+  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward, kBiasGradient
+  std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient
   bool initial = false;       // kForward: there is no previous partial
-  bool final = false;         // kForward: write out in the spec's dtype
+  bool final = false;         // kForward: write out, in the results' dtype
   ByteRange source;           // kAdd, kConvert
-  ByteRange target;           // kZero, kAdd, kConvert, kSinkGradient
+  ByteRange target;           // kZero, kAdd, kConvert, kSinkGradient, kBiasGradient
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head.

@@ -65,6 +65,14 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
       plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle : ScheduleKind::kRing;
   spec.options.sinks = random() % 3 == 0;
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
+  spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;
+  spec.options.segment_ids = random() % 3 == 0;
+  if (random() % 3 == 0) {
+    spec.options.bias = BiasForm{.per_batch = random() % 2 == 0,
+                                 .per_head = random() % 2 == 0,
+                                 .gradient = random() % 2 == 0};
+  }
+  if (random() % 3 == 0) spec.options.mask = MaskForm{.bits = random() % 2 == 0};
   return {spec, plan, kind, direction, recompute};
 }
 

@@ -12,6 +12,9 @@ namespace {
 // Bytes per cell. Gradients (fp32) have as many cells per row as keys in fp32; the
 // element counts per row, not the bytes, are compared.
 constexpr int64_t kCellBytes = 2;
+// Segment ids are told from keys by cells that no row of keys has (Identity).
+constexpr int64_t kFirstIdCell = 4000;
+constexpr int64_t kIdCells = 4 / kCellBytes;
 
 }  // namespace
 
@@ -50,6 +53,7 @@ ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan&
   for (const Shard& shard : plan.kv) none.emplace_back(RowsIn(shard), 0);
   forward_.computed.assign(world_size, none);
   backward_.computed.assign(world_size, none);
+  bias_gradient_.computed.assign(world_size, none);
   forward_calls_.assign(world_size, 0);
   forward_done_.assign(world_size, 0);
   converted_.resize(world_size);
@@ -57,7 +61,7 @@ ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan&
   for (const Program& program : schedule.programs) {
     memory_.emplace_back();
     for (const BufferSpec& buffer : program.buffers) {
-      memory_.back().emplace_back(buffer.bytes / kCellBytes);
+      memory_.back().emplace_back((buffer.bytes + kCellBytes - 1) / kCellBytes);
     }
   }
 }
@@ -77,12 +81,12 @@ bool ScheduleSimulator::Slice(int rank, const ByteRange& range, Cell** begin, in
   }
   Cells& cells = memory_[rank][range.buffer];
   if (range.offset < 0 || range.bytes < 0 ||
-      range.offset + range.bytes > static_cast<int64_t>(cells.size()) * kCellBytes) {
+      range.offset + range.bytes > schedule_.programs[rank].buffers[range.buffer].bytes) {
     return Fail(
         absl::StrCat("range outside buffer ", schedule_.programs[rank].buffers[range.buffer].name));
   }
   *begin = cells.data() + range.offset / kCellBytes;
-  *count = range.bytes / kCellBytes;
+  *count = (range.bytes + kCellBytes - 1) / kCellBytes;
   return true;
 }
 
@@ -122,18 +126,21 @@ void ScheduleSimulator::FillInputs() {
       const std::optional<TensorId> input = program.buffers[id].input;
       if (!input.has_value()) continue;
       Cells& cells = memory_[rank][id];
-      if (*input != TensorId::kK && *input != TensorId::kV) {
+      const bool is_ids = *input == TensorId::kKvSegmentIds;
+      if (*input != TensorId::kK && *input != TensorId::kV && !is_ids) {
         std::fill(cells.begin(), cells.end(), Cell{Cell::State::kNumbers, -1, 0});
         continue;
       }
       const bool is_value = *input == TensorId::kV;
-      const int64_t inner_cells = is_value ? value_cells_ : key_cells_;
+      const int64_t inner_cells = is_ids ? kIdCells : is_value ? value_cells_ : key_cells_;
       size_t at = 0;
       for (int64_t b = 0; b < spec_.shape.batch; ++b) {
         for (int64_t row = 0; row < RowsIn(plan_.kv[rank]); ++row) {
           for (int64_t inner = 0; inner < inner_cells; ++inner) {
             cells[at++] = {Cell::State::kKeys,
-                           Identity(static_cast<int>(rank), is_value, b, row, inner), 0};
+                           Identity(static_cast<int>(rank), is_value, b, row,
+                                    is_ids ? kFirstIdCell + inner : inner),
+                           0};
           }
         }
       }
@@ -225,6 +232,8 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       return RunForward(rank, call);
     case ComputeCall::Op::kBackward:
       return RunBackward(rank, call);
+    case ComputeCall::Op::kBiasGradient:
+      return RunBiasGradient(rank, call);
     case ComputeCall::Op::kAdd:
       return RunAdd(rank, call);
     case ComputeCall::Op::kDelta:
@@ -238,7 +247,7 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       int64_t count;
       if (!Require(rank, call.source, "convert")) return false;
       Slice(rank, call.source, &cells, &count);
-      if (call.target.bytes * 4 != call.source.bytes * ElementBytes(spec_.dtype)) {
+      if (call.target.bytes * 4 != call.source.bytes * ElementBytes(spec_.result_dtype())) {
         return Fail("convert between different numbers of elements");
       }
       if (call.target.offset != 0 || call.target.bytes != Whole(rank, call.target.buffer).bytes) {
@@ -254,7 +263,10 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
 bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& coverage) {
   for (const KvOperand& operand : call.kv) {
     if (operand.rows() <= 0) return Fail("operand without rows");
-    if (!CheckKeys(rank, operand, false) || !CheckKeys(rank, operand, true)) return false;
+    if (!CheckKeys(rank, operand, false) || !CheckKeys(rank, operand, true) ||
+        !CheckSegmentIds(rank, operand)) {
+      return false;
+    }
     for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
       ++coverage.computed[rank][operand.source_rank][row];
     }
@@ -271,16 +283,45 @@ bool ScheduleSimulator::RunForward(int rank, const ComputeCall& call) {
     return false;
   }
   // Once: joined to every partial they would count as often.
-  if (spec_.options.sinks && call.final ? !Require(rank, call.q.Option(TensorId::kSinks), "forward")
-                                        : !call.q.options.empty()) {
+  const bool has_sinks = call.q.Option(TensorId::kSinks).buffer != kNoBuffer;
+  if (has_sinks != (spec_.options.sinks && call.final) ||
+      (has_sinks && !Require(rank, call.q.Option(TensorId::kSinks), "forward"))) {
     return Fail("sinks in a call that is not the last");
   }
+  if (!RequireTerms(rank, call)) return false;
   if (!Cover(rank, call, forward_)) return false;
   forward_pairs_ += call.pairs;
   forward_done_[rank] = call.final;
   if (!call.final && !Write(rank, call.q.out_acc, numbers)) return false;
   return Require(rank, call.q.q, "forward") && Write(rank, call.q.lse, numbers) &&
          (!call.final || Write(rank, call.q.out, numbers));
+}
+
+bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
+  for (TensorId id : {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds}) {
+    const ByteRange& range = call.q.Option(id);
+    if ((range.buffer != kNoBuffer) != InfoOf(id).is_present(spec_)) {
+      return Fail(absl::StrCat(TensorName(id), " is not where it belongs"));
+    }
+    if (range.buffer == kNoBuffer) continue;
+    if (range.bytes != LayoutOf(spec_, id).ShardBytes(RowsIn(plan_.q[rank])) ||
+        !Require(rank, range, "a call with score terms")) {
+      return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
+    }
+  }
+  return true;
+}
+
+bool ScheduleSimulator::RunBiasGradient(int rank, const ComputeCall& call) {
+  for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.target}) {
+    if (!Require(rank, range, "bias_gradient")) return false;
+  }
+  if (call.target.bytes != LayoutOf(spec_, TensorId::kDbias).ShardBytes(RowsIn(plan_.q[rank]))) {
+    return Fail("dbias of a wrong size");
+  }
+  if (!RequireTerms(rank, call) || !Cover(rank, call, bias_gradient_)) return false;
+  bias_gradient_pairs_ += call.pairs;
+  return true;
 }
 
 bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
@@ -307,7 +348,7 @@ bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
   for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.q.dq_acc}) {
     if (!Require(rank, range, "backward")) return false;
   }
-  if (!Cover(rank, call, backward_)) return false;
+  if (!RequireTerms(rank, call) || !Cover(rank, call, backward_)) return false;
   backward_pairs_ += call.pairs;
   for (const KvOperand& operand : call.kv) {
     if (!Contribute(rank, operand, false) || !Contribute(rank, operand, true)) return false;
@@ -330,6 +371,28 @@ bool ScheduleSimulator::CheckKeys(int rank, const KvOperand& operand, bool is_va
             cells->identity != Identity(operand.source_rank, is_value, b, row, inner)) {
           return Fail(absl::StrCat("rank ", rank, ": operand does not hold row ", row, " of rank ",
                                    operand.source_rank));
+        }
+      }
+    }
+  }
+  return true;
+}
+
+bool ScheduleSimulator::CheckSegmentIds(int rank, const KvOperand& operand) {
+  if (!spec_.options.segment_ids) {
+    return operand.segment_ids.buffer == kNoBuffer || Fail("segment ids that nobody sent");
+  }
+  Cell* cells;
+  int64_t count;
+  if (!Slice(rank, operand.segment_ids, &cells, &count)) return false;
+  if (count != spec_.shape.batch * operand.rows() * kIdCells) return Fail("ids of a wrong size");
+  for (int64_t b = 0; b < spec_.shape.batch; ++b) {
+    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
+      for (int64_t inner = 0; inner < kIdCells; ++inner, ++cells) {
+        if (cells->state != Cell::State::kKeys ||
+            cells->identity != Identity(operand.source_rank, false, b, row, kFirstIdCell + inner)) {
+          return Fail(absl::StrCat("rank ", rank, ": segment ids are not those of row ", row,
+                                   " of rank ", operand.source_rank));
         }
       }
     }
@@ -486,6 +549,10 @@ bool ScheduleSimulator::CheckOutputs() {
   }
   if (schedule_.direction == Direction::kForward) return true;
   if (spec_.options.sinks && !CheckSinkGradients()) return false;
+  if (InfoOf(TensorId::kDbias).is_present(spec_) &&
+      !CheckCoverage(bias_gradient_, "bias_gradient", bias_gradient_pairs_)) {
+    return false;
+  }
   return CheckCoverage(backward_, "backward", backward_pairs_);
 }
 

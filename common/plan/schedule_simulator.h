@@ -66,8 +66,12 @@ class ScheduleSimulator {
   bool RunDelta(int rank, const ComputeCall& call);
   bool RunSinkGradient(int rank, const ComputeCall& call);
   bool RunBackward(int rank, const ComputeCall& call);
+  bool RunBiasGradient(int rank, const ComputeCall& call);
+  // What every call with keys has of the score terms.
+  bool RequireTerms(int rank, const ComputeCall& call);
   bool RunAdd(int rank, const ComputeCall& call);
   bool CheckKeys(int rank, const KvOperand& operand, bool is_value);
+  bool CheckSegmentIds(int rank, const KvOperand& operand);
   bool Contribute(int rank, const KvOperand& operand, bool is_value);
   bool Cover(int rank, const ComputeCall& call, Coverage& coverage);
 
@@ -89,8 +93,10 @@ class ScheduleSimulator {
   std::vector<char> forward_done_;
   Coverage forward_;
   Coverage backward_;
+  Coverage bias_gradient_;
   int64_t forward_pairs_ = 0;
   int64_t backward_pairs_ = 0;
+  int64_t bias_gradient_pairs_ = 0;
   std::vector<std::vector<int64_t>> bytes_sent_;
 };
 

@@ -24,19 +24,23 @@ int64_t LargestShard(const ShardPlan& plan) {
 // that travel, and where several ranks send to the same rows, landing room for two.
 void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
-  const int64_t block =
-      shape.batch * LargestShard(c.plan) * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  const int64_t largest = shape.batch * LargestShard(c.plan);
+  const int64_t block = largest * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  const int64_t ids = c.spec.options.segment_ids ? largest * 4 : 0;
   const int64_t blocks = schedule.direct || c.direction == Direction::kBackward ? 3 : 2;
   for (const Program& program : schedule.programs) {
     int64_t keys = 0, gradients = 0;
     for (const BufferSpec& buffer : program.buffers) {
       const std::string& name = buffer.name;
-      if (name == "k" || name == "v" || absl::StartsWith(name, "kv_slot")) keys += buffer.bytes;
+      if (name == "k" || name == "v" || absl::StartsWith(name, "kv_slot") ||
+          name == "kv_segment_ids") {
+        keys += buffer.bytes;
+      }
       if (absl::StartsWith(name, "dkv_slot") || absl::StartsWith(name, "landing")) {
         gradients += buffer.bytes;
       }
     }
-    EXPECT_LE(keys, blocks * block * ElementBytes(c.spec.dtype));
+    EXPECT_LE(keys, blocks * (block * ElementBytes(c.spec.dtype) + ids));
     EXPECT_LE(gradients, (schedule.direct ? 4 : 2) * block * 4);
     if (c.plan.world_size == 1) {
       EXPECT_EQ(gradients, 0);

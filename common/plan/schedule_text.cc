@@ -42,7 +42,7 @@ std::string TransfersOf(const Step& step, Transfer::Kind kind) {
 
 std::string CallText(const ComputeCall& call, const Program& program) {
   std::string text = OpName(call.op);
-  if (call.op == ComputeCall::Op::kForward || call.op == ComputeCall::Op::kBackward) {
+  if (!call.kv.empty() || call.op == ComputeCall::Op::kForward) {
     for (const KvOperand& kv : call.kv) {
       absl::StrAppendFormat(&text, " kv%d[%d,%d)", kv.source_rank, kv.row_begin, kv.row_end);
     }

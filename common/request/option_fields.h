@@ -25,6 +25,8 @@ struct OptionField {
                Violations& violations);
   // Back. Options without effect are left unset.
   void (*write)(const AttentionOptions& from, v1::AttentionOptions& to);
+  // Of one that only some devices' kernels serve: whether the options have it. Else null.
+  bool (*of_device)(const AttentionOptions& options) = nullptr;
 };
 
 // One entry for each field of v1::AttentionOptions.
@@ -39,6 +41,11 @@ void WriteOptions(const AttentionOptions& options, v1::AttentionOptions* proto);
 
 // Names of the fields that are served.
 std::vector<std::string> ServedOptions();
+
+// Of these, those that a device's kernels may lack: each worker says which its device serves.
+std::vector<std::string> DeviceOptions();
+// The ones among them that the options have.
+std::vector<std::string> DeviceOptionsOf(const AttentionOptions& options);
 
 }  // namespace ringattn
 

@@ -23,7 +23,7 @@ constexpr Sample kSamples[] = {
     {"softcap", "softcap: 30"},
     {"causal", "causal: true"},
     {"window", "window { left: 5 right: 7 }"},
-    {"dropout", "dropout { rate: 0.1 seed: 4 }"},
+    {"dropout", "dropout { rate: 0.25 seed: 4 first_head: 2 }"},
     {"alibi", "alibi { slopes: 0.5 }"},
     {"bias", "bias { per_head: true }"},
     {"mask", "mask { encoding: MASK_ENCODING_BITS }"},
@@ -89,7 +89,38 @@ TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
 
 TEST(OptionFields, ServedOptionsAreThoseThatAreRead) {
   EXPECT_EQ(ServedOptions(),
-            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "sinks"}));
+            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "dropout",
+                                      "alibi", "bias", "mask", "segment_ids", "sinks"}));
+}
+
+// What a device may lack, and a request has.
+TEST(OptionFields, DeviceOptionsAreTheScoreTerms) {
+  EXPECT_EQ(DeviceOptions(),
+            (std::vector<std::string>{"dropout", "alibi", "bias", "mask", "segment_ids"}));
+  for (const Sample& sample : kSamples) {
+    if (Find(sample.field)->read == nullptr) continue;
+    Violations violations(4096);
+    const AttentionOptions options = ReadOptions(Parse(sample.text), SomeShape(), violations);
+    const bool of_device = Find(sample.field)->of_device != nullptr;
+    EXPECT_EQ(DeviceOptionsOf(options),
+              of_device ? std::vector<std::string>{sample.field} : std::vector<std::string>{});
+    EXPECT_EQ(HasScoreTerms(options), of_device) << sample.field;
+  }
+}
+
+// A rate is a multiple of 2^-16, the nearest; none is no dropout.
+TEST(OptionFields, RatesAreQuantised) {
+  const auto threshold = [](const std::string& rate) {
+    Violations violations(4096);
+    const AttentionOptions options =
+        ReadOptions(Parse("dropout { seed: 3 rate: " + rate + " }"), SomeShape(), violations);
+    EXPECT_TRUE(violations.empty()) << rate;
+    return options.dropout;
+  };
+  EXPECT_EQ(threshold("0.1").threshold, 6554u);
+  EXPECT_EQ(threshold("0.99998").threshold, 65535u);
+  EXPECT_EQ(threshold("0"), DropoutForm());
+  EXPECT_EQ(threshold("1e-9"), DropoutForm());
 }
 
 }  // namespace

@@ -63,6 +63,18 @@ void CheckReply(const v1::ReplyOptions& reply, const Limits& limits, Violations&
   }
 }
 
+// Whether results are to be fp32 where the request's dtype is another.
+bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& violations) {
+  CheckEnum(reply.output_dtype(), "reply.output_dtype", "DataType", violations);
+  const DType asked = FromProto(reply.output_dtype()).value_or(dtype);
+  if (asked != dtype && asked != DType::kFloat32) {
+    violations.Invalid("reply.output_dtype",
+                       absl::StrCat("is ", DTypeName(asked), ": must be the request's dtype, ",
+                                    DTypeName(dtype), ", or fp32"));
+  }
+  return asked == DType::kFloat32 && dtype != DType::kFloat32;
+}
+
 void CheckRequestId(const std::string& id, const Limits& limits, Violations& violations) {
   if (id.size() > static_cast<uint64_t>(limits.max_request_id_bytes)) {
     violations.Invalid("request_id", absl::StrCat("has ", id.size(), " bytes, at most ",
@@ -145,6 +157,17 @@ void CheckOneRule(const Header& header, Violations& violations) {
   if (header.options().has_window()) refuse("options.window");
 }
 
+// A bias is of the request's type or fp32.
+template <typename Header>
+void CheckBiasDType(const Header& header, Violations& violations) {
+  const v1::Bias& bias = header.options().bias();
+  if (!bias.has_dtype() || bias.dtype() == v1::DATA_TYPE_FLOAT32 ||
+      bias.dtype() == header.dtype()) {
+    return;
+  }
+  violations.Invalid("options.bias.dtype", "must be the request's dtype or fp32");
+}
+
 // What one direction's header has beside the fields that both have.
 void CheckOwnFields(const v1::ForwardHeader&, ValidRequest& request, Violations&) {
   request.direction = Direction::kForward;
@@ -169,9 +192,11 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.shape = CheckShape(header.shape(), limits, violations);
   request.spec.options = ReadOptions(header.options(), request.spec.shape, violations);
   CheckOneRule(header, violations);
+  CheckBiasDType(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
+  request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);

@@ -13,6 +13,7 @@ v1::KernelRate ToProto(const KernelRate& rate) {
   proto.set_family(rate.family);
   for (const DType dtype : rate.dtypes) proto.add_dtypes(ToProto(dtype));
   proto.set_backward(rate.direction == Direction::kBackward);
+  proto.set_score_terms(rate.score_terms);
   proto.set_flops_per_second(rate.flops_per_second);
   return proto;
 }
@@ -29,6 +30,7 @@ std::vector<KernelRate> KernelRatesOf(
       if (dtype.has_value()) rate.dtypes.push_back(*dtype);
     }
     rate.direction = proto.backward() ? Direction::kBackward : Direction::kForward;
+    rate.score_terms = proto.score_terms();
     rate.flops_per_second = proto.flops_per_second();
     rates.push_back(std::move(rate));
   }

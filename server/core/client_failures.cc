@@ -122,6 +122,16 @@ Failure NotPlannable(const absl::Status& status) {
   return failure;
 }
 
+Failure OptionNotServed(const std::string& option, const std::string& device,
+                        const std::string& worker) {
+  const std::string field = absl::StrCat("options.", option);
+  Failure failure = Make(absl::StatusCode::kUnimplemented, "OPTION_NOT_SERVED",
+                         absl::StrCat(field, ": the kernels of device ", device, " (worker ",
+                                      worker, ") do not serve it"));
+  failure.field = field;
+  return failure;
+}
+
 Failure PlanningTooLong(const absl::Status& status) {
   return Make(absl::StatusCode::kResourceExhausted, "PLANNING_TOO_LONG",
               absl::StrCat(status.message(), ": choose another layout, or fewer documents"));

@@ -34,6 +34,9 @@ Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left);
 Failure RunTooLong(absl::Duration limit, absl::Duration predicted);
 // The planner's refusal, code and words as they are.
 Failure NotPlannable(const absl::Status& status);
+// Too few members have kernels for an option, named as in AttentionOptions; one that lacks them.
+Failure OptionNotServed(const std::string& option, const std::string& device,
+                        const std::string& worker);
 // Making the plan took too long.
 Failure PlanningTooLong(const absl::Status& status);
 // Too many wait for their plans.

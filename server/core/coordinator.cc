@@ -16,6 +16,9 @@ std::vector<Action> Coordinator::Handle(Event event, absl::Time now) {
 }
 v1::Topology Coordinator::topology() const { return impl_->topology(); }
 CoordinatorStats Coordinator::stats() const { return impl_->stats(); }
+CoordinatorSnapshot Coordinator::Snapshot(int64_t max_requests) const {
+  return impl_->Snapshot(max_requests);
+}
 std::optional<OperationView> Coordinator::FindOperation(const std::string& request_id,
                                                         const std::string& principal) const {
   return impl_->FindOperation(request_id, principal);
@@ -99,6 +102,17 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
 
 // ------------------------------------------------------------- what others see
 
+std::vector<ConnectionId> Coordinator::Impl::WorkersInOrder() const {
+  std::vector<ConnectionId> order;
+  for (ConnectionId member : ring_.members()) {
+    if (roster_.Has(member)) order.push_back(member);
+  }
+  for (const auto& [connection, worker] : roster_.workers()) {
+    if (!ring_.RankOf(connection)) order.push_back(connection);
+  }
+  return order;
+}
+
 v1::Topology Coordinator::Impl::topology() const {
   v1::Topology topology;
   topology.set_generation(ring_.generation());
@@ -112,16 +126,8 @@ v1::Topology Coordinator::Impl::topology() const {
     topology.set_state(v1::RING_STATE_FORMING);
   }
 
-  // Members by rank, then the others in the order in which they came.
-  std::vector<ConnectionId> order;
-  for (ConnectionId member : ring_.members()) {
-    if (roster_.Has(member)) order.push_back(member);
-  }
-  for (const auto& [connection, worker] : roster_.workers()) {
-    if (!ring_.RankOf(connection)) order.push_back(connection);
-  }
   std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
-  for (ConnectionId connection : order) {
+  for (ConnectionId connection : WorkersInOrder()) {
     const Worker& worker = roster_.at(connection);
     const v1::Register& registration = worker.registration;
     v1::WorkerInfo* info = topology.add_workers();
@@ -134,6 +140,7 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_data_address(registration.data_address());
     info->set_metrics_address(registration.metrics_address());
     *info->mutable_kernel_rates() = registration.kernel_rates();
+    *info->mutable_options() = registration.options();
     *info->mutable_call_overhead() = registration.call_overhead();
     if (worker.committed.generation() == ring_.generation()) {
       info->set_link_bytes_per_second(worker.committed.link_bytes_per_second());
@@ -160,6 +167,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
     stats.reserved_bytes += bytes;
   }
   stats.generation = ring_.generation();
+  stats.connected_workers = static_cast<int>(roster_.size());
   stats.ring_reforms = std::max<int64_t>(0, ring_.formed_count() - 1);
   stats.stalled_uploads = operations_.stalled_uploads();
   stats.stalled_downloads = operations_.stalled_downloads();

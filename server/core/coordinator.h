@@ -17,6 +17,7 @@
 #include "server/core/config.h"
 #include "server/core/events.h"
 #include "server/core/operation_view.h"
+#include "server/core/snapshot.h"
 
 namespace ringattn::server {
 
@@ -32,7 +33,8 @@ struct CoordinatorStats {
   // Workers lost because they took none of an upload's bytes, or sent none of a result's.
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
-  int ready_workers = 0;
+  int ready_workers = 0;      // members of the ring, 0 unless it is ready
+  int connected_workers = 0;  // of the ring or not
 };
 
 class Coordinator {
@@ -46,6 +48,9 @@ class Coordinator {
 
   v1::Topology topology() const;
   CoordinatorStats stats() const;
+  // For operators: everything at a glance, at most `max_requests` of the requests in flight.
+  // Time grows with all that are in flight, by some 50 ns each.
+  CoordinatorSnapshot Snapshot(int64_t max_requests) const;
   // Operations in flight and the last Limits::finished_operations_kept that ended.
   std::optional<OperationView> FindOperation(const std::string& request_id,
                                              const std::string& principal) const;

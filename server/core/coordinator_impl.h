@@ -6,6 +6,7 @@
 //   Requests    the clients' side of requests
 //   RequestQueue, FairOrder   those that wait, and whose turn it is
 //   Operations  the workers' side of requests
+//   Losses      who was lost lately
 //
 // Every value has its own fields and is tested alone. Coordinator hands each event to those
 // that it concerns, hands on what follows for the others, and then Settle() draws the
@@ -20,6 +21,7 @@
 
 #include "server/core/coordinator.h"
 #include "server/core/fair_order.h"
+#include "server/core/losses.h"
 #include "server/core/operations.h"
 #include "server/core/placement.h"
 #include "server/core/request_queue.h"
@@ -38,6 +40,7 @@ class Coordinator::Impl {
   std::vector<Action> Handle(Event event, absl::Time now);
   v1::Topology topology() const;
   CoordinatorStats stats() const;
+  CoordinatorSnapshot Snapshot(int64_t max_requests) const;
   std::optional<OperationView> FindOperation(const std::string& request_id,
                                              const std::string& principal) const;
 
@@ -47,6 +50,8 @@ class Coordinator::Impl {
   void On(const Tick& event);
   void Settle();
   void ReportChanges();
+  // Members by rank, then the others in the order in which they came.
+  std::vector<ConnectionId> WorkersInOrder() const;
   // The process itself did not run for a while: nobody else is late because of it.
   void ForgivePause(absl::Duration pause);
 
@@ -65,7 +70,8 @@ class Coordinator::Impl {
   void CheckSuspicion();
   void CheckRuns();
   void CheckOperations();
-  void LoseWorker(ConnectionId connection, const std::string& reason, bool drop);
+  void LoseWorker(ConnectionId connection, LossReason reason, const std::string& words, bool drop);
+  void NoteLoss(ConnectionId connection, LossReason reason, const std::string& words);
   void EndGeneration(const Failure& failure);
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
@@ -87,6 +93,7 @@ class Coordinator::Impl {
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
+  std::optional<Failure> WhyNotServed(const AttentionSpec& spec, int world_size) const;
   Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
   void AdmitQueued();
   std::vector<StreamId> Admissible() const;
@@ -108,6 +115,7 @@ class Coordinator::Impl {
   RequestQueue queue_;
   FairOrder order_;  // of requests from their plan until their run has ended
   Operations operations_;
+  Losses losses_;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for
   bool draining_ = false;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/base/many_documents.h"
+#include "common/request/option_fields.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/measured_inputs.h"
@@ -22,6 +23,15 @@ constexpr int64_t kMaxDocumentsPerTurn = int64_t{1} << 17;
 // Members are chosen before ranks, so each must have room for the largest.
 int64_t LargestBuffers(const Plan& plan) {
   return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
+}
+
+// The first of the spec's options that the worker's device has no kernels for.
+std::optional<std::string> LacksOption(const v1::Register& worker, const AttentionSpec& spec) {
+  for (const std::string& option : DeviceOptionsOf(spec.options)) {
+    const auto& served = worker.options();
+    if (std::find(served.begin(), served.end(), option) == served.end()) return option;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -183,6 +193,9 @@ void Coordinator::Impl::On(const Planned& event) {
     return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
   }
   const Plan& plan = **event.plan;
+  if (std::optional<Failure> why = WhyNotServed(*request->spec, plan.shards.world_size)) {
+    return EndRequest(event.stream, *why);
+  }
   const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
   const absl::Duration left = request->arrived.deadline - turn_.now();
   if (predicted / config_.run_time_factor > left) {
@@ -199,6 +212,23 @@ void Coordinator::Impl::On(const Planned& event) {
     order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
                  request->arrived.terms.weight);
   }
+}
+
+// The failure, if too few members have kernels for a request of this many.
+std::optional<Failure> Coordinator::Impl::WhyNotServed(const AttentionSpec& spec,
+                                                       int world_size) const {
+  int serving = 0;
+  std::optional<Failure> why;
+  for (ConnectionId member : ring_.members()) {
+    const v1::Register& registration = roster_.at(member).registration;
+    const std::optional<std::string> lacks = LacksOption(registration, spec);
+    serving += lacks.has_value() ? 0 : 1;
+    if (lacks.has_value() && !why.has_value()) {
+      why = OptionNotServed(*lacks, registration.device(), registration.name());
+    }
+  }
+  if (serving >= world_size) return std::nullopt;
+  return why;
 }
 
 Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Status& status) const {
@@ -273,7 +303,9 @@ std::vector<Site> Coordinator::Impl::Sites() const {
 Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Site>* sites,
                                           bool only_express) const {
   for (size_t rank = 0; rank < sites->size(); ++rank) {
-    (*sites)[rank].workspace_bytes = request.WorkspaceOn(ring_.members()[rank]);
+    const ConnectionId member = ring_.members()[rank];
+    (*sites)[rank].workspace_bytes = request.WorkspaceOn(member);
+    (*sites)[rank].serves = !LacksOption(roster_.at(member).registration, *request.spec);
   }
   PlacementRequest wanted;
   wanted.client = request.arrived.client;

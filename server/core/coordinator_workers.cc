@@ -31,7 +31,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   }
   // The old process of this name is dead or about to notice that its stream is.
   for (ConnectionId replaced : roster_.Named(event.registration.name())) {
-    LoseWorker(replaced, "its name joined again", /*drop=*/true);
+    LoseWorker(replaced, LossReason::kReplaced, "its name joined again", /*drop=*/true);
   }
   roster_.Add(event.connection, event.registration, turn_.now());
   topology_changed_ = true;
@@ -40,7 +40,8 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
 }
 
 void Coordinator::Impl::On(const WorkerGone& event) {
-  LoseWorker(event.connection, "its control stream closed", /*drop=*/false);
+  LoseWorker(event.connection, LossReason::kDisconnected, "its control stream closed",
+             /*drop=*/false);
 }
 
 void Coordinator::Impl::On(const WorkerSaid& event) {
@@ -121,16 +122,31 @@ void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& 
 
 // -------------------------------------------------------------- losing workers
 
-void Coordinator::Impl::LoseWorker(ConnectionId connection, const std::string& reason, bool drop) {
+void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
+                                   const std::string& words, bool drop) {
   if (!roster_.Has(connection)) return;
   const bool is_member = ring_.RankOf(connection).has_value();
-  const Failure failure = LostFailure(connection, reason);
-  if (drop) turn_.Emit(DropWorker{connection, reason});
+  const Failure failure = LostFailure(connection, words);
+  NoteLoss(connection, reason, words);
+  if (drop) turn_.Emit(DropWorker{connection, words});
   roster_.Remove(connection);
   topology_changed_ = true;
   if (!is_member) return;
   if (ring_.ready()) return EndGeneration(failure);
   ring_.OnMemberFailed(connection);
+}
+
+// Before the ring hears of it: then nobody knows any more what it was to the ring.
+void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
+                                 const std::string& words) {
+  const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
+  const v1::Register& registration = roster_.at(connection).registration;
+  LostWorker loss{turn_.now(), registration.name(), registration.device(),
+                  rank,        ring_.generation(),  reason,
+                  words};
+  if (rank) loss.ended_requests = operations_.accepted_requests();
+  losses_.Add(loss);
+  turn_.Emit(std::move(loss));
 }
 
 Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
@@ -159,7 +175,7 @@ void Coordinator::Impl::AdvanceRing() {
   const RingPhase before = ring_.phase();
   const char* what = "";
   for (ConnectionId connection : ring_.Overdue(&what)) {
-    LoseWorker(connection, what, /*drop=*/true);
+    LoseWorker(connection, LossReason::kNoAnswer, what, /*drop=*/true);
   }
   DismissLeavers();
   if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
@@ -184,8 +200,8 @@ void Coordinator::Impl::CheckSilence() {
   for (ConnectionId connection : roster_.SilentSince(now - config_.heartbeat_timeout)) {
     if (!roster_.Has(connection)) continue;
     const absl::Duration silence = now - roster_.at(connection).last_heard;
-    LoseWorker(connection, absl::StrCat("silent for ", absl::FormatDuration(silence)),
-               /*drop=*/true);
+    LoseWorker(connection, LossReason::kSilent,
+               absl::StrCat("silent for ", absl::FormatDuration(silence)), /*drop=*/true);
   }
 }
 
@@ -196,9 +212,12 @@ void Coordinator::Impl::CheckSuspicion() {
   const std::string first_report = absl::StrCat("first report from ", suspicion_.first_report());
   const std::optional<int> rank = RankToBlame(standings);
   if (!rank) return EndGeneration(RingEnded(first_report, config_.retry_after));
-  EndGeneration(LostFailure(
-      ring_.members()[*rank],
-      absl::StrCat(standings[*rank].silent ? "silent" : "stalled", "; ", first_report)));
+  const ConnectionId blamed = ring_.members()[*rank];
+  const bool silent = standings[*rank].silent;
+  const std::string words = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
+  const Failure failure = LostFailure(blamed, words);
+  NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, words);
+  EndGeneration(failure);
 }
 
 void Coordinator::Impl::CheckRuns() {
@@ -210,15 +229,15 @@ void Coordinator::Impl::CheckRuns() {
                    " in operation ", operation->id);
   const std::optional<int> rank = RankToBlame(StandingsIn(*operation, ring_));
   // Either way the generation ends, and its operations with it.
-  if (rank) return LoseWorker(ring_.members()[*rank], what, /*drop=*/true);
+  if (rank) return LoseWorker(ring_.members()[*rank], LossReason::kStuck, what, /*drop=*/true);
   EndGeneration(
       RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));
 }
 
 void Coordinator::Impl::CheckOperations() {
   const Operations::Overdue overdue = operations_.CheckTimers();
-  for (const auto& [connection, reason] : overdue.members) {
-    LoseWorker(connection, reason, /*drop=*/true);
+  for (const Operations::LateMember& late : overdue.members) {
+    LoseWorker(late.connection, late.reason, late.words, /*drop=*/true);
   }
   for (const auto& [stream, failure] : overdue.requests) EndRequest(stream, failure);
 }

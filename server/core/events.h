@@ -77,6 +77,7 @@ struct RequestArrived {
   PlanChoice choice;
   absl::Time deadline = absl::InfiniteFuture();
   bool with_timeline = false;
+  std::string traceparent;  // W3C trace context that it belongs to; empty: none
 };
 // The client cancelled, its deadline passed, its connection broke or its upload
 // was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
@@ -202,6 +203,30 @@ struct StateChanged {  // GetOperation, Progress and metrics read it
 struct TopologyChanged {     // Coordinator::topology() has news
   bool only_memory = false;  // of reserved_bytes alone: as often as requests come and go
 };
+// Why a worker was lost.
+enum class LossReason : uint8_t {
+  kDisconnected,     // its control stream ended: the process, its machine or the network
+  kSilent,           // no heartbeat
+  kNoAnswer,         // to a command
+  kStuck,            // its run made no progress
+  kTransferStalled,  // it took no input bytes or sent no output bytes
+  kReplaced,         // another process joined under its name
+};
+inline constexpr LossReason kLossReasons[] = {
+    LossReason::kDisconnected, LossReason::kSilent,          LossReason::kNoAnswer,
+    LossReason::kStuck,        LossReason::kTransferStalled, LossReason::kReplaced,
+};
+// Told once for each loss, for logs and metrics; nothing is to be done about it.
+struct LostWorker {
+  absl::Time when;
+  std::string worker;
+  std::string device;
+  std::optional<int> rank;  // in the ring that it ended; none: it was in no ready ring
+  uint64_t generation = 0;
+  LossReason reason = LossReason::kDisconnected;
+  std::string words;           // the same with its figures
+  int64_t ended_requests = 0;  // that it had accepted, and that end with ABORTED
+};
 struct ServingChanged {  // what grpc.health.v1 should say
   bool serving = false;
 };
@@ -211,9 +236,10 @@ struct RingReformed {  // answers ReformRequested
   uint64_t generation = 0;
 };
 
-using Action = std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest,
-                            BeginDownload, FinishRequest, FailRequest, StateChanged,
-                            TopologyChanged, ServingChanged, DrainCompleted, RingReformed>;
+using Action =
+    std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
+                 FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
+                 ServingChanged, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

@@ -53,6 +53,45 @@ predicted s1
 )");
 }
 
+// Requests with score terms have a rate of their own, so that their steps may take as long as
+// they do.
+TEST(MeasuredRatesTest, ScoreTermsHaveTheirOwnRate) {
+  EXPECT_SCENARIO(R"(
+join a options=segment_ids flops=1e18 flops_terms=100 call=1
+join b options=segment_ids flops=1e18 flops_terms=1e18 call=1
+wait 300ms
+> serving 1
+request s1 tokens=10 world=2 option=segment_ids
+> a b: reserve 1-1 [0 1]
+predicted s1
+> s1: 1312.72 s
+)");
+}
+
+// A device without kernels for an option: refused by its name, before anything is reserved, where
+// too few members serve it.
+TEST(MeasuredRatesTest, AnOptionThatADeviceLacksIsRefusedByName) {
+  EXPECT_SCENARIO(R"(
+join a options=segment_ids device=cpu
+join b device=cuda
+wait 300ms
+> serving 1
+request s1 tokens=10 world=2 option=segment_ids
+> s1: failed UNIMPLEMENTED OPTION_NOT_SERVED field options.segment_ids
+request s2 tokens=10 world=2
+> a b: reserve 1-1 [0 1]
+)");
+  // One member serves it: that one is taken.
+  EXPECT_SCENARIO(R"(
+join a device=cuda
+join b options=segment_ids device=cpu
+wait 300ms
+> serving 1
+request s1 tokens=10 world=1 option=segment_ids
+> b: reserve 1-1 [1]
+)");
+}
+
 // Figures of a ring that has ended say nothing about the next one.
 TEST(MeasuredRatesTest, AnotherRingIsMeasuredAnew) {
   EXPECT_SCENARIO(R"(

@@ -228,8 +228,9 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
       turn_.now() - operation.phase_since > config_.control_timeout) {
     for (const Member& member : operation.members) {
       if (reserving ? member.reserved : member.released) continue;
-      overdue->members.emplace_back(
-          member.connection, absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release"));
+      overdue->members.push_back(
+          {member.connection, LossReason::kNoAnswer,
+           absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release")});
     }
   }
   if (!operation.stream) return;
@@ -237,7 +238,7 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
     std::optional<std::string> why = WhyStalled(operation, member);
     if (!why) continue;
     ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
-    overdue->members.emplace_back(member.connection, *std::move(why));
+    overdue->members.push_back({member.connection, LossReason::kTransferStalled, *std::move(why)});
   }
 }
 
@@ -335,6 +336,12 @@ Site Operations::SiteOf(ConnectionId connection) const {
     }
   }
   return site;
+}
+
+int64_t Operations::accepted_requests() const {
+  return std::count_if(operations_.begin(), operations_.end(), [](const auto& entry) {
+    return entry.second.stream.has_value() && entry.second.was_accepted;
+  });
 }
 
 std::map<ConnectionId, int64_t> Operations::ReservedByWorker() const {

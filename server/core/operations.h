@@ -164,8 +164,13 @@ class Operations {
   // Where the named operations are held up: they themselves, or those that they wait
   // behind. What is computed side by side with them proves nothing.
   std::vector<const Operation*> RootsOf(const std::set<std::string>& named) const;
+  struct LateMember {
+    ConnectionId connection = 0;
+    LossReason reason = LossReason::kNoAnswer;
+    std::string words;
+  };
   struct Overdue {
-    std::vector<std::pair<ConnectionId, std::string>> members;  // and why
+    std::vector<LateMember> members;
     std::vector<std::pair<StreamId, Failure>> requests;
   };
   // Of everything but runs.
@@ -180,6 +185,8 @@ class Operations {
   bool empty() const { return operations_.empty(); }
   // How one member is occupied; its memory is not known here.
   Site SiteOf(ConnectionId connection) const;
+  // Requests that were accepted and have not ended.
+  int64_t accepted_requests() const;
   // From Reserve until Released: what a worker may hold, whether it has said so or not.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
   // How much of its work the least advanced member has behind it.

@@ -215,7 +215,7 @@ TEST_F(OperationsTest, TimersTellWhoIsOverdue) {
   Pass(absl::Milliseconds(1));
   const Operations::Overdue overdue = operations_.CheckTimers();
   ASSERT_EQ(overdue.members.size(), 1u);
-  EXPECT_EQ(overdue.members[0].first, 11u);
+  EXPECT_EQ(overdue.members[0].connection, 11u);
   operations_.Forgive(config_.control_timeout);
   EXPECT_TRUE(operations_.CheckTimers().members.empty());
 }

@@ -15,7 +15,7 @@ constexpr double kExpressCostRatio = 8;
 int64_t RoomOf(const Site& site) { return site.memory_bytes - site.workspace_bytes; }
 
 bool CouldHold(const Site& site, int64_t bytes) {
-  return site.memory_bytes == 0 || RoomOf(site) >= bytes;
+  return site.serves && (site.memory_bytes == 0 || RoomOf(site) >= bytes);
 }
 
 bool HasMemory(const Site& site, int64_t bytes) {

@@ -17,6 +17,7 @@ struct Site {
   int express_operations = 0;     // of these
   std::set<std::string> clients;  // of all operations
   std::set<std::string> express_clients;
+  bool serves = true;       // its device has kernels for the request
   bool computes = false;    // or has something to compute
   double largest_cost = 0;  // of its operations, in device seconds
   // What this request is known to need there beside its buffers.
@@ -43,7 +44,7 @@ struct Placement {
     kPlaced,
     kWaitsForMemory,  // that others hold
     kWaitsForPlaces,  // likewise
-    kNeverFits,       // not even if nobody held anything
+    kNeverFits,       // not even if nobody held anything; of members that serve it, enough exist
   };
   Answer answer = Answer::kWaitsForMemory;
   std::vector<int> ranks;   // kPlaced: ascending, as many as asked for

@@ -55,6 +55,7 @@ Request& Requests::Add(RequestArrived arrived) {
   request.arrived = std::move(arrived);
   request.arrived_at = turn_.now();
   request.bytes = bytes;
+  request.query_tokens = request.spec->shape.batch * request.spec->shape.seq_len_q;
   stream_by_name_[NameOf(request)] = request.stream();
   SetState(request, v1::OPERATION_STATE_QUEUED);
   return request;

@@ -23,7 +23,8 @@ struct Request {
   RequestArrived arrived;                     // without its spec
   std::shared_ptr<const AttentionSpec> spec;  // until it is accepted
   absl::Time arrived_at;
-  int64_t bytes = 0;  // of all inputs
+  int64_t bytes = 0;         // of all inputs
+  int64_t query_tokens = 0;  // of all batch rows
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
   std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
   uint64_t plan_generation = 0;
@@ -83,6 +84,8 @@ class Requests {
                                         const std::string& principal) const;
   // In flight, of one client.
   int64_t CountOf(const std::string& client) const;
+  // In flight, in the order in which they came.
+  const std::map<StreamId, Request>& all() const { return requests_; }
   bool empty() const { return requests_.empty(); }
   int64_t size() const { return static_cast<int64_t>(requests_.size()); }
   // Of what has ended.

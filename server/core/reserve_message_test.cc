@@ -23,6 +23,8 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   request.direction = Direction::kBackward;
   request.recompute_forward = true;
   request.with_timeline = true;
+  request.request_id = "mine";
+  request.traceparent = "00-trace";
   Plan plan;
   plan.schedule = ScheduleKind::kRing;
   plan.shards.layout = Layout::kStriped;
@@ -52,6 +54,8 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   EXPECT_FALSE(reserve.options().has_softcap());
   EXPECT_EQ(reserve.options().window().left(), 0);
   EXPECT_EQ(reserve.options().window().right(), -1);
+  EXPECT_EQ(reserve.request_id(), "mine");
+  EXPECT_EQ(reserve.traceparent(), "00-trace");
 }
 
 }  // namespace

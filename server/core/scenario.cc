@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
+#include "server/core/losses.h"
 #include "server/core/plan_summary.h"
 
 namespace ringattn::server {
@@ -127,6 +128,8 @@ class Scenario {
     if (verb == "state") return ShowState(words[1], Option(words, "principal", ""));
     if (verb == "predicted") return ShowPrediction(words[1]);
     if (verb == "stats") return ShowStats();
+    if (verb == "losses") return ShowLosses();
+    if (verb == "requests") return ShowRequests(std::atoll(words[1].c_str()));
     if (verb == "memory") return ShowMemory();
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
@@ -161,8 +164,12 @@ class Scenario {
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
     joined.registration.set_version(Option(words, "version", "1"));
     joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
+    AddRates("flops_terms", words, {DType::kFloat32}, &joined);
     AddRates("flops_bf16", words, {DType::kBFloat16}, &joined);  // the first that fits counts
     AddRates("flops", words, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &joined);
+    joined.registration.set_device(Option(words, "device", ""));
+    const std::string served = Option(words, "options", "");
+    if (!served.empty()) joined.registration.add_options(served);
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
@@ -177,7 +184,7 @@ class Scenario {
     if (flops <= 0) return;
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       *joined->registration.add_kernel_rates() =
-          ToProto(KernelRate{option, dtypes, direction, flops});
+          ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
     }
   }
 
@@ -268,6 +275,7 @@ class Scenario {
     request.terms.max_queued_bytes = own("queued_bytes");
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
+    if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
     if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
@@ -343,6 +351,41 @@ class Scenario {
     lines_.push_back({request_id, view && view->plan
                                       ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
                                       : "not planned"});
+  }
+
+  // The newest first; each was told once.
+  void ShowLosses() {
+    const CoordinatorSnapshot snapshot = core_.Snapshot(/*max_requests=*/0);
+    for (const LostWorker& loss : snapshot.losses) {
+      lines_.push_back({loss.worker, absl::StrCat(LossReasonName(loss.reason), ", ",
+                                                  loss.rank ? absl::StrCat("rank ", *loss.rank)
+                                                            : std::string("no rank"),
+                                                  " of ", loss.generation, ", ended ",
+                                                  loss.ended_requests, ": ", loss.words)});
+    }
+    if (losses_told_ != snapshot.losses.size()) {
+      lines_.push_back({"", absl::StrCat("told of ", losses_told_)});
+    }
+  }
+
+  // What an operator sees of requests, at most `max` of them.
+  void ShowRequests(int64_t max) {
+    const CoordinatorSnapshot snapshot = core_.Snapshot(max);
+    Words counts;
+    for (size_t stage = 0; stage < kRequestStages; ++stage) {
+      const int64_t count = snapshot.requests_by_stage[stage];
+      if (count == 0) continue;
+      counts.push_back(
+          absl::StrCat(count, " ", RequestStageName(static_cast<RequestStage>(stage))));
+    }
+    lines_.push_back({"", counts.empty() ? "no requests" : absl::StrJoin(counts, ", ")});
+    for (const RequestSnapshot& row : snapshot.requests) {
+      lines_.push_back(
+          {row.request_id,
+           absl::StrCat(RequestStageName(row.stage), ", ", row.query_tokens, " tokens, ",
+                        absl::FormatDuration(snapshot.when - row.arrived_at),
+                        row.members.empty() ? "" : " on ", absl::StrJoin(row.members, " "))});
+    }
   }
 
   void ShowStats() {
@@ -501,6 +544,7 @@ class Scenario {
   }
 
   void Note(const StateChanged&, std::deque<Event>*) {}
+  void Note(const LostWorker&, std::deque<Event>*) { ++losses_told_; }
   void Note(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
   void Note(const ServingChanged& changed, std::deque<Event>*) {
@@ -527,6 +571,7 @@ class Scenario {
   absl::Time now_ = absl::FromUnixSeconds(1000);
   absl::Time next_heartbeat_ = now_;
   v1::Topology published_;
+  size_t losses_told_ = 0;
   std::string output_;
   std::vector<std::pair<std::string, std::string>> lines_;  // who, text
   std::map<std::string, Worker> workers_;

@@ -22,11 +22,13 @@
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
+//             [option=segment_ids]
 //   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S
 //   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
 //   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
+//   losses   requests MAX   # what an operator sees of them
 //   predicted ID   # seconds that the plan says
 #ifndef RINGATTN_SERVER_CORE_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_SCENARIO_H_

@@ -1,12 +1,14 @@
 #include "server/edge/call_header.h"
 
-#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "common/observability/log.h"
+#include "common/observability/trace_context.h"
 #include "common/wire/grpc_slices.h"
 #include "server/edge/call_failures.h"
 #include "server/edge/error_details.h"
@@ -52,22 +54,27 @@ std::variant<HeaderRequest, grpc::Status> CheckHeader(Direction direction,
   return request;
 }
 
-void LogArrival(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
-                const HeaderRequest& request) {
-  const auto trace = metadata.find("traceparent");
+std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
+  const auto [first, last] = metadata.equal_range(kTraceparentKey);
+  if (first == last) return "";
+  const absl::string_view text(first->second.data(), first->second.size());
+  std::optional<std::string> valid;
+  if (std::next(first) == last) valid = ReadTraceparent(text);
+  if (!valid) LogWarning("not a valid traceparent; ignored", {{"value", text.substr(0, 64)}});
+  return valid.value_or("");
+}
+
+void LogArrival(const HeaderRequest& request, const std::string& traceparent) {
   const AttentionShape& shape = request.valid.spec.shape;
   LogInfo("request arrived",
           {{"request_id", request.request_id},
+           {"traceparent", traceparent},
            {"method", request.valid.direction == Direction::kForward ? "Forward" : "Backward"},
            {"batch", shape.batch},
            {"seq_len_q", shape.seq_len_q},
            {"seq_len_kv", shape.seq_len_kv},
            {"heads", shape.num_heads},
-           {"head_dim", shape.head_dim},
-           {"traceparent", trace == metadata.end()
-                               ? absl::string_view()
-                               : absl::string_view(trace->second.data(),
-                                                   std::min<size_t>(trace->second.size(), 64))}});
+           {"head_dim", shape.head_dim}});
 }
 
 }  // namespace ringattn::server

@@ -3,6 +3,7 @@
 #define RINGATTN_SERVER_EDGE_CALL_HEADER_H_
 
 #include <map>
+#include <string>
 #include <variant>
 
 #include <grpcpp/support/byte_buffer.h>
@@ -20,9 +21,12 @@ std::variant<HeaderRequest, grpc::Status> CheckHeader(Direction direction,
                                                       grpc::ByteBuffer* message,
                                                       const Limits& limits);
 
-// With the client's W3C trace context, if it sent one, so that its traces lead here.
-void LogArrival(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
-                const HeaderRequest& request);
+// The client's W3C trace context (trace_context.h); empty if it sent none, several, or one that
+// is not valid, which the log then says: a trace that ends here is the client's to mend, and no
+// reason to refuse its request.
+std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata);
+
+void LogArrival(const HeaderRequest& request, const std::string& traceparent);
 
 }  // namespace ringattn::server
 

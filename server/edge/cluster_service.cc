@@ -108,6 +108,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
     info.add_schedules(schedule);
   }
   for (const std::string& option : ServedOptions()) info.add_options(option);
+  for (const std::string& option : DeviceOptions()) info.add_device_options(option);
   v1::Limits* proto = info.mutable_limits();
   proto->set_max_tokens(limits.max_tokens);
   proto->set_max_heads(limits.max_heads);

@@ -50,6 +50,7 @@ CoordinatorRelay::CoordinatorRelay(TransferSpec spec, std::shared_ptr<TransferLi
       channels_(channels),
       request_type_(IsForward(spec) ? wire::kForwardRequest : wire::kBackwardRequest),
       request_id_(spec.accept.request_id),
+      traceparent_(spec.traceparent),
       operation_id_(spec.accept.operation_id),
       generation_(spec.accept.generation),
       targets_(spec.accept.members),
@@ -300,6 +301,7 @@ void CoordinatorRelay::OnShardEnded(int rank, const grpc::Status& status) {
     if (stopped_ || members_[rank].done) return;
   }
   LogWarning("shard stream ended early", {{"request_id", request_id_},
+                                          {"traceparent", traceparent_},
                                           {"generation", generation_},
                                           {"worker", targets_[rank].name},
                                           {"code", CodeName(status.error_code())},

@@ -94,6 +94,7 @@ class CoordinatorRelay final : public DataPlane,
   ShardChannels* const channels_;
   const wire::StreamMessage request_type_;
   const std::string request_id_;
+  const std::string traceparent_;
   const std::string operation_id_;
   const uint64_t generation_;
   const std::vector<RingMember> targets_;  // by rank

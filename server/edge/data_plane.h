@@ -26,6 +26,7 @@ struct TransferSpec {
   std::vector<InlineData> inline_tensors;  // came with the header
   AcceptRequest accept;                    // members
   ShardPlan shards;                        // who of them holds which tokens
+  std::string traceparent = {};            // for logs; empty: none
 };
 
 // Tensor bytes so far, inputs up and outputs down.

@@ -12,7 +12,9 @@ namespace {
 
 void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* descriptor) {
   descriptor->set_tensor(ToProto(id));
-  descriptor->set_dtype(ToProto(DTypeOf(spec, id)));
+  descriptor->set_dtype(HasDType(id)                              ? ToProto(DTypeOf(spec, id))
+                        : InfoOf(id).element == ElementOf::kInt32 ? v1::DATA_TYPE_INT32
+                                                                  : v1::DATA_TYPE_UINT8);
   for (int64_t dimension : DimensionsOf(spec, id)) descriptor->add_dimensions(dimension);
   descriptor->set_bytes(BytesOf(spec, id));
 }
@@ -55,8 +57,9 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
 }
 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
-                          const Limits& limits) {
+                          const std::string& traceparent, const Limits& limits) {
   v1::Accepted accepted;
+  accepted.set_traceparent(traceparent);
   accepted.set_request_id(accept.request_id);
   accepted.set_generation(accept.generation);
   std::vector<std::string> members;

@@ -23,7 +23,7 @@ namespace ringattn::server {
 v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& members);
 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
-                          const Limits& limits);
+                          const std::string& traceparent, const Limits& limits);
 
 // How far the operation's current state is.
 v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals);

@@ -38,6 +38,7 @@ RequestCall::RequestCall(const RequestContext* context, grpc::CallbackServerCont
       call_(call),
       direction_(direction),
       caller_(std::move(caller)),
+      traceparent_(TraceparentOf(call->client_metadata())),
       opened_at_(absl::Now()),
       meter_(context->limits) {}
 
@@ -197,7 +198,8 @@ void RequestCall::Announce(HeaderRequest request) {
   arrived.client = caller_.client;
   arrived.terms = caller_.terms;
   next_progress_ = now + request.reply.progress_interval;
-  LogArrival(call_->client_metadata(), request);
+  arrived.traceparent = traceparent_;
+  LogArrival(request, traceparent_);
   request_ = std::move(request);
   PlacesFull full = context_->registry->HeaderCame(id_);
   if (full == PlacesFull::kNone && !context_->core->TryPost(std::move(arrived))) {
@@ -215,6 +217,11 @@ absl::Time RequestCall::Deadline(absl::Time now) const {
     return now + context_->limits.default_deadline;
   }
   return std::min(absl::FromChrono(deadline), now + context_->limits.max_deadline);
+}
+
+TransferTotals RequestCall::Totals() {
+  absl::MutexLock lock(&mutex_);
+  return plane_ == nullptr ? TransferTotals() : plane_->totals();
 }
 
 void RequestCall::Evict() {
@@ -238,10 +245,10 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     life_.MoveTo(CallState::kOpening);
     flops_ = accept.plan->flops;
     generation_ = accept.generation;
-    Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, context_->limits)), 0);
-    TransferSpec spec{direction_,      request_->valid,
-                      request_->reply, std::exchange(request_->inline_tensors, {}),
-                      accept,          ShardPlan()};
+    Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, traceparent_, context_->limits)), 0);
+    TransferSpec spec{
+        direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
+        accept,     ShardPlan(),     traceparent_};
     soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     todo = Next();
   }
@@ -277,6 +284,8 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       context_->metrics->StageTook("compute", download_->compute_time);
       context_->metrics->StageTook("download", finish.download_time);
       download_time_ = finish.download_time;
+      const AttentionShape& shape = request_->valid.spec.shape;
+      context_->metrics->Served(direction_, shape.batch * shape.seq_len_q);
       End(grpc::Status::OK);
     }
     todo = Next();
@@ -491,6 +500,7 @@ void RequestCall::End(const grpc::Status& status) {
   context_->metrics->RequestEnded(direction_, CodeName(status.error_code()));
   context_->callers->CountRequest(caller_, CodeName(status.error_code()));
   LogInfo("request ended", {{"request_id", RequestId()},
+                            {"traceparent", traceparent_},
                             {"generation", generation_},
                             {"method", Method()},
                             {"code", CodeName(status.error_code())},
@@ -510,6 +520,7 @@ void RequestCall::CutOffIfStuck(absl::Time now) {
   life_.MoveTo(CallState::kCutOff);
   LogWarning("the client did not take the call's end",
              {{"request_id", RequestId()},
+              {"traceparent", traceparent_},
               {"code", CodeName(status_.error_code())},
               {"seconds", absl::ToDoubleSeconds(now - ended_at_)}});
   if (status_.ok()) {

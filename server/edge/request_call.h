@@ -49,6 +49,8 @@ class RequestCall final : public ByteStreamReactor,
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTick(absl::Time now, const Coordinator& core) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // From any thread: its tensor bytes so far.
+  TransferTotals Totals() ABSL_LOCKS_EXCLUDED(mutex_);
   // From any thread: makes room for others, unless its header has come.
   void Evict() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -127,6 +129,7 @@ class RequestCall final : public ByteStreamReactor,
   grpc::CallbackServerContext* const call_;
   const Direction direction_;
   const Caller caller_;
+  const std::string traceparent_;  // empty: none
   const absl::Time opened_at_;
   std::shared_ptr<RequestCall> self_;  // until OnDone
   // Of the one read that is outstanding, then of whoever handles its message.

@@ -59,7 +59,7 @@ class GatedPlane final : public DataPlane {
 class Edge final : public ActionSink {
  public:
   explicit Edge(const Limits& limits = {})
-      : registry(limits), server_metrics_(&metrics_), callers_(nullptr, limits, &metrics_) {
+      : registry(limits), server_metrics_(&metrics_, limits), callers_(nullptr, limits, &metrics_) {
     CoordinatorConfig config;
     config.tick_interval = absl::Milliseconds(5);
     core_ = std::make_unique<CoreLoop>(config, this);

@@ -13,6 +13,8 @@
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
 #include "common/security/security_metrics.h"
+#include "server/core/losses.h"
+#include "server/edge/live_page.h"
 #include "server/identity/gate.h"
 
 namespace ringattn::server {
@@ -48,7 +50,7 @@ int64_t DefaultMaxConnections(int64_t descriptors) {
 
 Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory)
     : options_(std::move(options)),
-      server_metrics_(&metrics_),
+      server_metrics_(&metrics_, options_.core.limits),
       directory_(std::move(directory)),
       callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
@@ -96,6 +98,7 @@ absl::Status Server::Listen() {
     audit_ = *std::move(audit);
     request_context_.audit = audit_.get();
   }
+  DescribeProcess(metrics_, kVersion);
   grpc::ResourceQuota quota("ringattn");
   quota.Resize(options_.max_transport_bytes);
   quota.SetMaxThreads(options_.max_reflection_threads);
@@ -104,7 +107,9 @@ absl::Status Server::Listen() {
                                       : DefaultMaxConnections(DescriptorLimit());
 
   if (!options_.metrics_listen.empty()) {
-    absl::StatusOr<std::string> metrics = metrics_.Serve(options_.metrics_listen);
+    absl::StatusOr<std::string> metrics =
+        metrics_.Serve(options_.metrics_listen,
+                       LivePage({kVersion, absl::Now(), options_.core.limits}, &status_board_));
     if (!metrics.ok()) return metrics.status();
     addresses_.metrics = *std::move(metrics);
   }
@@ -184,6 +189,7 @@ bool Server::Shutdown(absl::Duration timeout) {
   }
   if (control_ != nullptr) control_->Shutdown(absl::Now());
   core_.Stop();
+  metrics_.StopServing();
   housekeeping_.reset();
   return drained;
 }
@@ -249,6 +255,16 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
                                    {"generation", topology.generation()},
                                    {"workers", topology.workers_size()}});
     }
+    void operator()(const LostWorker& a) {
+      server->server_metrics_.WorkerLost(a);
+      LogWarning("worker lost", {{"worker", a.worker},
+                                 {"device", a.device},
+                                 {"rank", a.rank.value_or(-1)},
+                                 {"generation", a.generation},
+                                 {"reason", LossReasonName(a.reason)},
+                                 {"words", a.words},
+                                 {"ended_requests", a.ended_requests}});
+    }
     void operator()(const ServingChanged& a) { server->SetServing(a.serving); }
     void operator()(const DrainCompleted&) { server->admin_service_.OnDrained(); }
     void operator()(const RingReformed& a) { server->admin_service_.OnReformed(a); }
@@ -256,10 +272,21 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
   std::visit(Visitor{this, core}, action);
 }
 
+ServerStatus Server::MakeStatus(const Coordinator& core) const {
+  ServerStatus status;
+  status.core = core.Snapshot(status_board_.options().max_requests);
+  for (const RequestSnapshot& request : status.core.requests) {
+    const std::shared_ptr<RequestCall> call = registry_.Find(request.stream);
+    status.transfers.push_back(call == nullptr ? TransferTotals() : call->Totals());
+  }
+  return status;
+}
+
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
+  if (status_board_.Wants(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
 }
 

@@ -30,6 +30,7 @@
 #include "server/edge/request_registry.h"
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
+#include "server/edge/status_board.h"
 #include "server/edge/topology_board.h"
 #include "server/identity/client_directory.h"
 
@@ -108,6 +109,7 @@ class Server final : private ActionSink {
   void WatchOver();
   void SetServing(bool serving);
   void SetAlive(bool alive);
+  ServerStatus MakeStatus(const Coordinator& core) const;
   // Ends all requests and waits a moment for their statuses to leave.
   void CutOff();
 
@@ -125,6 +127,7 @@ class Server final : private ActionSink {
   RequestRegistry registry_;
   ShardChannels channels_;
   TopologyBoard board_;
+  StatusBoard status_board_;
   RequestContext request_context_;
   AttentionServiceImpl attention_service_;
   ClusterServiceImpl cluster_service_;

@@ -3,12 +3,38 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/losses.h"
 
 namespace ringattn::server {
 
-ServerMetrics::ServerMetrics(Metrics* metrics)
+namespace {
+
+constexpr const char* kMethods[] = {"Forward", "Backward"};
+
+// The codes that calls end with (attention.proto); others get a series when they come.
+constexpr const char* kCodes[] = {"OK",
+                                  "CANCELLED",
+                                  "INVALID_ARGUMENT",
+                                  "DEADLINE_EXCEEDED",
+                                  "RESOURCE_EXHAUSTED",
+                                  "FAILED_PRECONDITION",
+                                  "ABORTED",
+                                  "UNIMPLEMENTED",
+                                  "INTERNAL",
+                                  "UNAVAILABLE"};
+
+const char* MethodOf(Direction direction) {
+  return kMethods[direction == Direction::kForward ? 0 : 1];
+}
+
+}  // namespace
+
+ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     : requests_(metrics->Counters("ringattn_requests_total",
                                   "Forward and Backward calls that ended, by status code.")),
+      tokens_(metrics->Counters(
+          "ringattn_request_tokens_total",
+          "Query tokens, of all batch rows, of Forward and Backward calls that ended well.")),
       idle_transfers_(metrics->Counters(
           "ringattn_idle_transfers_total",
           "Requests ended because the client sent or took no tensor bytes for too long.")),
@@ -18,7 +44,9 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
           "result, for too long.")),
       stages_(StageDurations(*metrics)),
       worker_up_(metrics->Gauges("ringattn_worker_up",
-                                 "1 if the rank of the ring is served, 0 if it was once.")) {
+                                 "1 if the rank of the ring is served, 0 if it was once.")),
+      losses_(metrics->Counters("ringattn_worker_losses_total",
+                                "Workers lost, by name and by what was seen of it.")) {
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
@@ -31,13 +59,21 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
   reserved_bytes_ = gauge("ringattn_reserved_bytes",
                           "Worker memory reserved for requests, all workers together.");
   generation_ = gauge("ringattn_ring_generation", "Generation of the ring.");
+  ring_members_ = gauge("ringattn_ring_members", "Members of the ring; 0 unless it is ready.");
+  connected_workers_ =
+      gauge("ringattn_connected_workers", "Workers that are connected, in the ring or not.");
+  gauge("ringattn_max_queued_requests", "Requests that may wait to be admitted.")
+      ->Set(static_cast<double>(limits.max_queued_requests));
+  gauge("ringattn_max_queued_bytes", "Input bytes of the requests that may wait.")
+      ->Set(static_cast<double>(limits.max_queued_bytes));
   reforms_ = &metrics
                   ->Counters("ringattn_ring_reforms_total",
                              "Times that a ring was formed again after the first.")
                   .Add({});
   // The series exist before the first request, so that rates start at zero.
-  for (const char* method : {"Forward", "Backward"}) {
-    requests_.Add({{"method", method}, {"code", "OK"}});
+  for (const char* method : kMethods) {
+    for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
+    tokens_.Add({{"method", method}});
   }
   for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
   stalled_uploads_ = &stalled_workers_.Add({{"stage", "upload"}});
@@ -48,8 +84,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
 }
 
 void ServerMetrics::RequestEnded(Direction direction, const char* code) {
-  const char* method = direction == Direction::kForward ? "Forward" : "Backward";
-  requests_.Add({{"method", method}, {"code", code}}).Increment();
+  requests_.Add({{"method", MethodOf(direction)}, {"code", code}}).Increment();
+}
+
+void ServerMetrics::Served(Direction direction, int64_t query_tokens) {
+  tokens_.Add({{"method", MethodOf(direction)}}).Increment(static_cast<double>(query_tokens));
 }
 
 void ServerMetrics::IdleEnded(const char* stage) {
@@ -66,13 +105,34 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   active_requests_->Set(stats.active_requests);
   reserved_bytes_->Set(stats.reserved_bytes);
   generation_->Set(stats.generation);
+  ring_members_->Set(stats.ready_workers);
+  connected_workers_->Set(stats.connected_workers);
   reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
   stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
   stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
   seen_ = stats;
 }
 
+std::string ServerMetrics::LabelOf(const std::string& worker) {
+  if (worker_names_.count(worker) > 0) return worker;
+  if (worker_names_.size() >= kMaxWorkerNames) return "other";
+  worker_names_.insert(worker);
+  return worker;
+}
+
+void ServerMetrics::WorkerLost(const LostWorker& loss) {
+  losses_.Add({{"worker", LabelOf(loss.worker)}, {"reason", LossReasonName(loss.reason)}})
+      .Increment();
+}
+
 void ServerMetrics::SetTopology(const v1::Topology& topology) {
+  // A worker's series exist before its first loss, so that the increase to 1 is seen.
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    if (worker_names_.count(worker.name()) > 0) continue;
+    for (const LossReason reason : kLossReasons) {
+      losses_.Add({{"worker", LabelOf(worker.name())}, {"reason", LossReasonName(reason)}});
+    }
+  }
   for (prometheus::Gauge* gauge : workers_seen_) gauge->Set(0);
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (!worker.has_rank()) continue;

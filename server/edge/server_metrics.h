@@ -2,10 +2,12 @@
 #ifndef RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
 #define RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "common/observability/metrics.h"
 #include "common/plan/schedule.h"
 #include "ringattn/v1/cluster.pb.h"
@@ -13,12 +15,17 @@
 
 namespace ringattn::server {
 
-// Thread safe, but for the two Set functions, which one thread calls.
+// Thread safe, but for the two Set functions and WorkerLost, which one thread calls.
 class ServerMetrics {
  public:
-  explicit ServerMetrics(Metrics* metrics);
+  // Tells worker names apart in labels up to so many in the process's life; then they are "other".
+  static constexpr size_t kMaxWorkerNames = 256;
+
+  ServerMetrics(Metrics* metrics, const Limits& limits);
 
   void RequestEnded(Direction direction, const char* code);
+  // One that ended well.
+  void Served(Direction direction, int64_t query_tokens);
   // By the limit on uploads ("upload") or downloads ("download") that stand still.
   void IdleEnded(const char* stage);
   void StageTook(const char* stage, absl::Duration duration);
@@ -26,12 +33,17 @@ class ServerMetrics {
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
 
   void SetStats(const CoordinatorStats& stats);
+  void WorkerLost(const LostWorker& loss);
   // ringattn_worker_up{rank, device}: 1 for each member of a ready ring; a rank that
   // was there before and is not now reads 0.
   void SetTopology(const v1::Topology& topology);
 
  private:
+  // The label of a worker's losses.
+  std::string LabelOf(const std::string& worker);
+
   prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& tokens_;
   prometheus::Family<prometheus::Counter>& idle_transfers_;
   prometheus::Family<prometheus::Counter>& stalled_workers_;
   prometheus::Family<prometheus::Histogram>& stages_;
@@ -42,12 +54,16 @@ class ServerMetrics {
   prometheus::Gauge* active_requests_;
   prometheus::Gauge* reserved_bytes_;
   prometheus::Gauge* generation_;
+  prometheus::Gauge* ring_members_;
+  prometheus::Gauge* connected_workers_;
   prometheus::Counter* reforms_;
   prometheus::Counter* stalled_uploads_;
   prometheus::Counter* stalled_downloads_;
   CoordinatorStats seen_;  // what the counters have counted
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;
+  prometheus::Family<prometheus::Counter>& losses_;
+  std::set<std::string> worker_names_;
 };
 
 }  // namespace ringattn::server

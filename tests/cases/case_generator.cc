@@ -231,10 +231,56 @@ bool Compatible(Factor a, int level_a, Factor b, int level_b) {
   return OneWayCompatible(a, level_a, b, level_b) && OneWayCompatible(b, level_b, a, level_a);
 }
 
-void AddOptions(Case& c) {
+namespace {
+
+// Score terms: of every kind in a case or none, in all combinations over the cases.
+void AddScoreTerms(Case& c) {
+  const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0973, static_cast<uint64_t>(c.index));
+  const auto draw = [&](int shift, uint64_t levels) { return (bits >> shift) % levels; };
+  const AttentionShape& shape = c.spec.shape;
+  AttentionOptions& options = c.spec.options;
+  if (draw(0, 3) == 0) {
+    options.bias = BiasForm{.per_batch = draw(4, 2) == 0,
+                            .per_head = draw(6, 2) == 0,
+                            .float32 = draw(8, 2) == 0,
+                            .before_softcap = draw(10, 3) == 0,
+                            .gradient = draw(12, 3) != 0};
+  }
+  if (draw(14, 4) == 0) {
+    options.mask = MaskForm{
+        .per_batch = draw(18, 2) == 0, .per_head = draw(20, 2) == 0, .bits = draw(22, 2) == 0};
+  }
+  options.segment_ids = draw(24, 4) == 0;
+  if (draw(28, 4) == 0) {
+    const int64_t batch_rows = shape.packed ? shape.num_documents() : shape.batch;
+    const int64_t count = draw(32, 2) == 0 ? shape.num_heads : batch_rows * shape.num_heads;
+    for (int64_t i = 0; i < count; ++i) {
+      // 2^-1 to 2^-8, and none.
+      options.alibi_slopes.push_back(i % 9 == 8 ? 0.0f
+                                                : std::ldexp(1.0f, -1 - static_cast<int>(i % 9)));
+    }
+  }
+  constexpr uint32_t kThresholds[] = {6554, 32768, 63570};  // 0.1, 0.5, 0.97
+  if (draw(36, 4) == 0) {
+    options.dropout.threshold = kThresholds[draw(40, 3)];
+    options.dropout.seed = oracle::RandomBits(c.data_seed, 0x0974, 0);
+    if (draw(44, 2) == 0) {
+      options.dropout.first_batch = 5;
+      options.dropout.first_head = 3;
+      options.dropout.first_query = 1'000'000;
+      options.dropout.first_key = 77;
+    }
+  }
+}
+
+}  // namespace
+
+void AddOptions(Case& c, bool score_terms) {
+  if (score_terms) AddScoreTerms(c);
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
+  c.spec.fp32_results = c.spec.dtype != DType::kFloat32 && bits / 12 % 2 == 0;
   AttentionShape& shape = c.spec.shape;
   if (!shape.packed || bits / 6 % 2 == 0) return;
   // Each document's own mask, instead of one for all.
@@ -272,6 +318,24 @@ std::string ToString(const Case& c) {
   std::string line = text;
   if (options.sinks) line += " sinks";
   if (c.spec.has_dlse) line += " dlse";
+  if (c.spec.fp32_results) line += " fp32 results";
+  if (options.bias.has_value()) {
+    line += std::string(" bias(") + (options.bias->per_batch ? "B" : "1") +
+            (options.bias->per_head ? ",H" : ",1") + (options.bias->float32 ? ",fp32" : "") +
+            (options.bias->before_softcap ? ",before cap" : "") +
+            (options.bias->gradient ? ",dbias" : "") + ")";
+  }
+  if (options.mask.has_value()) {
+    line += std::string(" mask(") + (options.mask->per_batch ? "B" : "1") +
+            (options.mask->per_head ? ",H" : ",1") + (options.mask->bits ? ",bits)" : ")");
+  }
+  if (options.segment_ids) line += " segment ids";
+  if (!options.alibi_slopes.empty()) {
+    line += " alibi(" + std::to_string(options.alibi_slopes.size()) + ")";
+  }
+  if (options.dropout.threshold != 0) {
+    line += " dropout=" + std::to_string(options.dropout.threshold / 65536.0);
+  }
   if (!shape.document_rules.empty()) line += " rules per document";
   if (shape.packed) {
     line += " cu_q=" + Join(shape.cu_seqlens_q) + " cu_k=" + Join(shape.cu_seqlens_k);

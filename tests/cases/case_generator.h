@@ -70,8 +70,9 @@ inline constexpr int64_t kDefaultCaseCost = 24'000'000;
 std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost = kDefaultCaseCost);
 
 // Adds to a case what only some requests have, drawn by the case's seed and number: attention
-// sinks and, backward, a gradient of lse. Every other choice stays.
-void AddOptions(Case& c);
+// sinks and, backward, a gradient of lse; with `score_terms` also a bias, a mask, segment ids,
+// ALiBi and dropout. Every other choice stays.
+void AddOptions(Case& c, bool score_terms = true);
 
 struct Coverage {
   int64_t pairs = 0;  // compatible pairs of levels of different factors

@@ -26,6 +26,7 @@ void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   args->plan.set_world_size(c.world_size);
   if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
   args->dtype = ToProto(c.spec.dtype);
+  if (c.spec.fp32_results) args->output_dtype = v1::DATA_TYPE_FLOAT32;
   args->q = BytesOf(inputs.at(TensorId::kQ));
   args->k = BytesOf(inputs.at(TensorId::kK));
   args->v = BytesOf(inputs.at(TensorId::kV));
@@ -62,8 +63,8 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
     args.lse = BytesOf(inputs.at(TensorId::kLse));
   }
   client::TensorMap<MutableBytes> more;
-  if (c.spec.options.sinks) {
-    more[v1::TENSOR_ID_DSINKS] = Prepare(c.spec, TensorId::kDsinks, outputs);
+  for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
+    if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
   return client.Backward(args,
                          {.dq = Prepare(c.spec, TensorId::kDq, outputs),

@@ -29,7 +29,9 @@ ABSL_FLAG(int64_t, cases, 160, "number of cases");
 ABSL_FLAG(int64_t, case, -1, "run this case alone");
 ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
 ABSL_FLAG(bool, options, false,
-          "add what only some requests have: attention sinks, a gradient of lse");
+          "add what only some requests have: attention sinks, a gradient of lse, score terms");
+ABSL_FLAG(bool, score_terms, true,
+          "with --options: score terms too, which GPU workers have no kernels for");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
@@ -81,7 +83,7 @@ int Run() {
   for (Case& c : GenerateCases(absl::GetFlag(FLAGS_seed),
                                only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
     if (only >= 0 && c.index != only) continue;
-    if (absl::GetFlag(FLAGS_options)) AddOptions(c);
+    if (absl::GetFlag(FLAGS_options)) AddOptions(c, absl::GetFlag(FLAGS_score_terms));
     c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
     progress.cases.push_back(std::move(c));
   }

@@ -68,6 +68,93 @@ def test_sinks_and_dlse(ring, tmp_path, documents):
     assert '"sinks" is missing; --sinks needs it' in done.stderr
 
 
+@pytest.mark.parametrize("streams", ["1", "3"])
+def test_fp32_results(ring, tmp_path, streams):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    generate(source)
+    server, fp32 = f"--server={ring.address}", "--output_dtype=fp32"
+    ask = [server, fp32, f"--streams={streams}", *OPTIONS]
+    wrote = cli("forward", *ask, f"--input={source}", f"--output={forward}").stdout
+    assert "out fp32" in wrote
+    cli("verify", f"--input={source}", f"--output={forward}", fp32, "--causal")
+    # Without the flag neither the file's type nor the result is taken for something else.
+    done = cli("verify", f"--input={source}", f"--output={forward}", "--causal", code=3)
+    assert '"out" is F32 and must be BF16' in done.stderr
+    cli("backward", *ask, f"--input={source}", f"--output={backward}")
+    checked = cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", fp32,
+                  "--causal").stdout
+    assert "dq" in checked and "dv" in checked
+
+
+TERMS = ["--alibi", "--bias", "--mask", "--segment_ids"]
+
+
+@pytest.mark.parametrize("documents, encoding", [([], []), (["--documents=100,0,250,350"],
+                                                            ["--mask_bits"])])
+def test_score_terms(ring, tmp_path, documents, encoding):
+    """Every option of single pairs through files: computed, verified, and none of them ignored."""
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", "--seq_len=700", "--heads=4", "--kv_heads=2",
+        "--head_dim=32", "--dtype=bf16", "--seed=7", "--with_dout", "--alibi", "--bias=heads",
+        "--mask=one", "--segment_ids", *encoding, *documents)
+    server, read = f"--server={ring.address}", f"--input={source}"
+    terms = [*TERMS, *encoding, "--dropout=0.1,42", "--dbias", "--softcap=20",
+             "--bias_before_softcap", *OPTIONS]
+    judged = [flag for flag in terms if flag not in OPTIONS] + ["--causal"]
+    cli("forward", server, read, f"--output={forward}", *terms)
+    checked = cli("verify", read, f"--output={forward}", *judged).stdout
+    assert "out" in checked and "lse" in checked
+    cli("backward", server, read, f"--output={backward}", *terms)
+    checked = cli("verify", read, f"--output={backward}", *judged).stdout
+    assert re.search(r"^dbias ok", checked, re.M), checked
+    # Another seed, another result; and what has a tensor needs its flag.
+    other = [flag if "dropout" not in flag else "--dropout=0.1,43" for flag in judged]
+    cli("verify", read, f"--output={forward}", *other, code=1)
+    for flag, tensor in [("--alibi", "alibi_slopes"), ("--bias", "bias"), ("--mask", "mask"),
+                         ("--segment_ids", "q_segment_ids")]:
+        fewer = [f for f in terms if f != flag and not (flag == "--bias" and "bias" in f)
+                 and not (flag == "--mask" and "mask" in f)]
+        done = cli("forward", server, read, f"--output={tmp_path}/x", *fewer, code=3)
+        assert f'"{tensor}" is there without {flag}' in done.stderr
+    fewer = [f for f in judged if f != "--dbias"]
+    done = cli("verify", read, f"--output={backward}", *fewer, code=3)
+    assert '"dbias" is there without --dbias' in done.stderr
+    plain = tmp_path / "p.safetensors"
+    generate(plain)
+    for flag, tensor in [("--bias", "bias"), ("--mask", "mask"), ("--alibi", "alibi_slopes"),
+                         ("--segment_ids", "q_segment_ids")]:
+        done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", flag, *OPTIONS,
+                   code=3)
+        assert f'"{tensor}" is missing; {flag} needs it' in done.stderr
+    done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", "--streams=2",
+               "--dropout=0.1,1", *OPTIONS, code=None)
+    assert "streams" in done.stderr and "dropout" in done.stderr
+
+
+def test_bad_term_flags(ring, tmp_path):
+    plain = tmp_path / "p.safetensors"
+    generate(plain)
+    files = [f"--server={ring.address}", f"--input={plain}", f"--output={tmp_path}/x"]
+    for flags, says in [(["--dropout=0.1"], "--dropout=0.1: expected RATE,SEED"),
+                        (["--dropout=x,1"], "--dropout=x,1"), (["--dbias"], "--dbias needs --bias"),
+                        (["--mask_bits"], "--mask_bits needs --mask"),
+                        (["--bias_before_softcap"], "--bias_before_softcap needs --bias")]:
+        assert says in cli("forward", *files, *flags, code=2).stderr
+    assert "options.dropout.rate" in cli("forward", *files, "--dropout=1.0,1", code=3).stderr
+    # Without a file there is nothing that ALiBi's slopes could come from.
+    problem = ["--seq_len=1000", "--heads=4"]
+    assert "--alibi" in cli("plan", *problem, "--alibi", code=2).stderr
+    small = json.loads(cli("plan", *problem, "--world_size=4", "--schedule=ring", "--json").stdout)
+    large = json.loads(cli("plan", *problem, "--world_size=4", "--schedule=ring", "--json",
+                           "--bias=heads", "--alibi=geometric", "--segment_ids",
+                           "--dropout=0.1,3").stdout)
+    # The bias lies with its rows and never travels; ids travel with their keys.
+    grown = large["ranks"][0]["buffer_bytes"] - small["ranks"][0]["buffer_bytes"]
+    assert 4 * 250 * 1000 * 2 <= grown <= 4 * 250 * 1000 * 2 + 4 * 1000
+    sent = large["ranks"][0]["sent_bytes"] - small["ranks"][0]["sent_bytes"]
+    assert sent == 3 * 250 * 4
+
+
 def test_packed_documents(ring, tmp_path):
     source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
     cli("generate", f"--output={source}", "--batch=1", "--seq_len=600", "--heads=2",

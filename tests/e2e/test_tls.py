@@ -217,8 +217,8 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
     write_clients(clients, clients_of_all())
     bad_clients = tmp_path / "bad.json"
     write_clients(bad_clients, [{"name": "a", "token_sha256": ["abc"]}])
-    base = [f"--secret_file={secret}", "--listen=127.0.0.1:0", "--control_listen=127.0.0.1:0",
-            "--metrics_listen=127.0.0.1:0"]
+    base = {"--secret_file": secret, "--listen": "127.0.0.1:0", "--control_listen": "127.0.0.1:0",
+            "--metrics_listen": "127.0.0.1:0"}
     (crt, key), (other_crt, _) = pki.server, pki.trainer
     for flags, says in [
             (["--listen=0.0.0.0:0"], ["--listen=0.0.0.0:0", "plain text", "--insecure"]),
@@ -240,7 +240,9 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
             (server_tls(crt, key, key), [str(key), "it holds no certificate"]),
             ([f"--clients_file={bad_clients}"], ["bad.json: clients[0] (a).token_sha256"]),
             (["--audit_log=/no/such/folder/audit"], ["cannot append to the audit log"])]:
-        said = start_refused(SERVER, *base, *flags)
+        given = {flag.split("=")[0] for flag in flags}
+        said = start_refused(SERVER, *flags,
+                             *(f"{k}={v}" for k, v in base.items() if k not in given))
         for text in says:
             assert text in said, (flags, said)
     worker = [f"--secret_file={secret}", "--device=cpu"]
@@ -556,6 +558,20 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
     secure.start_worker(1)
     secure.wait_ready(2, after_generation=generation)
     run(secure.attention, make_inputs(**SMALL), timeout=20)
+
+
+def test_the_pages_have_every_metric_of_a_secure_service(secure):
+    """docs/operations.md has those that are always there, docs/security.md the others."""
+    in_pages = set()
+    for page in ("operations.md", "security.md"):
+        in_pages |= set(re.findall(r"`(ringattn_[a-z0-9_]+)", (ROOT / "docs" / page).read_text()))
+    seen = set()
+    for port in (secure.ports["metrics"], secure.worker_ports(0)["metrics"]):
+        text = urllib.request.urlopen(f"http://{port}/metrics", timeout=10).read().decode()
+        seen |= set(re.findall(r"^# TYPE (\S+) ", text, re.M))
+    assert not seen - in_pages
+    assert {"ringattn_tls_certificate_expiry_timestamp_seconds", "ringattn_tls_reloads_total",
+            "ringattn_known_clients", "ringattn_audit_lines_lost_total"} <= seen
 
 
 def test_the_public_port_is_alive_in_tls(secure, pki):

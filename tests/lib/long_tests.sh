@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the standard tier runs a part of: 10,000 simulated clusters, 20,000 drawn cases of the
-# sweep, from seeds of their own, two minutes of clients beside each other, and ten of every
-# fault. Full tier.
+# sweep, from seeds of their own, two minutes of clients beside each other, ten of every fault, and
+# the live page in a browser. Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -34,6 +34,17 @@ fi
 name="chaos, ten minutes"
 if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker \
   //tests/chaos/... && /usr/bin/python3 tests/chaos/chaos.py --minutes=10; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
+
+# The standard tier skips the browser where there is none.
+name="the live page in a browser"
+if ./deploy/install_deps.sh chromium fonts-dejavu-core && bazel build --noshow_progress \
+  //server:ringattn-server //worker:ringattn-worker //client/... &&
+  /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/e2e/test_live_page.py -k browser; then
   record "pass $name"
 else
   record "fail $name"

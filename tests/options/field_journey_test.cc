@@ -40,6 +40,7 @@ struct Journey {
   const char* field;
   const char* text;  // merged over the base
   Fate fate = Fate::kArrives;
+  const char* without = "";  // what it is compared with, merged over the base
 };
 
 constexpr Journey kJourneys[] = {
@@ -70,18 +71,35 @@ constexpr Journey kJourneys[] = {
     {"options.causal", "options { causal: true }"},
     {"options.window.left", "options { window { left: 3 right: -1 } }"},
     {"options.window.right", "options { window { left: -1 right: 3 } }"},
-    {"options.dropout.rate", "options { dropout { rate: 0.1 } }", Fate::kRefused},
-    {"options.dropout.seed", "options { dropout { seed: 5 } }", Fate::kRefused},
-    {"options.alibi.slopes", "options { alibi { slopes: 0.5 } }", Fate::kRefused},
-    {"options.bias.per_batch", "options { bias { per_batch: true } }", Fate::kRefused},
-    {"options.bias.per_head", "options { bias { per_head: true } }", Fate::kRefused},
-    {"options.bias.dtype", "options { bias { dtype: DATA_TYPE_FLOAT32 } }", Fate::kRefused},
-    {"options.bias.before_softcap", "options { bias { before_softcap: true } }", Fate::kRefused},
-    {"options.bias.gradient", "options { bias { gradient: true } }", Fate::kRefused},
-    {"options.mask.per_batch", "options { mask { per_batch: true } }", Fate::kRefused},
-    {"options.mask.per_head", "options { mask { per_head: true } }", Fate::kRefused},
-    {"options.mask.encoding", "options { mask { encoding: MASK_ENCODING_BITS } }", Fate::kRefused},
-    {"options.segment_ids", "options { segment_ids {} }", Fate::kRefused},
+    {"options.dropout.rate", "options { dropout { rate: 0.1 } }"},
+    {"options.dropout.seed", "options { dropout { rate: 0.5 seed: 5 } }", Fate::kArrives,
+     "options { dropout { rate: 0.5 } }"},
+    {"options.dropout.first_batch", "options { dropout { rate: 0.5 first_batch: 5 } }",
+     Fate::kArrives, "options { dropout { rate: 0.5 } }"},
+    {"options.dropout.first_head", "options { dropout { rate: 0.5 first_head: 5 } }",
+     Fate::kArrives, "options { dropout { rate: 0.5 } }"},
+    {"options.dropout.first_query", "options { dropout { rate: 0.5 first_query: 5 } }",
+     Fate::kArrives, "options { dropout { rate: 0.5 } }"},
+    {"options.dropout.first_key", "options { dropout { rate: 0.5 first_key: 5 } }", Fate::kArrives,
+     "options { dropout { rate: 0.5 } }"},
+    {"options.alibi.slopes", "options { alibi { slopes: [0.5, 1, 2, 3] } }"},
+    {"options.bias.per_batch", "options { bias { per_batch: true } }", Fate::kArrives,
+     "options { bias {} }"},
+    {"options.bias.per_head", "options { bias { per_head: true } }", Fate::kArrives,
+     "options { bias {} }"},
+    {"options.bias.dtype", "options { bias { dtype: DATA_TYPE_FLOAT32 } }", Fate::kArrives,
+     "options { bias {} }"},
+    {"options.bias.before_softcap", "options { bias { before_softcap: true } }", Fate::kArrives,
+     "options { bias {} }"},
+    {"options.bias.gradient", "options { bias { gradient: true } }", Fate::kArrives,
+     "options { bias {} }"},
+    {"options.mask.per_batch", "options { mask { per_batch: true } }", Fate::kArrives,
+     "options { mask {} }"},
+    {"options.mask.per_head", "options { mask { per_head: true } }", Fate::kArrives,
+     "options { mask {} }"},
+    {"options.mask.encoding", "options { mask { encoding: MASK_ENCODING_BITS } }", Fate::kArrives,
+     "options { mask {} }"},
+    {"options.segment_ids", "options { segment_ids {} }"},
     {"options.sinks", "options { sinks {} }"},
     {"options.dilation_levels.segment_length", "options { dilation_levels { segment_length: 8 } }",
      Fate::kRefused},
@@ -97,6 +115,7 @@ constexpr Journey kJourneys[] = {
     {"reply.with_crc32c", "reply { with_crc32c: true }"},
     {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
     {"reply.with_timeline", "reply { with_timeline: true }"},
+    {"reply.output_dtype", "reply { output_dtype: DATA_TYPE_FLOAT32 }"},
     {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
     // Backward's own.
@@ -129,6 +148,25 @@ void FindLeaves(const Descriptor* type, const std::string& prefix, std::set<std:
   }
 }
 
+std::string TermsText(const worker::ScoreTerms& terms) {
+  std::string text;
+  for (float slope : terms.alibi_slopes) absl::StrAppendFormat(&text, " slope %g", slope);
+  if (terms.bias.has_value()) {
+    absl::StrAppendFormat(&text, " bias %d %d %d %d %d", terms.bias->per_batch,
+                          terms.bias->per_head, terms.bias->float32, terms.bias->before_softcap,
+                          terms.bias->gradient);
+  }
+  if (terms.mask.has_value()) {
+    absl::StrAppendFormat(&text, " mask %d %d %d", terms.mask->per_batch, terms.mask->per_head,
+                          terms.mask->bits);
+  }
+  const DropoutForm& dropout = terms.dropout;
+  absl::StrAppendFormat(&text, " ids %d dropout %d %d %d %d %d %d", terms.segment_ids,
+                        dropout.threshold, dropout.seed, dropout.first_batch, dropout.first_head,
+                        dropout.first_query, dropout.first_key);
+  return text;
+}
+
 // What the far ends see of a request: each member's kernel calls and memory, the plan, the
 // reply.
 std::string FarEnds(const server::HeaderRequest& request) {
@@ -157,6 +195,7 @@ std::string FarEnds(const server::HeaderRequest& request) {
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
     absl::StrAppendFormat(&text, " softcap %g bands", p.softcap);
+    absl::StrAppend(&text, TermsText(p.terms));
     for (const Band& band : p.bands)
       absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);
     for (const Piece& piece : context.q_pieces[rank]) {
@@ -186,9 +225,6 @@ std::variant<server::HeaderRequest, Rejection> Read(const v1::BackwardHeader& he
 
 template <typename Header>
 void ExpectJourneys() {
-  const auto base = Read(Parse<Header>(""));
-  ASSERT_TRUE(std::holds_alternative<server::HeaderRequest>(base));
-  const std::string at_base = FarEnds(std::get<server::HeaderRequest>(base));
   std::set<std::string> leaves;
   FindLeaves(Header::descriptor(), "", &leaves);
   for (const std::string& leaf : leaves) {
@@ -201,7 +237,9 @@ void ExpectJourneys() {
           << leaf << ": " << std::get<Rejection>(read).ToStatus();
       const std::string ends = FarEnds(std::get<server::HeaderRequest>(read));
       EXPECT_EQ(ends.find("no plan"), std::string::npos) << leaf << ": " << ends;
-      EXPECT_NE(ends, at_base) << leaf << " is ignored";
+      const auto base = Read(Parse<Header>(journey->without));
+      ASSERT_TRUE(std::holds_alternative<server::HeaderRequest>(base));
+      EXPECT_NE(ends, FarEnds(std::get<server::HeaderRequest>(base))) << leaf << " is ignored";
       continue;
     }
     ASSERT_TRUE(std::holds_alternative<Rejection>(read)) << leaf << " was accepted";

@@ -31,7 +31,8 @@ ABSL_FLAG(std::string, shard, "0/1", "INDEX/COUNT: run the cases with index mod 
 ABSL_FLAG(std::string, data, "",
           "inputs of every case: normal, huge or vast (scores of 1e6 to 1e30); empty: as drawn");
 ABSL_FLAG(bool, options, false,
-          "add to the cases what only some requests have: attention sinks, a gradient of lse");
+          "add to the cases what only some requests have: attention sinks, a gradient of lse, "
+          "score terms (bias, mask, segment ids, ALiBi, dropout)");
 ABSL_FLAG(std::string, engine, "executor", "executor, interpreter or interpreter_by_row");
 ABSL_FLAG(std::string, kernels, "cpu", "cpu or naive");
 ABSL_FLAG(bool, twin, true,

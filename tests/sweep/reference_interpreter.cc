@@ -69,6 +69,7 @@ class Interpreter {
       : spec_(spec), plan_(plan), schedule_(schedule), kernels_(kernels), cut_(cut) {
     const AttentionShape& shape = spec.shape;
     problem_.dtype = spec.dtype;
+    problem_.fp32_results = spec.fp32_results;
     problem_.batch = shape.batch;
     problem_.num_heads = shape.num_heads;
     problem_.num_kv_heads = shape.num_kv_heads;
@@ -77,6 +78,20 @@ class Interpreter {
     problem_.softmax_scale = static_cast<float>(spec.options.softmax_scale);
     problem_.softcap = static_cast<float>(spec.options.softcap);
     problem_.bands = DocumentBands(spec);
+    ScoreTerms& terms = problem_.terms;
+    terms.packed = shape.packed;
+    terms.columns = 0;
+    for (int64_t d = 0; d < shape.num_documents(); ++d) {
+      const int64_t queries = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
+      const int64_t keys = shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d];
+      terms.shifts.push_back(keys - queries);
+      terms.columns = std::max(terms.columns, keys);
+    }
+    terms.alibi_slopes = spec.options.alibi_slopes;
+    terms.bias = spec.options.bias;
+    terms.mask = spec.options.mask;
+    terms.segment_ids = spec.options.segment_ids;
+    terms.dropout = spec.options.dropout;
   }
 
   absl::StatusOr<TensorMap> Run(const TensorMap& inputs) {
@@ -117,8 +132,9 @@ class Interpreter {
     const int64_t rows = static_cast<int64_t>(tokens.size());
     GuardedBuffer& buffer = buffers_[rank][id];
     const int64_t bytes = layout.outer * rows * layout.inner_bytes;
-    // Only k and v may be larger, for another rank's block later on.
-    const bool may_grow = to_buffer && (tensor == TensorId::kK || tensor == TensorId::kV);
+    // Only what travels may be larger, for another rank's block later on.
+    const bool may_grow = to_buffer && (tensor == TensorId::kK || tensor == TensorId::kV ||
+                                        tensor == TensorId::kKvSegmentIds);
     if (may_grow ? buffer.bytes() < bytes : buffer.bytes() != bytes) {
       return Broken(rank, 0,
                     absl::StrCat(schedule_.programs[rank].buffers[id].name, " has ", buffer.bytes(),
@@ -258,6 +274,9 @@ class Interpreter {
     uint8_t* Elements(const ByteRange& range, int64_t count) {
       return Exactly(range, count * ElementBytes(interpreter.spec_.dtype));
     }
+    uint8_t* Results(const ByteRange& range, int64_t count) {
+      return Exactly(range, count * ElementBytes(interpreter.spec_.result_dtype()));
+    }
     float* Floats(const ByteRange& range, int64_t count) {
       return reinterpret_cast<float*>(Exactly(range, count * 4));
     }
@@ -280,6 +299,10 @@ class Interpreter {
                                           shape.cu_seqlens_k, operand.row_begin, operand.row_end);
         block.k = Elements(operand.k, vectors * shape.head_dim);
         block.v = Elements(operand.v, vectors * shape.head_dim_v);
+        if (interpreter.spec_.options.segment_ids) {
+          block.segment_ids = reinterpret_cast<const int32_t*>(
+              Exactly(operand.segment_ids, shape.batch * operand.rows() * 4));
+        }
         if (backward) {
           block.dk = Floats(operand.dk, vectors * shape.head_dim);
           block.dv = Floats(operand.dv, vectors * shape.head_dim_v);
@@ -289,6 +312,53 @@ class Interpreter {
       return blocks;
     }
 
+    // A shard's rows of a bias or a mask: planes, rows, bytes of a row.
+    int64_t PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) {
+      const AttentionShape& shape = interpreter.spec_.shape;
+      return (per_batch ? shape.batch : 1) * (per_head ? shape.num_heads : 1) * call.q.rows() *
+             row_bytes;
+    }
+    int64_t BiasBytes() {
+      const BiasForm& bias = *interpreter.spec_.options.bias;
+      const int64_t element = bias.float32 ? 4 : ElementBytes(interpreter.spec_.dtype);
+      return PlaneBytes(bias.per_batch, bias.per_head,
+                        interpreter.problem_.terms.columns * element);
+    }
+
+    TermOperands Terms() {
+      const AttentionOptions& options = interpreter.spec_.options;
+      const int64_t columns = interpreter.problem_.terms.columns;
+      TermOperands terms;
+      if (options.bias) terms.bias = Exactly(call.q.Option(TensorId::kBias), BiasBytes());
+      if (options.mask) {
+        const MaskForm& mask = *options.mask;
+        terms.mask = Exactly(
+            call.q.Option(TensorId::kMask),
+            PlaneBytes(mask.per_batch, mask.per_head, mask.bits ? (columns + 7) / 8 : columns));
+      }
+      if (options.segment_ids) {
+        terms.q_segment_ids = reinterpret_cast<const int32_t*>(
+            Exactly(call.q.Option(TensorId::kQSegmentIds),
+                    interpreter.spec_.shape.batch * call.q.rows() * 4));
+      }
+      return terms;
+    }
+
+    KernelCall BiasGradient() {
+      BiasGradientCall bias;
+      bias.problem = &interpreter.problem_;
+      bias.q_rows = call.q.rows();
+      bias.q_pieces = QPieces();
+      bias.q = Elements(call.q.q, q_elements);
+      bias.dout = Elements(call.q.dout, out_elements);
+      bias.lse = Floats(call.q.lse, statistics);
+      bias.delta = Floats(call.q.delta, statistics);
+      bias.blocks = Blocks(false);
+      bias.terms = Terms();
+      bias.dbias = Exactly(call.target, BiasBytes());
+      return bias;
+    }
+
     KernelCall Forward() {
       ForwardCall forward;
       forward.problem = &interpreter.problem_;
@@ -296,11 +366,12 @@ class Interpreter {
       forward.q_pieces = QPieces();
       forward.q = Elements(call.q.q, q_elements);
       forward.blocks = Blocks(false);
+      forward.terms = Terms();
       forward.initial = call.initial;
       forward.final = call.final;
       if (!(call.initial && call.final)) forward.out_acc = Floats(call.q.out_acc, out_elements);
       forward.lse = Floats(call.q.lse, statistics);
-      if (call.final) forward.out = Elements(call.q.out, out_elements);
+      if (call.final) forward.out = Results(call.q.out, out_elements);
       if (call.final && interpreter.spec_.options.sinks) forward.sinks = Sinks();
       return forward;
     }
@@ -309,7 +380,7 @@ class Interpreter {
       DeltaCall delta;
       delta.problem = &interpreter.problem_;
       delta.q_rows = call.q.rows();
-      delta.out = Elements(call.q.out, out_elements);
+      delta.out = Results(call.q.out, out_elements);
       delta.dout = Elements(call.q.dout, out_elements);
       delta.delta = Floats(call.q.delta, statistics);
       if (interpreter.spec_.has_dlse) {
@@ -345,6 +416,7 @@ class Interpreter {
       backward.delta = Floats(call.q.delta, statistics);
       backward.dq_acc = Floats(call.q.dq_acc, q_elements);
       backward.blocks = Blocks(true);
+      backward.terms = Terms();
       return backward;
     }
 
@@ -357,6 +429,8 @@ class Interpreter {
           return Delta();
         case ComputeCall::Op::kSinkGradient:
           return SinkGradient();
+        case ComputeCall::Op::kBiasGradient:
+          return BiasGradient();
         case ComputeCall::Op::kBackward:
           return Backward();
         case ComputeCall::Op::kZero:

@@ -83,6 +83,14 @@ TensorMap ToTensorMap(const oracle::InputTensors& inputs) {
   };
   add(TensorId::kSinks, inputs.sinks);
   add(TensorId::kDlse, inputs.dlse);
+  tensors[TensorId::kBias] = inputs.bias;
+  tensors[TensorId::kMask] = inputs.mask;
+  const auto add_ids = [&](TensorId id, const std::vector<int32_t>& ids) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(ids.data());
+    tensors[id].assign(bytes, bytes + ids.size() * sizeof(int32_t));
+  };
+  add_ids(TensorId::kQSegmentIds, inputs.q_segment_ids);
+  add_ids(TensorId::kKvSegmentIds, inputs.kv_segment_ids);
   // An empty tensor is there all the same.
   if (inputs.has_dout) tensors.try_emplace(TensorId::kDlse);
   return tensors;
@@ -91,9 +99,9 @@ TensorMap ToTensorMap(const oracle::InputTensors& inputs) {
 void AddForwardResult(const AttentionSpec& spec, const oracle::Result& result, TensorMap* inputs) {
   const AttentionShape& shape = spec.shape;
   std::vector<uint8_t>& out = (*inputs)[TensorId::kOut];
-  out.resize(result.out.twin.size() * oracle::BytesOf(spec.dtype));
+  out.resize(result.out.twin.size() * oracle::BytesOf(spec.result_dtype()));
   for (size_t e = 0; e < result.out.twin.size(); ++e) {
-    oracle::Store(spec.dtype, out.data(), static_cast<int64_t>(e), result.out.twin[e]);
+    oracle::Store(spec.result_dtype(), out.data(), static_cast<int64_t>(e), result.out.twin[e]);
   }
   std::vector<uint8_t>& lse = (*inputs)[TensorId::kLse];
   lse.resize(result.lse.rows.size() * sizeof(float));
@@ -110,9 +118,10 @@ oracle::Outputs ToOutputs(const TensorMap& outputs) {
     const auto tensor = outputs.find(id);
     return tensor == outputs.end() ? nullptr : tensor->second.data();
   };
-  return {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
-          find(TensorId::kDq),  find(TensorId::kDk),
-          find(TensorId::kDv),  static_cast<const float*>(find(TensorId::kDsinks))};
+  return {find(TensorId::kOut),  static_cast<const float*>(find(TensorId::kLse)),
+          find(TensorId::kDq),   find(TensorId::kDk),
+          find(TensorId::kDv),   static_cast<const float*>(find(TensorId::kDsinks)),
+          find(TensorId::kDbias)};
 }
 
 CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,

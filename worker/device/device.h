@@ -66,6 +66,7 @@ struct ServedCalls {
   std::string family;
   std::vector<DType> dtypes;
   bool backward = false;
+  bool score_terms = false;  // calls of problems that have them (AttentionProblem::terms)
 };
 
 // What a device holds right now, for metrics.
@@ -90,8 +91,12 @@ class Device {
   }
 
   // Which kernels serve which calls at a usual head_dim: each has a rate of its own. Every dtype
-  // and direction that the device computes is in exactly one.
+  // and direction that the device computes, with score terms and without, is in exactly one.
   virtual std::vector<ServedCalls> served_calls() const { return {}; }
+
+  // Names of the fields of v1::AttentionOptions that devices may lack kernels for
+  // (DeviceOptions) and that this one serves.
+  virtual std::vector<std::string> served_options() const { return {}; }
 
   // Makes the calls of one operation ready, with whatever memory they need beside their
   // operands: nothing is allocated when they start. RESOURCE_EXHAUSTED if there is none.

@@ -27,6 +27,7 @@ class DeviceWrapper : public Device {
     return inner_->WorkspaceBytes(calls);
   }
   std::vector<ServedCalls> served_calls() const override { return inner_->served_calls(); }
+  std::vector<std::string> served_options() const override { return inner_->served_options(); }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     return inner_->Prepare(std::move(calls));
   }

@@ -10,10 +10,30 @@ namespace {
 
 using Op = ComputeCall::Op;
 
+ScoreTerms TermsOf(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  const AttentionOptions& options = spec.options;
+  ScoreTerms terms;
+  if (!HasScoreTerms(options)) return terms;
+  terms.packed = shape.packed;
+  for (int64_t d = 0; d < shape.num_documents(); ++d) {
+    terms.shifts.push_back(shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d] -
+                           (shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d]));
+  }
+  terms.alibi_slopes = options.alibi_slopes;
+  terms.bias = options.bias;
+  terms.mask = options.mask;
+  terms.columns = PairColumns(shape);
+  terms.segment_ids = options.segment_ids;
+  terms.dropout = options.dropout;
+  return terms;
+}
+
 AttentionProblem ProblemOf(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   AttentionProblem problem;
   problem.dtype = spec.dtype;
+  problem.fp32_results = spec.fp32_results;
   problem.batch = shape.batch;
   problem.num_heads = shape.num_heads;
   problem.num_kv_heads = shape.num_kv_heads;
@@ -22,10 +42,11 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
   problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
   problem.softcap = static_cast<float>(spec.options.softcap);
   problem.bands = DocumentBands(spec);
+  problem.terms = TermsOf(spec);
   return problem;
 }
 
-// `call` is a ForwardCall or a BackwardCall.
+// `call` is a ForwardCall, a BackwardCall or a BiasGradientCall.
 template <typename Call>
 Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
   Call kernel_call;
@@ -62,6 +83,7 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
     addresses.Set(blocks[i].v, call.kv[i].v);
     addresses.Set(blocks[i].dk, call.kv[i].dk);
     addresses.Set(blocks[i].dv, call.kv[i].dv);
+    addresses.Set(blocks[i].segment_ids, call.kv[i].segment_ids);
   }
 }
 
@@ -75,7 +97,9 @@ BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const
   };
   for (const Step& step : program.steps) {
     for (const ComputeCall& call : step.calls) {
-      if (call.op != Op::kForward && call.op != Op::kBackward) continue;
+      if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient) {
+        continue;
+      }
       const int rank = call.q.source_rank;
       cut(plan.q[rank], spec.shape.cu_seqlens_q, q_pieces[rank]);
       for (const KvOperand& operand : call.kv) {
@@ -108,6 +132,8 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
     }
     case Op::kBackward:
       return DescribeAttention<BackwardCall>(context, call);
+    case Op::kBiasGradient:
+      return DescribeAttention<BiasGradientCall>(context, call);
     case Op::kZero:
       return ZeroCall{nullptr, call.target.bytes};
     case Op::kAdd:
@@ -150,6 +176,14 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(backward.delta, call.q.delta);
       addresses.Set(backward.dq_acc, call.q.dq_acc);
       SetBlocks(call, addresses, backward.blocks);
+    }
+    void operator()(BiasGradientCall& bias) const {
+      addresses.Set(bias.q, call.q.q);
+      addresses.Set(bias.dout, call.q.dout);
+      addresses.Set(bias.lse, call.q.lse);
+      addresses.Set(bias.delta, call.q.delta);
+      addresses.Set(bias.dbias, call.target);
+      SetBlocks(call, addresses, bias.blocks);
     }
     void operator()(ZeroCall& zero) const { addresses.Set(zero.target, call.target); }
     void operator()(AddCall& add) const {
@@ -202,6 +236,13 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
       read(call.q.delta);
       write(call.q.dq_acc);
       break;
+    case Op::kBiasGradient:
+      read(call.q.q);
+      read(call.q.dout);
+      read(call.q.lse);
+      read(call.q.delta);
+      write(call.target);
+      break;
     case Op::kZero:
     case Op::kAdd:
     case Op::kConvert:
@@ -213,6 +254,7 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
   for (const KvOperand& operand : call.kv) {
     read(operand.k);
     read(operand.v);
+    read(operand.segment_ids);
     write(operand.dk);
     write(operand.dv);
   }

@@ -47,6 +47,27 @@ void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
   }
 }
 
+// How much of the transfers' time passed while a call ran. Calls follow one another, and so do
+// the transfers' groups, so one walk over both is enough.
+absl::Duration HiddenTime(const std::vector<Started>& started) {
+  std::vector<const Event*> calls;
+  for (const Started& item : started) {
+    if (!item.transfer) calls.push_back(item.event.get());
+  }
+  absl::Duration hidden;
+  size_t first = 0;  // that has not ended before the transfer began
+  for (const Started& item : started) {
+    if (!item.transfer) continue;
+    const absl::Time begin = item.event->begin_time();
+    const absl::Time end = item.event->end_time();
+    while (first < calls.size() && calls[first]->end_time() <= begin) ++first;
+    for (size_t i = first; i < calls.size() && calls[i]->begin_time() < end; ++i) {
+      hidden += std::min(end, calls[i]->end_time()) - std::max(begin, calls[i]->begin_time());
+    }
+  }
+  return hidden;
+}
+
 ExecutionReport MakeReport(const Program& program, const std::vector<Started>& started,
                            bool with_timeline) {
   ExecutionReport report;
@@ -58,7 +79,9 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
     const absl::Time end = item.event->end_time();
     report.begin = std::min(report.begin, begin);
     report.end = std::max(report.end, end);
-    if (!item.transfer) {
+    if (item.transfer) {
+      report.exchange_time += end - begin;
+    } else {
       report.compute_time += end - begin;
       if (device_free.has_value() && begin > *device_free) {
         report.ring_wait_time += begin - *device_free;
@@ -76,6 +99,7 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
     }
   }
   if (started.empty()) report.begin = report.end = absl::Now();
+  report.hidden_exchange_time = HiddenTime(started);
   report.sent_bytes = program.SentBytes();
   report.tiles = program.TileCount();
   return report;

@@ -32,6 +32,9 @@ struct ExecutionReport {
   absl::Time end;
   absl::Duration compute_time;    // inside compute calls
   absl::Duration ring_wait_time;  // the device stood idle between calls
+  absl::Duration exchange_time;   // of transfers, from begin to end, added up
+  // The part of exchange_time during which a compute call ran here.
+  absl::Duration hidden_exchange_time;
   int64_t sent_bytes = 0;
   std::string transport;  // of the sent bytes: Communicator::transport
   int64_t tiles = 0;

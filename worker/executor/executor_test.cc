@@ -2,8 +2,10 @@
 // overlap, cancel and failure. What the programs compute is the sweep's concern.
 #include "worker/executor/executor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -72,6 +74,19 @@ class SleepingDevice : public Device {
   HostQueue queue_{"sleeping"};
 };
 
+// Two events, one after the other, as one.
+class JoinedEvent : public Event {
+ public:
+  JoinedEvent(EventRef first, EventRef last) : first_(std::move(first)), last_(std::move(last)) {}
+  bool Done() const override { return last_->Done(); }
+  absl::Status Wait(absl::Time deadline) const override { return last_->Wait(deadline); }
+  absl::Time begin_time() const override { return first_->begin_time(); }
+  absl::Time end_time() const override { return last_->end_time(); }
+
+ private:
+  const EventRef first_, last_;
+};
+
 // Adds kTransfer to every group of another communicator.
 class SlowCommunicator : public Communicator {
  public:
@@ -89,7 +104,8 @@ class SlowCommunicator : public Communicator {
           return absl::OkStatus();
         },
         std::move(after), HostQueue::OnFailure::kRun);
-    return inner_->Start(std::move(group), {delay}, control);
+    EventRef moved = inner_->Start(std::move(group), {delay}, control);
+    return std::make_shared<JoinedEvent>(std::move(delay), std::move(moved));
   }
   void Abort(const std::string& reason) override {
     aborted_ = true;
@@ -179,6 +195,33 @@ TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
     }
     EXPECT_EQ(calls, kSteps);
     EXPECT_EQ(exchanges, kSteps);
+  }
+}
+
+absl::Duration Overlap(const TimelineBar& a, const TimelineBar& b) {
+  return std::max(absl::ZeroDuration(), std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
+
+TEST(Executor, SaysHowMuchOfTheExchangeIsHidden) {
+  constexpr int kSteps = 4;
+  Pair pair(kSteps);
+  pair.Run();
+  for (int rank : {0, 1}) {
+    ASSERT_TRUE(pair.reports[rank].ok()) << pair.reports[rank].status();
+    const ExecutionReport& report = *pair.reports[rank];
+    absl::Duration exchange, hidden;
+    for (const TimelineBar& bar : report.timeline) {
+      if (bar.kind != TimelineBar::Kind::kExchange) continue;
+      exchange += bar.end - bar.begin;
+      for (const TimelineBar& other : report.timeline) {
+        if (other.kind == TimelineBar::Kind::kCompute) hidden += Overlap(bar, other);
+      }
+    }
+    EXPECT_EQ(report.exchange_time, exchange);
+    EXPECT_EQ(report.hidden_exchange_time, hidden);
+    EXPECT_GE(report.exchange_time, kSteps * kTransfer);
+    EXPECT_GT(report.hidden_exchange_time, kTransfer);
+    EXPECT_LE(report.hidden_exchange_time, report.exchange_time);
   }
 }
 

@@ -18,11 +18,12 @@
 
 #include "common/attention/band.h"
 #include "common/attention/dtype.h"
+#include "worker/kernels/score_terms.h"
 
 namespace ringattn::worker {
 
 struct AttentionProblem {
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of q, k, v and dout
   int64_t batch = 1;
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;
@@ -31,16 +32,21 @@ struct AttentionProblem {
   float softmax_scale = 1.0f;
   float softcap = 0.0f;     // 0 = off
   std::vector<Band> bands;  // per document
+  ScoreTerms terms;
+  bool fp32_results = false;  // out is fp32 whatever `dtype` is
+
+  DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
 
 // A block of keys.
 struct KvBlock {
   int64_t rows = 0;
   std::vector<Piece> pieces;
-  const void* k = nullptr;  // [batch, rows, num_kv_heads, head_dim] dtype
-  const void* v = nullptr;  // [batch, rows, num_kv_heads, head_dim_v] dtype
-  float* dk = nullptr;      // backward: like k, fp32, accumulated into
-  float* dv = nullptr;      // backward: like v, fp32, accumulated into
+  const void* k = nullptr;               // [batch, rows, num_kv_heads, head_dim] dtype
+  const void* v = nullptr;               // [batch, rows, num_kv_heads, head_dim_v] dtype
+  float* dk = nullptr;                   // backward: like k, fp32, accumulated into
+  float* dv = nullptr;                   // backward: like v, fp32, accumulated into
+  const int32_t* segment_ids = nullptr;  // [batch, rows], where the problem has them
 };
 
 // Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h)
@@ -51,8 +57,8 @@ struct KvBlock {
 //            initial && final.
 //   lse      [batch, num_heads, q_rows] fp32, natural log; read unless
 //            `initial`, always written. -inf = no key seen yet.
-//   out      [batch, q_rows, num_heads, head_dim_v] dtype, written when `final`.
-//            May be the same memory as out_acc when dtype is fp32.
+//   out      [batch, q_rows, num_heads, head_dim_v] out_dtype(), written when `final`.
+//            May be the same memory as out_acc when that is fp32.
 //   sinks    [num_heads] fp32, or null; only when `final`: exp(sinks[h]) joins the
 //            softmax of every row, after all keys, with a value of 0. -inf is no sink.
 // A row without any visible key keeps its previous partial, or becomes
@@ -67,6 +73,7 @@ struct ForwardCall {
   float* lse = nullptr;
   void* out = nullptr;
   const float* sinks = nullptr;
+  TermOperands terms;
   bool initial = false;
   bool final = false;
 };
@@ -76,8 +83,8 @@ struct ForwardCall {
 struct DeltaCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
-  const void* out = nullptr;    // [batch, q_rows, num_heads, head_dim_v] dtype
-  const void* dout = nullptr;   // like out
+  const void* out = nullptr;    // [batch, q_rows, num_heads, head_dim_v] out_dtype()
+  const void* dout = nullptr;   // like out, dtype
   float* delta = nullptr;       // [batch, num_heads, q_rows] fp32
   const float* dlse = nullptr;  // like delta, or null
   const float* lse = nullptr;   // like delta; read only with dlse
@@ -110,6 +117,25 @@ struct BackwardCall {
   const float* delta = nullptr;
   float* dq_acc = nullptr;
   std::vector<KvBlock> blocks;  // with dk, dv
+  TermOperands terms;
+};
+
+// The bias's gradient at all pairs of the call's queries and keys, which are stored, not added
+// to: ds before the softcap's derivative, or behind it where the bias is before the softcap,
+// summed over the batch rows and heads that share it, in a fixed order. Pairs that are no pair of
+// the call, or that the band hides, may stay as they are.
+//   dbias  like TermOperands::bias, in the bias's element type
+struct BiasGradientCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  std::vector<Piece> q_pieces;
+  const void* q = nullptr;
+  const void* dout = nullptr;
+  const float* lse = nullptr;
+  const float* delta = nullptr;
+  std::vector<KvBlock> blocks;
+  TermOperands terms;
+  void* dbias = nullptr;
 };
 
 struct ZeroCall {
@@ -133,8 +159,8 @@ struct ConvertCall {
   int64_t count = 0;
 };
 
-using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, ZeroCall,
-                                AddCall, ConvertCall>;
+using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall,
+                                BiasGradientCall, ZeroCall, AddCall, ConvertCall>;
 
 }  // namespace ringattn::worker
 

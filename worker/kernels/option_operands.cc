@@ -10,6 +10,17 @@ bool Set(const Element* Call::*field, void* address, KernelCall& call) {
   return typed != nullptr;
 }
 
+// One of the score terms, which all calls with keys take.
+template <typename Element>
+bool SetTerm(const Element* TermOperands::*field, void* address, KernelCall& call) {
+  const auto set = [&](auto* typed) {
+    if (typed != nullptr) typed->terms.*field = static_cast<const Element*>(address);
+    return typed != nullptr;
+  };
+  return set(std::get_if<ForwardCall>(&call)) || set(std::get_if<BackwardCall>(&call)) ||
+         set(std::get_if<BiasGradientCall>(&call));
+}
+
 }  // namespace
 
 bool SetOptionOperand(TensorId tensor, void* address, KernelCall& call) {
@@ -19,6 +30,12 @@ bool SetOptionOperand(TensorId tensor, void* address, KernelCall& call) {
              Set(&SinkGradientCall::sinks, address, call);
     case TensorId::kDlse:
       return Set(&DeltaCall::dlse, address, call);
+    case TensorId::kBias:
+      return SetTerm(&TermOperands::bias, address, call);
+    case TensorId::kMask:
+      return SetTerm(&TermOperands::mask, address, call);
+    case TensorId::kQSegmentIds:
+      return SetTerm(&TermOperands::q_segment_ids, address, call);
     default:
       return false;
   }

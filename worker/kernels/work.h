@@ -17,6 +17,11 @@ inline int64_t BackwardPairWork(int64_t head_dim, int64_t head_dim_v) {
   return 3 * head_dim + 2 * head_dim_v;
 }
 
+// Products q.k and dout.v once more.
+inline int64_t BiasGradientPairWork(int64_t head_dim, int64_t head_dim_v) {
+  return head_dim + head_dim_v;
+}
+
 }  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_WORK_H_

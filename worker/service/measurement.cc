@@ -20,6 +20,7 @@ struct CallKind {
   MeasuredCall size;
   DType dtype = DType::kBFloat16;
   bool backward = false;
+  bool score_terms = false;
 
   double flops() const {
     const double products = backward ? 5 : 2;
@@ -47,6 +48,7 @@ class CallOnDevice {
     problem_.head_dim = problem_.head_dim_v = kHeadDim;
     problem_.softmax_scale = 0.1f;
     problem_.bands = {Band{}};
+    if (kind_.score_terms) AddTerms();
     absl::StatusOr<KernelCall> call = kind_.backward ? Backward() : Forward();
     if (!call.ok()) return call.status();
     absl::StatusOr<PreparedCalls> prepared = device_.Prepare({*std::move(call)});
@@ -65,6 +67,8 @@ class CallOnDevice {
     call.out = Tensor(kind_.dtype);
     call.lse = Statistic(0.0f);
     call.initial = call.final = true;
+    call.terms = terms_;
+    SetIds(call.blocks.front());
     if (!failure_.ok()) return failure_;
     return KernelCall(std::move(call));
   }
@@ -82,10 +86,32 @@ class CallOnDevice {
     KvBlock block{kind_.size.rows, {WholePiece()}, Tensor(kind_.dtype), Tensor(kind_.dtype)};
     block.dk = static_cast<float*>(Tensor(DType::kFloat32));
     block.dv = static_cast<float*>(Tensor(DType::kFloat32));
+    SetIds(block);
+    call.terms = terms_;
     call.blocks = {std::move(block)};
     if (!failure_.ok()) return failure_;
     return KernelCall(std::move(call));
   }
+
+  // All at once: which of them a request has, its plan does not weigh.
+  void AddTerms() {
+    const int64_t rows = kind_.size.rows, heads = kind_.size.heads;
+    ScoreTerms& terms = problem_.terms;
+    terms.shifts = {0};
+    terms.columns = rows;
+    terms.alibi_slopes.assign(heads, 0.01f);
+    terms.bias = BiasForm{.per_head = true};
+    terms.mask = MaskForm{.per_head = true};
+    terms.segment_ids = true;
+    terms.dropout = {.threshold = 6554, .seed = 1};
+    terms_.bias = Upload(kind_.dtype, std::vector<float>(rows * rows * heads, 0.25f));
+    terms_.mask =
+        static_cast<const uint8_t*>(UploadBytes(std::vector<char>(rows * rows * heads, 1)));
+    ids_ = static_cast<const int32_t*>(UploadBytes(std::vector<char>(rows * sizeof(int32_t), 0)));
+    terms_.q_segment_ids = ids_;
+  }
+
+  void SetIds(KvBlock& block) const { block.segment_ids = ids_; }
 
   Piece WholePiece() const { return Piece{.length = kind_.size.rows}; }
 
@@ -109,13 +135,19 @@ class CallOnDevice {
   void* Upload(DType dtype, const std::vector<float>& values) {
     if (!failure_.ok()) return nullptr;
     const int64_t count = static_cast<int64_t>(values.size());
-    const int64_t bytes = count * ElementBytes(dtype);
-    std::vector<char> converted(bytes);
+    std::vector<char> converted(count * ElementBytes(dtype));
     ConvertFromFloat(dtype, values.data(), converted.data(), count);
-    absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer = device_.Allocate(bytes);
+    return UploadBytes(converted);
+  }
+
+  void* UploadBytes(const std::vector<char>& bytes) {
+    if (!failure_.ok()) return nullptr;
+    absl::StatusOr<std::unique_ptr<DeviceBuffer>> buffer =
+        device_.Allocate(static_cast<int64_t>(bytes.size()));
     failure_ = buffer.status();
     if (!failure_.ok()) return nullptr;
-    failure_ = device_.CopyFromHost((*buffer)->data(), converted.data(), bytes);
+    failure_ =
+        device_.CopyFromHost((*buffer)->data(), bytes.data(), static_cast<int64_t>(bytes.size()));
     buffers_.push_back(*std::move(buffer));
     return buffers_.back()->data();
   }
@@ -124,6 +156,8 @@ class CallOnDevice {
   const CallKind kind_;
   absl::Status failure_;
   AttentionProblem problem_;
+  TermOperands terms_;
+  const int32_t* ids_ = nullptr;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   PreparedCalls prepared_;
   RunControl control_;
@@ -154,11 +188,12 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
                                                            absl::Duration budget) {
   std::vector<KernelRate> rates;
   for (const ServedCalls& served : device.served_calls()) {
-    absl::StatusOr<double> flops =
-        MeasureFlopsPerSecond(device, {size, served.dtypes.front(), served.backward}, budget);
+    absl::StatusOr<double> flops = MeasureFlopsPerSecond(
+        device, {size, served.dtypes.front(), served.backward, served.score_terms}, budget);
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
-                     served.backward ? Direction::kBackward : Direction::kForward, *flops});
+                     served.backward ? Direction::kBackward : Direction::kForward, *flops,
+                     served.score_terms});
   }
   return rates;
 }

@@ -16,6 +16,8 @@ int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
       return pairs * ForwardPairWork(shape.head_dim, shape.head_dim_v);
     case ComputeCall::Op::kBackward:
       return pairs * BackwardPairWork(shape.head_dim, shape.head_dim_v);
+    case ComputeCall::Op::kBiasGradient:
+      return pairs * BiasGradientPairWork(shape.head_dim, shape.head_dim_v);
     default:
       return 0;  // little beside the others
   }

@@ -80,7 +80,8 @@ void Reservations::Admit(const v1::Reserve& reserve,
   if (!operation.ok()) return done_(reserve, operation.status(), 0);
   const int64_t workspace_bytes = (*operation)->workspace_bytes();
   done_(reserve,
-        registry_->Admit({reserve.operation_id(), reserve.generation(), reserve.with_timeline()},
+        registry_->Admit({reserve.operation_id(), reserve.generation(), reserve.with_timeline(),
+                          reserve.request_id(), reserve.traceparent()},
                          *std::move(operation)),
         workspace_bytes);
 }

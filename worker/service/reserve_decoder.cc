@@ -89,7 +89,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (!violations.empty())
     return Malformed(std::move(violations).ToRejection().ToStatus().message());
   if (reserve.has_dlse() && !reserve.backward()) return Malformed("has_dlse");
-  result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse()};
+  result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse(), reserve.fp32_results()};
 
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());

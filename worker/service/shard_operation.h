@@ -35,6 +35,9 @@ struct OperationInfo {
   std::string id;
   uint64_t generation = 0;
   bool with_timeline = false;
+  // For logs.
+  std::string request_id = {};
+  std::string traceparent = {};  // empty: none
 };
 
 // Thread safe. Shared by the registry, the runner, the open exchange and every slice

@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     std::function<void(const std::string&)> on_stuck) {
   std::unique_ptr<Worker> worker(
       new Worker(std::move(options), device, transport, std::move(on_stuck)));
-  if (absl::Status status = worker->Listen(); !status.ok()) return status;
+  if (absl::Status status = worker->Listen(device->description()); !status.ok()) return status;
   worker->Join(*device, std::move(on_leave));
   return worker;
 }
@@ -70,7 +70,8 @@ void Worker::SetReady(bool ready) {
   health_->SetServing(wire::kReadinessName, ready);
 }
 
-absl::Status Worker::Listen() {
+absl::Status Worker::Listen(const std::string& device_description) {
+  metrics_.Describe(options_.name, device_description, kVersion, options_.memory_limit_bytes);
   if (!options_.health_listen.empty()) {
     auto health = wire::HealthListener::Start(options_.health_listen);
     if (!health.ok()) return health.status();
@@ -118,6 +119,9 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control.registration.set_metrics_address(metrics_address_);
   for (const KernelRate& rate : options_.kernel_rates) {
     *control.registration.add_kernel_rates() = ToProto(rate);
+  }
+  for (const std::string& option : device.served_options()) {
+    control.registration.add_options(option);
   }
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);

@@ -74,7 +74,7 @@ class Worker {
   Worker(WorkerOptions options, Device* device, RingTransport* transport,
          std::function<void(const std::string&)> on_stuck);
 
-  absl::Status Listen();
+  absl::Status Listen(const std::string& device_description);
   // Whether this worker is a member of a ring.
   void SetReady(bool ready);
   void Join(const Device& device, std::function<void(const std::string&)> on_leave);

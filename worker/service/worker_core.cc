@@ -1,11 +1,13 @@
 #include "worker/service/worker_core.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
+#include "common/process/descriptors.h"
 #include "common/wire/durations.h"
 #include "worker/service/run_report.h"
 
@@ -100,6 +102,7 @@ void WorkerCore::LeaveRing(const std::string& reason,
         on_membership(false);
         reservations_.ForgetAll();
         ring_.Forget(reason);
+        metrics_->SetRank(std::nullopt);
         return absl::OkStatus();
       },
       {}, HostQueue::OnFailure::kSkip);
@@ -121,6 +124,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
   metrics_->SetDeviceUsage(device_.usage());
+  if (const int64_t bytes = ResidentBytes(); bytes >= 0) metrics_->SetResidentBytes(bytes);
   return heartbeat;
 }
 
@@ -165,6 +169,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
            {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
   options_.on_membership(true);
+  metrics_->SetRank(ring_.rank());
   v1::JoinRequest message;
   v1::Committed* committed = message.mutable_committed();
   committed->set_generation(commit.generation());
@@ -178,6 +183,7 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   options_.on_membership(false);
   reservations_.ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
+  metrics_->SetRank(std::nullopt);
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
   send_(std::move(message));
@@ -201,6 +207,12 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
     reserved->set_bytes((*operation)->reserved_bytes());
   } else {
     reserved->set_reason(std::string(operation.status().message()));
+    LogWarning("shard refused", {{"worker", options_.name},
+                                 {"request_id", reserve.request_id()},
+                                 {"traceparent", reserve.traceparent()},
+                                 {"operation_id", reserve.operation_id()},
+                                 {"generation", reserve.generation()},
+                                 {"reason", reserved->reason()}});
   }
   send_(std::move(message));
   // A shard without rows has nothing to wait for.
@@ -217,6 +229,7 @@ void WorkerCore::OnReleased(const OperationInfo& info) {
 void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                            const RunningOperation& last) {
   const OperationInfo& info = operation.info();
+  LogRun(operation, result);
   if (!result.ok()) metrics_->CountFailedRun(result.status().code());
   if (absl::IsUnavailable(result.status())) {
     return SendGenerationFailed(info.generation, result.status(), &last);
@@ -234,6 +247,23 @@ void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<Execu
     finished->set_reason(std::string(result.status().message()));
   }
   send_(std::move(message));
+}
+
+void WorkerCore::LogRun(const ShardOperation& operation,
+                        const absl::StatusOr<ExecutionReport>& result) const {
+  const OperationInfo& info = operation.info();
+  const ExecutionReport report = result.ok() ? *result : ExecutionReport();
+  Log(result.ok() || absl::IsCancelled(result.status()) ? LogLevel::kInfo : LogLevel::kWarning,
+      "run ended",
+      {{"worker", options_.name},
+       {"request_id", info.request_id},
+       {"traceparent", info.traceparent},
+       {"operation_id", info.id},
+       {"generation", info.generation},
+       {"code", absl::StatusCodeToString(result.status().code())},
+       {"error", std::string(result.status().message())},
+       {"compute_seconds", absl::ToDoubleSeconds(report.compute_time)},
+       {"ring_wait_seconds", absl::ToDoubleSeconds(report.ring_wait_time)}});
 }
 
 void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& status,

@@ -73,6 +73,7 @@ class WorkerCore {
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
+  void LogRun(const ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result) const;
   void SendGenerationFailed(uint64_t generation, const absl::Status& status,
                             const RunningOperation* last);
 

@@ -1,15 +1,26 @@
 #include "worker/service/worker_metrics.h"
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/plan/shard_plan.h"
 #include "worker/service/run_report.h"
 
 namespace ringattn::worker {
 
 WorkerMetrics::WorkerMetrics()
-    : generation_(metrics_
+    : info_(metrics_.Gauges("ringattn_worker_info",
+                            "1; its labels say which worker this process is, on which device, and "
+                            "its rank in the ring that it is in.")),
+      generation_(metrics_
                       .Gauges("ringattn_ring_generation",
                               "Generation of the ring that this process last formed.")
                       .Add({})),
+      memory_limit_bytes_(metrics_
+                              .Gauges("ringattn_worker_memory_limit_bytes",
+                                      "Device memory that operations may have set aside.")
+                              .Add({})),
+      resident_bytes_(
+          metrics_.Gauges("ringattn_resident_bytes", "Resident memory of this process.").Add({})),
       reserved_bytes_(
           metrics_
               .Gauges("ringattn_worker_reserved_bytes", "Device memory set aside for operations.")
@@ -41,15 +52,55 @@ WorkerMetrics::WorkerMetrics()
                  .Counters("ringattn_attention_flops_total",
                            "Floating-point operations of unmasked pairs, computed here.")
                  .Add({})),
+      tokens_(metrics_
+                  .Counters("ringattn_worker_tokens_total",
+                            "Query tokens, of all batch rows, computed here.")
+                  .Add({})),
       tiles_(metrics_
                  .Counters("ringattn_worker_tiles_total",
                            "128 x 128 tiles computed, per batch row and head.")
                  .Add({})),
+      exchange_seconds_(metrics_
+                            .Counters("ringattn_exchange_seconds_total",
+                                      "Time of transfers between ranks, waiting for a peer's side "
+                                      "included.")
+                            .Add({})),
+      hidden_exchange_seconds_(metrics_
+                                   .Counters("ringattn_hidden_exchange_seconds_total",
+                                             "The part of ringattn_exchange_seconds_total during "
+                                             "which this device computed.")
+                                   .Add({})),
       h2d_(StageDurations(metrics_).Add({{"stage", "h2d"}}, StageBuckets())),
       compute_(StageDurations(metrics_).Add({{"stage", "compute"}}, StageBuckets())),
       ring_wait_(StageDurations(metrics_).Add({{"stage", "ring_wait"}}, StageBuckets())),
       d2h_(StageDurations(metrics_).Add({{"stage", "d2h"}}, StageBuckets())),
-      runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")) {}
+      runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")) {
+  // Rates start at zero.
+  for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
+    runs_.Add({{"code", code}});
+  }
+}
+
+void WorkerMetrics::Describe(const std::string& worker, const std::string& device,
+                             const std::string& version, int64_t memory_limit_bytes) {
+  DescribeProcess(metrics_, version);
+  memory_limit_bytes_.Set(static_cast<double>(memory_limit_bytes));
+  {
+    absl::MutexLock lock(&mutex_);
+    worker_ = worker;
+    device_ = device;
+  }
+  SetRank(std::nullopt);
+}
+
+void WorkerMetrics::SetRank(std::optional<int> rank) {
+  absl::MutexLock lock(&mutex_);
+  if (place_ != nullptr) info_.Remove(place_);
+  place_ = &info_.Add({{"worker", worker_},
+                       {"device", device_},
+                       {"rank", rank ? absl::StrCat(*rank) : std::string("none")}});
+  place_->Set(1);
+}
 
 void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report,
                              absl::Duration upload_copies) {
@@ -63,6 +114,11 @@ void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& 
   if (report.compute_time > absl::ZeroDuration()) {
     achieved_flops_.Set(flops / absl::ToDoubleSeconds(report.compute_time));
   }
+  const ShardPlan& plan = operation.plan();
+  tokens_.Increment(
+      static_cast<double>(operation.spec().shape.batch * RowsIn(plan.q[operation.program().rank])));
+  exchange_seconds_.Increment(absl::ToDoubleSeconds(report.exchange_time));
+  hidden_exchange_seconds_.Increment(absl::ToDoubleSeconds(report.hidden_exchange_time));
   tiles_.Increment(static_cast<double>(report.tiles));
   // Where nothing is copied there is nothing to observe.
   if (upload_copies > absl::ZeroDuration()) h2d_.Observe(absl::ToDoubleSeconds(upload_copies));

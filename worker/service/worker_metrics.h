@@ -3,9 +3,12 @@
 #define RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/observability/metrics.h"
 #include "common/security/security_metrics.h"
@@ -19,6 +22,13 @@ class WorkerMetrics {
  public:
   WorkerMetrics();
 
+  // Who this is; labels of ringattn_worker_info, by which the other series are told apart.
+  // Once, before anything else.
+  void Describe(const std::string& worker, const std::string& device, const std::string& version,
+                int64_t memory_limit_bytes);
+  // In the ring that it is in; none: in no ring.
+  void SetRank(std::optional<int> rank);
+
   // "host:port" as bound; UNAVAILABLE if it cannot bind.
   absl::StatusOr<std::string> Serve(const std::string& listen) { return metrics_.Serve(listen); }
   std::string Text() const { return metrics_.Text(); }
@@ -28,6 +38,7 @@ class WorkerMetrics {
     ringattn::ExportTls(&metrics_, "cluster", security);
   }
   void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
+  void SetResidentBytes(int64_t bytes) { resident_bytes_.Set(static_cast<double>(bytes)); }
   void SetReservedBytes(int64_t bytes) { reserved_bytes_.Set(static_cast<double>(bytes)); }
   void SetDeviceUsage(const DeviceUsage& usage) {
     device_used_bytes_.Set(static_cast<double>(usage.memory_used_bytes));
@@ -46,7 +57,14 @@ class WorkerMetrics {
 
  private:
   Metrics metrics_;
+  prometheus::Family<prometheus::Gauge>& info_;
+  absl::Mutex mutex_;
+  std::string worker_ ABSL_GUARDED_BY(mutex_);
+  std::string device_ ABSL_GUARDED_BY(mutex_);
+  prometheus::Gauge* place_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of info_, the one that is 1
   prometheus::Gauge& generation_;
+  prometheus::Gauge& memory_limit_bytes_;
+  prometheus::Gauge& resident_bytes_;
   prometheus::Gauge& reserved_bytes_;
   prometheus::Gauge& device_used_bytes_;
   prometheus::Gauge& allocated_bytes_;
@@ -55,7 +73,10 @@ class WorkerMetrics {
   prometheus::Counter& received_bytes_;
   prometheus::Counter& sent_bytes_;
   prometheus::Counter& flops_;
+  prometheus::Counter& tokens_;
   prometheus::Counter& tiles_;
+  prometheus::Counter& exchange_seconds_;
+  prometheus::Counter& hidden_exchange_seconds_;
   prometheus::Histogram& h2d_;
   prometheus::Histogram& compute_;
   prometheus::Histogram& ring_wait_;

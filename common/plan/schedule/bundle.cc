@@ -20,6 +20,10 @@ Bundle KvBundle(const AttentionSpec& spec, std::vector<std::string> slot_names) 
   for (TensorId id : {TensorId::kK, TensorId::kV}) {
     bundle.tensors.push_back({id, LayoutOf(spec, id).inner_bytes, none});
   }
+  if (spec.options.segment_ids) {
+    const TensorId ids = TensorId::kKvSegmentIds;
+    bundle.tensors.push_back({ids, LayoutOf(spec, ids).inner_bytes, none});
+  }
   return bundle;
 }
 

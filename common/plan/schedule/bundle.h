@@ -38,7 +38,8 @@ struct Bundle {
   BundleTensor& Of(TensorId id);
 };
 
-// k and v in the spec's dtype; dk and dv in fp32.
+// k and v in the spec's dtype, with their segment ids where the request has them; dk and dv in
+// fp32.
 Bundle KvBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
 Bundle KvGradientBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
 

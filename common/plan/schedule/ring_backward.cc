@@ -133,7 +133,8 @@ void RingBackward::Start() {
   for (int rank = 0; rank < route_.world_size; ++rank) {
     const bool has_rows = route_.q_rows[rank] > 0 || route_.kv_rows[rank] > 0;
     if (has_rows) builder_.Use(first_step_);
-    if ((has_rows && builder_.spec().dtype != DType::kFloat32) || route_.SeesAny(0, rank)) {
+    if ((has_rows && builder_.spec().result_dtype() != DType::kFloat32) ||
+        route_.SeesAny(0, rank)) {
       builder_.Use(own_step_);  // conversions, or a call
     }
   }
@@ -156,7 +157,7 @@ void RingBackward::Contribute(int source, int step, int part, bool first) {
   others_until_ = std::max(others_until_, at);
   ComputeCall call = BackwardCallOf(ring_.shard, builder_);
   AddOperand(call, operand, ring_.Work(source, rows));
-  builder_.AddCall(at, std::move(call));
+  AddBackwardCall(at, std::move(call), ring_.shard, builder_);
 }
 
 void RingBackward::SendOnAndHome(int source, int step, int part) {
@@ -234,17 +235,13 @@ void RingBackward::AddOwnCall(const std::vector<RowRange>& ranges) {
   for (const RowRange& rows : ranges) {
     const WorkCount& work = ring_.Work(rank, rows);
     if (work.pairs == 0) continue;
-    const auto part = [&](Bundle& bundle, TensorId id, int slot) {
-      return builder_.Range(bundle, id, {slot, rows.begin, rows});
-    };
-    AddOperand(call,
-               {rank, rows.begin, rows.end, part(ring_.kv, TensorId::kK, BlockSlots::kHome),
-                part(ring_.kv, TensorId::kV, BlockSlots::kHome),
-                part(ring_.gradients, TensorId::kDk, BlockSlots::kGradientHome),
-                part(ring_.gradients, TensorId::kDv, BlockSlots::kGradientHome)},
-               work);
+    KvOperand keys = ring_.Keys(rank, rows, {BlockSlots::kHome, rows.begin, rows});
+    const BlockPlace home{BlockSlots::kGradientHome, rows.begin, rows};
+    keys.dk = builder_.Range(ring_.gradients, TensorId::kDk, home);
+    keys.dv = builder_.Range(ring_.gradients, TensorId::kDv, home);
+    AddOperand(call, keys, work);
   }
-  if (!call.kv.empty()) builder_.AddCall(own_step_, std::move(call));
+  if (!call.kv.empty()) AddBackwardCall(own_step_, std::move(call), ring_.shard, builder_);
 }
 
 }  // namespace

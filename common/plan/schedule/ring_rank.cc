@@ -17,6 +17,9 @@ RingRank::RingRank(const KvRoute& the_route, const RingPieces& the_pieces, bool 
                                                       std::end(BlockSlots::kGradientNames)})) {
   kv.Of(TensorId::kK).slots[BlockSlots::kHome] = shard.k;
   kv.Of(TensorId::kV).slots[BlockSlots::kHome] = shard.v;
+  if (shard.kv_segment_ids != kNoBuffer) {
+    kv.Of(TensorId::kKvSegmentIds).slots[BlockSlots::kHome] = shard.kv_segment_ids;
+  }
   gradients.Of(TensorId::kDk).slots[BlockSlots::kGradientHome] = shard.dk_acc;
   gradients.Of(TensorId::kDv).slots[BlockSlots::kGradientHome] = shard.dv_acc;
 }
@@ -33,8 +36,16 @@ void RingRank::FetchKv(int64_t at, int source, int step, const RowRange& rows) {
 KvOperand RingRank::Keys(int step, const RowRange& rows) {
   const int source = route.SourceOf(rank(), step);
   const BlockPlace place = slots.Kv(source, step, rows);
-  return {source, rows.begin, rows.end, builder.Range(kv, TensorId::kK, place),
-          builder.Range(kv, TensorId::kV, place)};
+  return Keys(source, rows, place);
+}
+
+KvOperand RingRank::Keys(int source, const RowRange& rows, const BlockPlace& place) {
+  KvOperand keys{source, rows.begin, rows.end, builder.Range(kv, TensorId::kK, place),
+                 builder.Range(kv, TensorId::kV, place)};
+  if (builder.spec().options.segment_ids) {
+    keys.segment_ids = builder.Range(kv, TensorId::kKvSegmentIds, place);
+  }
+  return keys;
 }
 
 const WorkCount& RingRank::Work(int source, const RowRange& rows) {

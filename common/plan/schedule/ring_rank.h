@@ -29,6 +29,8 @@ struct RingRank {
   void FetchKv(int64_t at, int source, int step, const RowRange& rows);
   // This rank's keys at `step`, without gradients.
   KvOperand Keys(int step, const RowRange& rows);
+  // Those of `source` that lie at a place of their own.
+  KvOperand Keys(int source, const RowRange& rows, const BlockPlace& place);
   // Of this rank's queries with rows of `source`; counted once.
   const WorkCount& Work(int source, const RowRange& rows);
 

@@ -9,7 +9,7 @@ namespace {
 BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
                         ProgramBuilder& builder) {
   *buffer = builder.AddOutput(output);
-  const DType dtype = builder.spec().dtype;
+  const DType dtype = DTypeOf(builder.spec(), output);
   if (dtype == DType::kFloat32) return *buffer;
   const int64_t elements = builder.ShardBytes(output) / ElementBytes(dtype);
   return builder.AddBuffer(name, elements * ElementBytes(DType::kFloat32));
@@ -21,7 +21,12 @@ void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers
   for (TensorId id : InputsOf(spec, direction, /*recompute_forward=*/false)) {
     if (InfoOf(id).is_present != nullptr) builder.AddInput(id);
   }
-  if (direction == Direction::kForward || !spec.options.sinks) return;
+  shard.kv_segment_ids = builder.InputOf(TensorId::kKvSegmentIds);
+  if (direction == Direction::kForward) return;
+  if (InfoOf(TensorId::kDbias).is_present(spec)) {
+    shard.dbias = builder.AddOutput(TensorId::kDbias);
+  }
+  if (!spec.options.sinks) return;
   if (builder.rank() == 0) {
     shard.dsinks = builder.AddOutput(TensorId::kDsinks);
   } else if (builder.q_rows() > 0) {
@@ -30,7 +35,9 @@ void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers
 }
 
 // Which calls take which of them.
-constexpr TensorId kForwardOptions[] = {TensorId::kSinks};  // the final call
+constexpr TensorId kFinalOptions[] = {TensorId::kSinks};  // the final forward call
+// Forward, backward, bias gradient: every call with keys. (Of the keys: KvOperand.)
+constexpr TensorId kTermOptions[] = {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds};
 constexpr TensorId kDeltaOptions[] = {TensorId::kDlse};
 constexpr TensorId kSinkGradientOptions[] = {TensorId::kSinks};
 
@@ -84,7 +91,7 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
   calls.front().second.initial = true;
   calls.back().second.final = true;
   if (calls.size() > 1) {
-    const DType dtype = builder.spec().dtype;
+    const DType dtype = DTypeOf(builder.spec(), TensorId::kOut);
     const int64_t elements = builder.ShardBytes(TensorId::kOut) / ElementBytes(dtype);
     shard.out_acc = dtype == DType::kFloat32
                         ? shard.out
@@ -95,9 +102,10 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
     call.q.q = builder.Whole(shard.q);
     call.q.lse = builder.Whole(shard.lse);
     if (!(call.initial && call.final)) call.q.out_acc = builder.Whole(shard.out_acc);
+    AddOptions(kTermOptions, builder, call.q);
     if (call.final) {
       call.q.out = builder.Whole(shard.out);
-      AddOptions(kForwardOptions, builder, call.q);
+      AddOptions(kFinalOptions, builder, call.q);
     }
     builder.AddCall(step, std::move(call));
   }
@@ -118,6 +126,7 @@ void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& buil
   if (!delta.q.options.empty()) delta.q.lse = builder.Whole(shard.lse);
   builder.AddCall(step, std::move(delta));
   builder.AddZero(step, builder.Whole(shard.dq_acc));
+  builder.AddZero(step, builder.WholeIfAny(shard.dbias));
   if (shard.dsinks == kNoBuffer) return;
   ComputeCall sinks;
   sinks.op = ComputeCall::Op::kSinkGradient;
@@ -165,7 +174,20 @@ ComputeCall BackwardCallOf(const ShardBuffers& shard, const ProgramBuilder& buil
   call.q.dout = builder.Whole(shard.dout);
   call.q.delta = builder.Whole(shard.delta);
   call.q.dq_acc = builder.Whole(shard.dq_acc);
+  AddOptions(kTermOptions, builder, call.q);
   return call;
+}
+
+void AddBackwardCall(int64_t step, ComputeCall call, const ShardBuffers& shard,
+                     ProgramBuilder& builder) {
+  if (shard.dbias == kNoBuffer) return builder.AddCall(step, std::move(call));
+  ComputeCall bias = call;
+  builder.AddCall(step, std::move(call));
+  bias.op = ComputeCall::Op::kBiasGradient;
+  bias.q.dq_acc = kNone;
+  for (KvOperand& keys : bias.kv) keys.dk = keys.dv = kNone;
+  bias.target = builder.Whole(shard.dbias);
+  builder.AddCall(step, std::move(bias));
 }
 
 void AddOperand(ComputeCall& call, const KvOperand& operand, const WorkCount& work) {

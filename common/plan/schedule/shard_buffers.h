@@ -32,6 +32,8 @@ struct ShardBuffers {
   BufferId dk_acc = kNoBuffer;
   BufferId dv_acc = kNoBuffer;
   BufferId dsinks = kNoBuffer;  // of this rank's rows; rank 0's becomes the sum
+  BufferId dbias = kNoBuffer;
+  BufferId kv_segment_ids = kNoBuffer;
 };
 
 ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder);
@@ -46,7 +48,7 @@ using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
                      ProgramBuilder& builder);
 
-// delta, zeros for dq, and this rank's part of dsinks.
+// delta, zeros for dq and dbias, and this rank's part of dsinks.
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
 // Adds all ranks' parts of dsinks on rank 0, in the order of ranks; nothing without sinks. All
 // ranks call it, with one step behind StartBackward's.
@@ -55,6 +57,9 @@ void AddUpSinkGradients(int64_t step, const std::vector<int64_t>& q_rows, const 
                         ProgramBuilder& builder);
 // A backward call of all the rank's queries, without keys.
 ComputeCall BackwardCallOf(const ShardBuffers& shard, const ProgramBuilder& builder);
+// The call, and where the bias's gradient is wanted the one for it over the same keys.
+void AddBackwardCall(int64_t step, ComputeCall call, const ShardBuffers& shard,
+                     ProgramBuilder& builder);
 // A call's keys, their work counted in.
 void AddOperand(ComputeCall& call, const KvOperand& operand, const WorkCount& work);
 // The accumulators become the outputs.

@@ -14,6 +14,7 @@ Program MakeSingleProgram(const AttentionSpec& spec, const ShardPlan& plan, Dire
   const RowRange all{0, builder.kv_rows()};
   const WorkCount work = RingPieces(spec, plan, &latch).Work(0, 0, all);
   KvOperand keys{0, all.begin, all.end, builder.Whole(shard.k), builder.Whole(shard.v)};
+  keys.segment_ids = builder.WholeIfAny(shard.kv_segment_ids);
   int64_t step = 0;
   if (direction == Direction::kForward || recompute_forward) {
     CallsAt calls;
@@ -29,7 +30,7 @@ Program MakeSingleProgram(const AttentionSpec& spec, const ShardPlan& plan, Dire
     if (work.pairs > 0) {
       ComputeCall call = BackwardCallOf(shard, builder);
       AddOperand(call, keys, work);
-      builder.AddCall(step, std::move(call));
+      AddBackwardCall(step, std::move(call), shard, builder);
     }
     FinishBackward(step, shard, builder);
   }

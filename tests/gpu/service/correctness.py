@@ -78,7 +78,7 @@ def sweep(session):
         seconds = session.args.sweep_seconds or (8 if not session.gpu else 40)
         result.update(sweep_cases(session, ["--cases=5000", f"--budget={seconds}s"]))
         # What only some requests have.
-        options = ["--cases=2000", "--options", "--seed=78", f"--budget={seconds}s"]
+        options = ["--cases=2000", "--options", "--noscore_terms", "--seed=78", f"--budget={seconds}s"]
         result["options"] = sweep_cases(session, options)
         failed = result["failed"] + result["options"]["failed"]
         check(failed == 0, f"{failed} cases failed")

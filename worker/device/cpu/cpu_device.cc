@@ -60,11 +60,18 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes)
 
 std::vector<ServedCalls> CpuDevice::served_calls() const {
   std::vector<ServedCalls> served;
-  for (const bool backward : {false, true}) {
-    served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward});
-    served.push_back({std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward});
+  for (const bool score_terms : {false, true}) {
+    for (const bool backward : {false, true}) {
+      served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward, score_terms});
+      served.push_back(
+          {std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward, score_terms});
+    }
   }
   return served;
+}
+
+std::vector<std::string> CpuDevice::served_options() const {
+  return {"dropout", "alibi", "bias", "mask", "segment_ids"};
 }
 
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {

@@ -30,7 +30,22 @@ absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
   return Kernel(*std::move(prepared));
 }
 
+// The coordinator sends no request whose options a device does not name (served_options); what
+// comes all the same must not be computed without them.
+absl::Status CheckTerms(const KernelCall& call) {
+  const auto has_terms = [](const auto* typed) {
+    return typed != nullptr && typed->problem->terms.any();
+  };
+  if (has_terms(std::get_if<ForwardCall>(&call)) || has_terms(std::get_if<BackwardCall>(&call)) ||
+      has_terms(std::get_if<BiasGradientCall>(&call))) {
+    return absl::InvalidArgumentError(
+        "no CUDA kernel computes bias, mask, segment ids, ALiBi or dropout");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
+  if (absl::Status status = CheckTerms(call); !status.ok()) return status;
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
     return KernelOf(cuda::PrepareForward(*forward, choice.device, choice.tuning));
   }

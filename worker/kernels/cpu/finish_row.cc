@@ -33,21 +33,21 @@ float LogSumExp(const ScoreScale& scale, float max, float sum) {
 void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_index, int64_t head,
                int64_t local_row, const RowSums& sums, float* temporary) {
   const AttentionProblem& problem = *call.problem;
+  const DType out_dtype = problem.out_dtype();
   const int64_t dim = problem.head_dim_v;
   const int64_t at = ((batch_index * call.q_rows + local_row) * problem.num_heads + head) * dim;
   float& lse = call.lse[(batch_index * problem.num_heads + head) * call.q_rows + local_row];
-  char* out =
-      call.final ? static_cast<char*>(call.out) + at * ElementBytes(problem.dtype) : nullptr;
+  char* out = call.final ? static_cast<char*>(call.out) + at * ElementBytes(out_dtype) : nullptr;
   float* out_acc = call.out_acc == nullptr ? nullptr : call.out_acc + at;
   float* target = out_acc;
   if (call.final) {
-    target = problem.dtype == DType::kFloat32 ? reinterpret_cast<float*>(out) : temporary;
+    target = out_dtype == DType::kFloat32 ? reinterpret_cast<float*>(out) : temporary;
   }
   const float* const sink = call.final && call.sinks != nullptr ? call.sinks + head : nullptr;
   const float previous_lse = call.initial ? kNegativeInfinity : lse;
   if (sums.sum == 0.0f) {
     if (!call.initial && sink == nullptr) {
-      if (call.final) Convert(problem.dtype, out_acc, out, dim);
+      if (call.final) Convert(out_dtype, out_acc, out, dim);
       return;
     }
     if (call.initial) {
@@ -72,7 +72,7 @@ void FinishRow(const ForwardCall& call, const ScoreScale& scale, int64_t batch_i
     Scale(joined.first, target, target, dim);
     lse = joined.lse;
   }
-  if (target == temporary) Convert(problem.dtype, temporary, out, dim);
+  if (target == temporary) Convert(out_dtype, temporary, out, dim);
 }
 
 void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q) {

@@ -7,6 +7,7 @@
 #include "worker/kernels/cpu/careful.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/finish_row.h"
+#include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/work.h"
 
@@ -43,13 +44,14 @@ class ForwardPass {
         progress_(progress),
         ops_(TileOpsFor(problem_.dtype)),
         split_(problem_),
-        scale_(ScaleOf(problem_)),
+        terms_(problem_, call.q_rows, call.terms),
+        scale_(terms_.any() ? kFinished : ScaleOf(problem_)),
         head_dim_(static_cast<int>(problem_.head_dim)),
         depth_(ops_.Words(head_dim_)),
         cols_v_(ops_.PadColumns(static_cast<int>(problem_.head_dim_v))),
         matrix_rows_(ChooseMatrixRows(call)),
         key_tile_(ChooseKeyTile(depth_ + cols_v_ / ops_.elements_per_word)),
-        wide_rows_(call, workspace.kv) {}
+        wide_rows_(call, workspace.kv, terms_) {}
 
   absl::Status Run() {
     workspace_.SetRuns(call_.q_pieces, call_.blocks);
@@ -89,6 +91,13 @@ class ForwardPass {
     int64_t* positions;      // per tile row
     int32_t* visible_begin;  // per matrix row, relative to the key tile
     int32_t* visible_end;
+    // Of problems with score terms.
+    uint8_t* sees;        // per matrix row: some key so far
+    float* add;           // rows of a group, a row every key_tile_
+    float* inside;        // likewise
+    float* keeps;         // likewise
+    int64_t* key_places;  // see ScorePass::KeysOf
+    TermKeys keys_at;
   };
 
   int64_t MaxRows() const { return int64_t{split_.RowsPerTile(matrix_rows_)} * split_.heads; }
@@ -99,7 +108,13 @@ class ForwardPass {
            3 * Scratch::Bytes<float>(rows) + 2 * Scratch::Bytes<float>(kRowGroup * key_tile_) +
            Scratch::Bytes<float>(key_tile_ * depth_) + Scratch::Bytes<float>(key_tile_ * cols_v_) +
            Scratch::Bytes<float>(key_tile_ * head_dim_) + Scratch::Bytes<float>(cols_v_) +
-           Scratch::Bytes<int64_t>(rows) + 2 * Scratch::Bytes<int32_t>(rows);
+           Scratch::Bytes<int64_t>(rows) + 2 * Scratch::Bytes<int32_t>(rows) +
+           (terms_.any() ? TermBytes() : 0);
+  }
+
+  int64_t TermBytes() const {
+    return Scratch::Bytes<uint8_t>(MaxRows()) + 3 * Scratch::Bytes<float>(kRowGroup * key_tile_) +
+           Scratch::Bytes<int64_t>(key_tile_);
   }
 
   // Keys that the tile reaches (a hull) in one kv run.
@@ -158,7 +173,7 @@ class ForwardPass {
     // A sum of 0 is right for rows without keys only.
     const bool in_range =
         sums.sum == 0.0f
-            ? !wide_rows_.SeesKeys(row)
+            ? !(terms_.any() ? task.sees[m] != 0 : wide_rows_.SeesKeys(row))
             : std::isfinite(sums.sum) && std::isfinite(sums.max) &&
                   std::isfinite(MaxMagnitude({.data = out, .rows = 1, .cols = head_dim_v}));
     float lse;
@@ -199,6 +214,14 @@ class ForwardPass {
     task.positions = scratch.Take<int64_t>(rows);
     task.visible_begin = scratch.Take<int32_t>(rows);
     task.visible_end = scratch.Take<int32_t>(rows);
+    if (terms_.any()) {
+      task.sees = scratch.Take<uint8_t>(rows);
+      std::fill_n(task.sees, task.rows, uint8_t{0});
+      task.add = scratch.Take<float>(kRowGroup * key_tile_);
+      task.inside = terms_.has_inside() ? scratch.Take<float>(kRowGroup * key_tile_) : nullptr;
+      task.keeps = terms_.drops() ? scratch.Take<float>(kRowGroup * key_tile_) : nullptr;
+      task.key_places = scratch.Take<int64_t>(key_tile_);
+    }
 
     std::fill_n(task.out, int64_t{task.rows} * cols_v_, 0.0f);
     std::fill_n(task.row_max, task.rows, kNegativeInfinity);
@@ -226,6 +249,10 @@ class ForwardPass {
     ops_.pack_right_transposed(keys, task.keys, task.convert);
     const bool values_not_finite = ops_.pack_right(values, task.values);
     SetVisibleRanges(task, run, begin, count, unmasked);
+    if (terms_.any()) {
+      task.keys_at =
+          terms_.KeysOf(workspace_.kv, run, block, task.batch_index, begin, count, task.key_places);
+    }
     for (int first = 0; first < task.rows; first += kRowGroup) {
       AttendGroup(task, first, std::min(kRowGroup, task.rows - first), count,
                   values_not_finite ? &values : nullptr);
@@ -256,14 +283,66 @@ class ForwardPass {
     return pairs;
   }
 
+  TermRow TermRowOf(const Task& task, int m) const {
+    return {task.batch_index, task.first_head + m % task.heads,
+            LocalRow(*task.tile) + m / task.heads, workspace_.q.runs()[task.tile->run].document,
+            task.positions[m / task.heads]};
+  }
+
+  // What the score terms add to the rows of a group, and the columns that they leave visible.
+  void SetAddends(Task& task, int first, int rows, int32_t* visible_begin, int32_t* visible_end) {
+    for (int r = 0; r < rows; ++r) {
+      const int m = first + r;
+      float* add = task.add + int64_t{r} * key_tile_;
+      float* inside = task.inside == nullptr ? nullptr : task.inside + int64_t{r} * key_tile_;
+      if (r > 0 && m % task.heads != 0 && terms_.SameForHeads()) {
+        // As the head before.
+        visible_begin[r] = visible_begin[r - 1];
+        visible_end[r] = visible_end[r - 1];
+        const int from = visible_begin[r], to = visible_end[r];
+        if (from < to) {
+          std::copy(add - key_tile_ + from, add - key_tile_ + to, add + from);
+          if (inside != nullptr) {
+            std::copy(inside - key_tile_ + from, inside - key_tile_ + to, inside + from);
+          }
+        }
+      } else {
+        visible_begin[r] = task.visible_begin[m];
+        visible_end[r] = task.visible_end[m];
+        terms_.Addends(TermRowOf(task, m), task.keys_at, visible_begin + r, visible_end + r, add,
+                       inside);
+      }
+      if (visible_begin[r] < visible_end[r]) task.sees[m] = 1;
+    }
+  }
+
+  // Products become finished scores, and dropout's factors are drawn.
+  void FinishScores(const Task& task, int first, int rows, const SoftmaxArgs& softmax) {
+    for (int r = 0; r < rows; ++r) {
+      if (softmax.visible_begin[r] >= softmax.visible_end[r]) continue;
+      const int64_t at = int64_t{r} * key_tile_;
+      terms_.Finish(task.add + at, task.inside == nullptr ? nullptr : task.inside + at,
+                    softmax.col_begin, softmax.col_end, softmax.scores + at, nullptr);
+      if (!terms_.drops()) continue;
+      terms_.Keeps(TermRowOf(task, first + r), task.keys_at, softmax.visible_begin[r],
+                   softmax.visible_end[r], task.keeps + at);
+    }
+  }
+
   // Matrix rows [first, first + rows) against the packed key tile.
   // `suspect_values`: the tile's values if any is NaN or infinite, else null.
   void AttendGroup(Task& task, int first, int rows, int count, const SourceRows* suspect_values) {
     const int32_t* visible_begin = task.visible_begin + first;
     const int32_t* visible_end = task.visible_end + first;
+    int32_t left_begin[kRowGroup], left_end[kRowGroup];
+    if (terms_.any()) {
+      SetAddends(task, first, rows, left_begin, left_end);
+      visible_begin = left_begin;
+      visible_end = left_end;
+    }
     int from = count;
     int to = 0;
-    bool uniform = true;
+    bool uniform = !terms_.masks();
     for (int r = 0; r < rows; ++r) {
       if (visible_begin[r] < visible_end[r]) {
         from = std::min(from, visible_begin[r]);
@@ -301,6 +380,10 @@ class ForwardPass {
     softmax.row_max = task.row_max + first;
     softmax.row_sum = task.row_sum + first;
     softmax.correction = task.correction + first;
+    if (terms_.any()) {
+      FinishScores(task, first, rows, softmax);
+      if (terms_.drops()) softmax.keeps = task.keeps;
+    }
     ops_.softmax(softmax);
 
     if (suspect_values != nullptr && !uniform) {
@@ -333,6 +416,7 @@ class ForwardPass {
       Scale(softmax.correction[r], out, out, values.cols);
       const float* words = softmax.weights + r * softmax.weights_stride;
       for (int j = softmax.visible_begin[r]; j < softmax.visible_end[r]; ++j) {
+        if (terms_.masks() && task.add[int64_t{r} * key_tile_ + j] == kNegativeInfinity) continue;
         AddWeightedRow(values, j, PackedElement(ops_, words, j), task.out_row, out);
       }
     }
@@ -344,6 +428,7 @@ class ForwardPass {
   const Progress& progress_;
   const TileOps& ops_;
   const HeadSplit split_;
+  const ScorePass terms_;
   const ScoreScale scale_;
   const int head_dim_;
   const int depth_;        // words of a q or k row

@@ -76,8 +76,22 @@ inline double WeightBase(float max, float to_log2) {
   return IsWide(scaled) ? double{max} * to_log2 : double{scaled};
 }
 
-template <class Store>
-void Softmax(const SoftmaxArgs& args) {
+// The weights that are stored.
+template <bool kKeeps, class D, class V = hn::Vec<D>>
+HWY_INLINE V Kept(D d, V weights, const float* keeps, int col) {
+  if constexpr (kKeeps) return hn::Mul(weights, hn::LoadU(d, keeps + col));
+  return weights;
+}
+
+// The same where some columns have no factor, and a weight of 0.
+template <bool kKeeps, class D, class M, class V = hn::Vec<D>>
+HWY_INLINE V KeptVisible(D d, M visible, V weights, const float* keeps, int col) {
+  if constexpr (kKeeps) return hn::IfThenElseZero(visible, Kept<true>(d, weights, keeps, col));
+  return weights;
+}
+
+template <class Store, bool kKeeps>
+void SoftmaxRows(const SoftmaxArgs& args) {
   const hn::ScalableTag<float> d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -88,6 +102,7 @@ void Softmax(const SoftmaxArgs& args) {
   for (int r = 0; r < args.rows; ++r) {
     float* scores = args.scores + r * args.scores_stride;
     float* weights = args.weights + r * args.weights_stride;
+    const float* keeps = kKeeps ? args.keeps + r * args.scores_stride : nullptr;
     const RowSpan span(args.col_begin, args.col_end, args.visible_begin[r], args.visible_end[r],
                        lanes);
     if (args.scale.inside_cap != 0.0f) CapScores(d, args.scale, scores, span.first, span.last);
@@ -134,22 +149,25 @@ void Softmax(const SoftmaxArgs& args) {
     for (int c = args.col_begin; c < span.first; c += lanes) Store::One(d, zero, weights, c);
     for (col = span.first; col < span.full_begin; col += lanes) {
       const auto p = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
-      const auto kept = hn::IfThenElseZero(VisibleMask(d, span, col), p);
+      const auto visible = VisibleMask(d, span, col);
+      const auto kept = hn::IfThenElseZero(visible, p);
       sum0 = hn::Add(sum0, kept);
-      Store::One(d, kept, weights, col);
+      Store::One(d, KeptVisible<kKeeps>(d, visible, kept, keeps, col), weights, col);
     }
     for (; col + 2 * lanes <= span.full_end; col += 2 * lanes) {
       const auto p0 = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
       const auto p1 = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col + lanes), scale, minus_max));
       sum0 = hn::Add(sum0, p0);
       sum1 = hn::Add(sum1, p1);
-      Store::Two(d, p0, p1, weights, col);
+      Store::Two(d, Kept<kKeeps>(d, p0, keeps, col), Kept<kKeeps>(d, p1, keeps, col + lanes),
+                 weights, col);
     }
     for (; col < span.last; col += lanes) {
       const auto p = Exp2(d, hn::MulAdd(hn::LoadU(d, scores + col), scale, minus_max));
-      const auto kept = hn::IfThenElseZero(VisibleMask(d, span, col), p);
+      const auto visible = VisibleMask(d, span, col);
+      const auto kept = hn::IfThenElseZero(visible, p);
       sum0 = hn::Add(sum0, kept);
-      Store::One(d, kept, weights, col);
+      Store::One(d, KeptVisible<kKeeps>(d, visible, kept, keeps, col), weights, col);
     }
     for (; col < args.col_end; col += lanes) Store::One(d, zero, weights, col);
 
@@ -158,6 +176,12 @@ void Softmax(const SoftmaxArgs& args) {
     args.row_max[r] = new_max;
     args.correction[r] = correction;
   }
+}
+
+template <class Store>
+void Softmax(const SoftmaxArgs& args) {
+  if (args.keeps != nullptr) return SoftmaxRows<Store, true>(args);
+  SoftmaxRows<Store, false>(args);
 }
 
 // The value as fp32 holds it: compilers may join a product and a sum into one operation
@@ -174,7 +198,7 @@ inline bool HasWideScores(const GradientArgs& args, int row) {
 }
 
 // p and ds of one vector of columns of one row. wide: HasWideScores of the row.
-template <class D, class V = hn::Vec<D>>
+template <bool kTerms, class D, class V = hn::Vec<D>>
 HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, bool wide, int row,
                            int col, V& p, V& ds) {
   const int64_t at = row * args.stride + col;
@@ -192,7 +216,16 @@ HWY_INLINE void GradientOf(D d, const GradientArgs& args, const RowSpan& span, b
   };
   const V delta = hn::Set(d, args.delta[row]);
   const V log2e = hn::Set(d, 1.44269504f);
-  if (args.scale.inside_cap != 0.0f) {
+  if constexpr (kTerms) {
+    const V weight = Exp2(d, hn::Mul(exponent(raw), log2e));
+    const V one = hn::Set(d, 1.0f);
+    const V keep = args.keeps != nullptr ? hn::LoadU(d, args.keeps + at) : one;
+    const V slope = args.slopes != nullptr ? hn::LoadU(d, args.slopes + at) : one;
+    const auto hidden = hn::Eq(raw, hn::Set(d, -std::numeric_limits<float>::infinity()));
+    p = hn::IfThenZeroElse(hidden, hn::Mul(weight, keep));
+    const V change = hn::Sub(hn::Mul(dp, keep), delta);
+    ds = hn::IfThenZeroElse(hidden, hn::Mul(hn::Mul(weight, change), slope));
+  } else if (args.scale.inside_cap != 0.0f) {
     const V t = Tanh(d, hn::Mul(raw, hn::Set(d, args.scale.inside_cap)));
     p = Exp2(d, hn::Mul(exponent(t), log2e));
     ds = hn::Mul(hn::Mul(p, hn::Sub(dp, delta)), hn::NegMulAdd(t, t, hn::Set(d, 1.0f)));

@@ -92,10 +92,15 @@ struct SoftmaxArgs {
   float* row_max = nullptr;
   float* row_sum = nullptr;
   float* correction = nullptr;
+  // Factors of the weights (dropout), which the sum does not have: a row every scores_stride.
+  // Null: 1.
+  const float* keeps = nullptr;
 };
 
 // p = exp(score - lse), at most 1 where lse is wide, and ds = p * (dp - delta) * d(score)/d(q.k)
 // without the softmax scale; 0 outside a row's visible columns.
+// With `terms`, scores are finished ones (score_pass.h): -inf is hidden, and has p and ds of 0;
+// ds = p * (keep * dp - delta) * slope, and the p that goes into dv is keep * p.
 struct GradientArgs {
   int rows = 0;
   int col_begin = 0;  // multiples of lanes
@@ -107,7 +112,10 @@ struct GradientArgs {
   const float* delta = nullptr;   // per row
   const float* scores = nullptr;  // q.k
   const float* dp = nullptr;      // dout.v
-  int64_t stride = 0;             // of scores, dp and all outputs but ds_rows
+  int64_t stride = 0;             // of scores, dp, slopes, keeps and all outputs but ds_rows
+  bool terms = false;
+  const float* slopes = nullptr;  // null: 1
+  const float* keeps = nullptr;   // null: 1
   // Outputs: words along the rows (for transposed left operands), and ds_rows:
   // words along the columns. When a word is one value p may be `scores`, and ds
   // and ds_rows are both `dp`.

@@ -112,7 +112,8 @@ bool PackRight(const SourceRows& source, float* target) {
   return poison != 0;
 }
 
-void Gradient(const GradientArgs& args) {
+template <bool kTerms>
+void GradientRows(const GradientArgs& args) {
   const FloatTag d;
   const __m512i index = InterleaveIndex();
   for (int r = 0; r < args.rows; r += 2) {
@@ -129,9 +130,9 @@ void Gradient(const GradientArgs& args) {
     for (int col = args.col_begin; col < args.col_end; col += kLanes) {
       FloatVec p0 = hn::Zero(d), p1 = p0, ds0 = p0, ds1 = p0;
       if (col >= span0.first && col < span0.last)
-        GradientOf(d, args, span0, wide0, r, col, p0, ds0);
+        GradientOf<kTerms>(d, args, span0, wide0, r, col, p0, ds0);
       if (has_second && col >= span1.first && col < span1.last) {
-        GradientOf(d, args, span1, wide1, r1, col, p1, ds1);
+        GradientOf<kTerms>(d, args, span1, wide1, r1, col, p1, ds1);
       }
       const __m512i p = (__m512i)_mm512_cvtne2ps_pbh(p1.raw, p0.raw);
       const __m512i ds = (__m512i)_mm512_cvtne2ps_pbh(ds1.raw, ds0.raw);
@@ -145,6 +146,11 @@ void Gradient(const GradientArgs& args) {
       }
     }
   }
+}
+
+void Gradient(const GradientArgs& args) {
+  if (args.terms) return GradientRows<true>(args);
+  GradientRows<false>(args);
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ bool PackRight(const SourceRows& source, float* target) {
   return false;
 }
 
-void Gradient(const GradientArgs& args) {
+template <bool kTerms>
+void GradientRows(const GradientArgs& args) {
   const FloatTag d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   for (int r = 0; r < args.rows; ++r) {
@@ -132,11 +133,17 @@ void Gradient(const GradientArgs& args) {
     for (int col = args.col_begin; col < args.col_end; col += lanes) {
       FloatVec p = hn::Zero(d);
       FloatVec ds = p;
-      if (col >= span.first && col < span.last) GradientOf(d, args, span, wide, r, col, p, ds);
+      if (col >= span.first && col < span.last)
+        GradientOf<kTerms>(d, args, span, wide, r, col, p, ds);
       hn::StoreU(p, d, p_row + col);
       hn::StoreU(ds, d, ds_row + col);
     }
   }
+}
+
+void Gradient(const GradientArgs& args) {
+  if (args.terms) return GradientRows<true>(args);
+  GradientRows<false>(args);
 }
 
 }  // namespace

@@ -23,13 +23,16 @@ bool AllFinite(const float* values, int64_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
+}  // namespace
+
 // The online softmax of one row.
-struct RowInDouble {
+struct WideRows::RowInDouble {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
   double out[kMaxDim] = {};
 
-  void Add(double score, const float* v, int64_t dim) {
+  //   keep  dropout's factor of the weight, which the sum does not have
+  void Add(double score, double keep, const float* v, int64_t dim) {
     if (score > max) {
       const double correction = std::exp(max - score);
       sum *= correction;
@@ -38,11 +41,9 @@ struct RowInDouble {
     }
     const double weight = std::exp(score - max);
     sum += weight;
-    for (int64_t d = 0; d < dim; ++d) out[d] += weight * v[d];
+    for (int64_t d = 0; d < dim; ++d) out[d] += weight * keep * v[d];
   }
 };
-
-}  // namespace
 
 float Saturate(double value) {
   constexpr double kLargest = std::numeric_limits<float>::max();
@@ -66,6 +67,29 @@ bool WideRows::SeesKeys(const QueryRowId& row) const {
   return false;
 }
 
+bool WideRows::AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, double product,
+                      const float* v, bool poisoned, RowInDouble& sums) const {
+  const AttentionProblem& problem = *call_.problem;
+  if (!terms_.any()) {
+    if (poisoned) return false;
+    sums.Add(ScoreOf(problem, product), 1.0, v, problem.head_dim_v);
+    return true;
+  }
+  const KvBlock& block = call_.blocks[run.block];
+  const int32_t* ids = block.segment_ids;
+  const PairTerm term =
+      terms_.TermOf({row.batch_index, row.head, row.local_row, row.document, row.position},
+                    kv_.PositionOf(run, j - run.local_begin),
+                    ids == nullptr ? nullptr : ids + row.batch_index * block.rows + j);
+  if (!term.visible) return true;
+  if (poisoned) return false;
+  double slope;
+  const double score = terms_.ScoreOf(term, product, &slope);
+  if (!std::isfinite(score)) return false;  // a bias that is no number
+  sums.Add(score, term.keep, v, problem.head_dim_v);
+  return true;
+}
+
 bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
   const AttentionProblem& problem = *call_.problem;
   const int64_t kv_head = row.head / (problem.num_heads / problem.num_kv_heads);
@@ -85,14 +109,15 @@ bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
     const int64_t first = run.local_begin + keys.begin;
     const uint8_t* poison = PoisonOf(run.block).data() +
                             (row.batch_index * problem.num_kv_heads + kv_head) * block.rows;
-    if (std::memchr(poison + first, 1, keys.size()) != nullptr) return false;
+    // What a mask hides may be anything.
+    if (!terms_.masks() && std::memchr(poison + first, 1, keys.size()) != nullptr) return false;
     for (int64_t j = first; j < first + keys.size(); ++j) {
       const int64_t at = (row.batch_index * block.rows + j) * problem.num_kv_heads + kv_head;
       LoadRow(problem.dtype, block.k, at, problem.head_dim, k);
       LoadRow(problem.dtype, block.v, at, problem.head_dim_v, v);
       double product = 0;
       for (int64_t d = 0; d < problem.head_dim; ++d) product += static_cast<double>(q[d]) * k[d];
-      sums.Add(ScoreOf(problem, product), v, problem.head_dim_v);
+      if (!AddKey(row, run, j, product, v, poison[j] != 0, sums)) return false;
     }
   }
   if (sums.sum == 0) return false;

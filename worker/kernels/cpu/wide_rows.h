@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/token_runs.h"
 
 namespace ringattn::worker::cpu {
@@ -31,9 +32,11 @@ struct QueryRowId {
 // For the rows of one call. Thread safe.
 class WideRows {
  public:
-  // Both outlive the object. kv: the runs of call.blocks, by document.
-  WideRows(const ForwardCall& call, const TokenRuns& kv) : call_(call), kv_(kv) {}
+  // All outlive the object. kv: the runs of call.blocks, by document.
+  WideRows(const ForwardCall& call, const TokenRuns& kv, const ScorePass& terms)
+      : call_(call), kv_(kv), terms_(terms) {}
 
+  // By the band alone.
   bool SeesKeys(const QueryRowId& row) const;
 
   // out [head_dim_v], normalised, and lse of the row over the call's keys that it sees; an
@@ -42,6 +45,12 @@ class WideRows {
   bool Attend(const QueryRowId& row, float* out, float* lse);
 
  private:
+  struct RowInDouble;
+
+  // Adds local row j of a run's block if the row sees it. False: a NaN or an infinity is seen.
+  bool AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, double product, const float* v,
+              bool poisoned, RowInDouble& sums) const;
+
   // One byte for each row of k and v, [batch][kv_head][row]: 1 if one is not finite.
   // Made when first needed.
   const std::vector<uint8_t>& PoisonOf(int block);
@@ -49,6 +58,7 @@ class WideRows {
 
   const ForwardCall& call_;
   const TokenRuns& kv_;
+  const ScorePass& terms_;
   std::once_flag once_;
   std::vector<std::vector<uint8_t>> poison_;  // by block
 };

@@ -19,8 +19,8 @@ int BlocksFor(int64_t items) {
 
 // One warp per (batch, row, head): out and dout are read in memory order.
 //   dlse, lse  null, or like delta
-template <typename T>
-__global__ void attention_delta(const T* __restrict__ out, const T* __restrict__ dout,
+template <typename T, typename Out>
+__global__ void attention_delta(const Out* __restrict__ out, const T* __restrict__ dout,
                                 float* __restrict__ delta, const float* __restrict__ dlse,
                                 const float* __restrict__ lse, int64_t batch, int64_t rows,
                                 int num_heads, int columns) {
@@ -29,7 +29,7 @@ __global__ void attention_delta(const T* __restrict__ out, const T* __restrict__
   const int64_t count = batch * rows * num_heads;
   for (int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;
        index < count; index += warps) {
-    const T* a = out + index * columns;
+    const Out* a = out + index * columns;
     const T* b = dout + index * columns;
     float sum = 0.0f;
     for (int column = lane; column < columns; column += 32) {
@@ -152,16 +152,22 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
   }
 }
 
-template <typename T>
-cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
+template <typename T, typename Out>
+cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
   const AttentionProblem& problem = *call.problem;
   const int64_t count = problem.batch * call.q_rows * problem.num_heads;
   if (count == 0) return cudaSuccess;
-  attention_delta<T><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
-      static_cast<const T*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,
+  attention_delta<T, Out><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
+      static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,
       call.lse, problem.batch, call.q_rows, static_cast<int>(problem.num_heads),
       static_cast<int>(problem.head_dim_v));
   return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
+  const bool rounded = call.problem->out_dtype() == call.problem->dtype;
+  return rounded ? DeltaOf<T, T>(call, stream) : DeltaOf<T, float>(call, stream);
 }
 
 template <typename T>
@@ -234,9 +240,11 @@ cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile
 }
 
 std::vector<const void*> ElementwiseKernels() {
-  return {reinterpret_cast<const void*>(&attention_delta<float>),
-          reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16>),
-          reinterpret_cast<const void*>(&attention_delta<__half>),
+  return {reinterpret_cast<const void*>(&attention_delta<float, float>),
+          reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16, __nv_bfloat16>),
+          reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16, float>),
+          reinterpret_cast<const void*>(&attention_delta<__half, __half>),
+          reinterpret_cast<const void*>(&attention_delta<__half, float>),
           reinterpret_cast<const void*>(&sink_gradient),
           reinterpret_cast<const void*>(&add_fp32),
           reinterpret_cast<const void*>(&convert_from_fp32<__nv_bfloat16>),

@@ -53,6 +53,16 @@ inline int32_t HeadPack(const ForwardCall& call, int32_t tile_rows) {
   return longest_piece * group_size <= tile_rows ? static_cast<int32_t>(group_size) : 1;
 }
 
+// Where a forward's rows go. Results that stay fp32 are written as a partial is, the last ones
+// too: nothing is rounded, and a sink joins wherever it is given.
+inline void SetResult(const ForwardCall& call, ForwardParams& params) {
+  const bool rounds = call.problem->out_dtype() == call.problem->dtype;
+  params.initial = call.initial;
+  params.final = call.final && rounds;
+  params.out = rounds ? call.out : nullptr;
+  params.out_acc = call.final && !rounds ? static_cast<float*>(call.out) : call.out_acc;
+}
+
 }  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PARAMS_OF_H_

@@ -50,12 +50,9 @@ ForwardParams ParamsOf(const ForwardCall& call, const TileKernel& kernel) {
   ForwardParams params;
   params.common = CommonOf(problem, call.q_rows);
   params.q = call.q;
-  params.out_acc = call.out_acc;
   params.lse = call.lse;
-  params.out = call.out;
   params.sinks = call.sinks;
-  params.initial = call.initial;
-  params.final = call.final;
+  SetResult(call, params);
   params.tile_rows = kernel.tile_rows;
   AllowVectors(call, call.q, nullptr, params.common);
   params.head_pack = HeadPack(call, kernel.tile_rows);

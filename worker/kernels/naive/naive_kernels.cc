@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "common/oracle/numeric.h"
@@ -40,7 +41,7 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
         RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim_v);
     sum += weight;
     for (int64_t d = 0; d < p.head_dim_v; ++d) {
-      out[d] += weight * Load(p.dtype, block.v, v_offset + d);
+      out[d] += weight * key.keep * Load(p.dtype, block.v, v_offset + d);
     }
   }
   if (call.sinks != nullptr && call.final) {
@@ -58,7 +59,7 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   lse = sum == 0.0 ? -kInfinity : static_cast<float>(max + std::log(sum));
   for (int64_t d = 0; d < p.head_dim_v; ++d) {
     if (call.final) {
-      Store(p.dtype, call.out, out_offset + d, out[d]);
+      Store(p.out_dtype(), call.out, out_offset + d, out[d]);
     } else {
       call.out_acc[out_offset + d] = static_cast<float>(out[d]);
     }
@@ -80,10 +81,11 @@ void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int6
         RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim_v);
     const double probability = std::exp(key.score - lse);
     const double dp = Dot(p.dtype, call.dout, dout_offset, block.v, v_offset, p.head_dim_v);
-    const double ds = p.softmax_scale * probability * (dp - call.delta[statistic]) * key.slope;
+    const double change = key.keep * dp - call.delta[statistic];
+    const double ds = p.softmax_scale * probability * change * key.slope;
     for (int64_t d = 0; d < p.head_dim_v; ++d) {
       block.dv[v_offset + d] +=
-          static_cast<float>(probability * Load(p.dtype, call.dout, dout_offset + d));
+          static_cast<float>(probability * key.keep * Load(p.dtype, call.dout, dout_offset + d));
     }
     for (int64_t d = 0; d < p.head_dim; ++d) {
       call.dq_acc[q_offset + d] += static_cast<float>(ds * Load(p.dtype, block.k, k_offset + d));
@@ -91,6 +93,51 @@ void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int6
     }
   }
 }
+
+// The gradient of a bias, into sums of double that the call's own pairs begin at 0.
+class BiasGradients {
+ public:
+  explicit BiasGradients(const BiasGradientCall& call)
+      : call_(call),
+        p_(*call.problem),
+        bias_(*p_.terms.bias),
+        keys_(p_, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms) {}
+
+  void Run() {
+    std::map<int64_t, double> sums;  // by element of dbias
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      for (int64_t h = 0; h < p_.num_heads; ++h) {
+        for (int64_t i = 0; i < call_.q_rows; ++i) AddRow(b, i, h, sums);
+      }
+    }
+    const DType dtype = bias_.float32 ? DType::kFloat32 : p_.dtype;
+    for (const auto& [at, sum] : sums) Store(dtype, call_.dbias, at, sum);
+  }
+
+ private:
+  void AddRow(int64_t b, int64_t i, int64_t h, std::map<int64_t, double>& sums) const {
+    const int64_t statistic = (b * p_.num_heads + h) * call_.q_rows + i;
+    const double lse = call_.lse[statistic];
+    if (lse == -kInfinity) return;
+    const int64_t dout_offset = RowOffset(b, call_.q_rows, i, p_.num_heads, h, p_.head_dim_v);
+    const int64_t plane =
+        (bias_.per_batch ? b : 0) * (bias_.per_head ? p_.num_heads : 1) + (bias_.per_head ? h : 0);
+    for (const SeenKey& key : keys_.Of({b, i, h})) {
+      const KvBlock& block = call_.blocks[key.block];
+      const int64_t v_offset =
+          RowOffset(b, block.rows, key.row, p_.num_kv_heads, KvHeadOf(p_, h), p_.head_dim_v);
+      const double dp = Dot(p_.dtype, call_.dout, dout_offset, block.v, v_offset, p_.head_dim_v);
+      const double ds = std::exp(key.score - lse) * (key.keep * dp - call_.delta[statistic]);
+      const int64_t at = (plane * call_.q_rows + i) * p_.terms.columns + keys_.PositionOf(key);
+      sums[at] += ds * (bias_.before_softcap ? key.slope : 1.0);
+    }
+  }
+
+  const BiasGradientCall& call_;
+  const AttentionProblem& p_;
+  const BiasForm& bias_;
+  const SeenKeys keys_;
+};
 
 template <typename Call, typename RowFunction>
 void ForEachRow(const Call& call, RowFunction row) {
@@ -103,19 +150,23 @@ void ForEachRow(const Call& call, RowFunction row) {
 
 struct Runner {
   void operator()(const ForwardCall& call) const {
-    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks);
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, keys, b, i, h); });
   }
   void operator()(const BackwardCall& call) const {
-    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks);
+    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { BackwardRow(call, keys, b, i, h); });
   }
+  void operator()(const BiasGradientCall& call) const { BiasGradients(call).Run(); }
   void operator()(const DeltaCall& call) const {
     const AttentionProblem& p = *call.problem;
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
       const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
       const int64_t at = (b * p.num_heads + h) * call.q_rows + i;
-      double delta = Dot(p.dtype, call.dout, offset, call.out, offset, p.head_dim_v);
+      double delta = 0.0;
+      for (int64_t d = offset; d < offset + p.head_dim_v; ++d) {
+        delta += double{Load(p.dtype, call.dout, d)} * Load(p.out_dtype(), call.out, d);
+      }
       if (call.dlse != nullptr) delta = call.lse[at] == -kInfinity ? 0.0 : delta - call.dlse[at];
       call.delta[at] = static_cast<float>(delta);
     });

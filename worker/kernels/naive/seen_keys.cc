@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "common/oracle/numeric.h"
+#include "common/oracle/pair_terms.h"
 
 namespace ringattn::worker {
 
@@ -17,11 +18,12 @@ double Dot(DType dtype, const void* x, int64_t x_offset, const void* y, int64_t 
 
 SeenKeys::SeenKeys(const AttentionProblem& problem, int64_t q_rows,
                    const std::vector<Piece>& q_pieces, const void* q,
-                   const std::vector<KvBlock>& blocks)
+                   const std::vector<KvBlock>& blocks, const TermOperands& operands)
     : problem_(problem),
       q_rows_(q_rows),
       q_(q),
       blocks_(blocks),
+      operands_(operands),
       q_places_(PlacesOf(q_pieces, q_rows)) {
   for (const KvBlock& block : blocks) k_places_.push_back(PlacesOf(block.pieces, block.rows));
 }
@@ -41,6 +43,64 @@ bool SeenKeys::Sees(const Place& q, const Place& k) const {
   const Band& band = problem_.bands[q.document];
   const int64_t difference = k.position - q.position;
   return band.lower <= difference && difference <= band.upper;
+}
+
+int64_t SeenKeys::PlaneRow(bool per_batch, bool per_head, const QueryHead& query) const {
+  const int64_t plane = (per_batch ? query.batch : 0) * (per_head ? problem_.num_heads : 1) +
+                        (per_head ? query.head : 0);
+  return plane * q_rows_ + query.row;
+}
+
+bool SeenKeys::IsHidden(const QueryHead& query, const KvBlock& block, const Place& k,
+                        int64_t row) const {
+  const ScoreTerms& terms = problem_.terms;
+  if (terms.segment_ids) {
+    const int32_t q_id = operands_.q_segment_ids[query.batch * q_rows_ + query.row];
+    const int32_t k_id = block.segment_ids[query.batch * block.rows + row];
+    if (q_id < 0 || q_id != k_id) return true;
+  }
+  if (!terms.mask.has_value()) return false;
+  const int64_t at = PlaneRow(terms.mask->per_batch, terms.mask->per_head, query);
+  if (!terms.mask->bits) return operands_.mask[at * terms.columns + k.position] == 0;
+  const uint8_t byte = operands_.mask[at * ((terms.columns + 7) / 8) + k.position / 8];
+  return (byte >> (k.position % 8) & 1) == 0;
+}
+
+bool SeenKeys::Finish(const QueryHead& query, const KvBlock& block, const Place& k,
+                      SeenKey& key) const {
+  const AttentionProblem& p = problem_;
+  const ScoreTerms& terms = p.terms;
+  if (IsHidden(query, block, k, key.row)) return false;
+  const Place& q = q_places_[query.row];
+  const int64_t batch_row = terms.packed ? q.document : query.batch;
+  double after = 0.0;
+  if (terms.bias.has_value()) {
+    const int64_t at = PlaneRow(terms.bias->per_batch, terms.bias->per_head, query);
+    const DType dtype = terms.bias->float32 ? DType::kFloat32 : p.dtype;
+    const double bias = oracle::Load(dtype, operands_.bias, at * terms.columns + k.position);
+    if (std::isinf(bias) && bias < 0) return false;
+    (terms.bias->before_softcap ? key.score : after) += bias;
+    key.magnitude += std::abs(bias);
+  }
+  if (!terms.alibi_slopes.empty()) {
+    const bool shared = static_cast<int64_t>(terms.alibi_slopes.size()) == p.num_heads;
+    const double slope = terms.alibi_slopes[(shared ? 0 : batch_row * p.num_heads) + query.head];
+    const double distance =
+        static_cast<double>(std::abs(q.position + terms.shifts[q.document] - k.position));
+    after -= slope * distance;
+    key.magnitude += std::abs(slope * distance);
+  }
+  if (p.softcap != 0.0f) {
+    const double t = std::tanh(key.score / p.softcap);
+    key.score = p.softcap * t;
+    key.slope = 1.0 - t * t;
+  }
+  key.score += after;
+  if (terms.dropout.threshold != 0) {
+    const bool keeps = oracle::Keeps(terms.dropout, batch_row, query.head, q.position, k.position);
+    key.keep = keeps ? 65536.0 / (65536.0 - terms.dropout.threshold) : 0.0;
+  }
+  return true;
 }
 
 std::vector<SeenKey> SeenKeys::Of(const QueryHead& query) const {
@@ -64,12 +124,7 @@ std::vector<SeenKey> SeenKeys::Of(const QueryHead& query) const {
         key.magnitude += std::abs(p.softmax_scale * term);
       }
       key.score = p.softmax_scale * dot;
-      if (p.softcap != 0.0f) {
-        const double t = std::tanh(key.score / p.softcap);
-        key.score = p.softcap * t;
-        key.slope = 1.0 - t * t;
-      }
-      seen.push_back(key);
+      if (Finish(query, block, k_places_[n][j], key)) seen.push_back(key);
     }
   }
   return seen;

@@ -16,7 +16,8 @@ struct SeenKey {
   int64_t row = 0;
   double score = 0.0;
   double slope = 1.0;      // derivative of the score by scale * q.k
-  double magnitude = 0.0;  // |scale| * sum of |q k|
+  double magnitude = 0.0;  // |scale| * sum of |q k|, and what the terms add
+  double keep = 1.0;       // dropout's factor of the weight
 };
 
 // A query row's head in q [batch, rows, num_heads, head_dim].
@@ -44,7 +45,10 @@ double Dot(DType dtype, const void* x, int64_t x_offset, const void* y, int64_t 
 class SeenKeys {
  public:
   SeenKeys(const AttentionProblem& problem, int64_t q_rows, const std::vector<Piece>& q_pieces,
-           const void* q, const std::vector<KvBlock>& blocks);
+           const void* q, const std::vector<KvBlock>& blocks, const TermOperands& operands = {});
+
+  // The key's position in its document, -1 if it is in none.
+  int64_t PositionOf(const SeenKey& key) const { return k_places_[key.block][key.row].position; }
 
   // In the order of blocks and their rows.
   std::vector<SeenKey> Of(const QueryHead& query) const;
@@ -57,11 +61,16 @@ class SeenKeys {
   };
   static std::vector<Place> PlacesOf(const std::vector<Piece>& pieces, int64_t rows);
   bool Sees(const Place& q, const Place& k) const;
+  // Adds the score terms; false if they hide the pair. key.score is scale * q.k.
+  bool Finish(const QueryHead& query, const KvBlock& block, const Place& k, SeenKey& key) const;
+  bool IsHidden(const QueryHead& query, const KvBlock& block, const Place& k, int64_t row) const;
+  int64_t PlaneRow(bool per_batch, bool per_head, const QueryHead& query) const;
 
   const AttentionProblem& problem_;
   const int64_t q_rows_;
   const void* const q_;
   const std::vector<KvBlock>& blocks_;
+  const TermOperands operands_;
   std::vector<Place> q_places_;
   std::vector<std::vector<Place>> k_places_;  // by block
 };

@@ -136,12 +136,9 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   ForwardParams& forward = params.forward;
   forward.common = CommonOf(problem, call.q_rows);
   forward.q = call.q;
-  forward.out_acc = call.out_acc;
   forward.lse = call.lse;
-  forward.out = call.out;
   forward.sinks = call.sinks;
-  forward.initial = call.initial;
-  forward.final = call.final;
+  SetResult(call, forward);
 
   const int64_t group_size = forward.common.group_size;
   const int32_t pack = forward.head_pack = HeadPack(call, kernel.tile_rows);

@@ -1,0 +1,122 @@
+#include "client/cli/term_flags.h"
+
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/command.h"
+
+namespace ringattn::client::cli {
+namespace {
+
+constexpr char kGroup[] = "What is computed";
+constexpr char kFormHelp[] = "one for all, one per query head, per batch row, or both";
+
+CLI::Option* AddForm(CLI::App* command, const char* name, std::string* form, const char* help) {
+  return command->add_option(name, *form, absl::StrCat(help, ": ", kFormHelp))
+      ->group(kGroup)
+      ->check(CLI::IsMember({"one", "heads", "batch", "both"}));
+}
+
+template <typename Form>
+void SetForm(const std::string& name, Form* form) {
+  form->set_per_batch(name == "batch" || name == "both");
+  form->set_per_head(name == "heads" || name == "both");
+}
+
+absl::Status ParseDropout(const std::string& text, v1::Dropout* dropout) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ',');
+  double rate;
+  uint64_t seed;
+  if (parts.size() != 2 || !absl::SimpleAtod(parts[0], &rate) ||
+      !absl::SimpleAtoi(parts[1], &seed)) {
+    return UsageError(absl::StrCat("--dropout=", text, ": expected RATE,SEED"));
+  }
+  dropout->set_rate(rate);
+  dropout->set_seed(seed);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void TermFlags::AddTo(CLI::App* command, TermForms forms) {
+  forms_ = forms;
+  const bool from_file = forms == TermForms::kFromFile;
+  alibi_given_ =
+      command
+          ->add_option(
+              "--alibi", alibi_,
+              forms == TermForms::kGenerated
+                  ? "Also alibi_slopes, one per query head, for --alibi of the others"
+                  : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
+                    "/ heads)" +
+                        std::string(from_file ? ", or by tensor alibi_slopes" : ""))
+          ->group(kGroup)
+          ->expected(0, 1)
+          ->check(CLI::IsMember({"", "geometric"}));
+  if (from_file) {
+    command
+        ->add_flag("--bias", has_bias_,
+                   "Tensor bias is added to the scores; its shape says by "
+                   "what it differs")
+        ->group(kGroup);
+    command->add_flag("--mask", has_mask_, "Tensor mask says which pairs are seen, likewise")
+        ->group(kGroup);
+  } else {
+    AddForm(command, "--bias", &bias_, "A bias that is added to the scores");
+    AddForm(command, "--mask", &mask_, "A mask of the pairs that are seen");
+  }
+  command->add_flag("--mask_bits", mask_bits_, "The mask is eight keys a byte, lowest bit first")
+      ->group(kGroup);
+  command
+      ->add_flag("--segment_ids", segment_ids_,
+                 "Rows see keys of equal ids: tensors q_segment_ids, kv_segment_ids")
+      ->group(kGroup);
+  if (forms == TermForms::kGenerated) return;
+  command
+      ->add_flag("--bias_before_softcap", before_softcap_, "The bias is added before the softcap")
+      ->group(kGroup);
+  command->add_flag("--dbias", dbias_, "Backward also gives the bias's gradient, tensor dbias")
+      ->group(kGroup);
+  command
+      ->add_option("--dropout", dropout_,
+                   "RATE,SEED: weights are dropped at this rate, the same for any ring")
+      ->group(kGroup);
+}
+
+absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
+  const bool from_file = forms_ == TermForms::kFromFile;
+  const bool has_bias = from_file ? has_bias_ : !bias_.empty();
+  const bool has_mask = from_file ? has_mask_ : !mask_.empty();
+  if (has_alibi() && forms_ == TermForms::kFromFlags && alibi_.empty()) {
+    return UsageError("--alibi: no file has slopes here; --alibi=geometric");
+  }
+  if (!has_bias && before_softcap_) return UsageError("--bias_before_softcap needs --bias");
+  if (!has_bias && dbias_) return UsageError("--dbias needs --bias");
+  if (!has_mask && mask_bits_) return UsageError("--mask_bits needs --mask");
+  if (has_bias) {
+    SetForm(bias_, options->mutable_bias());
+    options->mutable_bias()->set_before_softcap(before_softcap_);
+    options->mutable_bias()->set_gradient(dbias_);
+  }
+  if (has_mask) {
+    SetForm(mask_, options->mutable_mask());
+    options->mutable_mask()->set_encoding(mask_bits_ ? v1::MASK_ENCODING_BITS
+                                                     : v1::MASK_ENCODING_BYTES);
+  }
+  if (segment_ids_) options->mutable_segment_ids();
+  if (has_alibi()) options->mutable_alibi();  // slopes come with the shape
+  if (dropout_.empty()) return absl::OkStatus();
+  return ParseDropout(dropout_, options->mutable_dropout());
+}
+
+void SetGeometricSlopes(uint32_t num_heads, v1::AttentionOptions* options) {
+  options->mutable_alibi()->clear_slopes();
+  for (uint32_t h = 0; h < num_heads; ++h) {
+    options->mutable_alibi()->add_slopes(static_cast<float>(std::exp2(-8.0 * (h + 1) / num_heads)));
+  }
+}
+
+}  // namespace ringattn::client::cli

@@ -1,0 +1,66 @@
+// What single pairs (i, j) have beside their product, straight from the definition
+// (docs/semantics.md): biases, masks, dropout. Shares no code with kernels. Private to this
+// folder and to the kernels' naive twin, which takes Philox from here.
+#ifndef RINGATTN_COMMON_ORACLE_PAIR_TERMS_H_
+#define RINGATTN_COMMON_ORACLE_PAIR_TERMS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "common/attention/attention_spec.h"
+
+namespace ringattn::oracle {
+
+struct Inputs;
+
+// Philox4x32-10: 128 random bits of a counter and a key.
+std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// Whether dropout keeps the pair. `batch`: the batch row, or the document where packed.
+bool Keeps(const DropoutForm& dropout, int64_t batch, int64_t head, int64_t i, int64_t j);
+
+struct PairContext {
+  bool visible = true;
+  double before_softcap = 0.0;  // added to scale * q.k
+  double after_softcap = 0.0;
+  double keep = 1.0;  // the weight's factor: 0, or 1 / (1 - rate)
+};
+
+// A query row's head by where it is.
+struct QueryPlace {
+  int64_t batch = 0;
+  int64_t document = 0;
+  int64_t head = 0;
+  int64_t i = 0;  // position in the document
+};
+
+// `spec` and `inputs` outlive it. Immutable.
+class PairTerms {
+ public:
+  PairTerms(const AttentionSpec& spec, const Inputs& inputs)
+      : spec_(spec), inputs_(inputs), any_(HasScoreTerms(spec.options)) {}
+
+  // Masks by position (causal, window) apart.
+  PairContext Of(const QueryPlace& query, int64_t j) const {
+    return any_ ? Look(query, j) : PairContext();
+  }
+  bool any() const { return any_; }
+
+ private:
+  PairContext Look(const QueryPlace& query, int64_t j) const;
+  double BiasOf(const QueryPlace& query, int64_t j) const;
+  bool MaskAllows(const QueryPlace& query, int64_t j) const;
+  bool IdsAllow(const QueryPlace& query, int64_t j) const;
+
+  const AttentionSpec& spec_;
+  const Inputs& inputs_;
+  const bool any_;
+};
+
+// The row of dbias that a query row's head adds to, as [batch][token][head] of what the bias
+// tells apart.
+int64_t BiasRow(const AttentionSpec& spec, int64_t batch, int64_t token, int64_t head);
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_PAIR_TERMS_H_

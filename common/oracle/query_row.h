@@ -1,0 +1,213 @@
+// One query row in fp64: its scores, then its part of every result. Private to this folder.
+#ifndef RINGATTN_COMMON_ORACLE_QUERY_ROW_H_
+#define RINGATTN_COMMON_ORACLE_QUERY_ROW_H_
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "common/oracle/pair_math.h"
+#include "common/oracle/pair_terms.h"
+
+namespace ringattn::oracle {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// What the linear grants of backward are taken of in a row of wide scores (backward_magnitude).
+inline double LseLoss(double lse) { return std::abs(lse) < kWideScores ? std::abs(lse) : 0.0; }
+
+// The keys that one query row sees.
+struct VisibleKey {
+  int64_t position;
+  double score;
+  double slope;
+  double raw;          // the score before the softcap
+  double keep;         // dropout's factor of the weight
+  double doubt = 0.0;  // of p, in a row of wide scores
+};
+
+struct RowScores {
+  std::vector<VisibleKey> keys;
+  double sink = -kInfinity;      // none
+  double max = -kInfinity;       // of the keys' scores
+  double sum = 0.0;              // of exp(score - max) over the keys
+  double score_magnitude = 0.0;  // S
+  double added_magnitude = 0.0;  // what of S came after the softcap, which lets it through
+  double keys_lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
+  double lse() const { return LogAddExp(keys_lse(), sink); }
+  // What of the row's probability the keys have together, and what the sink has.
+  double keys_share() const { return keys.empty() ? 0.0 : std::exp(keys_lse() - lse()); }
+  double sink_share() const { return sink == -kInfinity ? 0.0 : std::exp(sink - lse()); }
+  bool wide() const { return score_magnitude >= kWideScores; }
+  // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
+  double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
+  // The same for backward. Its p is exp(score - lse), of an lse that is fp32: half a unit of its
+  // last place, up to 2^-24 |lse|, is lost of every p of the row, also of a key that none comes
+  // near. Only from |lse| of 2^17 on do score and lse have to be rounded alike. Scores of a wide
+  // row may cancel to less.
+  double backward_magnitude() const { return wide() ? LseLoss(lse()) : score_magnitude; }
+};
+
+// Fills in each key's doubt. REQUIRES: row.wide().
+inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
+  const double lse = row.lse();
+  const double added_error = kFloat32Slack * row.added_magnitude;
+  double lse_error = 0.0;
+  for (const VisibleKey& key : row.keys) {
+    lse_error =
+        std::max(lse_error, added_error + ScoreError(options, key.raw, row.score_magnitude));
+  }
+  const auto most_of = [&](const VisibleKey& key) {
+    const double error = added_error + ScoreError(options, key.raw, row.score_magnitude);
+    return MostProbability(key.score, lse, error + lse_error);
+  };
+  double all = std::min(1.0, row.sink_share() * std::exp(lse_error));
+  for (const VisibleKey& key : row.keys) all += most_of(key);
+  for (VisibleKey& key : row.keys) {
+    const double most = most_of(key);
+    key.doubt = Doubt(std::exp(key.score - lse), most, all - most);
+  }
+}
+
+inline void ScoreRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
+                     const QueryPlace& query, const double* q, double sink, HeadRows& k,
+                     RowScores& row) {
+  row = {std::move(row.keys)};
+  row.keys.clear();
+  row.sink = sink;
+  if (std::isfinite(sink)) row.score_magnitude = std::abs(sink);
+  const double scale = std::abs(spec.options.softmax_scale);
+  for (int64_t j = 0; j < document.k_length; ++j) {
+    if (!Sees(document.rule, document.q_length, document.k_length, query.i, j)) continue;
+    const PairContext pair = terms.Of(query, j);
+    if (!pair.visible) continue;
+    const Dot dot = DotOf(q, k.Row(j), spec.shape.head_dim);
+    const Score score = ScoreOf(spec.options, dot.value, pair.before_softcap);
+    const double value = score.value + pair.after_softcap;
+    row.keys.push_back({.position = j,
+                        .score = value,
+                        .slope = score.slope,
+                        .raw = spec.options.softmax_scale * dot.value + pair.before_softcap,
+                        .keep = pair.keep});
+    // Not std::max: a NaN must get through.
+    if (!(value <= row.max)) row.max = value;
+    const double added = std::abs(pair.after_softcap);
+    const double magnitude = scale * dot.magnitude + std::abs(pair.before_softcap) + added;
+    if (!(magnitude <= row.score_magnitude)) row.score_magnitude = magnitude;
+    row.added_magnitude = std::max(row.added_magnitude, added);
+  }
+  for (const VisibleKey& key : row.keys) row.sum += std::exp(key.score - row.max);
+}
+
+// One row of q against its keys: fills row `at` of out, lse and, with dout, dq.
+// Where dk and dv are given they receive this row's contributions, at rows
+// kv_row(j).
+class QueryRow {
+ public:
+  QueryRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms)
+      : spec_(spec), document_(document), terms_(terms) {}
+
+  //   sink  of the head, -inf if it has none
+  void Forward(const QueryPlace& query, const double* q, double sink, HeadRows& k, HeadRows& v,
+               Result& result, int64_t at) {
+    ScoreRow(spec_, document_, terms_, query, q, sink, k, row_);
+    if (row_.wide()) DoubtRow(spec_.options, row_);
+    // Kernels round p among the keys; the sink joins the finished row.
+    const double share = row_.keys_share();
+    const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
+    for (const VisibleKey& key : row_.keys) {
+      const double stored = rounding_scale * std::exp(key.score - row_.max);
+      Coefficients term =
+          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.linear_magnitude());
+      const double factor = share * key.keep;
+      term = {term.exact * factor, term.twin * factor, term.magnitude * factor,
+              term.floor * factor};
+      term.floor += key.doubt * key.keep;
+      Accumulate(term, v.Row(key.position), result.out, at);
+    }
+    FinishRow(spec_.result_dtype(), result.out, at);
+    result.lse.exact[at] = row_.lse();
+    result.lse.magnitude[at] = row_.score_magnitude;
+  }
+
+  // REQUIRES: Forward has been called for the same row.
+  //   dlse      of the row, 0 if there is none
+  //   sink_row  of result.dsinks, that gets this row's term; -1: none
+  //   bias_row  of result.dbias likewise
+  template <typename KvRow>
+  void Backward(const double* q, const double* dout, double dlse, HeadRows& k, HeadRows& v,
+                Result& result, int64_t at, int64_t sink_row, int64_t bias_row,
+                const KvRow* kv_row) {
+    const int64_t dim_v = spec_.shape.head_dim_v;
+    const RowDelta delta = {
+        DotOf(dout, &result.out.exact[at * dim_v], dim_v).value - dlse,
+        DotOf(dout, &result.out.twin[at * dim_v], dim_v).value - dlse,
+        DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude + std::abs(dlse),
+        DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v])),
+        DotOf(dout, &result.out.floor[at * dim_v], dim_v).magnitude};
+    const double keys_share = row_.keys_share();
+    // Of delta, which is the sum of p dP.
+    double delta_doubt = 0.0;
+    if (row_.wide()) {
+      for (const VisibleKey& key : row_.keys) {
+        delta_doubt +=
+            key.doubt * key.keep * std::abs(DotOf(dout, v.Row(key.position), dim_v).value);
+      }
+    }
+    const double scale = spec_.options.softmax_scale;
+    for (const VisibleKey& key : row_.keys) {
+      const double p = std::exp(key.score - row_.max) / row_.sum * keys_share;
+      Dot dp = DotOf(dout, v.Row(key.position), dim_v);
+      dp = {dp.value * key.keep, dp.magnitude * key.keep};
+      const auto term_of_ds = [&](double slope, double factor) {
+        Coefficients ds =
+            GradientTerm(spec_, p, dp, delta, slope, row_.backward_magnitude(), factor);
+        ds.floor += std::abs(factor) * (key.doubt * (std::abs(dp.value) + std::abs(delta.value)) +
+                                        (p + key.doubt) * delta_doubt);
+        return ds;
+      };
+      const Coefficients ds = term_of_ds(key.slope, scale);
+      Accumulate(ds, k.Row(key.position), result.dq, at);
+      if (bias_row >= 0) {
+        const double slope = spec_.options.bias->before_softcap ? key.slope : 1.0;
+        AddToElement(term_of_ds(slope, 1.0), key.position, result.dbias, bias_row);
+      }
+      if (kv_row == nullptr) continue;
+      Accumulate(ds, q, result.dk, (*kv_row)(key.position));
+      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.backward_magnitude());
+      term.floor += key.doubt;
+      term = {term.exact * key.keep, term.twin * key.keep, term.magnitude * key.keep,
+              term.floor * key.keep};
+      Accumulate(term, dout, result.dv, (*kv_row)(key.position));
+    }
+    FinishRow(spec_.result_dtype(), result.dq, at);
+    if (sink_row < 0) return;
+    // What of the sink's share the keys may take, or it of theirs.
+    double sink_doubt = 0.0;
+    for (const VisibleKey& key : row_.keys) sink_doubt += key.doubt;
+    const double p = row_.sink_share();
+    AccumulateSink(p, delta, row_.linear_magnitude(), std::min(1.0, sink_doubt), result.dsinks,
+                   sink_row);
+    result.dsinks.floor[sink_row] += (p + sink_doubt) * delta_doubt;
+  }
+
+ private:
+  double SquaresOf(const double* dout, const double* out_magnitude) const {
+    double squares = 0.0;
+    for (int64_t d = 0; d < spec_.shape.head_dim_v; ++d) {
+      squares += dout[d] * out_magnitude[d] * dout[d] * out_magnitude[d];
+    }
+    return squares;
+  }
+
+  const AttentionSpec& spec_;
+  const Document& document_;
+  const PairTerms& terms_;
+  RowScores row_;
+};
+
+}  // namespace ringattn::oracle
+
+#endif  // RINGATTN_COMMON_ORACLE_QUERY_ROW_H_

@@ -1,0 +1,393 @@
+// What must hold of score terms whatever the numbers are: identities between runs of the system
+// itself, and the exact set of pairs that dropout keeps.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "common/oracle/pair_terms.h"
+#include "gtest/gtest.h"
+#include "tests/sweep/run_problem.h"
+
+namespace ringattn::tests {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+AttentionSpec DenseSpec(int64_t batch, int64_t sq, int64_t sk, int64_t heads, int64_t kv_heads,
+                        int64_t dim, int64_t dim_v) {
+  AttentionSpec spec;
+  spec.shape = {.batch = batch,
+                .seq_len_q = sq,
+                .seq_len_kv = sk,
+                .num_heads = heads,
+                .num_kv_heads = kv_heads,
+                .head_dim = dim,
+                .head_dim_v = dim_v,
+                .cu_seqlens_q = {0, sq},
+                .cu_seqlens_k = {0, sk}};
+  spec.options.softmax_scale = 1.0 / std::sqrt(static_cast<double>(dim));
+  return spec;
+}
+
+std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
+  std::vector<float> values(bytes.size() / 4);
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+template <typename T>
+std::vector<uint8_t> Bytes(const std::vector<T>& values) {
+  std::vector<uint8_t> bytes(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
+  return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
+}
+
+Placement Ring(int world_size, Layout layout = Layout::kContiguous, int64_t stripe = 1) {
+  return {layout, world_size, stripe,
+          world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing};
+}
+
+// out and lse, and the gradients with out and lse computed again.
+TensorMap Solve(const AttentionSpec& spec, const TensorMap& inputs,
+                const Placement& placement = Ring(1)) {
+  TensorMap all;
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward, inputs,
+                              Engine::kExecutor, KernelSet::kCpu);
+    EXPECT_TRUE(outputs.ok()) << outputs.status();
+    if (outputs.ok()) all.merge(*outputs);
+  }
+  return all;
+}
+
+void ExpectNear(const TensorMap& a, const TensorMap& b, float tolerance = 1e-5f) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [id, bytes] : a) {
+    const std::vector<float> x = Floats(bytes), y = Floats(b.at(id));
+    ASSERT_EQ(x.size(), y.size()) << TensorName(id);
+    for (size_t e = 0; e < x.size(); ++e) {
+      if (x[e] == y[e]) continue;
+      ASSERT_LE(std::abs(x[e] - y[e]), tolerance * (1.0f + std::abs(y[e])))
+          << TensorName(id) << " element " << e;
+    }
+  }
+}
+
+// A mask that hides what `hides` says, of [rows][columns].
+template <typename Hides>
+std::vector<uint8_t> MaskOf(int64_t rows, int64_t columns, const Hides& hides) {
+  std::vector<uint8_t> mask(rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) mask[i * columns + j] = hides(i, j) ? 0 : 1;
+  }
+  return mask;
+}
+
+bool HidesSome(int64_t i, int64_t j) {
+  return oracle::RandomBits(5, static_cast<uint64_t>(i), static_cast<uint64_t>(j)) % 3 == 0 ||
+         i % 7 == 3;
+}
+
+TEST(ScoreTerms, AMaskThatHidesNothingIsNone) {
+  AttentionSpec spec = DenseSpec(2, 70, 90, 4, 2, 16, 24);
+  TensorMap inputs = NormalInputs(spec, 1);
+  const TensorMap without = Solve(spec, inputs, Ring(3));
+  spec.options.mask = MaskForm{};
+  inputs[TensorId::kMask] = MaskOf(70, 90, [](int64_t, int64_t) { return false; });
+  ExpectNear(Solve(spec, inputs, Ring(3)), without);
+}
+
+TEST(ScoreTerms, BytesAndBitsAreTheSameMask) {
+  AttentionSpec spec = DenseSpec(1, 70, 91, 4, 2, 16, 24);
+  TensorMap inputs = NormalInputs(spec, 2);
+  const std::vector<uint8_t> bytes = MaskOf(70, 91, HidesSome);
+  std::vector<uint8_t> bits(70 * 12);
+  for (int64_t i = 0; i < 70; ++i) {
+    for (int64_t j = 0; j < 91; ++j) bits[i * 12 + j / 8] |= bytes[i * 91 + j] << (j % 8);
+  }
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+    spec.options.mask = MaskForm{};
+    inputs[TensorId::kMask] = bytes;
+    const TensorMap by_bytes = Solve(spec, inputs, placement);
+    spec.options.mask->bits = true;
+    inputs[TensorId::kMask] = bits;
+    EXPECT_EQ(Solve(spec, inputs, placement), by_bytes);
+  }
+}
+
+TEST(ScoreTerms, ABiasOfMinusInfinityIsAMask) {
+  AttentionSpec spec = DenseSpec(1, 70, 91, 4, 2, 16, 24);
+  TensorMap inputs = NormalInputs(spec, 3);
+  const std::vector<uint8_t> mask = MaskOf(70, 91, HidesSome);
+  std::vector<float> bias(mask.size());
+  for (size_t e = 0; e < mask.size(); ++e) bias[e] = mask[e] != 0 ? 0.0f : kMinusInfinity;
+  spec.options.mask = MaskForm{};
+  inputs[TensorId::kMask] = mask;
+  const TensorMap by_mask = Solve(spec, inputs, Ring(2));
+  spec.options.mask.reset();
+  spec.options.bias = BiasForm{};
+  inputs[TensorId::kBias] = Bytes(bias);
+  EXPECT_EQ(Solve(spec, inputs, Ring(2)), by_mask);
+}
+
+TEST(ScoreTerms, CausalityAndWindowsAreMasks) {
+  AttentionSpec spec = DenseSpec(1, 70, 91, 4, 2, 16, 24);
+  TensorMap inputs = NormalInputs(spec, 4);
+  AttentionSpec masked = spec;
+  masked.options.mask = MaskForm{};
+  spec.options.causal = true;
+  spec.options.window_left = 30;
+  const TensorMap by_band = Solve(spec, inputs, Ring(3));
+  inputs[TensorId::kMask] =
+      MaskOf(70, 91, [](int64_t i, int64_t j) { return j > i + 21 || j < i + 21 - 30; });
+  ExpectNear(Solve(masked, inputs, Ring(3)), by_band);
+}
+
+TEST(ScoreTerms, AlibiIsABias) {
+  AttentionSpec spec = DenseSpec(2, 70, 91, 4, 2, 16, 24);
+  TensorMap inputs = NormalInputs(spec, 5);
+  const std::vector<float> slopes = {0.5f, 0.25f, 0.0f, 1.0f, 0.125f, 0.75f, 2.0f, 0.0625f};
+  std::vector<float> bias;
+  for (int64_t bh = 0; bh < 8; ++bh) {
+    for (int64_t i = 0; i < 70; ++i) {
+      for (int64_t j = 0; j < 91; ++j) {
+        bias.push_back(-slopes[bh] * static_cast<float>(std::abs(i + 21 - j)));
+      }
+    }
+  }
+  spec.options.alibi_slopes = slopes;
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+    const TensorMap by_slopes = Solve(spec, inputs, placement);
+    AttentionSpec biased = spec;
+    biased.options.alibi_slopes.clear();
+    biased.options.bias = BiasForm{.per_batch = true, .per_head = true};
+    inputs[TensorId::kBias] = Bytes(bias);
+    ExpectNear(Solve(biased, inputs, placement), by_slopes);
+  }
+}
+
+// A million keys away the term is still exact: the softmax is over few keys, and lse as the
+// nearest ones say.
+TEST(ScoreTerms, AlibiIsExactFarAway) {
+  AttentionSpec spec = DenseSpec(1, 3, 1 << 20, 1, 1, 1, 1);
+  spec.options.alibi_slopes = {0.5f};
+  std::vector<float> q(3, 0.0f), k(1 << 20, 1.0f), v(1 << 20);
+  for (int64_t j = 0; j < 1 << 20; ++j) v[j] = static_cast<float>((1 << 20) - 1 - j);
+  const TensorMap inputs = {
+      {TensorId::kQ, Bytes(q)}, {TensorId::kK, Bytes(k)}, {TensorId::kV, Bytes(v)}};
+  const auto outputs = RunProblem(spec, Ring(4, Layout::kZigzag), Direction::kForward, false,
+                                  inputs, Engine::kExecutor, KernelSet::kCpu);
+  ASSERT_TRUE(outputs.ok()) << outputs.status();
+  const double r = std::exp(-0.5);
+  // The last query: distances 0, 1, 2, ...
+  EXPECT_NEAR(Floats(outputs->at(TensorId::kLse))[2], -std::log(1 - r), 1e-6);
+  EXPECT_NEAR(Floats(outputs->at(TensorId::kOut))[2], r / (1 - r), 1e-5);
+  // The first: two keys more on its right.
+  EXPECT_NEAR(Floats(outputs->at(TensorId::kLse))[0], std::log(1 / (1 - r) + r + r * r), 1e-6);
+}
+
+TEST(ScoreTerms, SortedSegmentIdsArePackedDocuments) {
+  AttentionSpec packed = DenseSpec(1, 90, 90, 4, 2, 16, 24);
+  packed.shape.packed = true;
+  packed.shape.cu_seqlens_q = packed.shape.cu_seqlens_k = {0, 17, 17, 60, 90};
+  TensorMap inputs = NormalInputs(packed, 6);
+  const TensorMap by_documents = Solve(packed, inputs, Ring(3));
+  AttentionSpec spec = DenseSpec(1, 90, 90, 4, 2, 16, 24);
+  spec.options.segment_ids = true;
+  std::vector<int32_t> ids;
+  for (int t = 0; t < 90; ++t) ids.push_back(t < 17 ? 4 : t < 60 ? 9 : 2);
+  inputs[TensorId::kQSegmentIds] = inputs[TensorId::kKvSegmentIds] = Bytes(ids);
+  for (const int world_size : {1, 2, 3, 8}) {
+    ExpectNear(Solve(spec, inputs, Ring(world_size)), by_documents);
+  }
+}
+
+// Keys that a mask hides from all, and queries that ids keep from all, may be anything.
+TEST(ScoreTerms, WhatNobodySeesMayBeAnything) {
+  AttentionSpec spec = DenseSpec(1, 70, 90, 4, 2, 16, 24);
+  spec.options.segment_ids = true;
+  TensorMap inputs = NormalInputs(spec, 7);
+  const auto padded = [](int64_t t) { return t >= 60 || t % 11 == 5; };
+  std::vector<int32_t> q_ids, kv_ids;
+  for (int64_t i = 0; i < 70; ++i) q_ids.push_back(padded(i) ? -1 : 0);
+  for (int64_t j = 0; j < 90; ++j) kv_ids.push_back(padded(j) ? -1 : 0);
+  inputs[TensorId::kQSegmentIds] = Bytes(q_ids);
+  inputs[TensorId::kKvSegmentIds] = Bytes(kv_ids);
+  const auto fill = [&](TensorId id, int64_t row_floats, float value) {
+    std::vector<float> values = Floats(inputs[id]);
+    for (size_t row = 0; row * row_floats < values.size(); ++row) {
+      if (!padded(static_cast<int64_t>(row))) continue;
+      std::fill_n(values.begin() + row * row_floats, row_floats, value);
+    }
+    inputs[id] = Bytes(values);
+  };
+  const auto fill_all = [&](float value) {
+    fill(TensorId::kQ, 4 * 16, value);
+    fill(TensorId::kDout, 4 * 24, value);
+    fill(TensorId::kK, 2 * 16, value);
+    fill(TensorId::kV, 2 * 24, value);
+  };
+  for (const Placement& placement :
+       {Ring(1), Ring(3, Layout::kZigzag), Ring(4, Layout::kStriped)}) {
+    fill_all(1.0f);
+    const TensorMap with_ones = Solve(spec, inputs, placement);
+    for (const float garbage : {kNaN, kMinusInfinity, 3e38f}) {
+      fill_all(garbage);
+      ExpectNear(Solve(spec, inputs, placement), with_ones);
+    }
+  }
+}
+
+// NaN and +inf poison their row, of their head, and no other.
+TEST(ScoreTerms, ABiasThatIsNoNumberReachesItsRowAlone) {
+  AttentionSpec spec = DenseSpec(1, 40, 50, 4, 2, 16, 24);
+  spec.options.bias = BiasForm{.per_head = true, .gradient = true};
+  TensorMap inputs = NormalInputs(spec, 8);
+  const TensorMap clean = Solve(spec, inputs, Ring(2));
+  for (const float garbage : {kNaN, -kMinusInfinity}) {
+    std::vector<float> bias = Floats(inputs[TensorId::kBias]);
+    bias[(2 * 40 + 11) * 50 + 7] = garbage;
+    TensorMap poisoned = inputs;
+    poisoned[TensorId::kBias] = Bytes(bias);
+    const TensorMap outputs = Solve(spec, poisoned, Ring(2));
+    const std::vector<float> out = Floats(outputs.at(TensorId::kOut));
+    const std::vector<float> expected = Floats(clean.at(TensorId::kOut));
+    for (int64_t i = 0; i < 40; ++i) {
+      for (int64_t h = 0; h < 4; ++h) {
+        for (int64_t d = 0; d < 24; ++d) {
+          const int64_t at = (i * 4 + h) * 24 + d;
+          if (i == 11 && h == 2) {
+            EXPECT_TRUE(std::isnan(out[at]));
+          } else {
+            EXPECT_EQ(out[at], expected[at]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Without dlse a row's ds sum up to nothing, with dropout or not: a constant added to a row's
+// scores changes lse alone.
+TEST(ScoreTerms, TheBiasGradientOfARowSumsUpToDlse) {
+  AttentionSpec spec = DenseSpec(2, 40, 50, 4, 2, 16, 24);
+  spec.options.bias = BiasForm{.per_batch = true, .per_head = true, .gradient = true};
+  spec.has_dlse = true;
+  for (const uint32_t threshold : {0u, 20000u}) {
+    spec.options.dropout.threshold = threshold;
+    const TensorMap inputs = NormalInputs(spec, 9);
+    const std::vector<float> dlse = Floats(inputs.at(TensorId::kDlse));
+    const TensorMap outputs = Solve(spec, inputs, Ring(3));
+    const std::vector<float> dbias = Floats(outputs.at(TensorId::kDbias));
+    for (int64_t row = 0; row < 2 * 4 * 40; ++row) {
+      double sum = 0, size = 0;
+      for (int64_t j = 0; j < 50; ++j) {
+        sum += dbias[row * 50 + j];
+        size += std::abs(dbias[row * 50 + j]);
+      }
+      EXPECT_NEAR(sum, dlse[row], 1e-5 * (1 + size)) << "row " << row;
+    }
+  }
+}
+
+TEST(ScoreTerms, AThresholdOfNothingIsNoDropout) {
+  AttentionSpec spec = DenseSpec(1, 40, 50, 4, 2, 16, 24);
+  const TensorMap inputs = NormalInputs(spec, 10);
+  const TensorMap without = Solve(spec, inputs);
+  spec.options.dropout.seed = 77;
+  EXPECT_EQ(Solve(spec, inputs), without);
+}
+
+// With q = 0 every key has the weight 1 / Sk, so a one-hot v shows in out which are kept, and a
+// one-hot dout in dv.
+class KeepSets {
+ public:
+  static constexpr int64_t kTokens = 200;
+
+  explicit KeepSets(double rate) : spec_(DenseSpec(2, kTokens, kTokens, 4, 2, 8, kTokens)) {
+    spec_.options.dropout.threshold = static_cast<uint32_t>(std::round(rate * 65536));
+    spec_.options.dropout.seed = 0x123456789abcdefu;
+    inputs_ = NormalInputs(spec_, 11);
+    inputs_[TensorId::kQ] = Bytes(std::vector<float>(2 * kTokens * 4 * 8, 0.0f));
+    inputs_[TensorId::kV] = OneHot(2);
+    inputs_[TensorId::kDout] = OneHot(4);
+  }
+
+  // The number of kept pairs; every one of them as the oracle has it, both ways.
+  int64_t Check(const Placement& placement) {
+    const TensorMap outputs = Solve(spec_, inputs_, placement);
+    const std::vector<float> out = Floats(outputs.at(TensorId::kOut));
+    const std::vector<float> dv = Floats(outputs.at(TensorId::kDv));
+    int64_t kept = 0, wrong = 0;
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t i = 0; i < kTokens; ++i) {
+        for (int64_t j = 0; j < kTokens; ++j) {
+          int64_t heads_kept[2] = {};
+          for (int64_t h = 0; h < 4; ++h) {
+            const bool keeps = oracle::Keeps(spec_.options.dropout, b, h, i, j);
+            wrong += (out[((b * kTokens + i) * 4 + h) * kTokens + j] != 0.0f) != keeps;
+            heads_kept[h / 2] += keeps;
+            kept += keeps;
+          }
+          for (int64_t kv = 0; kv < 2; ++kv) {
+            const float sum = dv[((b * kTokens + j) * 2 + kv) * kTokens + i];
+            const double each = 65536.0 / (65536.0 - spec_.options.dropout.threshold) / kTokens;
+            wrong += std::llround(sum / each) != heads_kept[kv];
+          }
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+    return kept;
+  }
+
+  AttentionSpec& spec() { return spec_; }
+
+ private:
+  static std::vector<uint8_t> OneHot(int64_t heads) {
+    std::vector<float> values(2 * kTokens * heads * kTokens, 0.0f);
+    for (int64_t row = 0; row < 2 * kTokens * heads; ++row) {
+      values[row * kTokens + row / heads % kTokens] = 1.0f;
+    }
+    return Bytes(values);
+  }
+
+  AttentionSpec spec_;
+  TensorMap inputs_;
+};
+
+TEST(ScoreTerms, DropoutKeepsTheSamePairsWhereverTheyAreComputed) {
+  KeepSets sets(0.3);
+  const int64_t all = 2 * 4 * KeepSets::kTokens * KeepSets::kTokens;
+  const int64_t kept = sets.Check(Ring(1));
+  // Within five standard deviations of a binomial distribution.
+  const double rate = 1 - 19661 / 65536.0;
+  EXPECT_NEAR(static_cast<double>(kept), rate * static_cast<double>(all),
+              5 * std::sqrt(static_cast<double>(all) * rate * (1 - rate)));
+  for (const int world_size : {2, 3, 8}) {
+    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+      EXPECT_EQ(sets.Check(Ring(world_size, layout)), kept);
+    }
+  }
+  EXPECT_EQ(sets.Check(Ring(4, Layout::kStriped, 7)), kept);
+}
+
+// A request that is a part of a larger one keeps what the whole would.
+TEST(ScoreTerms, OriginsMoveTheKeepSet) {
+  KeepSets sets(0.5);
+  sets.spec().options.dropout.first_batch = 3;
+  sets.spec().options.dropout.first_head = 9;
+  sets.spec().options.dropout.first_query = 1000;
+  sets.spec().options.dropout.first_key = 45;
+  sets.Check(Ring(3, Layout::kZigzag));
+}
+
+}  // namespace
+}  // namespace ringattn::tests

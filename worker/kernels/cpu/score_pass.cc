@@ -1,0 +1,201 @@
+#include "worker/kernels/cpu/score_pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "worker/kernels/cpu/term_ops.h"
+
+namespace ringattn::worker::cpu {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// Of keys in a word of dropout's bits.
+constexpr int64_t kWordKeys = 32;
+// The longest tile's, with a word more at each end.
+constexpr int kMaxWords = 1024 / kWordKeys + 3;
+
+}  // namespace
+
+ScorePass::ScorePass(const AttentionProblem& problem, int64_t q_rows, const TermOperands& operands)
+    : problem_(problem),
+      terms_(problem.terms),
+      q_rows_(q_rows),
+      operands_(operands),
+      bias_dtype_(terms_.bias.has_value() && terms_.bias->float32 ? DType::kFloat32
+                                                                  : problem.dtype) {}
+
+bool ScorePass::SameForHeads() const {
+  return terms_.alibi_slopes.empty() && !(terms_.bias.has_value() && terms_.bias->per_head) &&
+         !(terms_.mask.has_value() && terms_.mask->per_head);
+}
+
+TermKeys ScorePass::KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlock& block,
+                           int64_t batch, int64_t begin, int count, int64_t* positions) const {
+  TermKeys keys;
+  keys.first_position = kv.PositionOf(run, begin);
+  if (kv.PositionOf(run, begin + count - 1) - keys.first_position != count - 1) {
+    for (int c = 0; c < count; ++c) positions[c] = kv.PositionOf(run, begin + c);
+    keys.positions = positions;
+  }
+  if (terms_.segment_ids) {
+    keys.segment_ids = block.segment_ids + batch * block.rows + run.local_begin + begin;
+  }
+  return keys;
+}
+
+const char* ScorePass::BiasRow(const TermRow& row) const {
+  const int64_t plane = PlaneOf(*terms_.bias, problem_.num_heads, row.batch, row.head);
+  return static_cast<const char*>(operands_.bias) +
+         (plane * q_rows_ + row.local_row) * terms_.columns * ElementBytes(bias_dtype_);
+}
+
+const uint8_t* ScorePass::MaskRow(const TermRow& row) const {
+  const int64_t plane = PlaneOf(*terms_.mask, problem_.num_heads, row.batch, row.head);
+  return operands_.mask + (plane * q_rows_ + row.local_row) * terms_.mask_row_bytes();
+}
+
+float ScorePass::SlopeOf(const TermRow& row) const {
+  const bool one_per_head = static_cast<int64_t>(terms_.alibi_slopes.size()) == problem_.num_heads;
+  const int64_t first =
+      one_per_head ? 0 : terms_.BatchRow(row.batch, row.document) * problem_.num_heads;
+  return terms_.alibi_slopes[first + row.head];
+}
+
+PhiloxRow ScorePass::StreamOf(const TermRow& row) const {
+  const DropoutForm& dropout = terms_.dropout;
+  return {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32),
+          static_cast<uint32_t>(row.position + dropout.first_query),
+          static_cast<uint32_t>(row.head + dropout.first_head),
+          static_cast<uint32_t>(terms_.BatchRow(row.batch, row.document) + dropout.first_batch)};
+}
+
+void ScorePass::AddBias(const TermRow& row, const TermKeys& keys, int begin, int count, float* add,
+                        float* inside) const {
+  const char* source = BiasRow(row);
+  const int64_t bytes = ElementBytes(bias_dtype_);
+  float* target = has_inside() ? inside : add;
+  if (keys.positions == nullptr) {
+    LoadBias(bias_dtype_, source + (keys.first_position + begin) * bytes, count, target);
+  } else {
+    for (int c = 0; c < count; ++c) {
+      ConvertToFloat(bias_dtype_, source + keys.positions[begin + c] * bytes, target + c, 1);
+    }
+  }
+  if (!has_inside()) return;
+  for (int c = 0; c < count; ++c) add[c] = inside[c] == kMinusInfinity ? kMinusInfinity : 0.0f;
+}
+
+void ScorePass::AddDistance(const TermRow& row, const TermKeys& keys, int begin, int count,
+                            float* add) const {
+  const float slope = SlopeOf(row);
+  const int64_t aligned = Aligned(row);
+  if (keys.positions == nullptr) {
+    return SubtractDistance(slope, aligned - keys.first_position - begin, count, add);
+  }
+  for (int c = 0; c < count; ++c) {
+    add[c] -= slope * static_cast<float>(std::abs(aligned - keys.positions[begin + c]));
+  }
+}
+
+void ScorePass::HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count,
+                           float* add) const {
+  const uint8_t* mask = MaskRow(row);
+  if (keys.positions == nullptr) {
+    const int64_t first = keys.first_position + begin;
+    return terms_.mask->bits ? MaskByBits(mask, first, count, add)
+                             : MaskByBytes(mask + first, count, add);
+  }
+  for (int c = 0; c < count; ++c) {
+    const int64_t j = keys.positions[begin + c];
+    const bool visible = terms_.mask->bits ? (mask[j / 8] >> (j % 8) & 1) != 0 : mask[j] != 0;
+    if (!visible) add[c] = kMinusInfinity;
+  }
+}
+
+void ScorePass::Addends(const TermRow& row, const TermKeys& keys, int32_t* begin, int32_t* end,
+                        float* add, float* inside) const {
+  const int count = *end - *begin;
+  if (count <= 0) return;
+  float* own = add + *begin;
+  if (terms_.bias.has_value()) {
+    AddBias(row, keys, *begin, count, own, inside == nullptr ? nullptr : inside + *begin);
+  } else {
+    std::fill_n(own, count, 0.0f);
+  }
+  if (!terms_.alibi_slopes.empty()) AddDistance(row, keys, *begin, count, own);
+  if (terms_.mask.has_value()) HideByMask(row, keys, *begin, count, own);
+  if (terms_.segment_ids) MaskByIds(SegmentIdOf(row), keys.segment_ids + *begin, count, own);
+  if (!masks()) return;
+  while (*begin < *end && add[*begin] == kMinusInfinity) ++*begin;
+  while (*begin < *end && add[*end - 1] == kMinusInfinity) --*end;
+}
+
+void ScorePass::Finish(const float* add, const float* inside, int begin, int end, float* scores,
+                       float* slopes) const {
+  FinishArgs args;
+  args.count = end - begin;
+  args.scale = std::abs(problem_.softmax_scale);
+  args.cap = problem_.softcap;
+  args.add = add + begin;
+  args.inside = inside == nullptr ? nullptr : inside + begin;
+  args.scores = scores + begin;
+  args.slopes = slopes == nullptr ? nullptr : slopes + begin;
+  FinishScores(args);
+}
+
+void ScorePass::Keeps(const TermRow& row, const TermKeys& keys, int begin, int end,
+                      float* factors) const {
+  const uint32_t threshold = terms_.dropout.threshold;
+  const float scale = terms_.keep_scale();
+  const PhiloxRow stream = StreamOf(row);
+  const int64_t origin = terms_.dropout.first_key;
+  uint32_t words[kMaxWords];
+  if (keys.positions == nullptr) {
+    const int64_t first = keys.first_position + begin + origin;
+    const int64_t last = keys.first_position + end - 1 + origin;
+    const int count = static_cast<int>(last / kWordKeys - first / kWordKeys) + 1;
+    KeepWords(stream, static_cast<uint32_t>(first / kWordKeys), threshold, count, words);
+    words[count] = 0;
+    ExpandKeepBits(words, static_cast<int>(first % kWordKeys), scale, end - begin, factors + begin);
+    return;
+  }
+  int64_t word = -1;
+  uint32_t bits = 0;
+  for (int c = begin; c < end; ++c) {
+    const int64_t key = keys.positions[c] + origin;
+    if (key / kWordKeys != word) {
+      word = key / kWordKeys;
+      KeepWords(stream, static_cast<uint32_t>(word), threshold, 1, words);
+      bits = words[0];
+    }
+    factors[c] = (bits >> (key % kWordKeys) & 1) != 0 ? scale : 0.0f;
+  }
+}
+
+PairTerm ScorePass::TermOf(const TermRow& row, int64_t key_position,
+                           const int32_t* segment_id) const {
+  TermKeys keys;
+  keys.first_position = key_position;
+  keys.segment_ids = segment_id;
+  float add = 0.0f, inside = 0.0f;
+  int32_t begin = 0, end = 1;
+  Addends(row, keys, &begin, &end, &add, &inside);
+  PairTerm term;
+  term.visible = begin < end && add != kMinusInfinity;
+  term.after_softcap = add;
+  if (has_inside()) term.before_softcap = inside;
+  if (drops()) Keeps(row, keys, 0, 1, &term.keep);
+  return term;
+}
+
+double ScorePass::ScoreOf(const PairTerm& term, double product, double* slope) const {
+  const double score = problem_.softmax_scale * product + term.before_softcap;
+  *slope = 1.0;
+  if (problem_.softcap == 0) return score + term.after_softcap;
+  const double t = std::tanh(score / problem_.softcap);
+  *slope = 1.0 - t * t;
+  return problem_.softcap * t + term.after_softcap;
+}
+
+}  // namespace ringattn::worker::cpu

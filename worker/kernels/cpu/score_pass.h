@@ -1,0 +1,109 @@
+// The pass between the product q.k and the softmax for problems with score terms: what is added
+// to each score or hides it, and what dropout keeps, a row of a key tile at a time. Finished
+// scores are in natural units; kFinished is their ScoreScale.
+#ifndef RINGATTN_WORKER_KERNELS_CPU_SCORE_PASS_H_
+#define RINGATTN_WORKER_KERNELS_CPU_SCORE_PASS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cpu/philox.h"
+#include "worker/kernels/cpu/scratch.h"
+#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/token_runs.h"
+
+namespace ringattn::worker::cpu {
+
+inline constexpr ScoreScale kFinished{1.0f, 1.44269504f, 0.0f};
+
+// A query row's head.
+struct TermRow {
+  int64_t batch = 0;
+  int64_t head = 0;
+  int64_t local_row = 0;
+  int64_t document = 0;
+  int64_t position = 0;
+};
+
+// Keys of one tile: their places by column.
+struct TermKeys {
+  int64_t first_position = 0;
+  // Position of column c where positions are not first_position + c; else null.
+  const int64_t* positions = nullptr;
+  const int32_t* segment_ids = nullptr;  // by column
+
+  int64_t PositionOf(int column) const {
+    return positions == nullptr ? first_position + column : positions[column];
+  }
+};
+
+// A pair's terms as one sees them alone.
+struct PairTerm {
+  bool visible = true;
+  double before_softcap = 0.0;
+  double after_softcap = 0.0;
+  float keep = 1.0f;
+};
+
+// Of one call's queries; `problem` outlives it. Immutable, so any thread may use it.
+class ScorePass {
+ public:
+  ScorePass(const AttentionProblem& problem, int64_t q_rows, const TermOperands& operands);
+
+  bool any() const { return terms_.any(); }
+  bool masks() const { return terms_.masks(); }
+  bool drops() const { return terms_.dropout.threshold != 0; }
+  // The largest factor of a weight.
+  float keep_scale() const { return drops() ? terms_.keep_scale() : 1.0f; }
+  bool has_inside() const { return terms_.bias.has_value() && terms_.bias->before_softcap; }
+  bool has_slopes() const { return problem_.softcap > 0; }
+  // All heads of a row have the same addends.
+  bool SameForHeads() const;
+
+  // Keys [begin, begin + count) of a run whose rows lie in `block`.
+  //   positions  [count], used where positions are not consecutive
+  TermKeys KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlock& block, int64_t batch,
+                  int64_t begin, int count, int64_t* positions) const;
+
+  // For the columns [*begin, *end): what is added to each score, -inf where it is hidden, and what
+  // before the softcap (`inside`, where has_inside). Then narrows the range to the visible ones;
+  // empty if there are none.
+  void Addends(const TermRow& row, const TermKeys& keys, int32_t* begin, int32_t* end, float* add,
+               float* inside) const;
+  // Columns [begin, end), multiples of 16, of a row of products become scores.
+  //   slopes  null: not wanted
+  void Finish(const float* add, const float* inside, int begin, int end, float* scores,
+              float* slopes) const;
+  // Dropout's factors of the columns [begin, end).
+  void Keeps(const TermRow& row, const TermKeys& keys, int begin, int end, float* factors) const;
+
+  // The same of one pair.
+  PairTerm TermOf(const TermRow& row, int64_t key_position, const int32_t* segment_id) const;
+  // The score of a pair with this product, in double; slope by scale * q.k.
+  double ScoreOf(const PairTerm& term, double product, double* slope) const;
+
+ private:
+  const char* BiasRow(const TermRow& row) const;
+  const uint8_t* MaskRow(const TermRow& row) const;
+  float SlopeOf(const TermRow& row) const;
+  PhiloxRow StreamOf(const TermRow& row) const;
+  int64_t Aligned(const TermRow& row) const { return row.position + terms_.shifts[row.document]; }
+  int32_t SegmentIdOf(const TermRow& row) const {
+    return operands_.q_segment_ids[row.batch * q_rows_ + row.local_row];
+  }
+  void AddBias(const TermRow& row, const TermKeys& keys, int begin, int count, float* add,
+               float* inside) const;
+  void AddDistance(const TermRow& row, const TermKeys& keys, int begin, int count,
+                   float* add) const;
+  void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count, float* add) const;
+
+  const AttentionProblem& problem_;
+  const ScoreTerms& terms_;
+  const int64_t q_rows_;
+  const TermOperands operands_;
+  const DType bias_dtype_;
+};
+
+}  // namespace ringattn::worker::cpu
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_SCORE_PASS_H_

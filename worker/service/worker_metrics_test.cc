@@ -1,0 +1,28 @@
+#include "worker/service/worker_metrics.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::worker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(WorkerMetricsTest, OneSeriesSaysWhoThisIs) {
+  WorkerMetrics metrics;
+  metrics.Describe("worker-3", "cuda:0 \"fast\"", "1.2.3", 1 << 20);
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_worker_info{device=\"cuda:0 \\\"fast\\\"\","
+                                        "rank=\"none\",worker=\"worker-3\"} 1"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_build_info{version=\"1.2.3\"} 1"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_worker_memory_limit_bytes 1048576"));
+  metrics.SetRank(2);
+  EXPECT_THAT(metrics.Text(), HasSubstr("rank=\"2\",worker=\"worker-3\"} 1"));
+  EXPECT_THAT(metrics.Text(), Not(HasSubstr("rank=\"none\"")));
+  metrics.SetRank(std::nullopt);
+  EXPECT_THAT(metrics.Text(), HasSubstr("rank=\"none\""));
+  EXPECT_THAT(metrics.Text(), Not(HasSubstr("rank=\"2\"")));
+}
+
+}  // namespace
+}  // namespace ringattn::worker
