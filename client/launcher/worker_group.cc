@@ -136,7 +136,8 @@ class Group {
   }
 
   absl::StatusOr<bool> IsReady(int index) const {
-    return IsServing(MemberHealth(flags_.health_listen, index), TransportSecurity(), kHealthTimeout);
+    return IsServing(MemberHealth(flags_.health_listen, index), TransportSecurity(),
+                     kHealthTimeout);
   }
 
   void TellHealth() {
