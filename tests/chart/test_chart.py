@@ -140,7 +140,7 @@ def check_command_lines(found, folder):
         words = [re.sub(r"=/etc/ringattn/cluster/secret$", f"={folder}/secret", w) for w in words]
         words = [w.replace("=/etc/ringattn/", f"={folder}/") for w in words]
         if program == "ringattn":
-            words.append(f"--bin_dir={PROGRAMS['ringattn-worker'].parent}")
+            words.append(f"--bin_dir={PROGRAMS['ringattn-worker'].parents[1]}")
             words = [words[0], words[-1], *words[1:-1]]
         for more, right in (([], True), (["--no_such_flag=1"], False)):
             done = subprocess.run([PROGRAMS[program], *words, "--check_flags", *more],
