@@ -19,7 +19,9 @@ TEST(TensorsTest, BytesAgreeWithDimensions) {
     const AttentionSpec spec = Example(packed);
     for (const TensorInfo& info : AllTensors()) {
       const TensorId id = info.id;
-      int64_t bytes = ElementBytes(DTypeOf(spec, id));
+      int64_t bytes = HasDType(id)                        ? ElementBytes(DTypeOf(spec, id))
+                      : info.element == ElementOf::kInt32 ? 4
+                                                          : 1;  // a byte of a mask
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
       EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes) << TensorName(id);
       if (info.form == TensorForm::kPerHead) continue;

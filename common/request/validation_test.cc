@@ -239,7 +239,7 @@ TEST(ValidationTest, BytesOverTheLimit) {
 TEST(ValidationTest, ReportsEverythingAtOnce) {
   v1::ForwardHeader header = Parse("", R"(
     shape { num_kv_heads: 3 head_dim: 300 }
-    options { softcap: -1 window { left: -5 right: -6 } dropout { rate: 0.1 } }
+    options { softcap: -1 window { left: -5 right: -6 } dilation_levels {} }
     plan { world_size: 1000 })");
   header.mutable_options()
       ->GetReflection()
@@ -247,9 +247,9 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
       ->AddVarint(99, 1);
   const Rejection rejection = Reject(header);
   EXPECT_EQ(rejection.code, kInvalid);
-  for (const char* field : {"options.dropout", "options.99", "shape.batch", "shape.num_heads",
-                            "shape.head_dim", "dtype", "options.softcap", "options.window.left",
-                            "options.window.right", "plan.world_size"}) {
+  for (const char* field : {"options.dilation_levels", "options.99", "shape.batch",
+                            "shape.num_heads", "shape.head_dim", "dtype", "options.softcap",
+                            "options.window.left", "options.window.right", "plan.world_size"}) {
     EXPECT_TRUE(std::any_of(rejection.violations.begin(), rejection.violations.end(),
                             [&](const Violation& v) { return v.field == field; }))
         << field;
@@ -258,10 +258,12 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
 }
 
 TEST(ValidationTest, TheGravestCodeWins) {
-  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} }")).code, StatusCode::kUnimplemented);
-  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} } shape { batch: 5000 }")).code,
+  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} }")).code,
             StatusCode::kUnimplemented);
-  EXPECT_EQ(Reject(Parse(kGood, "options { alibi {} } shape { head_dim: 0 }")).code, kInvalid);
+  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} } shape { batch: 5000 }")).code,
+            StatusCode::kUnimplemented);
+  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} } shape { head_dim: 0 }")).code,
+            kInvalid);
 }
 
 TEST(ValidationTest, DetailsAreBounded) {

@@ -1,5 +1,7 @@
 #include "common/wire/proto_values.h"
 
+#include <set>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
@@ -8,14 +10,15 @@
 namespace ringattn {
 namespace {
 
-// Every value of the proto enum has one on the other side, and only those.
+// Every value of the proto enum has one on the other side, but for `without`, and only those.
 template <typename Enum>
-void ExpectRoundTrips() {
+void ExpectRoundTrips(const std::set<Enum>& without = {}) {
   const google::protobuf::EnumDescriptor* type = google::protobuf::GetEnumDescriptor<Enum>();
   for (int i = 0; i < type->value_count(); ++i) {
     const Enum proto = static_cast<Enum>(type->value(i)->number());
     const auto value = FromProto(proto);
-    EXPECT_EQ(value.has_value(), type->value(i)->number() != 0) << type->value(i)->full_name();
+    EXPECT_EQ(value.has_value(), proto != 0 && without.count(proto) == 0)
+        << type->value(i)->full_name();
     if (!value.has_value()) continue;
     EXPECT_EQ(ToProto(*value), proto) << type->value(i)->full_name();
   }
@@ -23,7 +26,8 @@ void ExpectRoundTrips() {
 }
 
 TEST(ProtoValues, EnumsRoundTrip) {
-  ExpectRoundTrips<v1::DataType>();
+  // Of masks and ids alone, which kernels do not compute with.
+  ExpectRoundTrips<v1::DataType>({v1::DATA_TYPE_INT32, v1::DATA_TYPE_UINT8});
   ExpectRoundTrips<v1::Layout>();
   ExpectRoundTrips<v1::Schedule>();
 }

@@ -149,9 +149,9 @@ def test_bad_term_flags(ring, tmp_path):
                            "--bias=heads", "--alibi=geometric", "--segment_ids",
                            "--dropout=0.1,3").stdout)
     # The bias lies with its rows and never travels; ids travel with their keys.
-    grown = large["ranks"][0]["buffer_bytes"] - small["ranks"][0]["buffer_bytes"]
+    grown = large["plan"]["ranks"][0]["buffer_bytes"] - small["plan"]["ranks"][0]["buffer_bytes"]
     assert 4 * 250 * 1000 * 2 <= grown <= 4 * 250 * 1000 * 2 + 4 * 1000
-    sent = large["ranks"][0]["sent_bytes"] - small["ranks"][0]["sent_bytes"]
+    sent = large["plan"]["ranks"][0]["sent_bytes"] - small["plan"]["ranks"][0]["sent_bytes"]
     assert sent == 3 * 250 * 4
 
 
