@@ -291,10 +291,8 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         const double linear_size = wide ? LseLoss(row_lse) : score_size;
         Coefficients ds = GradientTerm(spec, p, dp, row_delta, capped.slope, linear_size, scale);
         ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
-        Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size);
-        term.floor += doubt;
-        term = {term.exact * pair.keep, term.twin * pair.keep, term.magnitude * pair.keep,
-                term.floor * pair.keep};
+        Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size, pair.keep);
+        term.floor += doubt * pair.keep;
         Accumulate(ds, q, result.dk, at);
         Accumulate(term, dout, result.dv, at);
       }

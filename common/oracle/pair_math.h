@@ -158,10 +158,10 @@ inline Score ScoreOf(const AttentionOptions& options, double dot, double bias = 
 // so what it rounds is p times something, usually no power of two. The twin takes
 // the fraction of 1 / sum for that something. Where all `keys` scores are equal one
 // unlucky fraction would stand for the whole row: there it takes one that bf16 and
-// fp16 both round by 0.4 units.
-inline double RoundingScale(double sum, size_t keys) {
+// fp16 both round by 0.4 units. Dropout's factor is in what they round: `keep`, 1 without it.
+inline double RoundingScale(double sum, size_t keys, double keep) {
   if (keys > 1 && sum > static_cast<double>(keys) * (1.0 - 1e-9)) {
-    return 0.5 * (1.0 + 51.425 / 128.0);
+    return 0.5 * (1.0 + 51.425 / 128.0) / keep;
   }
   int exponent;
   return std::frexp(1.0 / sum, &exponent);
@@ -194,15 +194,17 @@ inline double Doubt(double p, double most, double others) {
   return std::max(most - p, std::min(p, others));
 }
 
-// p's terms in out and dv. `stored` is what the kernel rounds to the dtype,
-// `stored` / `divisor` == p; `score_magnitude` is the row's S.
+// p's terms in out and dv. `stored` * `keep` is what the kernel rounds to the dtype,
+// `stored` / `divisor` == p; `keep` is dropout's factor, 0 or 1 / (1 - rate), and 1 without it;
+// `score_magnitude` is the row's S.
 inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
-                                    double score_magnitude) {
+                                    double score_magnitude, double keep = 1.0) {
   const double p = stored / divisor;
-  return {
-      p, RoundTo(dtype, stored) / divisor,
-      p + std::min(SubnormalLoss(dtype, stored), stored) / divisor / (8.0 * ToleranceUnit(dtype)),
-      kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
+  const double kept = stored * keep;
+  return {p * keep, RoundTo(dtype, kept) / divisor,
+          p * keep +
+              std::min(SubnormalLoss(dtype, kept), kept) / divisor / (8.0 * ToleranceUnit(dtype)),
+          (kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)) * keep};
 }
 
 // delta of one query row: exact, from the rounded out, with absolute values, and what it

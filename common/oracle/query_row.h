@@ -116,14 +116,15 @@ class QueryRow {
     if (row_.wide()) DoubtRow(spec_.options, row_);
     // Kernels round p among the keys; the sink joins the finished row.
     const double share = row_.keys_share();
-    const double rounding_scale = RoundingScale(row_.sum, row_.keys.size());
+    double keep = 0.0;
+    for (const VisibleKey& key : row_.keys) keep = std::max(keep, key.keep);
+    const double rounding_scale =
+        RoundingScale(row_.sum, row_.keys.size(), keep == 0.0 ? 1.0 : keep);
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
-      Coefficients term =
-          ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum, row_.linear_magnitude());
-      const double factor = share * key.keep;
-      term = {term.exact * factor, term.twin * factor, term.magnitude * factor,
-              term.floor * factor};
+      Coefficients term = ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum,
+                                          row_.linear_magnitude(), key.keep);
+      term = {term.exact * share, term.twin * share, term.magnitude * share, term.floor * share};
       term.floor += key.doubt * key.keep;
       Accumulate(term, v.Row(key.position), result.out, at);
     }
@@ -176,10 +177,8 @@ class QueryRow {
       }
       if (kv_row == nullptr) continue;
       Accumulate(ds, q, result.dk, (*kv_row)(key.position));
-      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.backward_magnitude());
-      term.floor += key.doubt;
-      term = {term.exact * key.keep, term.twin * key.keep, term.magnitude * key.keep,
-              term.floor * key.keep};
+      Coefficients term = ProbabilityTerm(spec_.dtype, p, 1.0, row_.backward_magnitude(), key.keep);
+      term.floor += key.doubt * key.keep;
       Accumulate(term, dout, result.dv, (*kv_row)(key.position));
     }
     FinishRow(spec_.result_dtype(), result.dq, at);
