@@ -77,7 +77,7 @@ join b device=cuda
 wait 300ms
 > serving 1
 request s1 tokens=10 world=2 option=segment_ids
-> s1: failed UNIMPLEMENTED OPTION_NOT_SERVED field options.segment_ids
+> s1: failed UNIMPLEMENTED OPTION_NOT_SERVED field options.segment_ids: options.segment_ids: the kernels of device cuda (worker b) do not serve it
 request s2 tokens=10 world=2
 > a b: reserve 1-1 [0 1]
 )");
