@@ -146,7 +146,7 @@ class QueryRow {
         DotOf(dout, &result.out.exact[at * dim_v], dim_v).value - dlse,
         DotOf(dout, &result.out.twin[at * dim_v], dim_v).value - dlse,
         DotOf(dout, &result.out.magnitude[at * dim_v], dim_v).magnitude + std::abs(dlse),
-        DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v])),
+        DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v]) + KeptSquares(dout, v)),
         DotOf(dout, &result.out.floor[at * dim_v], dim_v).magnitude};
     const double keys_share = row_.keys_share();
     // Of delta, which is the sum of p dP.
@@ -193,6 +193,20 @@ class QueryRow {
   }
 
  private:
+  // With dropout a row may keep one key alone: the rounding of its weight is then the same in all
+  // of out's elements, and not independent. Of each key's share of delta.
+  double KeptSquares(const double* dout, HeadRows& v) const {
+    if (spec_.options.dropout.threshold == 0) return 0.0;
+    const double share = row_.keys_share() / row_.sum;
+    double squares = 0.0;
+    for (const VisibleKey& key : row_.keys) {
+      const double dp = DotOf(dout, v.Row(key.position), spec_.shape.head_dim_v).value;
+      const double term = std::exp(key.score - row_.max) * share * key.keep * dp;
+      squares += term * term;
+    }
+    return squares;
+  }
+
   double SquaresOf(const double* dout, const double* out_magnitude) const {
     double squares = 0.0;
     for (int64_t d = 0; d < spec_.shape.head_dim_v; ++d) {
