@@ -2,6 +2,7 @@
 
 import os
 import signal
+import re
 import subprocess
 import threading
 
@@ -133,4 +134,4 @@ def test_a_group_says_what_is_wrong_with_its_flags():
     assert wrong.returncode == 2 and "--local_rank=1" in wrong.stderr
     wrong = workers("--name=pod")
     assert wrong.returncode == 3 and "--secret_file is required" in wrong.stderr
-    assert "worker 0 cannot start" in wrong.stderr
+    assert re.search("worker [01] cannot start", wrong.stderr)  # whichever was first
