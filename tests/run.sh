@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing and runs every test.
 #
-#   ./tests/run.sh          the standard tier (within 45 minutes on 2 cores, from nothing)
+#   ./tests/run.sh          the standard tier (to end within 60 minutes on 2 cores, from nothing)
 #   ./tests/run.sh --k8s    only: the Helm chart on a real Kubernetes of two nodes, built and started here
 #   ./tests/run.sh --full   also: sanitizers over everything, 20,000 cases of the sweep, 10,000 simulated
 #                           clusters, ten minutes of each fuzz target and of faults of every kind
