@@ -23,6 +23,7 @@ from attention import chunks_of, header_for, make_inputs, requests, run
 from cluster import CHANNEL_OPTIONS, CLI, SERVER, WORKER, open_descriptors, wait_until
 from stubs import (attention_pb2 as pb, attention_pb2_grpc, cluster_pb2, cluster_pb2_grpc,
                    error_details_pb2, status_pb2)
+from timing import in_time, timed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 PING = b"\0\0\x08\x06" + bytes(5) + b"12345678"
@@ -89,6 +90,7 @@ def details_of(error):
 
 # ---------------------------------------------------------------- descriptors
 
+@timed
 def test_connections_beyond_the_descriptors(make_ring, tmp_path, monkeypatch):
     """At a soft limit of 64 and a hard one of 400: twice as many connections."""
     wrapper = tmp_path / "few.sh"
@@ -103,7 +105,8 @@ def test_connections_beyond_the_descriptors(make_ring, tmp_path, monkeypatch):
     refused = dial(ring.address, PREFACE)
     assert b"too many connections" in heard_until_closed(refused)
     start = time.monotonic()
-    assert answers_anew(ring.address) is None and time.monotonic() - start < 1
+    assert answers_anew(ring.address) is None
+    refused_after = time.monotonic() - start
     assert open_descriptors(ring.server.pid) < 380
     wait_until(lambda: metric(ring, "ringattn_refused_connections_total") >= 500, 10, "counted")
     assert metric(ring, "ringattn_failed_accepts_total") == 0
@@ -112,7 +115,8 @@ def test_connections_beyond_the_descriptors(make_ring, tmp_path, monkeypatch):
     wait_until(lambda: answers_anew(ring.address), 15, "full service afterwards")
     tiny(ring)
     print(f"p99 alone {alone * 1e3:.1f} ms, beside 800 connections {beside * 1e3:.1f} ms")
-    assert beside < max(10 * alone, 0.5)
+    in_time(refused_after < 1, refused_after)
+    in_time(beside < max(10 * alone, 0.5), (beside, alone))
 
 
 def test_descriptors_used_up_by_others(make_ring):
@@ -147,6 +151,7 @@ def test_a_dead_port_ends_the_process(make_ring):
 
 # ------------------------------------------------------------ lonely requests
 
+@timed
 def test_a_lonely_request_is_not_late(ring):
     """After a second without an event gRPC's callback threads sleep for 100 ms."""
     inputs = make_inputs(sq=8, dim=8, heads=1)
@@ -161,7 +166,7 @@ def test_a_lonely_request_is_not_late(ring):
         run(ring.attention, inputs)
         times.append(time.perf_counter() - start)
     print("lonely requests, ms:", [round(t * 1e3, 1) for t in times])
-    assert statistics.median(times) < 0.030
+    in_time(statistics.median(times) < 0.030, times)
 
 
 # ------------------------------------------------------------------- keepalive
