@@ -13,6 +13,7 @@
 # $BAZEL_FLAGS are put behind `build`. Without NCCL the bundle stays under 60 MiB, or this fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source deploy/lib_path.sh
 
 MAX_BYTES=$((60 << 20))
 # Part of glibc or of the driver: the target machine's own must be used.
@@ -75,7 +76,7 @@ done
 bytes=$(du -sb --apparent-size "$stage" | cut -f1)
 if $with_nccl; then
   nccl=$(./deploy/find_nccl.sh) || fail "no libnccl.so.2 found"
-  [[ -n $nccl ]] || nccl=$(ldconfig -p | awk '$1 == "libnccl.so.2" { print $NF; exit }')
+  [[ -n $nccl ]] || nccl=$(library_path libnccl.so.2)
   cp -L "$nccl" "$stage/lib/libnccl.so.2"
 fi
 cat >"$stage/MANIFEST" <<END

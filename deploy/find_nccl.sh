@@ -5,12 +5,13 @@
 # nvidia-nccl of the python3 in PATH, which PyTorch brings along.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+source deploy/lib_path.sh
 
 IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}"
 for folder in "${folders[@]}"; do
   [[ -n $folder && -e $folder/libnccl.so.2 ]] && exit 0
 done
-{ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep -q 'libnccl\.so\.2 ' && exit 0
+[[ -z $(library_path libnccl.so.2) ]] || exit 0
 
 for library in .deps/cuda/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2; do
   [[ -e $library ]] && { realpath "$library"; exit 0; }

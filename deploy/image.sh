@@ -13,6 +13,7 @@
 # driver comes from the host's container runtime.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source deploy/lib_path.sh
 
 version=$(sed -n 's/^.*kVersion\[\] = "\(.*\)";$/\1/p' common/base/version.h)
 [[ -n $version ]] || { echo "image.sh: no version in common/base/version.h" >&2; exit 1; }
@@ -65,7 +66,7 @@ builder config \
 builder commit --quiet --format=oci --timestamp="$created" "$container" "$name" >/dev/null
 if $with_nccl; then
   nccl=$(./deploy/find_nccl.sh) || { echo "image.sh: no libnccl.so.2 found" >&2; exit 1; }
-  [[ -n $nccl ]] || nccl=$(ldconfig -p | awk '$1 == "libnccl.so.2" { print $NF; exit }')
+  [[ -n $nccl ]] || nccl=$(library_path libnccl.so.2)
   second=$(builder from --pull-never "$name")
   builder copy --quiet "$second" "$(realpath "$nccl")" /opt/ringattn/lib/libnccl.so.2 >/dev/null
   builder commit --quiet --format=oci --timestamp="$created" "$second" "$name" >/dev/null

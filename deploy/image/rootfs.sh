@@ -7,6 +7,7 @@
 #   ./deploy/image/rootfs.sh --bundle=DIR --output=DIR     the output is replaced
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source deploy/lib_path.sh
 
 bundle= output=
 for option in "$@"; do
@@ -43,7 +44,7 @@ done < <(env -i ldd "$output"/opt/ringattn/bin/* |
 ((${#glibc[@]})) || fail "no library of glibc was found"
 # Nothing here names these, but the GPU's driver and NCCL do.
 for name in libdl.so.2 libpthread.so.0 librt.so.1 libresolv.so.2; do
-  path=$(ldconfig -p | awk -v name="$name" '$1 == name && /x86-64/ { print $NF; exit }')
+  path=$(library_path "$name")
   [[ -z $path ]] || cp -L "$path" "$output/usr/lib/x86_64-linux-gnu/$name"
 done
 cp -L /lib64/ld-linux-x86-64.so.2 "$output/lib64/"
@@ -71,7 +72,7 @@ while read -r package; do
 done < <(
   for path in "${glibc[@]}"; do package_of "$path"; done
   for library in "$output"/opt/ringattn/lib/*; do
-    path=$(ldconfig -p | awk -v name="$(basename "$library")" '$1 == name { print $NF; exit }')
+    path=$(library_path "$(basename "$library")")
     [[ -z $path ]] || package_of "$path"
   done | sort -u
 )
