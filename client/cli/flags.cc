@@ -157,6 +157,11 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
       ->group(kOptionGroup);
   terms_.AddTo(command, forms);
   command
+      ->add_flag_callback(
+          "--deterministic", [this] { options_.set_deterministic(v1::DETERMINISM_SAME_RING); },
+          "Equal requests on as many workers of the same kind give equal bits")
+      ->group(kOptionGroup);
+  command
       ->add_option(
           "--output_dtype", output_dtype_,
           "What out, dq, dk and dv are rounded to: the input's dtype, or fp32 as they were "

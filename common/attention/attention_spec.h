@@ -103,6 +103,8 @@ struct AttentionOptions {
   std::optional<MaskForm> mask;
   bool segment_ids = false;  // TensorId::kQSegmentIds, kKvSegmentIds
   DropoutForm dropout;
+  // Equal requests on as many members of the same kind of device give equal bits.
+  bool deterministic = false;
 
   bool operator==(const AttentionOptions&) const = default;
 };

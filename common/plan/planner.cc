@@ -208,8 +208,11 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
 absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction direction,
                                        const PlanChoice& choice, const PlannerInputs& inputs,
                                        int world_size, const PlanControl& control) {
-  const auto describe = [&](Layout layout, std::string why) -> absl::StatusOr<Candidate> {
-    return Describe(spec, direction, choice, inputs, layout, world_size, std::move(why), control);
+  const auto describe_with = [&](const PlannerInputs& rates, Layout layout, std::string why) {
+    return Describe(spec, direction, choice, rates, layout, world_size, std::move(why), control);
+  };
+  const auto describe = [&](Layout layout, std::string why) {
+    return describe_with(inputs, layout, std::move(why));
   };
   if (choice.layout.has_value()) {
     return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as asked"));
@@ -230,9 +233,12 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   }
   // Documents may balance causal work by themselves and then need few neighbours; or be
   // so long and uneven that each has to be dealt out by itself: the cost model knows.
+  // Of a deterministic request it knows nothing that was measured.
+  const bool nominal = spec.options.deterministic;
   std::vector<Candidate> candidates;
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
-    absl::StatusOr<Candidate> candidate = describe(layout, "");
+    absl::StatusOr<Candidate> candidate =
+        describe_with(nominal ? PlannerInputs() : inputs, layout, "");
     if (!candidate.ok()) return candidate.status();
     candidates.push_back(*std::move(candidate));
   }
@@ -249,9 +255,11 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
     absl::StrAppendFormat(&others, "%s%.3g s %s", others.empty() ? "" : " and ", seconds(candidate),
                           LayoutName(candidate.plan.shards.layout));
   }
-  winner.why = absl::StrFormat("%s, predicted %.3g s against %s for these documents",
-                               LayoutName(winner.plan.shards.layout), seconds(winner), others);
-  return std::move(winner);
+  winner.why = absl::StrFormat("%s, predicted %.3g s against %s for these documents%s",
+                               LayoutName(winner.plan.shards.layout), seconds(winner), others,
+                               nominal ? " at nominal rates, as it is to be deterministic" : "");
+  if (!nominal) return std::move(winner);
+  return describe(winner.plan.shards.layout, winner.why);
 }
 
 }  // namespace

@@ -87,6 +87,8 @@ struct Plan {
 //                        cuts shards into too many pieces (above)
 //   CANCELLED            control.cancelled said so
 // The message names the field.
+// A deterministic request's layout and ring size do not depend on the rates in `inputs`, which
+// differ from one measurement to the next.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs,
                                  const PlanControl& control = {});

@@ -128,6 +128,33 @@ TEST(PlannerTest, ForcedChoicesAreKept) {
   EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);
 }
 
+// Documents whose best layout depends on how fast links are.
+TEST(PlannerTest, MeasuredRatesChooseNoLayoutOfADeterministicRequest) {
+  AttentionSpec spec = Spec(6 * 8192, true);
+  spec.shape.packed = true;
+  spec.shape.cu_seqlens_q = {0};
+  for (int64_t length : {24576, 8192, 8192, 4096, 4096}) {
+    spec.shape.cu_seqlens_q.push_back(spec.shape.cu_seqlens_q.back() + length);
+  }
+  spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
+  PlannerInputs slow_link = Workers(4), fast_link = Workers(4);
+  slow_link.link_bytes_per_s = 1e5;
+  fast_link.link_bytes_per_s = 1e12;
+  const auto layout = [&](const PlannerInputs& inputs) {
+    const absl::StatusOr<Plan> plan = PlanRequest(spec, Direction::kForward, {}, inputs);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan->shards.layout;
+  };
+  ASSERT_NE(layout(slow_link), layout(fast_link));
+  spec.options.deterministic = true;
+  EXPECT_EQ(layout(slow_link), layout(fast_link));
+  // What is predicted is still of the ring that there is.
+  const auto seconds = [&](const PlannerInputs& inputs) {
+    return PlanRequest(spec, Direction::kForward, {}, inputs)->predicted_compute_seconds;
+  };
+  EXPECT_GT(seconds(slow_link), 10 * seconds(fast_link));
+}
+
 TEST(PlannerTest, RefusalsNameTheFieldAndTheNumber) {
   PlanChoice choice;
   choice.world_size = 5;

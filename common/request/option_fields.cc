@@ -203,6 +203,19 @@ void WriteSegmentIds(const Options& from, Proto& to) {
   if (from.segment_ids) to.mutable_segment_ids();
 }
 
+void ReadDeterministic(const Proto& from, const AttentionShape&, Options& to,
+                       Violations& violations) {
+  if (!v1::Determinism_IsValid(from.deterministic())) {
+    violations.Invalid("options.deterministic", absl::StrCat(static_cast<int>(from.deterministic()),
+                                                             " is no value of Determinism"));
+  }
+  to.deterministic = from.deterministic() == v1::DETERMINISM_SAME_RING;
+}
+
+void WriteDeterministic(const Options& from, Proto& to) {
+  if (from.deterministic) to.set_deterministic(v1::DETERMINISM_SAME_RING);
+}
+
 constexpr OptionField kFields[] = {
     {"softmax_scale", ReadSoftmaxScale, WriteSoftmaxScale},
     {"softcap", ReadSoftcap, WriteSoftcap},
@@ -218,7 +231,8 @@ constexpr OptionField kFields[] = {
      [](const Options& options) { return options.segment_ids; }},
     {"sinks", ReadSinks, WriteSinks},
     {"dilation_levels", nullptr, nullptr},
-    {"deterministic", nullptr, nullptr},
+    {"deterministic", ReadDeterministic, WriteDeterministic,
+     [](const Options& options) { return options.deterministic; }},
 };
 
 bool IsSet(const Proto& proto, const char* name) {

@@ -88,15 +88,15 @@ TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
 }
 
 TEST(OptionFields, ServedOptionsAreThoseThatAreRead) {
-  EXPECT_EQ(ServedOptions(),
-            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "dropout",
-                                      "alibi", "bias", "mask", "segment_ids", "sinks"}));
+  EXPECT_EQ(ServedOptions(), (std::vector<std::string>{"softmax_scale", "softcap", "causal",
+                                                       "window", "dropout", "alibi", "bias", "mask",
+                                                       "segment_ids", "sinks", "deterministic"}));
 }
 
 // What a device may lack, and a request has.
-TEST(OptionFields, DeviceOptionsAreTheScoreTerms) {
-  EXPECT_EQ(DeviceOptions(),
-            (std::vector<std::string>{"dropout", "alibi", "bias", "mask", "segment_ids"}));
+TEST(OptionFields, DeviceOptionsAreTheScoreTermsAndOrder) {
+  EXPECT_EQ(DeviceOptions(), (std::vector<std::string>{"dropout", "alibi", "bias", "mask",
+                                                       "segment_ids", "deterministic"}));
   for (const Sample& sample : kSamples) {
     if (Find(sample.field)->read == nullptr) continue;
     Violations violations(4096);
@@ -104,7 +104,7 @@ TEST(OptionFields, DeviceOptionsAreTheScoreTerms) {
     const bool of_device = Find(sample.field)->of_device != nullptr;
     EXPECT_EQ(DeviceOptionsOf(options),
               of_device ? std::vector<std::string>{sample.field} : std::vector<std::string>{});
-    EXPECT_EQ(HasScoreTerms(options), of_device) << sample.field;
+    EXPECT_EQ(HasScoreTerms(options) || options.deterministic, of_device) << sample.field;
   }
 }
 

@@ -161,7 +161,8 @@ inline const BadHeader kHeaderRows[] = {
     {"options { sinks {} softcap: 0 }", kInvalid, "options.softcap"},
     {"options { dilation_levels { segment_length: 8 } }", kLater, "options.dilation_levels"},
     {"options { dilation_levels {} dilation_levels {} }", kLater, "options.dilation_levels"},
-    {"options { deterministic: DETERMINISM_SAME_RING }", kLater, "options.deterministic"},
+    {"options { deterministic: 2 }", kInvalid, "options.deterministic"},
+    {"options { deterministic: -1 }", kInvalid, "options.deterministic"},
     {"options { deterministic: DETERMINISM_SAME_RING softcap: -1 }", kInvalid, "options.softcap"},
     // --- plan
     {"plan { layout: 5 }", kInvalid, "plan.layout"},

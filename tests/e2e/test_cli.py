@@ -105,6 +105,10 @@ def test_score_terms(ring, tmp_path, documents, encoding):
     checked = cli("verify", read, f"--output={forward}", *judged).stdout
     assert "out" in checked and "lse" in checked
     cli("backward", server, read, f"--output={backward}", *terms)
+    once, again = (tmp_path / f"{n}.safetensors" for n in ("once", "again"))
+    for output in (once, again):
+        cli("backward", server, read, f"--output={output}", *terms, "--deterministic")
+    assert again.read_bytes() == once.read_bytes()
     checked = cli("verify", read, f"--output={backward}", *judged).stdout
     assert re.search(r"^dbias ok", checked, re.M), checked
     # Another seed, another result; and what has a tensor needs its flag.

@@ -106,7 +106,7 @@ constexpr Journey kJourneys[] = {
     {"options.dilation_levels.dilation_rate", "options { dilation_levels { dilation_rate: 2 } }",
      Fate::kRefused},
     {"options.dilation_levels.offset", "options { dilation_levels { offset: 1 } }", Fate::kRefused},
-    {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }", Fate::kRefused},
+    {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }"},
     {"plan.layout", "plan { layout: LAYOUT_CONTIGUOUS }"},
     {"plan.schedule", "plan { schedule: SCHEDULE_SINGLE world_size: 1 }"},
     {"plan.world_size", "plan { world_size: 3 }"},
@@ -194,7 +194,7 @@ std::string FarEnds(const server::HeaderRequest& request) {
     absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
-    absl::StrAppendFormat(&text, " softcap %g bands", p.softcap);
+    absl::StrAppendFormat(&text, " softcap %g deterministic %d bands", p.softcap, p.deterministic);
     absl::StrAppend(&text, TermsText(p.terms));
     for (const Band& band : p.bands)
       absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);

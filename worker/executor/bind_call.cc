@@ -41,6 +41,7 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
   problem.head_dim_v = shape.head_dim_v;
   problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
   problem.softcap = static_cast<float>(spec.options.softcap);
+  problem.deterministic = spec.options.deterministic;
   problem.bands = DocumentBands(spec);
   problem.terms = TermsOf(spec);
   return problem;

@@ -34,6 +34,9 @@ struct AttentionProblem {
   std::vector<Band> bands;  // per document
   ScoreTerms terms;
   bool fp32_results = false;  // out is fp32 whatever `dtype` is
+  // Equal calls on equal devices must give equal bits: kernels whose sums depend on which block
+  // comes first refuse them.
+  bool deterministic = false;
 
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };

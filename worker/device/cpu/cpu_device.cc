@@ -71,7 +71,7 @@ std::vector<ServedCalls> CpuDevice::served_calls() const {
 }
 
 std::vector<std::string> CpuDevice::served_options() const {
-  return {"dropout", "alibi", "bias", "mask", "segment_ids"};
+  return {"dropout", "alibi", "bias", "mask", "segment_ids", "deterministic"};
 }
 
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {

@@ -32,7 +32,7 @@ absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
 
 // The coordinator sends no request whose options a device does not name (served_options); what
 // comes all the same must not be computed without them.
-absl::Status CheckTerms(const KernelCall& call) {
+absl::Status CheckOptions(const KernelCall& call) {
   const auto has_terms = [](const auto* typed) {
     return typed != nullptr && typed->problem->terms.any();
   };
@@ -41,11 +41,15 @@ absl::Status CheckTerms(const KernelCall& call) {
     return absl::InvalidArgumentError(
         "no CUDA kernel computes bias, mask, segment ids, ALiBi or dropout");
   }
+  const auto* backward = std::get_if<BackwardCall>(&call);
+  if (backward != nullptr && backward->problem->deterministic) {
+    return absl::InvalidArgumentError("the CUDA backward adds up in whatever order blocks end in");
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
-  if (absl::Status status = CheckTerms(call); !status.ok()) return status;
+  if (absl::Status status = CheckOptions(call); !status.ok()) return status;
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
     return KernelOf(cuda::PrepareForward(*forward, choice.device, choice.tuning));
   }
