@@ -71,6 +71,9 @@ def test_certificates_that_the_server_does_not_accept(secure, pki):
     for pair in (pki.alien, pki.expired):
         with tls_channel(secure.address, pki.ca, pair) as channel:
             assert refusal(lambda: server_info(channel))[0] == CODE.UNAVAILABLE
+    # No call, no metric: the log has it.
+    log = secure.directory / "server.log"
+    wait_until(lambda: "certificate verify failed" in log.read_text(), 10, "the handshake's failure")
     # The command line looks at its own first.
     done = cli("info", f"--server={secure.address}", *client_tls(pki.ca, pki.expired), code=2)
     assert "it expired at" in done.stderr and str(pki.expired[0]) in done.stderr
