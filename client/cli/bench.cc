@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/bench_load.h"
+#include "client/cli/bench_problem.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 #include "client/cli/loopback_rate.h"
@@ -14,8 +15,6 @@
 #include "client/cli/trace.h"
 #include "client/cli/verify_json.h"
 #include "client/client.h"
-#include "client/tensor_bytes.h"
-#include "common/oracle/generator.h"
 #include "common/oracle/verify.h"
 #include "common/wire/durations.h"
 
@@ -33,27 +32,8 @@ struct Flags {
   std::string deadline;
   int streams = 1;
   std::string trace;
+  LoadFlags load;
   bool json = false;
-};
-
-// All tensors of the measured problem, in memory.
-struct Tensors {
-  oracle::InputTensors inputs;
-  std::map<v1::TensorId, std::vector<uint8_t>> outputs;
-
-  MutableBytes Output(v1::TensorId tensor) { return absl::MakeSpan(outputs.at(tensor)); }
-  TensorMap<ConstBytes> OptionInputs() const {
-    TensorMap<ConstBytes> given;
-    const auto add = [&](v1::TensorId tensor, ConstBytes bytes) {
-      if (!bytes.empty()) given[tensor] = bytes;
-    };
-    add(v1::TENSOR_ID_SINKS, BytesOf(inputs.sinks));
-    add(v1::TENSOR_ID_BIAS, BytesOf(inputs.bias));
-    add(v1::TENSOR_ID_MASK, BytesOf(inputs.mask));
-    add(v1::TENSOR_ID_Q_SEGMENT_IDS, BytesOf(inputs.q_segment_ids));
-    add(v1::TENSOR_ID_KV_SEGMENT_IDS, BytesOf(inputs.kv_segment_ids));
-    return given;
-  }
 };
 
 // A figure and what it can be at most.
@@ -92,123 +72,74 @@ double StageSeconds(const CallReport& report, v1::Stage wanted) {
   return 0;
 }
 
-Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
-  Tensors tensors;
-  tensors.inputs =
-      oracle::GenerateInputs(spec, oracle::DataKind::kNormal, flags.seed, flags.backward);
-  const auto add = [&](Direction direction) {
-    for (const TensorId id : OutputsOf(spec, direction)) {
-      // Validated, so the size is known.
-      const auto tensor = static_cast<v1::TensorId>(id);
-      tensors.outputs[tensor].resize(
-          *TensorBytes(problem.shape, problem.types(), tensor, problem.options));
-    }
-  };
-  add(Direction::kForward);
-  if (flags.backward) add(Direction::kBackward);
-  return tensors;
+// A service, a request that it is asked for, and its first result.
+struct Bench {
+  std::unique_ptr<Client> client;
+  std::unique_ptr<BenchProblem> problem;
+  BenchResults results;
+  CallOptions options;
+  oracle::Report verdict;
+  CallReport first;
+};
+
+CallResult CallOnce(Bench& bench) {
+  return bench.problem->backward()
+             ? bench.problem->Backward(*bench.client, bench.options, bench.results, bench.results)
+             : bench.problem->Forward(*bench.client, bench.options, bench.results);
 }
 
-CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
-                       const CallOptions& options) {
-  const ForwardArgs args{.shape = problem.shape,
-                         .dtype = problem.dtype,
-                         .output_dtype = problem.output_dtype,
-                         .options = problem.options,
-                         .plan = problem.plan,
-                         .q = BytesOf(tensors.inputs.q),
-                         .k = BytesOf(tensors.inputs.k),
-                         .v = BytesOf(tensors.inputs.v),
-                         .more = tensors.OptionInputs()};
-  return client.Forward(
-      args, {.out = tensors.Output(v1::TENSOR_ID_OUT), .lse = tensors.Output(v1::TENSOR_ID_LSE)},
-      options);
+// Connects, calls once and judges the result.
+absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const AttentionSpec& spec,
+                            int channels, ProgressBar& bar) {
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return deadline.status();
+  Bench bench;
+  auto client = flags.server.Connect({.channels = channels});
+  if (!client.ok()) return client.status();
+  bench.client = *std::move(client);
+  bench.options = {.streams = flags.streams, .deadline = *deadline};
+  bar.Update("making inputs", -1);
+  bench.problem = std::make_unique<BenchProblem>(problem, spec, flags.backward, flags.seed);
+  bench.results = bench.problem->MakeResults();
+  bar.Update("first run", -1);
+  CallResult report = bench.problem->Forward(*bench.client, bench.options, bench.results);
+  if (report.ok() && flags.backward) report = CallOnce(bench);
+  if (!report.ok()) return report.status();
+  bench.first = *std::move(report);
+  bar.Update("verifying", -1);
+  bench.verdict = bench.problem->Judge(bench.results, flags.rows, flags.seed);
+  return bench;
 }
 
-CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors,
-                        const CallOptions& options) {
-  const BackwardArgs args{.shape = problem.shape,
-                          .dtype = problem.dtype,
-                          .output_dtype = problem.output_dtype,
-                          .options = problem.options,
-                          .plan = problem.plan,
-                          .q = BytesOf(tensors.inputs.q),
-                          .k = BytesOf(tensors.inputs.k),
-                          .v = BytesOf(tensors.inputs.v),
-                          .dout = BytesOf(tensors.inputs.dout),
-                          .has_forward_result = true,
-                          .out = tensors.Output(v1::TENSOR_ID_OUT),
-                          .lse = tensors.Output(v1::TENSOR_ID_LSE),
-                          .more = tensors.OptionInputs()};
-  TensorMap<MutableBytes> more;
-  for (const v1::TensorId tensor : {v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
-    if (tensors.outputs.count(tensor) > 0) more[tensor] = tensors.Output(tensor);
-  }
-  return client.Backward(args,
-                         {.dq = tensors.Output(v1::TENSOR_ID_DQ),
-                          .dk = tensors.Output(v1::TENSOR_ID_DK),
-                          .dv = tensors.Output(v1::TENSOR_ID_DV),
-                          .more = std::move(more)},
-                         options);
-}
-
-oracle::Report Judge(const Flags& flags, const AttentionSpec& spec, Tensors& tensors) {
-  const auto data = [&](v1::TensorId tensor) -> const uint8_t* {
-    const auto found = tensors.outputs.find(tensor);
-    return found == tensors.outputs.end() ? nullptr : found->second.data();
-  };
-  const oracle::Outputs outputs{
-      .out = data(v1::TENSOR_ID_OUT),
-      .lse = reinterpret_cast<const float*>(data(v1::TENSOR_ID_LSE)),
-      .dq = data(v1::TENSOR_ID_DQ),
-      .dk = data(v1::TENSOR_ID_DK),
-      .dv = data(v1::TENSOR_ID_DV),
-      .dsinks = reinterpret_cast<const float*>(data(v1::TENSOR_ID_DSINKS))};
-  return oracle::Verify(spec, tensors.inputs.view(), outputs, {},
-                        {.rows = flags.rows, .seed = flags.seed});
+// Plain TCP with as many connections as the payload travels on. Enough to outlast a connection's
+// slow start, not so much that it takes long.
+absl::StatusOr<double> LoopbackBeside(const CallReport& report, int connections) {
+  const int64_t probe = std::clamp<int64_t>(report.summary.bytes_up(), 256 << 20, 1 << 30);
+  return LoopbackBytesPerSecond(probe, connections);
 }
 
 absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
                                  const AttentionSpec& spec) {
-  const auto deadline = ParseDeadline(flags.deadline);
-  if (!deadline.ok()) return deadline.status();
-  auto client = flags.server.Connect({.channels = flags.streams});
-  if (!client.ok()) return client.status();
   auto trace = TraceFile::Open(flags.trace);
   if (!trace.ok()) return trace.status();
   ProgressBar bar;
-  bar.Update("making inputs", -1);
-  Tensors tensors = MakeTensors(flags, problem, spec);
-  CallOptions options{.streams = flags.streams, .deadline = *deadline};
-
+  auto bench = Begin(flags, problem, spec, flags.streams, bar);
+  if (!bench.ok()) return bench.status();
   Measured measured;
-  bar.Update("first run", -1);
-  auto report = CallForward(**client, problem, tensors, options);
-  if (!report.ok()) return report.status();
-  if (flags.backward) {
-    report = CallBackward(**client, problem, tensors, options);
-    if (!report.ok()) return report.status();
-  }
-  bar.Update("verifying", -1);
-  measured.verdict = Judge(flags, spec, tensors);
+  measured.verdict = bench->verdict;
   if (!measured.verdict.passed()) return measured;
-
   for (int run = 0; run < flags.runs; ++run) {
     bar.Update("measuring", static_cast<double>(run) / flags.runs);
-    options.with_timeline = !flags.trace.empty() && run == flags.runs - 1;
-    report = flags.backward ? CallBackward(**client, problem, tensors, options)
-                            : CallForward(**client, problem, tensors, options);
+    bench->options.with_timeline = !flags.trace.empty() && run == flags.runs - 1;
+    CallResult report = CallOnce(*bench);
     if (!report.ok()) return report.status();
     measured.reports.push_back(*std::move(report));
   }
-  // Enough to outlast the connection's slow start, not so much that it takes long.
-  const uint64_t payload = measured.reports.back().summary.bytes_up();
-  const int64_t probe = std::clamp<int64_t>(payload, 256 << 20, 1 << 30);
-  const auto loopback =
-      LoopbackBytesPerSecond(probe, static_cast<int>(measured.reports.back().streams()));
+  const CallReport& last = measured.reports.back();
+  const auto loopback = LoopbackBeside(last, static_cast<int>(last.streams()));
   if (!loopback.ok()) return loopback.status();
   measured.loopback_bytes_per_second = *loopback;
-  if (absl::Status status = trace->Write(measured.reports.back()); !status.ok()) return status;
+  if (absl::Status status = trace->Write(last); !status.ok()) return status;
   return measured;
 }
 
@@ -298,6 +229,53 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
                           : "the same (both ways, over all time but queue and compute)");
 }
 
+int Mismatch(const oracle::Report& verdict, bool json) {
+  if (json) {
+    Print({{"command", "bench"}, {"verified", ReportJson(verdict)}});
+  } else {
+    std::printf("%sMISMATCH: nothing was measured\n", verdict.ToString().c_str());
+  }
+  return kMismatch;
+}
+
+// Connections of a load test: one does not fill a link, and more than these no faster.
+constexpr int kMaxChannels = 16;
+
+int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
+  if (!flags.trace.empty()) {
+    return Fail(UsageError("--trace is of single calls, not of a load test"), flags.json);
+  }
+  auto test = LoadTest::Prepare(flags.load);
+  if (!test.ok()) return Fail(test.status(), flags.json);
+  const int channels = std::clamp(test->most_in_flight() * flags.streams, 1, kMaxChannels);
+  Json object = {{"command", "bench"}, {"direction", flags.backward ? "backward" : "forward"}};
+  {
+    ProgressBar bar;
+    auto bench = Begin(flags, problem, spec, channels, bar);
+    if (!bench.ok()) return Fail(bench.status(), flags.json);
+    if (!bench->verdict.passed()) return Mismatch(bench->verdict, flags.json);
+    const auto loopback = LoopbackBeside(bench->first, channels);
+    if (!loopback.ok()) return Fail(loopback.status(), flags.json);
+    object["verified"] = ReportJson(bench->verdict);
+    object["loopback_bytes_per_second"] = *loopback;
+    const absl::Status status = test->Run(*bench->client, *bench->problem, bench->options,
+                                          bench->results, *loopback, flags.rows, bar);
+    if (absl::IsDataLoss(status)) {
+      Fail(status, flags.json);
+      return kMismatch;
+    }
+    if (!status.ok()) return Fail(status, flags.json);
+  }
+  object["load"] = test->ToJson();
+  if (absl::Status status = test->Export(object); !status.ok()) return Fail(status, flags.json);
+  if (flags.json) {
+    Print(object);
+  } else {
+    std::printf("%s", test->Text().c_str());
+  }
+  return test->HasDeadLevel() ? kFailure : kSuccess;
+}
+
 int RunBench(const Flags& flags) {
   Problem problem;
   if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) {
@@ -309,16 +287,10 @@ int RunBench(const Flags& flags) {
   const auto valid = ValidateLocally(
       problem, flags.backward ? Direction::kBackward : Direction::kForward, flags.backward);
   if (!valid.ok()) return Fail(valid.status(), flags.json);
+  if (flags.load.wanted()) return RunLoadTest(flags, problem, valid->spec);
   const auto measured = Measure(flags, problem, valid->spec);
   if (!measured.ok()) return Fail(measured.status(), flags.json);
-  if (!measured->verdict.passed()) {
-    if (flags.json) {
-      Print({{"command", "bench"}, {"verified", ReportJson(measured->verdict)}});
-    } else {
-      std::printf("%sMISMATCH: nothing was measured\n", measured->verdict.ToString().c_str());
-    }
-    return kMismatch;
-  }
+  if (!measured->verdict.passed()) return Mismatch(measured->verdict, flags.json);
   const Figures figures = Summarise(problem, *measured);
   if (!flags.json) {
     PrintText(flags, *measured, figures);
@@ -369,6 +341,7 @@ void AddBench(CLI::App& app, Run& run) {
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "
                       "ui.perfetto.dev");
+  flags->load.AddTo(command);
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
   command->callback([flags, &run] { run = [flags] { return RunBench(*flags); }; });
 }
