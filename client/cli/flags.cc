@@ -175,9 +175,11 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
       ->group(kPlanGroup)
       ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped", "zigzag_per_document"}))
       ->capture_default_str();
-  command->add_option("--schedule", schedule_, "One device, or a ring of them")
+  command
+      ->add_option("--schedule", schedule_,
+                   "One device, a ring of them, or all K/V gathered on each of them first")
       ->group(kPlanGroup)
-      ->check(CLI::IsMember({"auto", "single", "ring"}))
+      ->check(CLI::IsMember({"auto", "single", "ring", "all_gather"}))
       ->capture_default_str();
   AddCount(command, "--world_size", world_size_, "Ring members; the server's choice unless given")
       ->group(kPlanGroup);
@@ -203,9 +205,10 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
                            : layout_ == "striped"             ? v1::LAYOUT_STRIPED
                            : layout_ == "zigzag_per_document" ? v1::LAYOUT_ZIGZAG_PER_DOCUMENT
                                                               : v1::LAYOUT_UNSPECIFIED);
-  problem->plan.set_schedule(schedule_ == "single" ? v1::SCHEDULE_SINGLE
-                             : schedule_ == "ring" ? v1::SCHEDULE_RING
-                                                   : v1::SCHEDULE_UNSPECIFIED);
+  problem->plan.set_schedule(schedule_ == "single"       ? v1::SCHEDULE_SINGLE
+                             : schedule_ == "ring"       ? v1::SCHEDULE_RING
+                             : schedule_ == "all_gather" ? v1::SCHEDULE_ALL_GATHER
+                                                         : v1::SCHEDULE_UNSPECIFIED);
   if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);

@@ -87,9 +87,10 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   }
   if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as asked"};
   if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
-  if (choice.schedule == ScheduleKind::kRing) {
+  if (choice.schedule.has_value()) {
     return RingSize{inputs.ready_workers,
-                    absl::StrCat("ring as asked, over all ", inputs.ready_workers, " workers")};
+                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, over all ",
+                                 inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
   // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
@@ -193,7 +194,8 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
                                    const PlanControl& control) {
   ShardPlan shards =
       MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? choice.stripe : 1);
-  const ScheduleKind kind = world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  const ScheduleKind kind =
+      world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
   CostSum costs(spec, inputs);
   // One program at a time: the plan keeps their sums.
   ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,

@@ -123,6 +123,11 @@ TEST(PlannerTest, ForcedChoicesAreKept) {
   PlanChoice single;
   single.schedule = ScheduleKind::kSingle;
   EXPECT_EQ(MustPlan(Spec(1 << 20, true), single, 4).shards.world_size, 1);
+  PlanChoice gather;
+  gather.schedule = ScheduleKind::kAllGather;
+  EXPECT_EQ(MustPlan(Spec(1000, true), gather, 4).shards.world_size, 4);
+  EXPECT_EQ(MustPlan(Spec(1000, true), gather, 4).schedule, ScheduleKind::kAllGather);
+  EXPECT_EQ(MustPlan(Spec(1000, true), {}, 4).schedule, ScheduleKind::kSingle);
   // A ring of one is a single device.
   ring.world_size = 1;
   EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);

@@ -3,6 +3,7 @@
 #include <cassert>
 #include <utility>
 
+#include "common/plan/schedule/all_gather.h"
 #include "common/plan/schedule/cancel_latch.h"
 #include "common/plan/schedule/kv_route.h"
 #include "common/plan/schedule/program_builder.h"
@@ -18,9 +19,10 @@ struct ScheduleBuilder::Shared {
   explicit Shared(Cancelled cancelled) : latch(std::move(cancelled)) {}
 
   CancelLatch latch;
-  // kRing: what its ranks have in common.
+  // What the ranks have in common, of all but kSingle.
   std::unique_ptr<const RingPieces> pieces;
-  KvRoute route;
+  KvRoute route;       // kRing
+  GatherRoute gather;  // kAllGather
 };
 
 ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan,
@@ -37,6 +39,10 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
   assert(direction == Direction::kBackward || !recompute_forward);
   if (kind == ScheduleKind::kSingle) return;
   shared_->pieces = std::make_unique<RingPieces>(spec, plan, &shared_->latch);
+  if (kind == ScheduleKind::kAllGather) {
+    shared_->gather = MakeGatherRoute(plan, *shared_->pieces);
+    return;
+  }
   shared_->route =
       MakeKvRoute(plan, *shared_->pieces,
                   direction == Direction::kForward ? PartRule::kSlices : PartRule::kPipeline);
@@ -50,6 +56,10 @@ bool ScheduleBuilder::cancelled() const { return shared_->latch.cancelled(); }
 Program ScheduleBuilder::MakeProgram(int rank) {
   if (kind_ == ScheduleKind::kSingle) {
     return MakeSingleProgram(spec_, plan_, direction_, recompute_forward_, shared_->latch);
+  }
+  if (kind_ == ScheduleKind::kAllGather) {
+    return MakeAllGatherProgram(spec_, plan_, direction_, recompute_forward_, shared_->gather,
+                                *shared_->pieces, rank);
   }
   ProgramBuilder builder(spec_, plan_, rank);
   const ShardBuffers shard = AddShardBuffers(direction_, recompute_forward_, builder);

@@ -17,8 +17,9 @@
 namespace ringattn {
 
 enum class ScheduleKind : uint8_t {
-  kSingle = 0,  // one rank, nothing travels
-  kRing = 1,    // K/V travels (schedule/ring_forward.h, ring_backward.h), over 1 rank or more
+  kSingle = 0,     // one rank, nothing travels
+  kRing = 1,       // K/V travels (schedule/ring_forward.h, ring_backward.h), over 1 rank or more
+  kAllGather = 2,  // K/V is gathered first (schedule/all_gather.h), over 1 rank or more
 };
 const char* ScheduleKindName(ScheduleKind kind);
 

@@ -61,8 +61,9 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                  random() % 2 == 0 ? 1 : 1 + random() % 40);
   const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
   const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
-  const ScheduleKind kind =
-      plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+  const ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle
+                            : random() % 3 == 0                       ? ScheduleKind::kAllGather
+                                                                      : ScheduleKind::kRing;
   spec.options.sinks = random() % 3 == 0;
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
   spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;

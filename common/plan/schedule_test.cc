@@ -49,6 +49,28 @@ void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   }
 }
 
+// K/V of all ranks, own ones included, and backward as many gradients beside those of others and,
+// from every other rank, as many as the own shard has.
+void ExpectAllGatherMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t per_row = shape.batch * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  for (const Program& program : schedule.programs) {
+    int64_t keys = 0, gathered = 0, landing = 0;
+    for (const BufferSpec& buffer : program.buffers) {
+      const std::string& name = buffer.name;
+      if (name == "k" || name == "v" || name == "gathered.k" || name == "gathered.v") {
+        keys += buffer.bytes;
+      }
+      if (name == "gathered.dk" || name == "gathered.dv") gathered += buffer.bytes;
+      if (absl::StartsWith(name, "landing")) landing += buffer.bytes;
+    }
+    const int64_t own_rows = RowsIn(c.plan.kv[program.rank]);
+    EXPECT_LE(keys, shape.seq_len_kv * per_row * ElementBytes(c.spec.dtype));
+    EXPECT_LE(gathered, (shape.seq_len_kv - own_rows) * per_row * 4);
+    EXPECT_LE(landing, (c.plan.world_size - 1) * own_rows * per_row * 4);
+  }
+}
+
 void RunCases(int seed, int count, int64_t longest) {
   int direct = 0;
   for (int i = 0; i < count; ++i) {
@@ -59,7 +81,8 @@ void RunCases(int seed, int count, int64_t longest) {
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
-    ExpectMemoryIsBounded(c, schedule);
+    c.kind == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
+                                       : ExpectMemoryIsBounded(c, schedule);
     ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
     direct += schedule.direct ? 1 : 0;
   }
@@ -191,6 +214,60 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
       }
     }
     EXPECT_EQ(schedule.direct, !causal);
+  }
+}
+
+// One call over all keys, behind one exchange; backward one exchange more, and additions in rank
+// order.
+TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
+  const Schedule forward =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+  for (const Program& program : forward.programs) {
+    ASSERT_EQ(program.steps.size(), 2u);
+    EXPECT_TRUE(program.steps[0].calls.empty() && program.steps[1].transfers.empty());
+    ASSERT_EQ(program.steps[1].calls.size(), 1u);
+    EXPECT_TRUE(program.steps[1].calls[0].initial && program.steps[1].calls[0].final);
+    for (const BufferSpec& buffer : program.buffers) EXPECT_NE(buffer.name, "out_acc");
+  }
+  const Schedule backward =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kBackward, false);
+  for (const Program& program : backward.programs) {
+    ASSERT_EQ(program.steps.size(), 3u);
+    EXPECT_TRUE(program.steps[1].transfers.empty());
+    std::vector<int64_t> landed;
+    for (const ComputeCall& call : program.steps[2].calls) {
+      if (call.op == ComputeCall::Op::kAdd &&
+          program.buffers[call.source.buffer].name == "landing.dk") {
+        landed.push_back(call.source.offset);
+      }
+    }
+    EXPECT_FALSE(landed.empty());
+    EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
+  }
+  // The same work as on the ring, and no row travels that its target does not see.
+  const Schedule ring = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_EQ(forward.programs[rank].PairCount(), ring.programs[rank].PairCount());
+    EXPECT_LE(forward.programs[rank].SentBytes(), 7 * 512 * 4);
+  }
+}
+
+TEST(ScheduleTest, AllGatherFetchesWhatAWindowReaches) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  spec.options.causal = true;
+  spec.options.window_left = 1024;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+  ScheduleSimulator simulator(spec, plan, schedule);
+  ASSERT_EQ(simulator.Run(), "");
+  for (int from = 0; from < 4; ++from) {
+    for (int to = 0; to < 4; ++to) {
+      EXPECT_EQ(simulator.bytes_sent()[from][to], to == from + 1 ? 1024 * 4 : 0);
+    }
   }
 }
 

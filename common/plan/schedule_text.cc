@@ -78,7 +78,15 @@ std::string BuffersOf(const Program& program) {
 }  // namespace
 
 const char* ScheduleKindName(ScheduleKind kind) {
-  return kind == ScheduleKind::kSingle ? "single" : "ring";
+  switch (kind) {
+    case ScheduleKind::kSingle:
+      return "single";
+    case ScheduleKind::kRing:
+      return "ring";
+    case ScheduleKind::kAllGather:
+      return "all_gather";
+  }
+  return "unknown";
 }
 
 std::string ToString(const Schedule& schedule, const AttentionSpec& spec) {

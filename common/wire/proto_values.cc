@@ -24,7 +24,9 @@ constexpr Pair<Layout, v1::Layout> kLayouts[] = {
     {Layout::kStriped, v1::LAYOUT_STRIPED},
     {Layout::kZigzagPerDocument, v1::LAYOUT_ZIGZAG_PER_DOCUMENT}};
 constexpr Pair<ScheduleKind, v1::Schedule> kSchedules[] = {
-    {ScheduleKind::kSingle, v1::SCHEDULE_SINGLE}, {ScheduleKind::kRing, v1::SCHEDULE_RING}};
+    {ScheduleKind::kSingle, v1::SCHEDULE_SINGLE},
+    {ScheduleKind::kRing, v1::SCHEDULE_RING},
+    {ScheduleKind::kAllGather, v1::SCHEDULE_ALL_GATHER}};
 
 template <typename Value, typename Proto, size_t count>
 Proto ProtoOf(const Pair<Value, Proto> (&pairs)[count], Value value) {

@@ -104,7 +104,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
                             v1::LAYOUT_ZIGZAG_PER_DOCUMENT}) {
     info.add_layouts(layout);
   }
-  for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING}) {
+  for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING, v1::SCHEDULE_ALL_GATHER}) {
     info.add_schedules(schedule);
   }
   for (const std::string& option : ServedOptions()) info.add_options(option);

@@ -278,6 +278,7 @@ void AddScoreTerms(Case& c) {
 void AddOptions(Case& c, bool score_terms) {
   if (score_terms) AddScoreTerms(c);
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
+  c.schedule = bits / 24 % 3 == 0 ? ScheduleKind::kAllGather : ScheduleKind::kRing;
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
   c.spec.fp32_results = c.spec.dtype != DType::kFloat32 && bits / 12 % 2 == 0;
@@ -316,6 +317,7 @@ std::string ToString(const Case& c) {
                 static_cast<long long>(options.window_right), options.softcap,
                 options.softmax_scale, oracle::DataKindName(c.data));
   std::string line = text;
+  if (c.world_size > 1 && c.schedule == ScheduleKind::kAllGather) line += " all_gather";
   if (options.sinks) line += " sinks";
   if (c.spec.has_dlse) line += " dlse";
   if (c.spec.fp32_results) line += " fp32 results";

@@ -52,6 +52,7 @@ struct Case {
   Layout layout = Layout::kContiguous;
   int64_t stripe = 1;
   int world_size = 1;
+  ScheduleKind schedule = ScheduleKind::kRing;  // over more than one rank
   Direction direction = Direction::kForward;
   bool recompute_forward = false;  // backward without out and lse
   oracle::DataKind data = oracle::DataKind::kNormal;
@@ -71,7 +72,7 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 
 // Adds to a case what only some requests have, drawn by the case's seed and number: attention
 // sinks and, backward, a gradient of lse; with `score_terms` also a bias, a mask, segment ids,
-// ALiBi and dropout. Every other choice stays.
+// ALiBi and dropout; and the schedule. Every other choice stays.
 void AddOptions(Case& c, bool score_terms = true);
 
 struct Coverage {

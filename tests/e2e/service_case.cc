@@ -22,7 +22,7 @@ void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   ToProto(c.spec.shape, &args->shape);
   WriteOptions(c.spec.options, &args->options);
   args->plan.set_layout(ToProto(c.layout));
-  args->plan.set_schedule(c.world_size == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
+  args->plan.set_schedule(ToProto(c.world_size == 1 ? ScheduleKind::kSingle : c.schedule));
   args->plan.set_world_size(c.world_size);
   if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
   args->dtype = ToProto(c.spec.dtype);

@@ -397,6 +397,23 @@ def test_every_command_has_help():
         assert "--" in cli(command, "--help").stdout
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+def test_all_gather(ring, tmp_path, layout):
+    """All K/V on every worker: the ring's result within the bound, without a merge in between."""
+    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    generate(source, "--seq_len=900", "--with_dout")
+    where = [f"--server={ring.address}", "--schedule=all_gather", f"--layout={layout}"]
+    for command in ("forward", "backward"):
+        done = cli(command, *where, f"--input={source}", f"--output={output}", "--causal",
+                   "--window=300,0", "--json")
+        plan = json.loads(done.stdout)["plan"]
+        assert (plan["schedule"], plan["world_size"]) == ("all_gather", 4)
+        assert sum(rank["sent_bytes"] for rank in plan["ranks"]) == plan["exchanged_bytes"] > 0
+        cli("verify", f"--input={source}", f"--output={output}", "--causal", "--window=300,0")
+    shown = cli("plan", "--seq_len=900", "--schedule=all_gather", "--workers=4", "--causal").stdout
+    assert "all_gather as asked, over all 4 workers" in shown
+
+
 def test_info_topology_and_bench(ring):
     assert "version" in cli("info", f"--server={ring.address}").stdout.lower()
     assert "worker-3" in cli("topology", f"--server={ring.address}").stdout

@@ -108,7 +108,7 @@ constexpr Journey kJourneys[] = {
     {"options.dilation_levels.offset", "options { dilation_levels { offset: 1 } }", Fate::kRefused},
     {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }"},
     {"plan.layout", "plan { layout: LAYOUT_CONTIGUOUS }"},
-    {"plan.schedule", "plan { schedule: SCHEDULE_SINGLE world_size: 1 }"},
+    {"plan.schedule", "plan { schedule: SCHEDULE_ALL_GATHER }"},
     {"plan.world_size", "plan { world_size: 3 }"},
     {"plan.stripe", "plan { layout: LAYOUT_STRIPED stripe: 4 }"},
     {"reply.max_chunk_bytes", "reply { max_chunk_bytes: 65536 }"},

@@ -122,6 +122,7 @@ TEST(Invariants, AnyPlacementEqualsOneRank) {
       for (const int world_size : {2, 3, 4, 8}) {
         SCOPED_TRACE(std::string(LayoutName(layout)) + " over " + std::to_string(world_size));
         ExpectNear(Solve(spec, inputs, {layout, world_size, 1}), alone);
+        ExpectNear(Solve(spec, inputs, {layout, world_size, 1, ScheduleKind::kAllGather}), alone);
       }
     }
     ExpectNear(Solve(spec, inputs, {Layout::kStriped, 3, 16}), alone);
@@ -132,6 +133,14 @@ TEST(Invariants, TheSameRunGivesTheSameBits) {
   for (const AttentionSpec& spec : Specs()) {
     const TensorMap inputs = NormalInputs(spec, 2);
     const Placement placement = {Layout::kZigzag, 4, 1};
+    ExpectSameBits(Solve(spec, inputs, placement), Solve(spec, inputs, placement));
+  }
+}
+
+TEST(Invariants, AnAllGatherGivesTheSameBitsAgain) {
+  for (const AttentionSpec& spec : Specs()) {
+    const TensorMap inputs = NormalInputs(spec, 2);
+    const Placement placement = {Layout::kZigzag, 4, 1, ScheduleKind::kAllGather};
     ExpectSameBits(Solve(spec, inputs, placement), Solve(spec, inputs, placement));
   }
 }

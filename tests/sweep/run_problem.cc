@@ -130,7 +130,7 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
   TensorMap tensors = ToTensorMap(inputs);
   const bool forward = c.direction == Direction::kForward;
   const Placement placement = {c.layout, c.world_size, c.stripe,
-                               c.world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing};
+                               c.world_size == 1 ? ScheduleKind::kSingle : c.schedule};
   if (!forward && !c.recompute_forward) {
     if (c.data == oracle::DataKind::kVastScores) {
       // Backward asks for this service's own lse there (docs/semantics.md): p of a key that no

@@ -182,4 +182,21 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule ru
   return route;
 }
 
+std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
+                                                         const RingPieces& pieces) {
+  std::vector<std::vector<Ranges>> seen(plan.world_size, std::vector<Ranges>(plan.world_size));
+  for (int source = 0; source < plan.world_size; ++source) {
+    for (const RowRange& slice : CutIntoSlices(plan.kv[source], plan.layout)) {
+      const Ranges by_rank = pieces.Needs(source, slice);
+      for (int rank = 0; rank < plan.world_size; ++rank) {
+        seen[rank][source].push_back(by_rank[rank]);
+      }
+    }
+  }
+  for (std::vector<Ranges>& by_source : seen) {
+    for (Ranges& ranges : by_source) ranges = JoinTouching(ranges);
+  }
+  return seen;
+}
+
 }  // namespace ringattn

@@ -87,6 +87,11 @@ class RingPieces {
 
 KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule);
 
+// By rank, then source: the rows of source's kv shard that the rank sees, as disjoint, ascending,
+// non-empty ranges; the two slices of a zigzag shard apart unless they touch.
+std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
+                                                         const RingPieces& pieces);
+
 }  // namespace ringattn
 
 #endif  // RINGATTN_COMMON_PLAN_SCHEDULE_KV_ROUTE_H_

@@ -1,0 +1,37 @@
+// The all-gather schedule: every rank first gets all rows of K/V that its queries see, straight
+// from their owners, and then computes in one call over all of them, so partials are neither merged
+// nor rounded in between. Backward likewise: dk and dv of others' rows are summed up in fp32 beside
+// the gathered rows, go to their owner at once and are added there in the order of ranks, so
+// results do not depend on timing.
+//
+// Two exchanges however large the ring, where the ring has one per rank; but a rank holds the keys
+// of the whole sequence (backward with fp32 gradients beside them), and nothing computes while they
+// travel.
+#ifndef RINGATTN_COMMON_PLAN_SCHEDULE_ALL_GATHER_H_
+#define RINGATTN_COMMON_PLAN_SCHEDULE_ALL_GATHER_H_
+
+#include <vector>
+
+#include "common/plan/program.h"
+#include "common/plan/schedule/kv_route.h"
+#include "common/plan/shard_plan.h"
+
+namespace ringattn {
+
+// What its ranks have in common.
+struct GatherRoute {
+  // seen[rank][source]: rows of source's kv shard that the rank sees, disjoint and ascending.
+  std::vector<std::vector<std::vector<RowRange>>> seen;
+  std::vector<int64_t> q_rows;   // by rank
+  std::vector<int64_t> kv_rows;  // by rank
+};
+
+GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces);
+
+Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
+                             bool recompute_forward, const GatherRoute& route,
+                             const RingPieces& pieces, int rank);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_PLAN_SCHEDULE_ALL_GATHER_H_
