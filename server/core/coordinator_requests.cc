@@ -206,6 +206,8 @@ void Coordinator::Impl::On(const Planned& event) {
   }
   request->asked_generation = 0;
   request->planning_seconds += event.seconds;
+  const Residual* residual = residuals_.Find(request->arrived.residual);
+  if (residual != nullptr && !IsInRing(*residual)) return LoseResidual(residual->handle);
   if (!event.plan.ok()) {
     return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
   }
