@@ -250,14 +250,13 @@ absl::StatusOr<CallPlan> PlanResidualBackward(const BackwardArgs& args,
   inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
   TensorMap<MutableRuns> outputs;
   for (const auto& [tensor, bytes] : results.more) outputs.emplace(tensor, bytes);
-  absl::StatusOr<CallPlan> tensors =
-      PlanTensors(CallKind::kBackward, args, /*recompute_forward=*/false,
-                  Buffers<ConstRuns>({}, inputs),
-                  Buffers<MutableRuns>({{v1::TENSOR_ID_DQ, results.dq},
-                                        {v1::TENSOR_ID_DK, results.dk},
-                                        {v1::TENSOR_ID_DV, results.dv}},
-                                       outputs),
-                  /*beside_residual=*/true);
+  absl::StatusOr<CallPlan> tensors = PlanTensors(
+      CallKind::kBackward, args, /*recompute_forward=*/false, Buffers<ConstRuns>({}, inputs),
+      Buffers<MutableRuns>({{v1::TENSOR_ID_DQ, results.dq},
+                            {v1::TENSOR_ID_DK, results.dk},
+                            {v1::TENSOR_ID_DV, results.dv}},
+                           outputs),
+      /*beside_residual=*/true);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;

@@ -221,17 +221,14 @@ absl::Status Client::DeleteResidual(const std::string& residual_handle, absl::Du
 }
 
 absl::StatusOr<std::vector<std::string>> Client::RenewResiduals(
-    const std::vector<std::string>& residual_handles, absl::Duration ttl,
-    absl::Duration deadline) {
+    const std::vector<std::string>& residual_handles, absl::Duration ttl, absl::Duration deadline) {
   const auto stub = v1::AttentionService::NewStub(NextChannel());
   v1::RenewResidualsRequest request;
   request.mutable_residual_handles()->Add(residual_handles.begin(), residual_handles.end());
   if (ttl != absl::ZeroDuration()) ringattn::SetDuration(ttl, request.mutable_ttl());
-  auto response = Unary<v1::RenewResidualsResponse>(deadline, token_.get(),
-                                                    [&](auto* context, auto* answer) {
-                                                      return stub->RenewResiduals(context, request,
-                                                                                  answer);
-                                                    });
+  auto response = Unary<v1::RenewResidualsResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* answer) { return stub->RenewResiduals(context, request, answer); });
   if (!response.ok()) return response.status();
   std::vector<std::string> reasons;
   for (const v1::ResidualStatus& status : response->residuals()) {

@@ -45,8 +45,7 @@ class BackwardServer final : public v1::AttentionService::Service {
     v1::Accepted* accepted = response.mutable_accepted();
     accepted->set_max_chunk_bytes_up(1 << 20);
     std::map<v1::TensorId, uint64_t> outputs;
-    for (const v1::TensorId tensor :
-         {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV}) {
+    for (const v1::TensorId tensor : {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV}) {
       outputs[tensor] = *TensorBytes(header.shape(), header.dtype(), tensor);
       accepted->add_outputs()->set_tensor(tensor);
       accepted->mutable_outputs()->rbegin()->set_bytes(outputs[tensor]);
@@ -103,8 +102,7 @@ class ResidualCall : public testing::Test {
   CallResult Call(const BackwardServer& server, const CallOptions& options = {}) {
     const auto client = *Client::Connect(server.address());
     return client->Backward(
-        args_,
-        {.dq = MutableBytesOf(dq_), .dk = MutableBytesOf(dk_), .dv = MutableBytesOf(dv_)},
+        args_, {.dq = MutableBytesOf(dq_), .dk = MutableBytesOf(dk_), .dv = MutableBytesOf(dv_)},
         options);
   }
 
@@ -153,15 +151,13 @@ TEST_F(ResidualCall, SendsTheTensorsWhereItIsGone) {
 }
 
 TEST_F(ResidualCall, FailsWithoutTensorsAndForOtherReasons) {
-  BackwardServer gone(
-      {{"handle", Gone(grpc::StatusCode::FAILED_PRECONDITION, "RESIDUAL_LOST")}});
+  BackwardServer gone({{"handle", Gone(grpc::StatusCode::FAILED_PRECONDITION, "RESIDUAL_LOST")}});
   const CallResult lost = Call(gone);
   EXPECT_EQ(lost.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(lost.status()).reason, "RESIDUAL_LOST");
   EXPECT_EQ(gone.headers.size(), 1u);
   GiveTensors();
-  BackwardServer other(
-      {{"handle", Gone(grpc::StatusCode::FAILED_PRECONDITION, "NOT_PLANNABLE")}});
+  BackwardServer other({{"handle", Gone(grpc::StatusCode::FAILED_PRECONDITION, "NOT_PLANNABLE")}});
   EXPECT_EQ(DetailsOf(Call(other).status()).reason, "NOT_PLANNABLE");
   EXPECT_EQ(other.headers.size(), 1u);
 }

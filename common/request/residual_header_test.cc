@@ -100,10 +100,11 @@ TEST_F(ResidualHeaderTest, NothingThatIsUnknownIsReplacedUnseen) {
 class RichResidualHeaderTest : public ResidualHeaderTest {
  protected:
   RichResidualHeaderTest()
-      : ResidualHeaderTest("options { softcap: 2 window { left: 3 right: -1 } "
-                           "dropout { rate: 0.1 seed: 7 } alibi { slopes: [1, 2, 3, 4] } "
-                           "bias { per_head: true gradient: true } sinks {} } "
-                           "reply { output_dtype: DATA_TYPE_FLOAT32 }") {}
+      : ResidualHeaderTest(
+            "options { softcap: 2 window { left: 3 right: -1 } "
+            "dropout { rate: 0.1 seed: 7 } alibi { slopes: [1, 2, 3, 4] } "
+            "bias { per_head: true gradient: true } sinks {} } "
+            "reply { output_dtype: DATA_TYPE_FLOAT32 }") {}
 };
 
 TEST_F(RichResidualHeaderTest, EveryOptionComesAlong) {

@@ -173,8 +173,9 @@ void CheckOwnFields(const v1::ForwardHeader& header, const Limits& limits, Valid
                     Violations& violations) {
   request.direction = Direction::kForward;
   if (!header.has_retain()) return;
-  request.retain_ttl = CheckResidualTtl(header.retain().has_ttl() ? &header.retain().ttl() : nullptr,
-                                        "retain.ttl", limits, violations);
+  request.retain_ttl =
+      CheckResidualTtl(header.retain().has_ttl() ? &header.retain().ttl() : nullptr, "retain.ttl",
+                       limits, violations);
 }
 
 void CheckOwnFields(const v1::BackwardHeader& header, const Limits&, ValidRequest& request,

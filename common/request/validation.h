@@ -25,7 +25,7 @@ struct ValidRequest {
   AttentionSpec spec;
   Direction direction = Direction::kForward;
   bool recompute_forward = false;
-  PlanChoice choice;              // recompute_forward included
+  PlanChoice choice;  // recompute_forward included
   // Forward: how long a residual of it is to be kept; none: it is not.
   std::optional<absl::Duration> retain_ttl;
   // Backward: the residual that it reads; empty: none. `inputs` are then those sent beside it.

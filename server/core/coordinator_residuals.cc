@@ -61,9 +61,8 @@ Coordinator::Impl::KeptResidual Coordinator::Impl::KeepResidual(const Request& r
     residual.members.push_back({member.connection, member.residual_bytes});
   }
   const std::string handle = residual.handle;
-  std::string why_not =
-      residuals_.Keep(std::move(residual), request.arrived.terms.max_residual_bytes,
-                      operations_.ResidualsInUse());
+  std::string why_not = residuals_.Keep(
+      std::move(residual), request.arrived.terms.max_residual_bytes, operations_.ResidualsInUse());
   if (!why_not.empty()) return {"", std::move(why_not)};
   return {handle, ""};
 }
@@ -87,16 +86,14 @@ Placement Coordinator::Impl::PlaceReader(const Residual& residual, const Placeme
                                          std::vector<Site> sites, bool only_express) const {
   for (size_t rank = 0; rank < sites.size(); ++rank) {
     const auto member =
-        std::find_if(residual.members.begin(), residual.members.end(), [&](const auto& each) {
-          return each.connection == ring_.members()[rank];
-        });
+        std::find_if(residual.members.begin(), residual.members.end(),
+                     [&](const auto& each) { return each.connection == ring_.members()[rank]; });
     sites[rank].serves &= member != residual.members.end();
     if (member != residual.members.end()) sites[rank].reserved_bytes -= member->bytes;
   }
-  Placement placement =
-      Place(sites, wanted,
-            {config_.max_operations_per_worker, config_.express_operations_per_worker()},
-            only_express);
+  Placement placement = Place(
+      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
   if (placement.answer != Placement::Answer::kPlaced) return placement;
   placement.ranks.clear();
   for (const ResidualMember& member : residual.members) {
@@ -130,8 +127,7 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
   std::vector<Site> idle_sites = sites;
   for (size_t rank = 0; rank < idle_sites.size(); ++rank) {
     const auto kept = residuals_.bytes_by_worker().find(ring_.members()[rank]);
-    idle_sites[rank].reserved_bytes =
-        kept == residuals_.bytes_by_worker().end() ? 0 : kept->second;
+    idle_sites[rank].reserved_bytes = kept == residuals_.bytes_by_worker().end() ? 0 : kept->second;
   }
   const auto waits = [&](std::vector<Site>* on) {
     return PlaceRequest(request, on, false).answer == Placement::Answer::kWaitsForMemory;

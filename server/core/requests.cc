@@ -68,8 +68,7 @@ void Requests::SetState(Request& request, v1::OperationState state) {
   turn_.Emit(StateChanged{request.stream(), state});
 }
 
-void Requests::Succeed(Request& request, std::string residual_handle,
-                       std::string residual_reason) {
+void Requests::Succeed(Request& request, std::string residual_handle, std::string residual_reason) {
   SetState(request, v1::OPERATION_STATE_SUCCEEDED);
   turn_.Emit(FinishRequest{request.stream(), turn_.now() - request.download_at,
                            std::move(residual_handle), std::move(residual_reason)});

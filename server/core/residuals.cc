@@ -14,10 +14,10 @@ namespace {
 // documents, which are most of it.
 int64_t RecordBytes(const Residual& residual) {
   const AttentionShape& shape = residual.spec->shape;
-  return static_cast<int64_t>(
-             sizeof(Residual) + residual.members.size() * sizeof(ResidualMember) +
-             (shape.cu_seqlens_q.size() + shape.cu_seqlens_k.size()) * sizeof(int64_t) +
-             shape.document_rules.size() * sizeof(MaskRule)) +
+  return static_cast<int64_t>(sizeof(Residual) + residual.members.size() * sizeof(ResidualMember) +
+                              (shape.cu_seqlens_q.size() + shape.cu_seqlens_k.size()) *
+                                  sizeof(int64_t) +
+                              shape.document_rules.size() * sizeof(MaskRule)) +
          BytesOf(*residual.plan);
 }
 
@@ -46,9 +46,8 @@ int64_t Residual::bytes() const {
 }
 
 bool Residual::IsOn(ConnectionId connection) const {
-  return std::any_of(members.begin(), members.end(), [&](const ResidualMember& member) {
-    return member.connection == connection;
-  });
+  return std::any_of(members.begin(), members.end(),
+                     [&](const ResidualMember& member) { return member.connection == connection; });
 }
 
 // --------------------------------------------------------------------- keeping
@@ -160,8 +159,7 @@ void Residuals::Read(const std::string& handle, const std::string& request_id, b
 
 // --------------------------------------------------------------------- endings
 
-void Residuals::Renew(const std::string& handle, const std::string& principal,
-                      absl::Duration ttl) {
+void Residuals::Renew(const std::string& handle, const std::string& principal, absl::Duration ttl) {
   const auto found = residuals_.find(handle);
   if (found == residuals_.end() || found->second.principal != principal) return;
   if (!found->second.consumed) found->second.expires = turn_.now() + ttl;

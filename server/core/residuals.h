@@ -35,9 +35,9 @@ struct ResidualMember {
 
 struct Residual {
   std::string handle;
-  std::string principal;     // who may use it
-  std::string client;        // whose quota it counts for
-  std::string operation_id;  // names it to the workers
+  std::string principal;                      // who may use it
+  std::string client;                         // whose quota it counts for
+  std::string operation_id;                   // names it to the workers
   std::shared_ptr<const AttentionSpec> spec;  // the Forward's
   std::shared_ptr<const Plan> plan;           // likewise; without its spans
   uint64_t fingerprint = 0;                   // of the Forward: equal ones share plans

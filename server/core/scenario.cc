@@ -122,8 +122,7 @@ class Scenario {
       return Feed(ResidualDeleted{words[1], Option(words, "principal", "")});
     }
     if (verb == "renew") {
-      return Feed(
-          ResidualsRenewed{{words[1]}, Option(words, "principal", ""), Duration(words[2])});
+      return Feed(ResidualsRenewed{{words[1]}, Option(words, "principal", ""), Duration(words[2])});
     }
     if (verb == "residuals") return ShowResiduals();
     if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
@@ -429,9 +428,9 @@ class Scenario {
 
   void ShowResiduals() {
     const ResidualCounts counts = core_.stats().residuals;
-    std::string text = absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ",
-                                    counts.kept, " refused ", counts.refused, " read ",
-                                    counts.reads);
+    std::string text =
+        absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ", counts.kept,
+                     " refused ", counts.refused, " read ", counts.reads);
     for (const ResidualEnd end : kResidualEnds) {
       const int64_t ended = counts.ended[static_cast<size_t>(end)];
       if (ended > 0) absl::StrAppend(&text, " ", ResidualEndName(end), " ", ended);
@@ -583,9 +582,9 @@ class Scenario {
   void Note(const FinishRequest& finish, std::deque<Event>*) {
     const std::string& handle = finish.residual_handle;
     const std::string& reason = finish.residual_reason;
-    lines_.push_back({StreamName(finish.stream),
-                      absl::StrCat("finished", handle.empty() ? "" : " ", handle,
-                                   reason.empty() ? "" : ", not kept: ", reason)});
+    lines_.push_back(
+        {StreamName(finish.stream), absl::StrCat("finished", handle.empty() ? "" : " ", handle,
+                                                 reason.empty() ? "" : ", not kept: ", reason)});
   }
 
   void Note(const FailRequest& fail, std::deque<Event>*) {

@@ -98,10 +98,11 @@ v1::Progress MakeProgress(const OperationView& view, const TransferTotals& total
 v1::Summary MakeSummary(const BeginDownload& begin, const FinishRequest& finish, double flops,
                         const TransferTotals& totals) {
   v1::Summary summary;
-  const std::pair<v1::Stage, absl::Duration> stages[] = {{v1::STAGE_QUEUE, begin.queue_time},
-                                                         {v1::STAGE_UPLOAD, begin.upload_time},
-                                                         {v1::STAGE_COMPUTE, begin.compute_time},
-                                                         {v1::STAGE_DOWNLOAD, finish.download_time}};
+  const std::pair<v1::Stage, absl::Duration> stages[] = {
+      {v1::STAGE_QUEUE, begin.queue_time},
+      {v1::STAGE_UPLOAD, begin.upload_time},
+      {v1::STAGE_COMPUTE, begin.compute_time},
+      {v1::STAGE_DOWNLOAD, finish.download_time}};
   for (const auto& [stage, duration] : stages) {
     v1::StageTime* added = summary.add_stages();
     added->set_stage(stage);

@@ -175,14 +175,14 @@ void RequestCall::TakeHeader() {
 // What the core knows of it is all that its thread has to do with this.
 void RequestCall::LookUpResidual(ResidualHeader header) {
   auto shared = std::make_shared<ResidualHeader>(std::move(header));
-  const bool asked = context_->core->Ask([self = shared_from_this(),
-                                          shared](const Coordinator& core) {
-    ResidualView view =
-        core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
-    RunSoon([self, shared, view = std::move(view)] {
-      self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
-    });
-  });
+  const bool asked =
+      context_->core->Ask([self = shared_from_this(), shared](const Coordinator& core) {
+        ResidualView view =
+            core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
+        RunSoon([self, shared, view = std::move(view)] {
+          self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
+        });
+      });
   if (!asked) TakeRequest(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
 }
 
@@ -302,8 +302,7 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       // Whoever gave up in the same moment gets no other answer from the core.
       End(why_);
     } else {
-      Enqueue(
-          Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
+      Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
       context_->metrics->StageTook("queue", download_->queue_time);
       context_->metrics->StageTook("upload", download_->upload_time);
       context_->metrics->StageTook("compute", download_->compute_time);

@@ -71,8 +71,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                              "Times that a ring was formed again after the first.")
                   .Add({});
   residuals_ = gauge("ringattn_residuals", "Residuals that are kept for a Backward.");
-  residual_bytes_ = gauge("ringattn_residual_bytes",
-                          "Worker memory that residuals take, all workers together.");
+  residual_bytes_ =
+      gauge("ringattn_residual_bytes", "Worker memory that residuals take, all workers together.");
   gauge("ringattn_max_residual_bytes", "What residuals may take.")
       ->Set(static_cast<double>(limits.max_residual_bytes));
   const auto counter = [&](const char* name, const char* help) {

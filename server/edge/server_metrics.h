@@ -66,7 +66,7 @@ class ServerMetrics {
   prometheus::Counter* residuals_refused_;
   prometheus::Counter* residual_reads_;
   std::vector<prometheus::Counter*> residuals_ended_;  // by ResidualEnd
-  CoordinatorStats seen_;  // what the counters have counted
+  CoordinatorStats seen_;                              // what the counters have counted
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;
   prometheus::Family<prometheus::Counter>& losses_;

@@ -115,7 +115,10 @@ class ReservationsTest : public testing::Test {
   HostQueue control_{"control"};
   HostQueue aside_{"aside"};
   Reservations reservations_{
-      &device_, &registry_, &residuals_, &aside_,
+      &device_,
+      &registry_,
+      &residuals_,
+      &aside_,
       [this](std::function<void()> work) { Post(std::move(work)); },
       [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
              int64_t) {

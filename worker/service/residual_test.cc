@@ -97,8 +97,8 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
 
     const AttentionShape& shape = spec.shape;
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
-    const Program program = MakeProgram(spec, plan, ScheduleKind::kSingle, Direction::kBackward,
-                                        false, 0);
+    const Program program =
+        MakeProgram(spec, plan, ScheduleKind::kSingle, Direction::kBackward, false, 0);
     auto lent = Residual::LendTo(program, store_.Find("1-1"));
     ASSERT_TRUE(lent.ok()) << lent.status();
     std::unique_ptr<Operation> backward = Make(spec, Direction::kBackward, *std::move(lent));
@@ -109,8 +109,8 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
     FillUploads(*backward);
     Run(*backward);
     for (TensorId id : OutputsOf(spec, Direction::kBackward)) {
-      EXPECT_EQ(std::memcmp(backward->OutputBuffer(id)->data(),
-                            stateless->OutputBuffer(id)->data(), backward->ShardBytes(id)),
+      EXPECT_EQ(std::memcmp(backward->OutputBuffer(id)->data(), stateless->OutputBuffer(id)->data(),
+                            backward->ShardBytes(id)),
                 0)
           << TensorName(id) << " of " << shape.seq_len_q;
     }
