@@ -1,7 +1,9 @@
 #include "common/request/residual_header.h"
 
-#include <google/protobuf/util/message_differencer.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -16,14 +18,25 @@ namespace {
 
 constexpr char kDiffers[] = "is not what the residual's Forward had";
 
+// A message of this field alone, as bytes: that one is there and empty is not that it is missing.
+std::string BytesOfField(const google::protobuf::Message& message,
+                         const google::protobuf::FieldDescriptor* field) {
+  std::unique_ptr<google::protobuf::Message> alone(message.New());
+  alone->CopyFrom(message);
+  const google::protobuf::Descriptor* type = message.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    if (type->field(i) != field) alone->GetReflection()->ClearField(alone.get(), type->field(i));
+  }
+  return alone->SerializeAsString();
+}
+
 // The first field in which two messages of one type differ.
 std::string FirstDifference(const google::protobuf::Message& a,
                             const google::protobuf::Message& b) {
-  google::protobuf::util::MessageDifferencer differencer;
   const google::protobuf::Descriptor* type = a.GetDescriptor();
   for (int i = 0; i < type->field_count(); ++i) {
     const google::protobuf::FieldDescriptor* field = type->field(i);
-    if (!differencer.CompareWithFields(a, b, {field}, {field})) return field->name();
+    if (BytesOfField(a, field) != BytesOfField(b, field)) return field->name();
   }
   return "";
 }

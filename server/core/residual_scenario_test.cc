@@ -142,7 +142,7 @@ wait 1s
 > not serving
 > serving 2
 request s2 residual=h-s1
-> a b: reserve 2-1 [0 1] reads 1-1
+> a b: reserve 2-2 [0 1] reads 1-1
 gone a
 > b: drop 1-1
 > s2: failed FAILED_PRECONDITION RESIDUAL_LOST: the residual is gone with a worker that had a part of it: send the tensors
@@ -165,6 +165,80 @@ b reserved 1-2
 memory
 > a 0, b 0
 )"));
+}
+
+// A Forward takes 20 bytes a token, and leaves 100 in all.
+TEST(ResidualScenarioTest, WhoeverNeedsTheMemoryGetsIt) {
+  EXPECT_SCENARIO(R"(
+join a memory=1000
+wait 300ms
+> serving 1
+running s1 tokens=20 retain=1m
+> a: run 1-1
+a finished 1-1
+> s1: download
+downloaded s1
+> s1: finished h-s1
+running s2 tokens=20 retain=1m
+> a: run 1-2
+a finished 1-2
+> s2: download
+downloaded s2
+> s2: finished h-s2
+memory
+> a 200
+request s3 tokens=45    # the oldest goes, the other may stay
+> a: drop 1-1
+> a: reserve 1-3 [0]
+memory
+> a 1000
+request s4 residual=h-s1
+> s4: failed FAILED_PRECONDITION RESIDUAL_LOST: the residual made room for a request that needed its memory: send the tensors
+residuals
+> 1 of 100 bytes, kept 2 refused 0 read 0 evicted 1
+)");
+}
+
+TEST(ResidualScenarioTest, OneThatIsNotUsedUpIsWorthSomePatience) {
+  EXPECT_SCENARIO(R"(
+join a memory=1000
+wait 300ms
+> serving 1
+running s1 tokens=20 retain=1m
+> a: run 1-1
+a finished 1-1
+> s1: download
+downloaded s1
+> s1: finished h-s1
+accepted s2 tokens=30
+> s2: accepted 1-2 on a
+request s3 tokens=20    # fits when s2 has ended
+memory
+> a 700
+end s2
+> s2: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-3 [0]
+)");
+}
+
+TEST(ResidualScenarioTest, AForwardGoesOnWhereItCannotBeKept) {
+  EXPECT_SCENARIO(R"(
+join a memory=3000
+join b memory=3000
+join c memory=3000
+wait 300ms
+> serving 1
+running s1 tokens=300 world=3 retain=1m
+> a b c: run 1-1
+a finished 1-1
+b finished 1-1
+c finished 1-1
+> s1: download
+downloaded s1
+> s1: finished, not kept: no worker has the memory to keep the inputs as they are
+residuals
+> 0 of 0 bytes, kept 0 refused 1 read 0
+)");
 }
 
 }  // namespace

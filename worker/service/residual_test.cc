@@ -9,8 +9,8 @@
 #include "common/plan/schedule.h"
 #include "gtest/gtest.h"
 #include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/device/cpu/cpu_device.h"
 #include "worker/executor/executor.h"
-#include "worker/testing/scalar_device.h"
 
 namespace ringattn::worker {
 namespace {
@@ -61,7 +61,7 @@ class ResidualTest : public testing::Test {
     ASSERT_TRUE(report.ok()) << report.status();
   }
 
-  ScalarDevice device_;
+  CpuDevice device_{1, 1 << 20};
   MemoryBudget budget_{1 << 20};
   ResidualStore store_;
 };
