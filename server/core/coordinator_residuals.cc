@@ -122,7 +122,7 @@ void Coordinator::Impl::LoseResidual(const std::string& handle) {
 // where the request would not fit even if nothing else ran, so that it does not cost somebody's
 // residual what a moment's patience saves. True if any went.
 bool Coordinator::Impl::MakeRoomFor(const Request& request) {
-  const std::set<std::string> in_use = operations_.ResidualsInUse();
+  if (residuals_.counts().residuals == 0) return false;
   std::vector<Site> sites = Sites();
   std::vector<Site> idle_sites = sites;
   for (size_t rank = 0; rank < idle_sites.size(); ++rank) {
@@ -132,8 +132,10 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
   const auto waits = [&](std::vector<Site>* on) {
     return PlaceRequest(request, on, false).answer == Placement::Answer::kWaitsForMemory;
   };
+  // Asked at every event while it waits: the common answer is quick.
+  if (residuals_.consumed() == 0 && !waits(&idle_sites)) return false;
   bool made_room = false;
-  for (const std::string& handle : residuals_.EvictionOrder(in_use)) {
+  for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
     if (!waits(&sites)) break;
     if (handle == request.arrived.residual) continue;
     const Residual& residual = *residuals_.Find(handle);

@@ -151,10 +151,15 @@ void Residuals::Read(const std::string& handle, const std::string& request_id, b
   ++counts_.reads;
   const auto found = residuals_.find(handle);
   if (found == residuals_.end() || keep) return;
-  Residual& residual = found->second;
+  Consume(found->second, request_id, turn_.now() + config_.residual_replay_time);
+}
+
+void Residuals::Consume(Residual& residual, const std::string& request_id,
+                        absl::Time replay_until) {
+  consumed_ += !residual.consumed;
   residual.consumed = true;
   residual.consumed_by = request_id;
-  residual.replay_until = turn_.now() + config_.residual_replay_time;
+  residual.replay_until = replay_until;
 }
 
 // --------------------------------------------------------------------- endings
@@ -174,9 +179,7 @@ void Residuals::Delete(const std::string& handle, const std::string& principal,
     Drop(found, found->second.consumed ? ResidualEnd::kConsumed : ResidualEnd::kDeleted);
     return;
   }
-  found->second.consumed = true;
-  found->second.consumed_by.clear();
-  found->second.replay_until = turn_.now();
+  Consume(found->second, "", turn_.now());
 }
 
 std::vector<StreamId> Residuals::OnWorkerGone(ConnectionId connection) {
@@ -252,6 +255,7 @@ std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
         ->mutable_drop_residuals()
         ->add_operation_ids(residual.operation_id);
   }
+  consumed_ -= residual.consumed;
   --counts_.residuals;
   counts_.bytes -= residual.bytes();
   record_bytes_ -= RecordBytes(residual);

@@ -105,6 +105,8 @@ class Residuals {
   // No entry: none.
   const std::map<ConnectionId, int64_t>& bytes_by_worker() const { return bytes_by_worker_; }
   const ResidualCounts& counts() const { return counts_; }
+  // Of those that are kept: nobody but a replay reads them.
+  int64_t consumed() const { return consumed_; }
 
  private:
   struct Gone {
@@ -114,6 +116,7 @@ class Residuals {
   };
   using Entries = std::map<std::string, Residual>;
 
+  void Consume(Residual& residual, const std::string& request_id, absl::Time replay_until);
   std::optional<std::string> MakeRoom(const Residual& wanted, std::optional<int64_t> client_limit,
                                       const InUse& in_use);
   int64_t BytesOfClient(const std::string& client) const;
@@ -129,6 +132,7 @@ class Residuals {
   std::deque<std::string> gone_order_;  // the newest last
   std::map<ConnectionId, int64_t> bytes_by_worker_;
   int64_t record_bytes_ = 0;
+  int64_t consumed_ = 0;
   ResidualCounts counts_;
 };
 
