@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,13 @@ struct BasicBackwardArgs {
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {}, dout = {};
+  // CallReport::residual_handle of the Forward: the workers have all inputs but dout and DLSE, and
+  // only those are sent. shape, dtype, output_dtype and options must be the Forward's. The other
+  // tensors may be left out, all of them; where they are given, the call is sent once more with
+  // them should the residual be gone, and CallReport::residual_failure says why. Refused beside
+  // CallOptions::streams.
+  std::string residual_handle = {};
+  bool keep_residual = false;  // for another Backward
   // True: `out` and `lse` are given too. False: the server computes them again.
   bool has_forward_result = false;
   Bytes out = {}, lse = {};
@@ -102,6 +110,10 @@ struct CallOptions {
   // Which calls cannot be split, and how: call_split.h. How many requests it was:
   // CallReport::streams().
   int streams = 1;
+  // Forward: its inputs and results stay with the workers for this long, for a Backward that reads
+  // them (BackwardArgs::residual_handle); 0: for as long as the server thinks right. A Forward does
+  // not fail because they cannot be kept. INVALID_ARGUMENT beside `streams`, and for Backward.
+  std::optional<absl::Duration> retain = {};
   // For the call with all its replays, counted from its start.
   absl::Duration deadline = absl::InfiniteDuration();
   // Called on the library's threads, one call at a time; must not block.
@@ -135,7 +147,13 @@ struct CallReport {
   // Of a call in several streams: each request's own report, in order of rows; the
   // fields above are then what merged_report.h makes of them. Else empty.
   std::vector<CallReport> parts = {};
+  // Backward: the reason (ErrorInfo) for which the residual could not be read and the tensors were
+  // sent instead, e.g. "RESIDUAL_LOST". Empty: it was read, or there was none.
+  std::string residual_failure = {};
 
+  // Forward with CallOptions::retain: what was kept, or else why nothing was.
+  const std::string& residual_handle() const { return summary.residual_handle(); }
+  const std::string& residual_reason() const { return summary.residual_reason(); }
   // The requests that the call was sent as: what CallOptions::streams asked for, or
   // fewer where there were not so many rows.
   size_t streams() const { return parts.empty() ? 1 : parts.size(); }

@@ -1,5 +1,6 @@
 #include "client/call_plan.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/tensor_bytes.h"
 #include "common/observability/trace_context.h"
+#include "common/wire/durations.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 
@@ -59,6 +61,11 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
   header->mutable_reply()->set_output_dtype(args.output_dtype);
+}
+
+void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
+  v1::RetainOptions* retain = header->mutable_retain();
+  if (ttl != absl::ZeroDuration()) SetDuration(ttl, retain->mutable_ttl());
 }
 
 // Inputs that together are no more than this travel in the header: the chunk's round
@@ -130,7 +137,8 @@ bool HasDlse(const Args& args) {
 
 template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
-                                     Buffers<Input> inputs, Buffers<Output> outputs) {
+                                     Buffers<Input> inputs, Buffers<Output> outputs,
+                                     bool beside_residual = false) {
   const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
       SpecForTensors(args.shape, types, args.options, HasDlse(args));
@@ -139,7 +147,13 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
   CallPlan plan;
   plan.kind = kind;
-  auto in = inputs.template InOrder<InputTensor>(InputsOf(*spec, direction, recompute_forward));
+  std::vector<TensorId> wanted = InputsOf(*spec, direction, recompute_forward);
+  if (beside_residual) {
+    wanted.erase(std::remove_if(wanted.begin(), wanted.end(),
+                                [](TensorId id) { return !IsSentBesideResidual(id); }),
+                 wanted.end());
+  }
+  auto in = inputs.template InOrder<InputTensor>(wanted);
   if (!in.ok()) return in.status();
   auto out = outputs.template InOrder<OutputTensor>(OutputsOf(*spec, direction));
   if (!out.ok()) return out.status();
@@ -202,6 +216,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
+  if (options.retain) SetRetain(*options.retain, request.mutable_header());
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
@@ -218,6 +233,37 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   v1::BackwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  request.mutable_header()->set_has_dlse(HasDlse(args));
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+absl::StatusOr<CallPlan> PlanResidualBackward(const BackwardArgs& args,
+                                              const BackwardResults& results,
+                                              const CallOptions& options,
+                                              const std::string& request_id,
+                                              const ChunkLimits& limits) {
+  TensorMap<ConstRuns> inputs;
+  const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
+  if (dlse != args.more.end()) inputs.emplace(dlse->first, dlse->second);
+  inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
+  TensorMap<MutableRuns> outputs;
+  for (const auto& [tensor, bytes] : results.more) outputs.emplace(tensor, bytes);
+  absl::StatusOr<CallPlan> tensors = PlanTensors(
+      CallKind::kBackward, args, /*recompute_forward=*/false, Buffers<ConstRuns>({}, inputs),
+      Buffers<MutableRuns>({{v1::TENSOR_ID_DQ, results.dq},
+                            {v1::TENSOR_ID_DK, results.dk},
+                            {v1::TENSOR_ID_DV, results.dv}},
+                           outputs),
+      /*beside_residual=*/true);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+  v1::BackwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  request.mutable_header()->set_residual_handle(args.residual_handle);
+  request.mutable_header()->set_keep_residual(args.keep_residual);
   request.mutable_header()->set_has_dlse(HasDlse(args));
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);

@@ -33,6 +33,13 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
                                       const CallOptions& options, const std::string& request_id,
                                       const ChunkLimits& limits);
 
+// A Backward that reads args.residual_handle: dout and DLSE are all that it sends.
+absl::StatusOr<CallPlan> PlanResidualBackward(const BackwardArgs& args,
+                                              const BackwardResults& results,
+                                              const CallOptions& options,
+                                              const std::string& request_id,
+                                              const ChunkLimits& limits);
+
 }  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_PLAN_H_

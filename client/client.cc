@@ -15,6 +15,7 @@
 #include "common/process/loopback.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
+#include "common/wire/durations.h"
 #include "common/wire/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
@@ -147,6 +148,7 @@ Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
     ready.push_back({.params = {.request_id = std::move(request.request_id),
                                 .channel = NextChannel(),
                                 .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
+                                .fallback = std::move(request.fallback),
                                 .registry = registry_,
                                 .retry = options_.retry,
                                 .token = token_,
@@ -204,6 +206,35 @@ absl::Status Client::CancelOperation(const std::string& request_id, absl::Durati
                                                                            response);
                                             })
       .status();
+}
+
+absl::Status Client::DeleteResidual(const std::string& residual_handle, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::DeleteResidualRequest request;
+  request.set_residual_handle(residual_handle);
+  return Unary<v1::DeleteResidualResponse>(deadline, token_.get(),
+                                           [&](auto* context, auto* response) {
+                                             return stub->DeleteResidual(context, request,
+                                                                         response);
+                                           })
+      .status();
+}
+
+absl::StatusOr<std::vector<std::string>> Client::RenewResiduals(
+    const std::vector<std::string>& residual_handles, absl::Duration ttl, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::RenewResidualsRequest request;
+  request.mutable_residual_handles()->Add(residual_handles.begin(), residual_handles.end());
+  if (ttl != absl::ZeroDuration()) ringattn::SetDuration(ttl, request.mutable_ttl());
+  auto response = Unary<v1::RenewResidualsResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* answer) { return stub->RenewResiduals(context, request, answer); });
+  if (!response.ok()) return response.status();
+  std::vector<std::string> reasons;
+  for (const v1::ResidualStatus& status : response->residuals()) {
+    reasons.push_back(status.reason());
+  }
+  return reasons;
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {

@@ -100,6 +100,13 @@ class Client {
   absl::StatusOr<v1::GetOperationResponse> GetOperation(const std::string& request_id,
                                                         absl::Duration deadline);
   absl::Status CancelOperation(const std::string& request_id, absl::Duration deadline);
+  // Lets go of what a Forward with CallOptions::retain left.
+  absl::Status DeleteResidual(const std::string& residual_handle, absl::Duration deadline);
+  // Keeps residuals for `ttl` from now on; 0: as long as the server thinks right. For each an empty
+  // string, or the reason why it is gone. At most 1,024 at a time.
+  absl::StatusOr<std::vector<std::string>> RenewResiduals(
+      const std::vector<std::string>& residual_handles, absl::Duration ttl,
+      absl::Duration deadline);
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration deadline);
   absl::StatusOr<v1::Topology> GetTopology(absl::Duration deadline);
 

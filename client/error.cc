@@ -109,6 +109,13 @@ ErrorDetails DetailsOf(const absl::Status& status) {
   return details;
 }
 
+bool IsResidualGone(const absl::Status& status) {
+  if (!absl::IsFailedPrecondition(status) && !absl::IsNotFound(status)) return false;
+  const std::string reason = DetailsOf(status).reason;
+  return reason == "RESIDUAL_LOST" || reason == "RESIDUAL_EXPIRED" ||
+         reason == "RESIDUAL_CONSUMED" || reason == "RESIDUAL_NOT_FOUND";
+}
+
 std::string FormatError(const absl::Status& status) {
   std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
   const ErrorDetails details = DetailsOf(status);

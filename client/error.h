@@ -46,6 +46,10 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 // What the status carries; empty if it carries nothing or nothing readable.
 ErrorDetails DetailsOf(const absl::Status& status);
 
+// A Backward cannot read its residual: it was lost, has expired or was consumed, or nobody knows
+// it. With the tensors themselves the call may succeed.
+bool IsResidualGone(const absl::Status& status);
+
 // For people: "INVALID_ARGUMENT: message", a line per violation, and the reason.
 std::string FormatError(const absl::Status& status);
 

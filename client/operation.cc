@@ -54,6 +54,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     // last reference has to be the client's (see attempt.cc).
     params_.channel.reset();
     params_.plan.reset();
+    params_.fallback.reset();
     params_.token.reset();
     const std::shared_ptr<CallRegistry> registry = std::move(params_.registry);
     {
@@ -87,9 +88,17 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     server_ever_answered_ |= result.server_answered;
     if (result.status.ok()) {
       result.report.summary.set_attempts(replays_ + 1);
+      result.report.residual_failure = residual_failure_;
       return End(std::move(result.report));
     }
     result.status = WhatHappened(result.status);
+    if (params_.fallback != nullptr && IsResidualGone(result.status)) {
+      // A residual saves bytes; the call does not depend on it.
+      residual_failure_ = DetailsOf(result.status).reason;
+      params_.plan = std::move(params_.fallback);
+      ++replays_;
+      return StartNextAttempt();
+    }
     const absl::Time now = absl::Now();
     const FailedAttempt failed{.status = result.status,
                                .replays_so_far = replays_,
@@ -132,6 +141,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
 
   // Used between attempts only, one thread at a time.
   int replays_ = 0;
+  std::string residual_failure_;
   bool server_ever_answered_ = false;
   std::minstd_rand random_{std::random_device()()};
 

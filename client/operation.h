@@ -51,6 +51,8 @@ struct OperationParams {
   std::string request_id = {};
   std::shared_ptr<grpc::Channel> channel = nullptr;
   std::shared_ptr<const CallPlan> plan = nullptr;
+  // Takes its place, once, when the residual that `plan` reads is gone; null: there is none.
+  std::shared_ptr<const CallPlan> fallback = nullptr;
   std::shared_ptr<CallRegistry> registry = nullptr;  // the call is in it until its end
   RetryOptions retry = {};
   std::shared_ptr<BearerToken> token = nullptr;  // shown by each attempt; null: none

@@ -64,6 +64,41 @@ absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
                    {{"streams", reason}});
 }
 
+absl::Status RefuseStreams(const std::string& reason) {
+  return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
+                   {{"streams", reason}});
+}
+
+bool HasTensors(const BackwardArgs& args) {
+  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result;
+}
+
+// One request, and with the tensors the one that takes its place should the residual be gone.
+absl::StatusOr<std::vector<PlannedRequest>> PlanWithResidual(const BackwardArgs& args,
+                                                             const BackwardResults& results,
+                                                             const CallOptions& options,
+                                                             const ChunkLimits& limits) {
+  if (options.streams > 1) {
+    return RefuseStreams("a residual is of one request, only 1 is possible");
+  }
+  absl::StatusOr<CallPlan> plan =
+      PlanResidualBackward(args, results, options, options.request_id, limits);
+  if (!plan.ok()) return plan.status();
+  std::vector<PlannedRequest> requests(1);
+  if (HasTensors(args)) {
+    BackwardArgs tensors = args;
+    tensors.residual_handle.clear();
+    tensors.keep_residual = false;
+    auto full = PlanBackwardRequests(tensors, results, options, limits);
+    if (!full.ok()) return full.status();
+    requests = *std::move(full);
+    requests[0].fallback = std::make_shared<const CallPlan>(std::move(requests[0].plan));
+  }
+  requests[0].request_id = options.request_id;
+  requests[0].plan = *std::move(plan);
+  return requests;
+}
+
 absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
   if (!plan.ok()) return plan.status();
   *target = *std::move(plan);
@@ -76,6 +111,9 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
                                                                 const ForwardResults& results,
                                                                 const CallOptions& options,
                                                                 const ChunkLimits& limits) {
+  if (options.retain && options.streams > 1) {
+    return RefuseStreams("only one request can leave a residual");
+  }
   const auto parts = SplitForward(args.shape, args.options, options.streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
@@ -94,6 +132,13 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
                                                                  const BackwardResults& results,
                                                                  const CallOptions& options,
                                                                  const ChunkLimits& limits) {
+  if (options.retain) {
+    return absl::InvalidArgumentError("retain: only a Forward leaves a residual");
+  }
+  if (!args.residual_handle.empty()) return PlanWithResidual(args, results, options, limits);
+  if (args.keep_residual) {
+    return absl::InvalidArgumentError("keep_residual is set, but residual_handle is not");
+  }
   const auto parts = SplitBackward(args.shape, args.options, options.streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;

@@ -4,6 +4,7 @@
 #define RINGATTN_CLIENT_SPLIT_PLAN_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace ringattn::client {
 struct PlannedRequest {
   std::string request_id;  // <the call's>/<index>; the call's own if there is but one
   CallPlan plan;
+  // With the tensors, for when the residual that `plan` reads is gone; null: there are none.
+  std::shared_ptr<const CallPlan> fallback;
   std::function<void()> collect;  // as SplitRequest::collect: may own memory of the plan
 };
 

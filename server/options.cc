@@ -63,6 +63,16 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "requests that may wait");
   AddCount(group, "--max_queued_bytes", &limits.max_queued_bytes, int64_t{1} << 60,
            "input bytes of the requests that may wait");
+  group
+      ->add_option("--max_residual_bytes", limits.max_residual_bytes,
+                   "what Forwards may leave on all workers together for Backwards; requests that "
+                   "need the memory get it; 0: nothing is kept")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
+      ->type_name("N")
+      ->capture_default_str();
+  AddDuration(group, "--default_residual_ttl", &limits.default_residual_ttl,
+              "how long, unless the Forward says");
+  AddDuration(group, "--max_residual_ttl", &limits.max_residual_ttl, "how long at most");
   AddCount(group, "--max_request_bytes", &limits.max_request_bytes, limits.max_request_bytes,
            "inputs and outputs of one request");
   AddCount(group, "--max_tokens", &limits.max_tokens, limits.max_tokens,

@@ -52,10 +52,13 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
 
   const auto interval = ParseProgressInterval(flags.progress_interval);
   if (!interval.ok()) return interval.status();
+  const auto retain = ParseRetain(flags.retain);
+  if (!retain.ok()) return retain.status();
   ProgressBar bar(*interval);
   bar.Update("connecting", -1);
   CallOptions options{.request_id = flags.request_id,
                       .streams = flags.streams,
+                      .retain = *retain,
                       .deadline = *deadline,
                       .with_timeline = !flags.trace.empty(),
                       .traceparent = flags.traceparent};
@@ -73,7 +76,8 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
                                       {{"--output", flags.output}, {"--trace", flags.trace}});
   if (!paths.ok()) return paths;
   for (const absl::Status& status : {ParseDeadline(flags.deadline).status(),
-                                     ParseProgressInterval(flags.progress_interval).status()}) {
+                                     ParseProgressInterval(flags.progress_interval).status(),
+                                     ParseRetain(flags.retain).status()}) {
     if (!status.ok()) return status;
   }
   auto input = SafetensorsFile::Open(flags.input);

@@ -24,6 +24,9 @@ struct AttentionFlags {
   std::string deadline;
   std::string request_id;
   std::string traceparent;
+  std::string retain;    // forward's; empty: nothing is kept
+  std::string residual;  // backward's; likewise
+  bool keep_residual = false;
   int streams = 1;
   std::string trace;
   std::string progress_interval = "10s";

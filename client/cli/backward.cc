@@ -7,14 +7,17 @@
 namespace ringattn::client::cli {
 namespace {
 
-CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& files,
+CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles& files,
                         const CallOptions& options) {
+  const std::string& path = flags.input;
   const Problem& problem = files.problem;
   BackwardArgs args{.shape = problem.shape,
                     .dtype = problem.dtype,
                     .output_dtype = problem.output_dtype,
                     .options = problem.options,
-                    .plan = problem.plan};
+                    .plan = problem.plan,
+                    .residual_handle = flags.residual,
+                    .keep_residual = flags.keep_residual};
   const bool has_out = files.input.Find("out") != nullptr;
   const bool has_lse = files.input.Find("lse") != nullptr;
   if (has_out != has_lse) {
@@ -54,11 +57,19 @@ void AddBackward(CLI::App& app, Run& run) {
                "of out, lse (neither: they are computed again)",
                "safetensors to write: dq, dk, dv (--output_dtype), with sinks dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
+  auto* residual = command->add_option(
+      "--residual", flags->residual,
+      "What forward --retain printed: only dout and dlse are sent. Where it is gone the file's "
+      "tensors are, and the report says so");
+  command
+      ->add_flag("--keep_residual", flags->keep_residual,
+                 "The residual stays, for another backward")
+      ->needs(residual);
   command->callback([flags, &run] {
     run = [flags] {
       return RunAttention("backward", *flags, Direction::kBackward,
                           [&](Client& client, OpenedFiles& files, const CallOptions& options) {
-                            return CallBackward(flags->input, client, files, options);
+                            return CallBackward(*flags, client, files, options);
                           });
     };
   });

@@ -52,6 +52,16 @@ absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text) {
   return duration;
 }
 
+absl::StatusOr<std::optional<absl::Duration>> ParseRetain(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  absl::Duration duration;
+  if (!absl::ParseDuration(text, &duration) || duration <= absl::ZeroDuration()) {
+    return UsageError(
+        absl::StrCat("--retain=", text, ": expected a positive duration like 30s or 10m"));
+  }
+  return std::optional<absl::Duration>(duration);
+}
+
 void AddProgressFlag(CLI::App* command, std::string* interval) {
   command
       ->add_option(

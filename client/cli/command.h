@@ -3,6 +3,7 @@
 #define RINGATTN_CLIENT_CLI_COMMAND_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -52,6 +53,9 @@ void Print(const Json& object);
 
 // "30s", "1.5m"; "" is infinite. Errors: UsageError.
 absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text);
+
+// "10m"; nothing for an empty text. Errors: a UsageError naming --retain.
+absl::StatusOr<std::optional<absl::Duration>> ParseRetain(const std::string& text);
 
 // --progress_interval of commands that take long: between two lines on stderr where it is
 // no terminal. "0" is never. Errors: UsageError.

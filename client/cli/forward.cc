@@ -32,6 +32,9 @@ void AddForward(CLI::App& app, Run& run) {
   flags->AddTo(command,
                "safetensors with q, k, v, as flags ask sinks (packed: cu_seqlens_q, cu_seqlens_k)",
                "safetensors to write: out (--output_dtype), lse in fp32");
+  command->add_option("--retain", flags->retain,
+                      "Keep inputs and results with the workers for this long (30s, 10m), for "
+                      "backward --residual=HANDLE; the handle is printed, or why nothing is kept");
   command->callback([flags, &run] {
     run = [flags] { return RunAttention("forward", *flags, Direction::kForward, CallForward); };
   });

@@ -120,6 +120,9 @@ Json CallJson(const Problem& problem, const CallReport& report) {
   Json json = MeasuredJson(report);
   json["streams"] = report.streams();
   json["shape"] = ShapeJson(problem);
+  json["residual"] = {{"handle", report.residual_handle()},
+                      {"reason", report.residual_reason()},
+                      {"failure", report.residual_failure}};
   if (report.parts.empty()) return json;
   Json& parts = json["parts"] = Json::array();
   for (const CallReport& part : report.parts) {
@@ -152,6 +155,15 @@ std::string CallText(const CallReport& report) {
   absl::StrAppendFormat(&text, "\nbytes  %s up, %s down, %s around the ring\n",
                         HumanBytes(summary.bytes_up()), HumanBytes(summary.bytes_down()),
                         HumanBytes(ring_bytes));
+  if (!report.residual_handle().empty()) {
+    absl::StrAppend(&text, "kept   --residual=", report.residual_handle(), "\n");
+  } else if (!report.residual_reason().empty()) {
+    absl::StrAppend(&text, "kept   nothing: ", report.residual_reason(), "\n");
+  }
+  if (!report.residual_failure.empty()) {
+    absl::StrAppend(&text, "sent   the tensors, as the residual could not be read: ",
+                    report.residual_failure, "\n");
+  }
   if (summary.attempts() > 1 && report.streams() > 1) {
     absl::StrAppend(&text, "sent   ", summary.attempts() - 1, " requests again under request id ",
                     report.accepted.request_id(), "/...\n");

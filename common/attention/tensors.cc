@@ -169,6 +169,8 @@ std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
   return inputs;
 }
 
+bool IsSentBesideResidual(TensorId id) { return id == TensorId::kDout || id == TensorId::kDlse; }
+
 std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction) {
   std::vector<TensorId> outputs;
   for (const TensorInfo& info : kTensors) {

@@ -72,6 +72,8 @@ std::optional<TensorId> TensorFromNumber(int number);
 // The tensors that a request sends and gets, in the order in which they are streamed.
 std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
                                bool recompute_forward);
+// Of the inputs of a backward that reads a residual: those that its client still sends.
+bool IsSentBesideResidual(TensorId id);
 std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
 
 // The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.

@@ -86,6 +86,19 @@ struct Limits {
   int64_t max_streams_per_client = 128;
   int64_t max_streams_per_connection = 128;
 
+  // --- Residuals (RetainOptions). Of all workers together, a bound that the operator sets; what
+  // requests need of it they get (Residuals::EvictionOrder).
+  int64_t max_residual_bytes = 256 * kGiB;
+  absl::Duration default_residual_ttl = absl::Minutes(10);
+  absl::Duration max_residual_ttl = absl::Hours(6);
+  // What the coordinator keeps of each: some 3 KiB, and the boundaries of its documents, at most
+  // 4 MiB. Layers of a model times its micro-batches are far fewer.
+  int64_t max_residuals = 16384;
+  int64_t max_residual_record_bytes = 256 * kMiB;
+  // Of those that ended, so that who asks learns why: some 200 bytes each.
+  int64_t ended_residuals_kept = 16384;
+  int64_t max_renewed_residuals = 1024;  // by one call
+
   // --- Time.
   // From the call to its header: the largest, 4 MiB, at 0.4 MB/s.
   absl::Duration header_timeout = absl::Seconds(10);

@@ -199,7 +199,7 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
   CostSum costs(spec, inputs);
   // One program at a time: the plan keeps their sums.
   ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,
-                          control.cancelled);
+                          control.cancelled, choice.keeps_inputs);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
     costs.Add(builder.MakeProgram(rank));
   }

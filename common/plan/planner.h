@@ -24,6 +24,8 @@ struct PlanChoice {
   int64_t stripe = 1;             // striped only; >= 1
   // Backward without out and lse: the program computes them first.
   bool recompute_forward = false;
+  // The forward's inputs stay, for a backward later (ScheduleBuilder).
+  bool keeps_inputs = false;
 
   bool operator==(const PlanChoice&) const = default;
 };

@@ -27,12 +27,13 @@ struct ScheduleBuilder::Shared {
 
 ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan,
                                  ScheduleKind kind, Direction direction, bool recompute_forward,
-                                 Cancelled cancelled)
+                                 Cancelled cancelled, bool keeps_inputs)
     : spec_(spec),
       plan_(plan),
       kind_(kind),
       direction_(direction),
       recompute_forward_(recompute_forward),
+      keeps_inputs_(keeps_inputs),
       shared_(std::make_unique<Shared>(std::move(cancelled))) {
   assert(plan.world_size >= 1);
   assert(kind != ScheduleKind::kSingle || plan.world_size == 1);
@@ -64,7 +65,7 @@ Program ScheduleBuilder::MakeProgram(int rank) {
   ProgramBuilder builder(spec_, plan_, rank);
   const ShardBuffers shard = AddShardBuffers(direction_, recompute_forward_, builder);
   // The own block is needed twice for direct exchange, and backward, where it comes last.
-  const bool keeps_home = direct() || direction_ == Direction::kBackward;
+  const bool keeps_home = keeps_inputs_ || direct() || direction_ == Direction::kBackward;
   RingRank ring(shared_->route, *shared_->pieces, keeps_home, shard, builder);
   int64_t steps = 0;
   if (direction_ == Direction::kForward || recompute_forward_) steps = AddRingForward(ring, 0);
@@ -73,8 +74,9 @@ Program ScheduleBuilder::MakeProgram(int rank) {
 }
 
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                    Direction direction, bool recompute_forward, int rank) {
-  return ScheduleBuilder(spec, plan, kind, direction, recompute_forward).MakeProgram(rank);
+                    Direction direction, bool recompute_forward, int rank, bool keeps_inputs) {
+  return ScheduleBuilder(spec, plan, kind, direction, recompute_forward, {}, keeps_inputs)
+      .MakeProgram(rank);
 }
 
 Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,

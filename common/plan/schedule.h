@@ -43,9 +43,12 @@ class ScheduleBuilder {
 
   // `spec` and `plan` outlive the builder. `cancelled` is asked, on the caller's thread,
   // before each pass over the pieces of two ranks' shards.
+  // `keeps_inputs`: no input's buffer is written to, so that it can outlive the program or be
+  // lent to it. Backward programs never do; a forward one takes one more K/V buffer for it.
   // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                  Direction direction, bool recompute_forward, Cancelled cancelled = {});
+                  Direction direction, bool recompute_forward, Cancelled cancelled = {},
+                  bool keeps_inputs = false);
   ~ScheduleBuilder();
   ScheduleBuilder(const ScheduleBuilder&) = delete;
   ScheduleBuilder& operator=(const ScheduleBuilder&) = delete;
@@ -63,12 +66,14 @@ class ScheduleBuilder {
   const ScheduleKind kind_;
   const Direction direction_;
   const bool recompute_forward_;
+  const bool keeps_inputs_;
   std::unique_ptr<Shared> shared_;
 };
 
 // The program of one rank. REQUIRES: as ScheduleBuilder.
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                    Direction direction, bool recompute_forward, int rank);
+                    Direction direction, bool recompute_forward, int rank,
+                    bool keeps_inputs = false);
 
 // The programs of all ranks.
 Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,

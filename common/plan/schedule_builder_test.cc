@@ -3,6 +3,7 @@
 
 #include "common/plan/schedule.h"
 #include "common/plan/schedule_cases.h"
+#include "common/plan/schedule_simulator.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
@@ -65,6 +66,55 @@ TEST(ScheduleBuilderTest, ARanksProgramIsTheSameByItself) {
     }
     ASSERT_FALSE(HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
   }
+}
+
+// What a program writes to, its inputs excepted.
+bool WritesToInput(const Program& program) {
+  const auto is_input = [&](const ByteRange& range) {
+    return range.buffer != kNoBuffer && program.buffers[range.buffer].input.has_value();
+  };
+  for (const Step& step : program.steps) {
+    for (const Transfer& transfer : step.transfers) {
+      if (transfer.kind == Transfer::Kind::kReceive && is_input(transfer.range)) return true;
+    }
+    for (const ComputeCall& call : step.calls) {
+      if (is_input(call.target)) return true;
+    }
+  }
+  return false;
+}
+
+// A forward pass that leaves its inputs where they are, for a backward one to read: right, of the
+// same calls, and its shards' buffers no larger than the backward program's.
+TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
+  int other_programs = 0;
+  for (int i = 0; i < 300; ++i) {
+    std::mt19937 random(920000 + i);
+    ScheduleCase c = DrawScheduleCase(random, 400);
+    if (c.direction == Direction::kBackward) continue;
+    const Schedule plain = MakeSchedule(c.spec, c.plan, c.kind, c.direction, false);
+    Schedule keeping = plain;
+    for (int rank = 0; rank < c.plan.world_size; ++rank) {
+      Program& program = keeping.programs[rank];
+      program = MakeProgram(c.spec, c.plan, c.kind, c.direction, false, rank, true);
+      EXPECT_FALSE(WritesToInput(program));
+      other_programs += WritesToInput(plain.programs[rank]);
+      EXPECT_EQ(program.TileCount(), plain.programs[rank].TileCount());
+      EXPECT_EQ(program.SentBytes(), plain.programs[rank].SentBytes());
+      const Program backward =
+          MakeProgram(c.spec, c.plan, c.kind, Direction::kBackward, false, rank);
+      EXPECT_FALSE(WritesToInput(backward));
+      for (const BufferSpec& read : backward.buffers) {
+        for (const BufferSpec& kept : program.buffers) {
+          const bool is_kept = kept.input == read.input || kept.output == read.input;
+          if (read.input.has_value() && is_kept) EXPECT_EQ(kept.bytes, read.bytes) << read.name;
+        }
+      }
+    }
+    EXPECT_EQ(ScheduleSimulator(c.spec, c.plan, keeping).Run(), "");
+    ASSERT_FALSE(HasFailure()) << "case " << i << "\n" << Describe(c, keeping);
+  }
+  EXPECT_GT(other_programs, 10);
 }
 
 // A ring of one is another way to the same program.

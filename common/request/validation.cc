@@ -169,15 +169,28 @@ void CheckBiasDType(const Header& header, Violations& violations) {
 }
 
 // What one direction's header has beside the fields that both have.
-void CheckOwnFields(const v1::ForwardHeader&, ValidRequest& request, Violations&) {
+void CheckOwnFields(const v1::ForwardHeader& header, const Limits& limits, ValidRequest& request,
+                    Violations& violations) {
   request.direction = Direction::kForward;
+  if (!header.has_retain()) return;
+  request.retain_ttl =
+      CheckResidualTtl(header.retain().has_ttl() ? &header.retain().ttl() : nullptr, "retain.ttl",
+                       limits, violations);
 }
 
-void CheckOwnFields(const v1::BackwardHeader& header, ValidRequest& request,
+void CheckOwnFields(const v1::BackwardHeader& header, const Limits&, ValidRequest& request,
                     Violations& violations) {
   request.direction = Direction::kBackward;
-  request.recompute_forward = !header.has_forward_result();
-  if (!header.residual_handle().empty()) violations.Unserved("residual_handle");
+  const bool reads_residual = !header.residual_handle().empty();
+  request.recompute_forward = !header.has_forward_result() && !reads_residual;
+  request.residual_handle = header.residual_handle();
+  request.keep_residual = header.keep_residual();
+  if (reads_residual && header.has_forward_result()) {
+    violations.Invalid("has_forward_result", "is set, but the residual has out and lse");
+  }
+  if (header.keep_residual() && !reads_residual) {
+    violations.Invalid("keep_residual", "is set, but residual_handle is not");
+  }
   request.spec.has_dlse = header.has_dlse();
 }
 
@@ -186,7 +199,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   Violations violations(limits.max_error_detail_bytes);
   FindUnknownFields(header, "", violations);
   ValidRequest request;
-  CheckOwnFields(header, request, violations);
+  CheckOwnFields(header, limits, request, violations);
   CheckRequestId(header.request_id(), limits, violations);
   request.spec.dtype = CheckDType(header.dtype(), violations);
   request.spec.shape = CheckShape(header.shape(), limits, violations);
@@ -200,6 +213,12 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);
+  if (!request.residual_handle.empty()) {
+    std::vector<TensorId>& inputs = request.inputs;
+    inputs.erase(std::remove_if(inputs.begin(), inputs.end(),
+                                [](TensorId id) { return !IsSentBesideResidual(id); }),
+                 inputs.end());
+  }
   // Sizes mean something only for a shape that is right.
   if (violations.empty()) {
     CheckBytes(request, limits, violations);
@@ -210,6 +229,16 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
 }
 
 }  // namespace
+
+absl::Duration CheckResidualTtl(const google::protobuf::Duration* ttl, const char* field,
+                                const Limits& limits, Violations& violations) {
+  if (ttl == nullptr) return limits.default_residual_ttl;
+  const double seconds = static_cast<double>(ttl->seconds()) + 1e-9 * ttl->nanos();
+  const double most = absl::ToDoubleSeconds(limits.max_residual_ttl);
+  if (seconds > 0 && seconds <= most) return absl::Seconds(seconds);
+  violations.Invalid(field, absl::StrCat("must be more than 0 and at most ", most, " s"));
+  return limits.default_residual_ttl;
+}
 
 std::variant<ValidRequest, Rejection> ValidateRequest(const v1::ForwardHeader& header,
                                                       const Limits& limits) {

@@ -186,6 +186,33 @@ Failure WorkerLost(int rank, const std::string& worker, const std::string& reaso
                        retry_after);
 }
 
+Failure ResidualNotFound() {
+  Failure failure = Make(absl::StatusCode::kNotFound, "RESIDUAL_NOT_FOUND",
+                         "this client has no such residual: send the tensors");
+  failure.field = "residual_handle";
+  return failure;
+}
+
+Failure ResidualGone(ResidualEnd end) {
+  const auto make = [](const char* reason, const char* words) {
+    return Make(absl::StatusCode::kFailedPrecondition, reason,
+                absl::StrCat("the residual ", words, ": send the tensors"));
+  };
+  switch (end) {
+    case ResidualEnd::kConsumed:
+      return make("RESIDUAL_CONSUMED", "was used by another Backward, which did not keep it");
+    case ResidualEnd::kDeleted:
+      return make("RESIDUAL_CONSUMED", "was deleted");
+    case ResidualEnd::kExpired:
+      return make("RESIDUAL_EXPIRED", "was kept for as long as was asked for, and is gone");
+    case ResidualEnd::kLost:
+      return make("RESIDUAL_LOST", "is gone with a worker that had a part of it");
+    case ResidualEnd::kEvicted:
+      return make("RESIDUAL_LOST", "made room for a request that needed its memory");
+  }
+  return make("RESIDUAL_LOST", "is gone");
+}
+
 Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
   return MakeRetryable(absl::StatusCode::kAborted, "RING_ENDED",
                        absl::StrCat("the ring ended: ", reason), retry_after);

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/core/events.h"
+#include "server/core/residual_view.h"
 
 namespace ringattn::server {
 
@@ -56,6 +57,10 @@ Failure ShardStreamBroken(int rank, const std::string& worker, const std::string
 // rank: in the generation.
 Failure WorkerLost(int rank, const std::string& worker, const std::string& reason,
                    absl::Duration retry_after);
+// A Backward names a residual that nobody knows, or another client's.
+Failure ResidualNotFound();
+// One that there was.
+Failure ResidualGone(ResidualEnd end);
 // The generation ended and no worker is to blame.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 

@@ -15,6 +15,9 @@ struct ClientTerms {
   // Input bytes of the requests that wait. Unset: Limits::max_queued_bytes_per_client.
   std::optional<int64_t> max_queued_bytes;
 
+  // Of its residuals at a time. Unset: bounded by Limits::max_residual_bytes.
+  std::optional<int64_t> max_residual_bytes;
+
   friend bool operator==(const ClientTerms&, const ClientTerms&) = default;
 };
 

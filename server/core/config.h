@@ -70,6 +70,9 @@ struct CoordinatorConfig {
   // ended: what a client occupies is what its share of the queue was charged for.
   double run_time_factor = 20.0;
   absl::Duration run_time_floor = absl::Minutes(10);
+  // A Backward that consumed a residual may be sent again for so long, should its answer have
+  // been lost: longer than a client library tries.
+  absl::Duration residual_replay_time = absl::Seconds(60);
   // The first generation is above this: derive it from the start time, so that a
   // restarted coordinator never repeats a number.
   uint64_t initial_generation = 0;

@@ -24,11 +24,17 @@ std::optional<OperationView> Coordinator::FindOperation(const std::string& reque
   return impl_->FindOperation(request_id, principal);
 }
 
+ResidualView Coordinator::FindResidual(const std::string& handle, const std::string& principal,
+                                       const std::string& request_id) const {
+  return impl_->FindResidual(handle, principal, request_id);
+}
+
 Coordinator::Impl::Impl(CoordinatorConfig config)
     : config_(std::move(config)),
       ring_(&config_, &roster_, &turn_),
       requests_(&config_, &turn_),
-      operations_(&config_, &turn_, &order_) {}
+      operations_(&config_, &turn_, &order_),
+      residuals_(&config_, &turn_) {}
 
 namespace {
 
@@ -59,6 +65,7 @@ void Coordinator::Impl::On(const Tick&) {
   CheckRuns();
   CheckOperations();
   CheckRequests();
+  residuals_.CheckTimers(operations_.ResidualsInUse());
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
@@ -82,7 +89,7 @@ void Coordinator::Impl::ReportChanges() {
     turn_.Emit(ServingChanged{serving});
   }
   const bool members_changed = ring_.TakeChanged() | std::exchange(topology_changed_, false);
-  std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
+  std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
   if (members_changed || reserved != reserved_reported_) {
     turn_.Emit(TopologyChanged{!members_changed});
   }
@@ -98,6 +105,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   ring_.Forgive(pause);
   suspicion_.Forgive(pause);
   operations_.Forgive(pause);
+  residuals_.Forgive(pause);
 }
 
 // ------------------------------------------------------------- what others see
@@ -126,7 +134,7 @@ v1::Topology Coordinator::Impl::topology() const {
     topology.set_state(v1::RING_STATE_FORMING);
   }
 
-  std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
+  std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
   for (ConnectionId connection : WorkersInOrder()) {
     const Worker& worker = roster_.at(connection);
     const v1::Register& registration = worker.registration;
@@ -163,7 +171,8 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.queued_bytes = queue_.all().bytes;
   stats.active_requests = requests_.size() - queue_.all().requests;
   stats.finished_bytes = requests_.finished_bytes();
-  for (const auto& [connection, bytes] : operations_.ReservedByWorker()) {
+  stats.residuals = residuals_.counts();
+  for (const auto& [connection, bytes] : ReservedByWorker()) {
     stats.reserved_bytes += bytes;
   }
   stats.generation = ring_.generation();

@@ -17,6 +17,7 @@
 #include "server/core/config.h"
 #include "server/core/events.h"
 #include "server/core/operation_view.h"
+#include "server/core/residual_view.h"
 #include "server/core/snapshot.h"
 
 namespace ringattn::server {
@@ -33,6 +34,7 @@ struct CoordinatorStats {
   // Workers lost because they took none of an upload's bytes, or sent none of a result's.
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
+  ResidualCounts residuals;
   int ready_workers = 0;      // members of the ring, 0 unless it is ready
   int connected_workers = 0;  // of the ring or not
 };
@@ -54,6 +56,10 @@ class Coordinator {
   // Operations in flight and the last Limits::finished_operations_kept that ended.
   std::optional<OperationView> FindOperation(const std::string& request_id,
                                              const std::string& principal) const;
+  // For the header of a Backward that names a residual. request_id: the Backward's, as it may be
+  // one that is sent again; empty: it has none.
+  ResidualView FindResidual(const std::string& handle, const std::string& principal,
+                            const std::string& request_id) const;
 
  private:
   class Impl;

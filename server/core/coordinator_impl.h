@@ -6,6 +6,7 @@
 //   Requests    the clients' side of requests
 //   RequestQueue, FairOrder   those that wait, and whose turn it is
 //   Operations  the workers' side of requests
+//   Residuals   what Forwards left for Backwards
 //   Losses      who was lost lately
 //
 // Every value has its own fields and is tested alone. Coordinator hands each event to those
@@ -26,6 +27,7 @@
 #include "server/core/placement.h"
 #include "server/core/request_queue.h"
 #include "server/core/requests.h"
+#include "server/core/residuals.h"
 #include "server/core/ring.h"
 #include "server/core/roster.h"
 #include "server/core/suspicion.h"
@@ -43,6 +45,8 @@ class Coordinator::Impl {
   CoordinatorSnapshot Snapshot(int64_t max_requests) const;
   std::optional<OperationView> FindOperation(const std::string& request_id,
                                              const std::string& principal) const;
+  ResidualView FindResidual(const std::string& handle, const std::string& principal,
+                            const std::string& request_id) const;
 
  private:
   // coordinator.cc
@@ -106,6 +110,25 @@ class Coordinator::Impl {
   void StartDueRuns();
   void ConcludeRun(Operation& operation);
 
+  // coordinator_residuals.cc
+  struct KeptResidual {
+    std::string handle;
+    std::string reason;  // why there is none, if it was asked for
+  };
+  void On(const ResidualDeleted& event);
+  void On(const ResidualsRenewed& event);
+  KeptResidual KeepResidual(const Request& request, const Operation& operation);
+  void StopRetaining(Request& request, std::string why);
+  Placement PlaceReader(const Residual& residual, const PlacementRequest& wanted,
+                        std::vector<Site> sites, bool only_express) const;
+  bool IsInRing(const Residual& residual) const;
+  void EndReaders(const std::vector<StreamId>& readers, ResidualEnd why);
+  void LoseResidual(const std::string& handle);
+  bool MakeRoomFor(const Request& request);
+  bool EvictOneOn(ConnectionId connection, const std::string& besides);
+  // Operations and residuals.
+  std::map<ConnectionId, int64_t> ReservedByWorker() const;
+
   const CoordinatorConfig config_;
   Turn turn_;
   Roster roster_;
@@ -115,6 +138,7 @@ class Coordinator::Impl {
   RequestQueue queue_;
   FairOrder order_;  // of requests from their plan until their run has ended
   Operations operations_;
+  Residuals residuals_;
   Losses losses_;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for

@@ -48,6 +48,11 @@ void Coordinator::Impl::On(RequestArrived& event) {
     EndRequest(older->stream(), Superseded(event.request_id));
   }
   if (std::optional<Failure> why = WhyNotQueued(event)) return refuse(*why);
+  if (!event.residual.empty()) {
+    const auto why = residuals_.WhyNot(event.residual, event.principal, event.request_id);
+    if (why) return refuse(*why);
+    residuals_.Attach(event.residual, event.stream);
+  }
   Request& request = requests_.Add(std::move(event));
   queue_.Add(request.stream(), request.arrived.client, request.bytes);
   // A request that can never be planned learns so at once, not behind the queue.
@@ -109,8 +114,15 @@ void Coordinator::Impl::On(const MembersStalled& event) {
 void Coordinator::Impl::On(const DownloadFinished& event) {
   Operation* operation = OperationOf(event.stream);
   if (operation == nullptr || operation->phase != Phase::kDownloading) return;
-  requests_.Succeed(*requests_.Find(event.stream));
-  operations_.Close(*operation);
+  Request& request = *requests_.Find(event.stream);
+  if (const std::string& residual = request.arrived.residual; !residual.empty()) {
+    residuals_.Read(residual, request.arrived.request_id, request.arrived.keep_residual);
+    residuals_.Detach(residual, event.stream);
+  }
+  KeptResidual kept = KeepResidual(request, *operation);
+  const bool keep = !kept.handle.empty();
+  requests_.Succeed(request, std::move(kept.handle), std::move(kept.reason));
+  operations_.Close(*operation, keep);
 }
 
 void Coordinator::Impl::On(const ShardStreamFailed& event) {
@@ -142,6 +154,7 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   queue_.Remove(stream);
   // What runs is charged when it has ended.
   if (order_.Waits(stream)) order_.Finish(stream, request->planning_seconds);
+  if (!request->arrived.residual.empty()) residuals_.Detach(request->arrived.residual, stream);
   requests_.Fail(*request, failure);
   if (operation != nullptr) operations_.Close(*operation);
 }
@@ -172,6 +185,10 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   ask.direction = request.arrived.direction;
   ask.choice = request.arrived.choice;
   ask.choice.recompute_forward = request.arrived.recompute_forward;
+  ask.choice.keeps_inputs = request.retains();
+  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
+    ask.fingerprint = residual->fingerprint + 1;  // its own differs from every other's
+  }
   ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
   ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
   turn_.Emit(std::move(ask));
@@ -189,6 +206,8 @@ void Coordinator::Impl::On(const Planned& event) {
   }
   request->asked_generation = 0;
   request->planning_seconds += event.seconds;
+  const Residual* residual = residuals_.Find(request->arrived.residual);
+  if (residual != nullptr && !IsInRing(*residual)) return LoseResidual(residual->handle);
   if (!event.plan.ok()) {
     return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
   }
@@ -249,11 +268,22 @@ void Coordinator::Impl::AdmitQueued() {
   bool only_express = false;
   std::vector<Site> sites = Sites();
   for (StreamId stream : Admissible()) {
-    Request& request = *requests_.Find(stream);
+    Request* const found = requests_.Find(stream);
+    if (found == nullptr) continue;  // its residual made room for another
+    Request& request = *found;
     if (request.blocked_until_release > operations_.releases()) return;
     if (operations_.OneReservesAlone()) return;
     if (request.reserves_alone && operations_.OthersReserve(nullptr)) return;
-    const Placement placement = PlaceRequest(request, &sites, only_express);
+    const Residual* residual = residuals_.Find(request.arrived.residual);
+    if (residual != nullptr && !IsInRing(*residual)) {
+      LoseResidual(residual->handle);
+      continue;
+    }
+    Placement placement = PlaceRequest(request, &sites, only_express);
+    if (placement.answer == Placement::Answer::kWaitsForMemory && MakeRoomFor(request)) {
+      sites = Sites();
+      placement = PlaceRequest(request, &sites, only_express);
+    }
     switch (placement.answer) {
       case Placement::Answer::kWaitsForMemory:
         return;
@@ -261,6 +291,14 @@ void Coordinator::Impl::AdmitQueued() {
         only_express = true;
         break;
       case Placement::Answer::kNeverFits: {
+        if (request.retains()) {
+          StopRetaining(request, "no worker has the memory to keep the inputs as they are");
+          break;
+        }
+        if (residual != nullptr) {  // the tensors themselves may fit: they need not stay
+          LoseResidual(residual->handle);
+          break;
+        }
         const ConnectionId on = ring_.members()[placement.roomiest_rank];
         EndRequest(stream, NeverFits(placement.roomiest_rank, roster_.NameOf(on),
                                      LargestBuffers(*request.plan), request.WorkspaceOn(on),
@@ -296,6 +334,8 @@ std::vector<Site> Coordinator::Impl::Sites() const {
   for (ConnectionId member : ring_.members()) {
     sites.push_back(operations_.SiteOf(member));
     sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
+    const auto kept = residuals_.bytes_by_worker().find(member);
+    if (kept != residuals_.bytes_by_worker().end()) sites.back().reserved_bytes += kept->second;
   }
   return sites;
 }
@@ -313,6 +353,9 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   wanted.buffer_bytes = LargestBuffers(*request.plan);
   wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
   wanted.many_documents = request.spec->shape.num_documents() > kManyDocuments;
+  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
+    return PlaceReader(*residual, wanted, *sites, only_express);
+  }
   return Place(*sites, wanted,
                {config_.max_operations_per_worker, config_.express_operations_per_worker()},
                only_express);
@@ -332,6 +375,13 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.is_express = placement.is_express;
   order.reserves_alone = request.reserves_alone;
   order.bytes = plan.buffer_bytes;
+  const Residual* residual = residuals_.Find(request.arrived.residual);
+  if (residual != nullptr) {
+    order.residual = residual->handle;
+    for (size_t rank = 0; rank < order.bytes.size(); ++rank) {
+      order.bytes[rank] -= residual->members[rank].bytes;
+    }
+  }
   for (int rank : placement.ranks) {
     const ConnectionId member = ring_.members()[rank];
     order.bytes[order.members.size()] += request.WorkspaceOn(member);
@@ -339,6 +389,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   }
   order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
                               ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
+  if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
   operations_.Start(order);
 }
 
@@ -347,6 +398,11 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
                                const v1::Reserved& reserved) {
   Request& request = *requests_.Find(*operation.stream);
   operation.was_refused = true;
+  if (reserved.residual_missing()) {
+    const StreamId stream = request.stream();
+    LoseResidual(request.arrived.residual);
+    return EndRequest(stream, ResidualGone(ResidualEnd::kLost));
+  }
   // The plan knows the buffers alone. What the kernels need beside them is news once:
   // with it admission decides anew whether the request waits, fits elsewhere or never does.
   const bool is_news = by.workspace_bytes > request.WorkspaceOn(by.connection);
@@ -357,6 +413,12 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
   } else if (operations_.OthersReserve(&operation)) {
     // Each may have had what the other lacked.
     request.reserves_alone = true;
+  } else if (request.retains()) {
+    Requeue(operation);
+    operations_.Withdraw(operation);
+    return StopRetaining(request, "a worker lacks the memory to keep the inputs as they are");
+  } else if (EvictOneOn(by.connection, request.arrived.residual)) {
+    // Tried again now.
   } else {
     return EndRequest(request.stream(),
                       ReserveRefused(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
@@ -391,7 +453,7 @@ void Coordinator::Impl::Accept(Operation& operation) {
   accept.operation_id = operation.id;
   accept.generation = ring_.generation();
   accept.plan = request.plan;
-  request.spec.reset();  // nobody needs it any more
+  if (!request.retains()) request.spec.reset();  // nobody needs it any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
     accept.members.push_back({member.connection, registration.name(), registration.data_address()});

@@ -131,9 +131,12 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   if (drop) turn_.Emit(DropWorker{connection, words});
   roster_.Remove(connection);
   topology_changed_ = true;
-  if (!is_member) return;
-  if (ring_.ready()) return EndGeneration(failure);
-  ring_.OnMemberFailed(connection);
+  if (is_member && ring_.ready()) {
+    EndGeneration(failure);
+  } else if (is_member) {
+    ring_.OnMemberFailed(connection);
+  }
+  EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
 }
 
 // Before the ring hears of it: then nobody knows any more what it was to the ring.
@@ -191,6 +194,7 @@ void Coordinator::Impl::DismissLeavers() {
     leave->set_exit(true);
     roster_.Remove(connection);
     topology_changed_ = true;
+    EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
   }
 }
 

@@ -78,6 +78,16 @@ struct RequestArrived {
   absl::Time deadline = absl::InfiniteFuture();
   bool with_timeline = false;
   std::string traceparent;  // W3C trace context that it belongs to; empty: none
+  // A Forward whose inputs and results are to stay for a Backward, under this handle.
+  struct Retain {
+    std::string handle;  // that nobody can guess
+    absl::Duration ttl;
+  };
+  std::optional<Retain> retain;
+  // A Backward: the handle of what it reads; empty: the client sends all. `choice` is then the
+  // Forward's plan.
+  std::string residual;
+  bool keep_residual = false;
 };
 // The client cancelled, its deadline passed, its connection broke or its upload
 // was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
@@ -125,6 +135,15 @@ struct Planned {
   absl::StatusOr<std::shared_ptr<const Plan>> plan;
   double seconds = 0;  // of one core, that it took; none if it was known
 };
+struct ResidualDeleted {  // the DeleteResidual RPC
+  std::string handle;
+  std::string principal;
+};
+struct ResidualsRenewed {  // the RenewResiduals RPC
+  std::vector<std::string> handles;
+  std::string principal;
+  absl::Duration ttl;
+};
 struct DrainRequested {
   bool undo = false;
 };
@@ -134,8 +153,8 @@ struct Tick {};
 
 using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
                            UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
-                           ShardStreamFailed, CancelRequested, Planned, DrainRequested,
-                           ReformRequested, Tick>;
+                           ShardStreamFailed, CancelRequested, Planned, ResidualDeleted,
+                           ResidualsRenewed, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -190,6 +209,9 @@ struct BeginDownload {
 struct FinishRequest {
   StreamId stream = 0;
   absl::Duration download_time;
+  // Of a Forward that asked for it: the handle, or why nothing is kept.
+  std::string residual_handle;
+  std::string residual_reason;
 };
 // End the stream with this status and close its shard streams. Nothing follows.
 struct FailRequest {

@@ -35,6 +35,7 @@ void Operations::Start(const Order& order) {
   operation.generation = order.reserve.generation();
   operation.place = order.stream;
   operation.stream = order.stream;
+  operation.residual = order.residual;
   operation.client = order.client;
   operation.cost_seconds = order.cost_seconds;
   operation.planning_seconds = order.planning_seconds;
@@ -71,6 +72,8 @@ Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
   ref.member->reserved = true;
   if (!waits) return {};
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
+  ref.member->residual_bytes = static_cast<int64_t>(
+      std::min(reserved.residual_bytes(), static_cast<uint64_t>(ref.member->bytes)));
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),
                                [](const Member& member) { return member.reserved; });
   if (!all) return {};
@@ -144,7 +147,7 @@ void Operations::FailLater(Operation& operation, Failure failure, absl::Duration
   operation.pending_failure_due = turn_.now() + delay;
 }
 
-void Operations::Close(Operation& operation) {
+void Operations::Close(Operation& operation, bool keep_residual) {
   operation.stream.reset();
   operation.pending_failure.reset();
   operation.pending_failure_due = absl::InfiniteFuture();
@@ -153,7 +156,7 @@ void Operations::Close(Operation& operation) {
     case Phase::kUploading:
     case Phase::kUploaded:
     case Phase::kDownloading:
-      return ReleaseAll(operation);
+      return ReleaseAll(operation, keep_residual);
     case Phase::kRunning:
       for (const Member& member : operation.members) {
         if (member.finished) continue;
@@ -168,13 +171,15 @@ void Operations::Close(Operation& operation) {
   }
 }
 
-void Operations::ReleaseAll(Operation& operation) {
+void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
   Enter(operation, Phase::kReleasing);
-  for (const Member& member : operation.members) {
+  for (Member& member : operation.members) {
     if (member.released) continue;
+    if (keep_residual) member.bytes -= member.residual_bytes;
     v1::Release* release = turn_.Send(member.connection)->mutable_release();
     release->set_operation_id(operation.id);
     release->set_generation(operation.generation);
+    release->set_keep_residual(keep_residual);
   }
 }
 
@@ -336,6 +341,14 @@ Site Operations::SiteOf(ConnectionId connection) const {
     }
   }
   return site;
+}
+
+std::set<std::string> Operations::ResidualsInUse() const {
+  std::set<std::string> handles;
+  for (const auto& [id, operation] : operations_) {
+    if (!operation.residual.empty()) handles.insert(operation.residual);
+  }
+  return handles;
 }
 
 int64_t Operations::accepted_requests() const {

@@ -36,6 +36,7 @@ struct Operation {
     ConnectionId connection = 0;
     int64_t bytes = 0;            // predicted, then as reserved
     int64_t workspace_bytes = 0;  // of it, once reserved
+    int64_t residual_bytes = 0;   // of it, likewise: what would stay with a residual
     bool reserved = false;
     bool uploaded = false;
     bool finished = false;
@@ -57,6 +58,7 @@ struct Operation {
   std::optional<StreamId> stream;  // none: the request has ended
   Phase phase = Phase::kReserving;
   std::vector<Member> members;  // by ring rank
+  std::string residual;         // the handle of what it reads; empty: nothing
   std::string client;           // whose share it takes
   double cost_seconds = 0;      // of devices, as predicted
   double planning_seconds = 0;  // that were spent already
@@ -97,6 +99,7 @@ class Operations {
   std::string NextId(uint64_t generation);
   struct Order {
     StreamId stream = 0;
+    std::string residual;
     std::string client;
     double cost_seconds = 0;  // of devices
     double planning_seconds = 0;
@@ -148,9 +151,11 @@ class Operations {
 
   // --- The end. The request has ended: workers are freed as fast as they can be. Those that
   // compute finish their exchanges first, or their peers would hang.
-  void Close(Operation& operation);
+  // `keep_residual`: what a Backward needs of it stays with the workers and is not counted here
+  // any more. REQUIRES of that: it is downloading, and was reserved with `retain`.
+  void Close(Operation& operation, bool keep_residual = false);
   // Once nobody computes.
-  void ReleaseAll(Operation& operation);
+  void ReleaseAll(Operation& operation, bool keep_residual = false);
   void OnReleased(ConnectionId connection, const v1::Released& released);
   // May erase it.
   void EraseIfReleased(Operation& operation);
@@ -185,6 +190,8 @@ class Operations {
   bool empty() const { return operations_.empty(); }
   // How one member is occupied; its memory is not known here.
   Site SiteOf(ConnectionId connection) const;
+  // Handles of the residuals that operations read.
+  std::set<std::string> ResidualsInUse() const;
   // Requests that were accepted and have not ended.
   int64_t accepted_requests() const;
   // From Reserve until Released: what a worker may hold, whether it has said so or not.

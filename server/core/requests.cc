@@ -28,6 +28,7 @@ const char* StateWord(v1::OperationState state) {
 int64_t InputBytes(const RequestArrived& request) {
   int64_t bytes = 0;
   for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
+    if (!request.residual.empty() && !IsSentBesideResidual(id)) continue;
     bytes += BytesOf(request.spec, id);
   }
   return bytes;
@@ -67,9 +68,10 @@ void Requests::SetState(Request& request, v1::OperationState state) {
   turn_.Emit(StateChanged{request.stream(), state});
 }
 
-void Requests::Succeed(Request& request) {
+void Requests::Succeed(Request& request, std::string residual_handle, std::string residual_reason) {
   SetState(request, v1::OPERATION_STATE_SUCCEEDED);
-  turn_.Emit(FinishRequest{request.stream(), turn_.now() - request.download_at});
+  turn_.Emit(FinishRequest{request.stream(), turn_.now() - request.download_at,
+                           std::move(residual_handle), std::move(residual_reason)});
   Forget(request, std::nullopt);
 }
 

@@ -40,9 +40,11 @@ struct Request {
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;
+  std::string not_retained;               // why its residual was given up
   std::vector<std::string> member_names;  // by ring rank, once accepted
   uint64_t generation = 0;                // likewise
 
+  bool retains() const { return arrived.retain.has_value(); }
   StreamId stream() const { return arrived.stream; }
   int64_t WorkspaceOn(ConnectionId connection) const {
     const auto known = workspace_bytes.find(connection);
@@ -65,7 +67,8 @@ class Requests {
   Request& Add(RequestArrived arrived);
   void SetState(Request& request, v1::OperationState state);
   // Both end it: the request is gone, its view remains.
-  void Succeed(Request& request);
+  //   residual_reason  why the Forward has no residual, if it asked for one
+  void Succeed(Request& request, std::string residual_handle, std::string residual_reason);
   void Fail(Request& request, const Failure& failure);
   // For a stream that never became a request.
   void Refuse(StreamId stream, const Failure& failure);

@@ -118,6 +118,13 @@ class Scenario {
                                        : absl::ResourceExhaustedError("too many wait");
       return Feed(answer);
     }
+    if (verb == "delete") {
+      return Feed(ResidualDeleted{words[1], Option(words, "principal", "")});
+    }
+    if (verb == "renew") {
+      return Feed(ResidualsRenewed{{words[1]}, Option(words, "principal", ""), Duration(words[2])});
+    }
+    if (verb == "residuals") return ShowResiduals();
     if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
     if (verb == "reform") return Feed(ReformRequested{});
     if (verb == "wait") return Wait(Duration(words[1]));
@@ -231,9 +238,12 @@ class Scenario {
       message.mutable_generation_failed()->set_operation_id(
           workers_.at(name).heartbeat.operation_id());
       message.mutable_generation_failed()->set_reason(Rest(words, 3));
-    } else if (verb == "reserved" || verb == "refused") {
+    } else if (verb == "reserved" || verb == "refused" || verb == "missing") {
       Name(message.mutable_reserved(), words[2]);
       message.mutable_reserved()->set_ok(verb == "reserved");
+      message.mutable_reserved()->set_residual_missing(verb == "missing");
+      message.mutable_reserved()->set_residual_bytes(
+          static_cast<uint64_t>(Number(words, "residual")));
       message.mutable_reserved()->set_reason(Rest(words, 3));
       message.mutable_reserved()->set_workspace_bytes(
           static_cast<uint64_t>(Number(words, "workspace")));
@@ -281,7 +291,25 @@ class Scenario {
     if (world > 0) request.choice.world_size = world;
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) request.deadline = now_ + Duration(deadline);
+    const std::string ttl = Option(words, "retain", "");
+    if (!ttl.empty()) {
+      request.retain = RequestArrived::Retain{absl::StrCat("h-", words[1]), Duration(ttl)};
+    }
+    request.terms.max_residual_bytes = own("residual_bytes");
+    request.residual = Option(words, "residual", "");
+    if (!request.residual.empty()) FillFromResidual(words, &request);
     Feed(request);
+  }
+
+  // As the edge does.
+  void FillFromResidual(const Words& words, RequestArrived* request) {
+    request->direction = Direction::kBackward;
+    request->keep_residual = words.back() == "keep";
+    const ResidualView view =
+        core_.FindResidual(request->residual, request->principal, request->request_id);
+    if (view.why_not) return;
+    request->spec = *view.spec;
+    request->choice = view.choice;
   }
 
   // The request, and its members' answers until it is accepted or runs.
@@ -291,7 +319,9 @@ class Scenario {
     if (reserve.first.empty()) return;
     const Words members = absl::StrSplit(reserve.first, ' ');
     const std::string operation = std::vector<std::string>(absl::StrSplit(reserve.second, ' '))[1];
-    for (const std::string& member : members) WorkerSays(member, {member, "reserved", operation});
+    for (const std::string& member : members) {
+      WorkerSays(member, {member, "reserved", operation, "residual=100"});
+    }
     if (!run || Hide("accepted ").first.empty()) return;
     for (const std::string& member : members) WorkerSays(member, {member, "uploaded", operation});
   }
@@ -396,6 +426,18 @@ class Scenario {
                           stats.ready_workers)});
   }
 
+  void ShowResiduals() {
+    const ResidualCounts counts = core_.stats().residuals;
+    std::string text =
+        absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ", counts.kept,
+                     " refused ", counts.refused, " read ", counts.reads);
+    for (const ResidualEnd end : kResidualEnds) {
+      const int64_t ended = counts.ended[static_cast<size_t>(end)];
+      if (ended > 0) absl::StrAppend(&text, " ", ResidualEndName(end), " ", ended);
+    }
+    lines_.push_back({"", text});
+  }
+
   // As the topology says it that was published last, which must be the newest.
   void ShowMemory() {
     const v1::Topology topology = core_.topology();
@@ -447,13 +489,17 @@ class Scenario {
         worker->second.heartbeat.clear_operation_id();
         break;
       case v1::JoinResponse::kRelease:
-        text = absl::StrCat("release ", message.release().operation_id());
+        text = absl::StrCat("release ", message.release().operation_id(),
+                            message.release().keep_residual() ? " keeping" : "");
         answer.mutable_released()->set_operation_id(message.release().operation_id());
         answer.mutable_released()->set_generation(message.release().generation());
         break;
       case v1::JoinResponse::kReserve:
         text = absl::StrCat("reserve ", message.reserve().operation_id(), " [",
-                            absl::StrJoin(message.reserve().members(), " "), "]");
+                            absl::StrJoin(message.reserve().members(), " "), "]",
+                            message.reserve().retain() ? " retain" : "",
+                            message.reserve().residual().empty() ? "" : " reads ",
+                            message.reserve().residual());
         answered = false;
         break;
       case v1::JoinResponse::kRun:
@@ -462,6 +508,10 @@ class Scenario {
         break;
       case v1::JoinResponse::kCancel:
         text = absl::StrCat("cancel ", message.cancel().operation_id());
+        answered = false;
+        break;
+      case v1::JoinResponse::kDropResiduals:
+        text = absl::StrCat("drop ", absl::StrJoin(message.drop_residuals().operation_ids(), " "));
         answered = false;
         break;
       case v1::JoinResponse::kLeave:
@@ -530,7 +580,11 @@ class Scenario {
   }
 
   void Note(const FinishRequest& finish, std::deque<Event>*) {
-    lines_.push_back({StreamName(finish.stream), "finished"});
+    const std::string& handle = finish.residual_handle;
+    const std::string& reason = finish.residual_reason;
+    lines_.push_back(
+        {StreamName(finish.stream), absl::StrCat("finished", handle.empty() ? "" : " ", handle,
+                                                 reason.empty() ? "" : ", not kept: ", reason)});
   }
 
   void Note(const FailRequest& fail, std::deque<Event>*) {

@@ -17,16 +17,20 @@
 //   ring NAME...                             manual NAME...     silent NAME...
 //   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
 //   NAME leaving
-//   NAME reserved OP | refused OP [workspace=BYTES] REASON | uploaded OP | released OP
+//   NAME reserved OP [residual=BYTES] | missing OP
+//   NAME refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
-//             [option=segment_ids]
+//             [option=segment_ids] [residual_bytes=N]
+//             [retain=TTL]          # a Forward that is to be kept, as h-S
+//             [residual=H] [keep]   # a Backward that reads it
 //   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S
 //   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
+//   delete H [principal=P]   renew H TTL [principal=P]   residuals
 //   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
 //   losses   requests MAX   # what an operator sees of them
 //   predicted ID   # seconds that the plan says

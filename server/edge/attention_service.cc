@@ -6,9 +6,11 @@
 #include <variant>
 
 #include "server/edge/audit_log.h"
+#include "server/edge/call_failures.h"
 #include "server/edge/callers.h"
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
+#include "server/edge/residual_calls.h"
 
 namespace ringattn::server {
 namespace {
@@ -18,15 +20,6 @@ Failure NotKnown() {
   failure.code = absl::StatusCode::kNotFound;
   failure.message = "no operation in flight or lately ended has this request_id";
   failure.reason = "OPERATION_NOT_FOUND";
-  return failure;
-}
-
-Failure CannotAsk(absl::Duration retry_after) {
-  Failure failure;
-  failure.code = absl::StatusCode::kUnavailable;
-  failure.message = "the server is busy or shuts down";
-  failure.reason = "BUSY";
-  failure.retry_after = retry_after;
   return failure;
 }
 
@@ -83,7 +76,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServe
     Fill(*view, response);
     reactor->Finish(grpc::Status::OK);
   });
-  if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
+  if (!asked) reactor->Finish(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
   return reactor;
 }
 
@@ -107,8 +100,20 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
         context->core->Post(CancelRequested{id, caller.principal},
                             [reactor] { reactor->Finish(grpc::Status::OK); });
       });
-  if (!asked) reactor->Finish(ToGrpcStatus(CannotAsk(context_->retry_after), context_->limits));
+  if (!asked) reactor->Finish(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
   return reactor;
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::DeleteResidual(
+    grpc::CallbackServerContext* call, const v1::DeleteResidualRequest* request,
+    v1::DeleteResidualResponse*) {
+  return AnswerDeleteResidual(context_, call, request);
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::RenewResiduals(
+    grpc::CallbackServerContext* call, const v1::RenewResidualsRequest* request,
+    v1::RenewResidualsResponse* response) {
+  return AnswerRenewResiduals(context_, call, request, response);
 }
 
 }  // namespace ringattn::server

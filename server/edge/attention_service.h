@@ -12,7 +12,9 @@ using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward
     v1::AttentionService::WithRawCallbackMethod_Backward<
         v1::AttentionService::WithCallbackMethod_GetOperation<
             v1::AttentionService::WithCallbackMethod_CancelOperation<
-                v1::AttentionService::Service>>>>;
+                v1::AttentionService::WithCallbackMethod_DeleteResidual<
+                    v1::AttentionService::WithCallbackMethod_RenewResiduals<
+                        v1::AttentionService::Service>>>>>>;
 
 // Thread safe.
 class AttentionServiceImpl final : public AttentionServiceBase {
@@ -27,6 +29,12 @@ class AttentionServiceImpl final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* call,
                                             const v1::CancelOperationRequest* request,
                                             v1::CancelOperationResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteResidual(grpc::CallbackServerContext* call,
+                                           const v1::DeleteResidualRequest* request,
+                                           v1::DeleteResidualResponse* response) override;
+  grpc::ServerUnaryReactor* RenewResiduals(grpc::CallbackServerContext* call,
+                                           const v1::RenewResidualsRequest* request,
+                                           v1::RenewResidualsResponse* response) override;
 
  private:
   const RequestContext* const context_;

@@ -215,7 +215,7 @@ inline const BadHeader kHeaderRows[] = {
 };
 
 inline const BadHeader kBackwardRows[] = {
-    {"residual_handle: 'h'", kLater, "residual_handle"},
+    {"keep_residual: true", kInvalid, "keep_residual"},
     {"has_dlse: true inline_tensors { tensor: TENSOR_ID_DLSE data: 'x' }", kInvalid,
      "inline_tensors[0].data"},
     {"has_dlse: true inline_tensors { tensor: TENSOR_ID_LSE data: 'x' }", kInvalid,

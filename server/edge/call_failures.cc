@@ -45,6 +45,13 @@ Failure Evicted(const Limits& limits, absl::Duration retry_after) {
   return failure;
 }
 
+Failure CoreBusy(absl::Duration retry_after) {
+  Failure failure =
+      Make(absl::StatusCode::kUnavailable, "BUSY", "the server is busy or shuts down");
+  failure.retry_after = retry_after;
+  return failure;
+}
+
 Failure HeaderMissing() {
   return Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
               "the stream ended before its header", "header");

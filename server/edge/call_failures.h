@@ -15,6 +15,8 @@ namespace ringattn::server {
 Failure NoPlace(PlacesFull full, const Limits& limits, absl::Duration retry_after);
 // For the oldest stream without a header, where there are too many.
 Failure Evicted(const Limits& limits, absl::Duration retry_after);
+// The core has too much to do to be asked.
+Failure CoreBusy(absl::Duration retry_after);
 Failure HeaderMissing();
 Failure HeaderLate(absl::Duration limit);
 Failure HeaderTooLarge(int64_t bytes, int64_t limit);

@@ -130,6 +130,9 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   SetDuration(limits.upload_grace_contended, proto->mutable_upload_grace_contended());
   proto->set_max_streams_per_client(limits.max_streams_per_client);
   proto->set_max_streams_per_connection(limits.max_streams_per_connection);
+  proto->set_max_residual_bytes(limits.max_residual_bytes);
+  SetDuration(limits.default_residual_ttl, proto->mutable_default_residual_ttl());
+  SetDuration(limits.max_residual_ttl, proto->mutable_max_residual_ttl());
   proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);

@@ -56,6 +56,8 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
 
 }  // namespace
 
+uint64_t FingerprintOf(v1::BackwardHeader header) { return Fingerprint(&header); }
+
 std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits) {
   return Read(std::move(first), limits);
 }

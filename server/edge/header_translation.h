@@ -37,6 +37,9 @@ struct HeaderRequest {
   std::vector<InlineData> inline_tensors;  // sizes are right
 };
 
+// Of a header as the client sent it, without its id; equal within one process.
+uint64_t FingerprintOf(v1::BackwardHeader header);
+
 // The first message of a stream, its header taken out. All functions are pure and
 // safe for any message.
 std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits);

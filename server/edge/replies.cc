@@ -95,13 +95,14 @@ v1::Progress MakeProgress(const OperationView& view, const TransferTotals& total
   return progress;
 }
 
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, double flops,
+v1::Summary MakeSummary(const BeginDownload& begin, const FinishRequest& finish, double flops,
                         const TransferTotals& totals) {
   v1::Summary summary;
-  const std::pair<v1::Stage, absl::Duration> stages[] = {{v1::STAGE_QUEUE, begin.queue_time},
-                                                         {v1::STAGE_UPLOAD, begin.upload_time},
-                                                         {v1::STAGE_COMPUTE, begin.compute_time},
-                                                         {v1::STAGE_DOWNLOAD, download_time}};
+  const std::pair<v1::Stage, absl::Duration> stages[] = {
+      {v1::STAGE_QUEUE, begin.queue_time},
+      {v1::STAGE_UPLOAD, begin.upload_time},
+      {v1::STAGE_COMPUTE, begin.compute_time},
+      {v1::STAGE_DOWNLOAD, finish.download_time}};
   for (const auto& [stage, duration] : stages) {
     v1::StageTime* added = summary.add_stages();
     added->set_stage(stage);
@@ -112,6 +113,8 @@ v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time
   summary.set_flops(flops);
   summary.set_bytes_up(totals.bytes_up);
   summary.set_bytes_down(totals.bytes_down);
+  summary.set_residual_handle(finish.residual_handle);
+  summary.set_residual_reason(finish.residual_reason);
   return summary;
 }
 

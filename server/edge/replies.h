@@ -29,7 +29,7 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
 v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals);
 
 // `flops`: Plan::flops.
-v1::Summary MakeSummary(const BeginDownload& begin, absl::Duration download_time, double flops,
+v1::Summary MakeSummary(const BeginDownload& begin, const FinishRequest& finish, double flops,
                         const TransferTotals& totals);
 
 // As the oneof member of a ForwardResponse or BackwardResponse.

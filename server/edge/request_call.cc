@@ -164,8 +164,29 @@ void RequestCall::OnReadDone(bool ok) {
 }
 
 void RequestCall::TakeHeader() {
-  std::variant<HeaderRequest, grpc::Status> header =
-      CheckHeader(direction_, &incoming_, context_->limits);
+  auto header = CheckHeader(direction_, &incoming_, context_->limits);
+  if (auto* residual = std::get_if<ResidualHeader>(&header)) {
+    return LookUpResidual(std::move(*residual));
+  }
+  if (const auto* status = std::get_if<grpc::Status>(&header)) return TakeRequest(*status);
+  TakeRequest(std::get<HeaderRequest>(std::move(header)));
+}
+
+// What the core knows of it is all that its thread has to do with this.
+void RequestCall::LookUpResidual(ResidualHeader header) {
+  auto shared = std::make_shared<ResidualHeader>(std::move(header));
+  const bool asked =
+      context_->core->Ask([self = shared_from_this(), shared](const Coordinator& core) {
+        ResidualView view =
+            core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
+        RunSoon([self, shared, view = std::move(view)] {
+          self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
+        });
+      });
+  if (!asked) TakeRequest(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
+}
+
+void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) {
   Todo todo;
   {
     absl::MutexLock lock(&mutex_);
@@ -199,6 +220,11 @@ void RequestCall::Announce(HeaderRequest request) {
   arrived.terms = caller_.terms;
   next_progress_ = now + request.reply.progress_interval;
   arrived.traceparent = traceparent_;
+  if (request.valid.retain_ttl) {
+    arrived.retain = RequestArrived::Retain{MakeResidualHandle(), *request.valid.retain_ttl};
+  }
+  arrived.residual = request.valid.residual_handle;
+  arrived.keep_residual = request.valid.keep_residual;
   LogArrival(request, traceparent_);
   request_ = std::move(request);
   PlacesFull full = context_->registry->HeaderCame(id_);
@@ -276,9 +302,7 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       // Whoever gave up in the same moment gets no other answer from the core.
       End(why_);
     } else {
-      Enqueue(
-          Wrap(direction_, MakeSummary(*download_, finish.download_time, flops_, plane_->totals())),
-          0);
+      Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
       context_->metrics->StageTook("queue", download_->queue_time);
       context_->metrics->StageTook("upload", download_->upload_time);
       context_->metrics->StageTook("compute", download_->compute_time);

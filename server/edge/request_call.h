@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -19,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/core/events.h"
+#include "server/edge/call_header.h"
 #include "server/edge/call_state.h"
 #include "server/edge/data_plane.h"
 #include "server/edge/header_translation.h"
@@ -93,6 +95,8 @@ class RequestCall final : public ByteStreamReactor,
 
   // --- header
   void TakeHeader() ABSL_LOCKS_EXCLUDED(mutex_);
+  void LookUpResidual(ResidualHeader header) ABSL_LOCKS_EXCLUDED(mutex_);
+  void TakeRequest(std::variant<HeaderRequest, grpc::Status> header) ABSL_LOCKS_EXCLUDED(mutex_);
   void Announce(HeaderRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time Deadline(absl::Time now) const;
 

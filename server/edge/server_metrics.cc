@@ -70,6 +70,24 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                   ->Counters("ringattn_ring_reforms_total",
                              "Times that a ring was formed again after the first.")
                   .Add({});
+  residuals_ = gauge("ringattn_residuals", "Residuals that are kept for a Backward.");
+  residual_bytes_ =
+      gauge("ringattn_residual_bytes", "Worker memory that residuals take, all workers together.");
+  gauge("ringattn_max_residual_bytes", "What residuals may take.")
+      ->Set(static_cast<double>(limits.max_residual_bytes));
+  const auto counter = [&](const char* name, const char* help) {
+    return &metrics->Counters(name, help).Add({});
+  };
+  residuals_kept_ = counter("ringattn_residuals_kept_total", "Forwards that left a residual.");
+  residuals_refused_ = counter("ringattn_residuals_refused_total",
+                               "Forwards that asked for a residual and got none.");
+  residual_reads_ =
+      counter("ringattn_residual_reads_total", "Backwards that succeeded with a residual.");
+  auto& ended = metrics->Counters("ringattn_residuals_ended_total",
+                                  "Residuals that are kept no more, by why.");
+  for (const ResidualEnd end : kResidualEnds) {
+    residuals_ended_.push_back(&ended.Add({{"reason", ResidualEndName(end)}}));
+  }
   // The series exist before the first request, so that rates start at zero.
   for (const char* method : kMethods) {
     for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
@@ -109,8 +127,20 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   connected_workers_->Set(stats.connected_workers);
   reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
   stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
+  SetResiduals(stats.residuals);
   stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
   seen_ = stats;
+}
+
+void ServerMetrics::SetResiduals(const ResidualCounts& counts) {
+  residuals_->Set(static_cast<double>(counts.residuals));
+  residual_bytes_->Set(static_cast<double>(counts.bytes));
+  residuals_kept_->Increment(counts.kept - seen_.residuals.kept);
+  residuals_refused_->Increment(counts.refused - seen_.residuals.refused);
+  residual_reads_->Increment(counts.reads - seen_.residuals.reads);
+  for (size_t end = 0; end < residuals_ended_.size(); ++end) {
+    residuals_ended_[end]->Increment(counts.ended[end] - seen_.residuals.ended[end]);
+  }
 }
 
 std::string ServerMetrics::LabelOf(const std::string& worker) {

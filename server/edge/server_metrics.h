@@ -39,6 +39,7 @@ class ServerMetrics {
   void SetTopology(const v1::Topology& topology);
 
  private:
+  void SetResiduals(const ResidualCounts& counts);
   // The label of a worker's losses.
   std::string LabelOf(const std::string& worker);
 
@@ -59,7 +60,13 @@ class ServerMetrics {
   prometheus::Counter* reforms_;
   prometheus::Counter* stalled_uploads_;
   prometheus::Counter* stalled_downloads_;
-  CoordinatorStats seen_;  // what the counters have counted
+  prometheus::Gauge* residuals_;
+  prometheus::Gauge* residual_bytes_;
+  prometheus::Counter* residuals_kept_;
+  prometheus::Counter* residuals_refused_;
+  prometheus::Counter* residual_reads_;
+  std::vector<prometheus::Counter*> residuals_ended_;  // by ResidualEnd
+  CoordinatorStats seen_;                              // what the counters have counted
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;
   prometheus::Family<prometheus::Counter>& losses_;

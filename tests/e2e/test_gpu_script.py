@@ -147,7 +147,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert made.returncode == 0, made.stdout + made.stderr
     out = tmp_path / "out"
     names = ("smoke,sweep,agree,64k,128k-mha:backward,packed,kill,kill-backward,in-flight,"
-             "end-to-end,streams,memory,peer,tests").split(",")
+             "end-to-end,streams,residual,memory,peer,tests").split(",")
     done = subprocess.run([ROOT / "tests/gpu/service.sh", "--cpu", f"--bundle={tmp_path}/bundle",
                            f"--only={','.join(names)}", "--seconds=400", "--sweep_seconds=3"],
                           env={**os.environ, "OUT": str(out)}, capture_output=True, text=True,

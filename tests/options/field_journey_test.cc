@@ -120,8 +120,12 @@ constexpr Journey kJourneys[] = {
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
     // Backward's own.
     {"has_forward_result", "has_forward_result: true"},
-    {"residual_handle", "residual_handle: 'r'", Fate::kRefused},
+    {"residual_handle", "residual_handle: 'r'"},
     {"has_dlse", "has_dlse: true"},
+    {"keep_residual", "residual_handle: 'r' keep_residual: true", Fate::kArrives,
+     "residual_handle: 'r'"},
+    // Forward's own.
+    {"retain.ttl", "retain { ttl { seconds: 5 } }", Fate::kArrives, "retain {}"},
 };
 
 template <typename Header>
@@ -183,6 +187,11 @@ std::string FarEnds(const server::HeaderRequest& request) {
   arrived.direction = valid.direction;
   arrived.recompute_forward = valid.recompute_forward;
   arrived.with_timeline = request.reply.with_timeline;
+  // How long and which residual is kept or read is the core's own; what comes of it is not.
+  if (valid.retain_ttl) arrived.retain = server::RequestArrived::Retain{"h", *valid.retain_ttl};
+  absl::StrAppendFormat(&text, "retain %g reads '%s' keep %d inputs %d\n",
+                        absl::ToDoubleSeconds(valid.retain_ttl.value_or(absl::ZeroDuration())),
+                        valid.residual_handle, valid.keep_residual, valid.inputs.size());
   std::vector<uint32_t> members;
   for (int rank = 0; rank < plan->shards.world_size; ++rank) members.push_back(rank);
   const v1::Reserve reserve = server::MakeReserve(arrived, valid.spec, *plan, "1-1", 1, members);

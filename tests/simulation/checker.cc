@@ -86,6 +86,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     return;
   }
   if (message.has_registered() || message.has_leave()) return;
+  if (message.has_drop_residuals()) return;  // of no generation
 
   if (torn_down_) world_->Violate("an operation's message outside a generation");
   if (message.has_reserve()) {

@@ -42,9 +42,59 @@ void Clients::StartRandomCall(int max_world_size) {
   call.idles = random.OneIn(25);
   call.takes_nothing = random.OneIn(25);
   if (random.OneIn(4)) call.deadline = random.Between(absl::ZeroDuration(), absl::Seconds(20));
+  if (!call.backward && random.OneIn(3)) {
+    call.retain = random.Between(absl::Milliseconds(100), absl::Seconds(20));
+  }
+  if (call.backward && random.OneIn(2)) ReadSomething(&call);
   const std::string id = call.id;
   calls_[id] = std::move(call);
   Open(id, /*other_header=*/false);
+}
+
+// Somebody else's now and then.
+void Clients::ReadSomething(Call* call) {
+  if (residuals_.empty()) return;
+  const auto residual = std::next(residuals_.begin(), world_->random.Below(residuals_.size()));
+  call->residual = residual->first;
+  call->keep_residual = world_->random.OneIn(3);
+  if (!world_->random.OneIn(8)) call->principal = residual->second.principal;
+}
+
+// As the edge does.
+void Clients::FillResidual(const Call& call, RequestArrived* arrived) {
+  arrived->residual = call.residual;
+  arrived->keep_residual = call.keep_residual;
+  const ResidualView view =
+      control_->core().FindResidual(call.residual, call.principal, arrived->request_id);
+  if (view.why_not) return;
+  arrived->spec = *view.spec;
+  arrived->choice = view.choice;
+}
+
+void Clients::NoteResidual(const Call& call, const FinishRequest& finish) {
+  if (!finish.residual_handle.empty()) {
+    ++ends_["(kept)"];
+    residuals_[finish.residual_handle] = {call.principal, world_->now() + call.retain};
+  } else if (finish.residual_reason.empty() != (call.retain == absl::ZeroDuration())) {
+    world_->Violate("neither kept nor said why not: ", call.id);
+  }
+  if (call.residual.empty()) return;
+  ++ends_["(read)"];
+  residuals_.at(call.residual).consumed |= !call.keep_residual;
+}
+
+// Loss needs no reason here: whoever needs the memory may have it.
+std::string Clients::WhyIllegalResidual(const Call& call, const std::string& reason) const {
+  const auto only = [](bool legal, const char* why) { return legal ? "" : why; };
+  if (call.residual.empty()) return "it reads none";
+  const Residual& residual = residuals_.at(call.residual);
+  if (reason == "RESIDUAL_NOT_FOUND") {
+    return only(residual.forgotten || residual.principal != call.principal, "it is its own");
+  }
+  if (residual.principal != call.principal) return "it is not its own";
+  if (reason == "RESIDUAL_EXPIRED") return only(residual.expires <= world_->now(), "too early");
+  if (reason == "RESIDUAL_CONSUMED") return only(residual.consumed, "nobody has");
+  return only(reason == "RESIDUAL_LOST", "no such reason");
 }
 
 void Clients::StartGoodCall(const std::string& name, int world_size) {
@@ -80,6 +130,10 @@ void Clients::Open(const std::string& call_id, bool other_header) {
   arrived.spec = SpecOf(call.tokens);
   arrived.direction = call.backward ? Direction::kBackward : Direction::kForward;
   if (call.world_size > 0) arrived.choice.world_size = call.world_size;
+  if (call.retain > absl::ZeroDuration()) {
+    arrived.retain = RequestArrived::Retain{absl::StrCat("h-", id), call.retain};
+  }
+  if (!call.residual.empty()) FillResidual(call, &arrived);
   arrived.deadline = stream.deadline;
   world_->Trace("stream ", id, ": ", call_id, " tokens ", call.tokens, " world ", call.world_size,
                 other_header ? " with another header" : "");
@@ -143,6 +197,7 @@ void Clients::OnAction(const Action& action) {
     if (!stream.downloading) world_->Violate("OK without the result");
     stream.ended = true;
     calls_.at(stream.call).succeeded = true;
+    NoteResidual(calls_.at(stream.call), *finish);
     ++ends_["OK"];
     last_end_ = world_->now();
   } else if (const auto* fail = std::get_if<FailRequest>(&action)) {
@@ -323,7 +378,12 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
                   "a ring was formed");
     case absl::StatusCode::kResourceExhausted:
       return "";
+    case absl::StatusCode::kNotFound:
+      return WhyIllegalResidual(call, failure.reason);
     case absl::StatusCode::kFailedPrecondition:
+      if (absl::StartsWith(failure.reason, "RESIDUAL_")) {
+        return WhyIllegalResidual(call, failure.reason);
+      }
       return only(call.world_size > 1, "it did not ask for workers");
     case absl::StatusCode::kInternal:
       return only(compute_may_fail_ || world_->fault_injected, "nothing failed");
@@ -333,6 +393,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
 }
 
 void Clients::OnCoordinatorRestarted() {
+  for (auto& [handle, residual] : residuals_) residual.forgotten = true;
   std::vector<std::string> lost;
   for (auto& [id, stream] : streams_) {
     if (stream.ended) continue;

@@ -48,6 +48,9 @@ class Clients {
     int64_t tokens = 0;
     int world_size = 0;  // 0: any
     bool backward = false;
+    absl::Duration retain;  // zero: nothing is to be kept
+    std::string residual;   // that it reads
+    bool keep_residual = false;
     bool good = false;           // no mischief
     bool idles = false;          // stops uploading for ever
     bool takes_nothing = false;  // of its result
@@ -56,6 +59,13 @@ class Clients {
     absl::Duration deadline = absl::InfiniteDuration();
     int attempts = 0;
     bool succeeded = false;
+  };
+  // What a Forward left, as its client knows it.
+  struct Residual {
+    std::string principal;
+    absl::Time expires;
+    bool consumed = false;
+    bool forgotten = false;  // by a coordinator that started again
   };
   struct Stream {
     std::string call;
@@ -73,6 +83,10 @@ class Clients {
     bool shard_failed = false;
   };
 
+  void ReadSomething(Call* call);
+  void FillResidual(const Call& call, RequestArrived* arrived);
+  void NoteResidual(const Call& call, const FinishRequest& finish);
+  std::string WhyIllegalResidual(const Call& call, const std::string& reason) const;
   void Open(const std::string& call_id, bool other_header);
   void PlanMischief(StreamId stream);
   void Upload(StreamId stream, const AcceptRequest& accept);
@@ -94,6 +108,7 @@ class Clients {
   const FindWorker find_worker_;
   std::map<std::string, Call> calls_;
   std::map<StreamId, Stream> streams_;
+  std::map<std::string, Residual> residuals_;  // by handle
   StreamId last_stream_ = 0;
   bool was_drained_ = false;
   bool compute_may_fail_ = false;

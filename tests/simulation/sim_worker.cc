@@ -8,6 +8,10 @@ namespace {
 constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 
+int64_t ResidualBytes(const v1::Reserve& reserve) {
+  return 32 + 8 * static_cast<int64_t>(reserve.shape().seq_len_q()) / reserve.members_size();
+}
+
 }  // namespace
 
 SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, std::string name,
@@ -64,6 +68,7 @@ void SimWorker::Kill(bool silently) {
   backlog_.clear();
   control_->HangUp(connection_, silently);
   connection_ = 0;
+  residuals_.clear();
   operations_.clear();
   runs_.clear();
   running_.clear();
@@ -111,6 +116,7 @@ void SimWorker::Heartbeats() {
 int64_t SimWorker::reserved_bytes() const {
   int64_t bytes = 0;
   for (const auto& [id, operation] : operations_) bytes += operation.bytes;
+  for (const auto& [id, kept] : residuals_) bytes += kept;
   return bytes;
 }
 
@@ -134,6 +140,8 @@ void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
         return OnCancel(message.cancel());
       case v1::JoinResponse::kRelease:
         return OnRelease(message.release());
+      case v1::JoinResponse::kDropResiduals:
+        return OnDropResiduals(message.drop_residuals());
       default:
         return;
     }
@@ -147,6 +155,7 @@ void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
     world_->Trace(name_, " lost its control stream");
     if (stuck_) return Kill(/*silently=*/false);  // cannot free what is stuck
     FreeEverything();
+    residuals_.clear();
     Later(world_->random.Between(absl::Milliseconds(100), absl::Seconds(1)), [this] {
       if (connection_ == 0) Dial();
     });
@@ -231,8 +240,15 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   v1::Reserved* answer = message.mutable_reserved();
   answer->set_operation_id(id);
   answer->set_generation(generation_);
-  const int64_t bytes =
+  int64_t bytes =
       64 + 16 * reserve.shape().seq_len_q() / reserve.members_size() + traits_.workspace_bytes;
+  if (!reserve.residual().empty()) {
+    const auto residual = residuals_.find(reserve.residual());
+    if (residual == residuals_.end()) {
+      return world_->Violate(name_, ": ", id, " reads ", reserve.residual(), ", which is not here");
+    }
+    bytes -= residual->second;
+  }
   answer->set_workspace_bytes(traits_.workspace_bytes);
   if (reserved_bytes() + bytes > traits_.memory_bytes ||
       (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
@@ -248,6 +264,7 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   }
   answer->set_ok(true);
   answer->set_bytes(bytes);
+  if (reserve.retain()) answer->set_residual_bytes(ResidualBytes(reserve));
   Say(message);
   const bool empty = operation.ring_rank >= static_cast<int64_t>(reserve.shape().seq_len_q());
   if (empty) return FinishUpload(id, process_);
@@ -307,11 +324,23 @@ void SimWorker::OnRelease(const v1::Release& release) {
   if (found->second.run && !found->second.finished && !broken_) {
     return world_->Violate(name_, ": Release of ", release.operation_id(), " while it runs");
   }
+  if (release.keep_residual()) {
+    if (!found->second.finished || !found->second.reserve.retain()) {
+      return world_->Violate(name_, ": ", release.operation_id(), " has nothing to keep");
+    }
+    residuals_[release.operation_id()] = ResidualBytes(found->second.reserve);
+  }
   operations_.erase(found);
   v1::JoinRequest answer;
   answer.mutable_released()->set_operation_id(release.operation_id());
   answer.mutable_released()->set_generation(generation_);
   Say(answer);
+}
+
+void SimWorker::OnDropResiduals(const v1::DropResiduals& drop) {
+  for (const std::string& id : drop.operation_ids()) {
+    if (residuals_.erase(id) == 0) world_->Violate(name_, ": ", id, " left nothing to drop");
+  }
 }
 
 }  // namespace ringattn::server::simulation

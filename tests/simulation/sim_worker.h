@@ -109,6 +109,7 @@ class SimWorker {
   void OnRun(const v1::Run& run);
   void OnCancel(const v1::Cancel& cancel);
   void OnRelease(const v1::Release& release);
+  void OnDropResiduals(const v1::DropResiduals& drop);
 
   void StartNext();
   void ComputeTile(const std::string& id);
@@ -146,6 +147,7 @@ class SimWorker {
   std::vector<std::string> blobs_;
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;
+  std::map<std::string, int64_t> residuals_;  // bytes, by the operation that left them
   std::deque<std::string> runs_;
   std::string running_;
 };

@@ -23,6 +23,9 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.download_idle_timeout = absl::Seconds(10);
   config.limits.finished_operations_kept = 8;
   if (random.OneIn(4)) config.limits.max_queued_requests_per_client = 2;
+  config.limits.max_residual_bytes = random.OneIn(3) ? 20000 : 1 << 30;
+  config.limits.ended_residuals_kept = 1 << 20;  // so that each end is told as it was
+  config.residual_replay_time = absl::Seconds(5);
   config.transfer_timeout = absl::Seconds(15);
   config.limits.single_device_threshold_tokens = 500;
   return config;

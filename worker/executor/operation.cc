@@ -139,6 +139,13 @@ DeviceBuffer* Operation::OutputBuffer(TensorId id) {
   return nullptr;
 }
 
+std::shared_ptr<DeviceBuffer> Operation::ShareBuffer(TensorId id) const {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (program_.buffers[i].input == id || program_.buffers[i].output == id) return buffers_[i];
+  }
+  return nullptr;
+}
+
 int64_t Operation::ShardBytes(TensorId id) const {
   const TensorLayout layout = LayoutOf(spec_, id);
   return layout.ShardBytes(ShardRows(plan_, layout, program_.rank));

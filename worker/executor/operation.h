@@ -73,6 +73,9 @@ class Operation {
   // uses it again for other blocks. REQUIRES: allocated.
   DeviceBuffer* InputBuffer(TensorId id);
   DeviceBuffer* OutputBuffer(TensorId id);
+  // The buffer of an input or output tensor, to outlive the operation; null if there is none.
+  // REQUIRES: allocated.
+  std::shared_ptr<DeviceBuffer> ShareBuffer(TensorId id) const;
   // Bytes of this rank's shard of a tensor.
   int64_t ShardBytes(TensorId id) const;
   // REQUIRES: allocated.

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_WORKER_SERVICE_MEMORY_BUDGET_H_
 #define RINGATTN_WORKER_SERVICE_MEMORY_BUDGET_H_
 
+#include <cassert>
 #include <cstdint>
 #include <utility>
 
@@ -31,6 +32,12 @@ class MemoryBudget {
       if (budget_ != nullptr) budget_->Return(bytes_);
     }
     int64_t bytes() const { return bytes_; }
+    // Takes a part out, which goes back by itself. REQUIRES: bytes <= bytes().
+    Reservation Split(int64_t bytes) {
+      assert(bytes <= bytes_);
+      bytes_ -= bytes;
+      return Reservation(budget_, bytes);
+    }
 
    private:
     friend class MemoryBudget;

@@ -10,20 +10,31 @@
 namespace ringattn::worker {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(const v1::Reserve& reserve,
-                                                         RingPlace place, Device* device) {
+//   residual  what the operation reads; null: nothing
+absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
+    const v1::Reserve& reserve, RingPlace place, const std::shared_ptr<const Residual>& residual,
+    Device* device) {
   absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, place.rank, place.world_size);
   if (!decoded.ok()) return decoded.status();
+  std::vector<LentBuffer> lent;
+  if (residual != nullptr) {
+    absl::StatusOr<std::vector<LentBuffer>> buffers = Residual::LendTo(decoded->program, residual);
+    if (!buffers.ok()) return buffers.status();
+    lent = *std::move(buffers);
+  }
   return Operation::Bind(std::move(decoded->spec), std::move(decoded->plan),
-                         std::move(decoded->program), std::move(decoded->members), device);
+                         std::move(decoded->program), std::move(decoded->members), device,
+                         std::move(lent));
 }
 
 }  // namespace
 
-Reservations::Reservations(Device* device, OperationRegistry* registry, HostQueue* aside,
+Reservations::Reservations(Device* device, OperationRegistry* registry,
+                           const ResidualStore* residuals, HostQueue* aside,
                            RunOnControl on_control, Done done)
     : device_(device),
       registry_(registry),
+      residuals_(residuals),
       aside_(aside),
       on_control_(std::move(on_control)),
       done_(std::move(done)) {}
@@ -34,17 +45,24 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace
     return done_(*reserve,
                  absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")), 0);
   }
+  // Now, in the order of messages: one that is dropped later stays for whoever came before.
+  std::shared_ptr<const Residual> residual = residuals_->Find(reserve->residual());
+  if (!reserve->residual().empty() && residual == nullptr) {
+    return done_(*reserve,
+                 absl::NotFoundError(absl::StrCat("no residual of ", reserve->residual())), 0);
+  }
   if (reserve->shape().packed().cu_seqlens_q_size() <= kManyDocuments) {
-    return Admit(*reserve, DecodeAndBind(*reserve, place, device_));
+    return Admit(*reserve, DecodeAndBind(*reserve, place, residual, device_));
   }
   auto pending = std::make_shared<Pending>();
   pending->generation = reserve->generation();
   pending_[id] = pending;
-  auto decode = [this, reserve = std::move(reserve), place, pending = std::move(pending)] {
+  auto decode = [this, reserve = std::move(reserve), place, residual = std::move(residual),
+                 pending = std::move(pending)] {
     LowerThreadPriority();
     auto operation = std::make_shared<absl::StatusOr<std::unique_ptr<Operation>>>(
         pending->unwanted ? absl::CancelledError("released before it was decoded")
-                          : DecodeAndBind(*reserve, place, device_));
+                          : DecodeAndBind(*reserve, place, residual, device_));
     on_control_(
         [this, reserve, pending, operation] { Finish(*reserve, pending, std::move(*operation)); });
     return absl::OkStatus();

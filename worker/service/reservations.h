@@ -19,6 +19,7 @@
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/service/operation_registry.h"
+#include "worker/service/residual.h"
 
 namespace ringattn::worker {
 
@@ -38,11 +39,13 @@ class Reservations {
   // Runs work on the control thread, in the order of the calls. Thread safe.
   using RunOnControl = std::function<void(std::function<void()>)>;
 
-  // `device`, `registry` and `aside` outlive this; this outlives what was handed to RunOnControl.
-  Reservations(Device* device, OperationRegistry* registry, HostQueue* aside,
-               RunOnControl on_control, Done done);
+  // `device`, `registry`, `residuals` and `aside` outlive this; this outlives what was handed to
+  // RunOnControl.
+  Reservations(Device* device, OperationRegistry* registry, const ResidualStore* residuals,
+               HostQueue* aside, RunOnControl on_control, Done done);
 
-  // `done` follows, within the call unless the request has many documents.
+  // `done` follows, within the call unless the request has many documents. NOT_FOUND: the
+  // residual that it names is not here.
   void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace place);
 
   // As OperationRegistry::Release, of one that is still being decoded too.
@@ -63,6 +66,7 @@ class Reservations {
 
   Device* const device_;
   OperationRegistry* const registry_;
+  const ResidualStore* const residuals_;
   HostQueue* const aside_;
   const RunOnControl on_control_;
   const Done done_;

@@ -111,10 +111,15 @@ class ReservationsTest : public testing::Test {
   MemoryBudget budget_{int64_t{1} << 30};
   OperationRegistry registry_{&device_, &budget_,
                               [this](const OperationInfo& info) { Say("released " + info.id); }};
+  ResidualStore residuals_;
   HostQueue control_{"control"};
   HostQueue aside_{"aside"};
   Reservations reservations_{
-      &device_, &registry_, &aside_, [this](std::function<void()> work) { Post(std::move(work)); },
+      &device_,
+      &registry_,
+      &residuals_,
+      &aside_,
+      [this](std::function<void()> work) { Post(std::move(work)); },
       [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
              int64_t) {
         Say(absl::StrCat(operation.ok() ? "reserved " : "refused ", reserve.operation_id()));

@@ -98,9 +98,14 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (stripe < 1) return Malformed("stripe");
   result.plan = MakeShardPlan(result.spec, *layout, ring_size, stripe);
   if (reserve.recompute_forward() && !reserve.backward()) return Malformed("recompute_forward");
+  if (reserve.retain() && reserve.backward()) return Malformed("retain");
+  const bool reads_residual = !reserve.residual().empty();
+  if (reads_residual && (!reserve.backward() || reserve.recompute_forward())) {
+    return Malformed("residual");
+  }
   result.program = MakeProgram(result.spec, result.plan, *kind,
                                reserve.backward() ? Direction::kBackward : Direction::kForward,
-                               reserve.recompute_forward(), ring_rank);
+                               reserve.recompute_forward(), ring_rank, reserve.retain());
   return result;
 }
 

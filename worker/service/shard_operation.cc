@@ -173,6 +173,14 @@ std::unique_ptr<Download> ShardOperation::BeginDownload(std::function<void()> on
   return device_->BeginDownload(std::move(ranges), std::move(on_ready));
 }
 
+std::shared_ptr<const Residual> ShardOperation::TakeResidual() {
+  if (!finished() || !ended().ok()) return nullptr;
+  for (const EventRef& upload : PendingUploads()) {
+    if (!upload->Wait(absl::InfiniteFuture()).ok()) return nullptr;
+  }
+  return MakeResidual(*operation_, reservation_);
+}
+
 void ShardOperation::SetFinished() {
   {
     absl::MutexLock lock(&mutex_);

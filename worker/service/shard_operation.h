@@ -20,6 +20,7 @@
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
 #include "worker/service/memory_budget.h"
+#include "worker/service/residual.h"
 
 namespace ringattn::worker {
 
@@ -90,6 +91,10 @@ class ShardOperation {
   std::vector<Output> Outputs() const;
   // The outputs on their way to the host (Device::BeginDownload). REQUIRES: finished.
   std::unique_ptr<Download> BeginDownload(std::function<void()> on_ready) const;
+
+  // What it leaves for a backward, with its part of the memory; once, from the control thread.
+  // Null unless it has finished well. REQUIRES: its program keeps its inputs.
+  std::shared_ptr<const Residual> TakeResidual();
 
   // --- life
   // The program has ended well: outputs can be read.

@@ -37,7 +37,7 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
                      const RunningOperation& last) { OnRunDone(operation, result, last); }),
       ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
       reservations_(
-          &device_, &registry_, &decoding_,
+          &device_, &registry_, &residuals_, &decoding_,
           [this](std::function<void()> work) { Enqueue(std::move(work)); },
           [this](const v1::Reserve& reserve,
                  const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
@@ -79,8 +79,10 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
       return;
     }
     case v1::JoinResponse::kRelease:
-      return Enqueue([this, release = message.release()] {
-        reservations_.Release(release.operation_id(), release.generation());
+      return Enqueue([this, release = message.release()] { OnRelease(release); });
+    case v1::JoinResponse::kDropResiduals:
+      return Enqueue([this, drop = message.drop_residuals()] {
+        for (const std::string& id : drop.operation_ids()) residuals_.Drop(id);
       });
     case v1::JoinResponse::kRegistered:
     case v1::JoinResponse::kLeave:
@@ -102,6 +104,7 @@ void WorkerCore::LeaveRing(const std::string& reason,
         on_membership(false);
         reservations_.ForgetAll();
         ring_.Forget(reason);
+        residuals_.Clear();
         metrics_->SetRank(std::nullopt);
         return absl::OkStatus();
       },
@@ -123,6 +126,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
     heartbeat.set_waits_for_peer(probe_.WaitsForPeer(device_));
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
+  metrics_->SetResiduals(residuals_.count(), residuals_.bytes());
   metrics_->SetDeviceUsage(device_.usage());
   if (const int64_t bytes = ResidentBytes(); bytes >= 0) metrics_->SetResidentBytes(bytes);
   return heartbeat;
@@ -203,8 +207,10 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   reserved->set_generation(reserve.generation());
   reserved->set_ok(operation.ok());
   reserved->set_workspace_bytes(workspace_bytes);
+  reserved->set_residual_missing(absl::IsNotFound(operation.status()));
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
+    if (reserve.retain()) reserved->set_residual_bytes(ResidualBytes((*operation)->operation()));
   } else {
     reserved->set_reason(std::string(operation.status().message()));
     LogWarning("shard refused", {{"worker", options_.name},
@@ -217,6 +223,17 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   send_(std::move(message));
   // A shard without rows has nothing to wait for.
   if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
+}
+
+// Only what was reserved with `retain` is kept: the coordinator asks for nothing else.
+void WorkerCore::OnRelease(const v1::Release& release) {
+  if (release.keep_residual()) {
+    const auto operation = registry_.Find(release.operation_id(), release.generation());
+    std::shared_ptr<const Residual> residual =
+        operation == nullptr ? nullptr : operation->TakeResidual();
+    if (residual != nullptr) residuals_.Put(release.operation_id(), std::move(residual));
+  }
+  reservations_.Release(release.operation_id(), release.generation());
 }
 
 void WorkerCore::OnReleased(const OperationInfo& info) {

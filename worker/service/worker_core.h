@@ -20,6 +20,7 @@
 #include "worker/service/operation_registry.h"
 #include "worker/service/operation_runner.h"
 #include "worker/service/reservations.h"
+#include "worker/service/residual.h"
 #include "worker/service/ring_member.h"
 #include "worker/service/watchdog.h"
 #include "worker/service/worker_metrics.h"
@@ -70,6 +71,7 @@ class WorkerCore {
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
+  void OnRelease(const v1::Release& release);
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
@@ -84,6 +86,7 @@ class WorkerCore {
   ActivityProbe probe_;
   ObservedDevice device_;
   Watchdog watchdog_;
+  ResidualStore residuals_;
   OperationRegistry registry_;
   OperationRunner runner_;
   RingMember ring_;  // used on work_ only, but for CancelForming

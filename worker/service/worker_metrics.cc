@@ -25,6 +25,14 @@ WorkerMetrics::WorkerMetrics()
           metrics_
               .Gauges("ringattn_worker_reserved_bytes", "Device memory set aside for operations.")
               .Add({})),
+      residuals_(metrics_
+                     .Gauges("ringattn_worker_residuals",
+                             "Residuals of forward calls that are kept for a backward.")
+                     .Add({})),
+      residual_bytes_(metrics_
+                          .Gauges("ringattn_worker_residual_bytes",
+                                  "Device memory that residuals take, part of what is reserved.")
+                          .Add({})),
       device_used_bytes_(metrics_
                              .Gauges("ringattn_device_memory_used_bytes",
                                      "Memory in use on the whole GPU; 0 on a CPU.")

@@ -40,6 +40,10 @@ class WorkerMetrics {
   void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
   void SetResidentBytes(int64_t bytes) { resident_bytes_.Set(static_cast<double>(bytes)); }
   void SetReservedBytes(int64_t bytes) { reserved_bytes_.Set(static_cast<double>(bytes)); }
+  void SetResiduals(int64_t count, int64_t bytes) {
+    residuals_.Set(static_cast<double>(count));
+    residual_bytes_.Set(static_cast<double>(bytes));
+  }
   void SetDeviceUsage(const DeviceUsage& usage) {
     device_used_bytes_.Set(static_cast<double>(usage.memory_used_bytes));
     allocated_bytes_.Set(static_cast<double>(usage.allocated_bytes));
@@ -66,6 +70,8 @@ class WorkerMetrics {
   prometheus::Gauge& memory_limit_bytes_;
   prometheus::Gauge& resident_bytes_;
   prometheus::Gauge& reserved_bytes_;
+  prometheus::Gauge& residuals_;
+  prometheus::Gauge& residual_bytes_;
   prometheus::Gauge& device_used_bytes_;
   prometheus::Gauge& allocated_bytes_;
   prometheus::Gauge& pinned_used_bytes_;

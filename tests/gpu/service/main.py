@@ -10,6 +10,7 @@ import faults
 import memory
 import peer
 import quickstart
+import residuals
 import rings
 import tables
 import wire
@@ -45,6 +46,7 @@ def parts_of(session):
              "end-to-end": (80, wire.end_to_end(session), True),
              "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
+             "residual": (90, residuals.part(session), True),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),
@@ -100,7 +102,7 @@ def order_inputs(session):
         fault = Shape(**profile["fault"])
         session.inputs.want(fault, False)
         session.inputs.want(fault.share(2), True)
-    if "in-flight" in parts:
+    if "in-flight" in parts or "residual" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["64k"]), True)
     if "memory" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["256k"]), True)

@@ -1,0 +1,113 @@
+#include "common/request/residual_header.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/request/option_fields.h"
+#include "common/request/shape_rules.h"
+#include "common/request/unknown_fields.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn {
+namespace {
+
+constexpr char kDiffers[] = "is not what the residual's Forward had";
+
+// A message of this field alone, as bytes: that one is there and empty is not that it is missing.
+std::string BytesOfField(const google::protobuf::Message& message,
+                         const google::protobuf::FieldDescriptor* field) {
+  std::unique_ptr<google::protobuf::Message> alone(message.New());
+  alone->CopyFrom(message);
+  const google::protobuf::Descriptor* type = message.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    if (type->field(i) != field) alone->GetReflection()->ClearField(alone.get(), type->field(i));
+  }
+  return alone->SerializeAsString();
+}
+
+// The first field in which two messages of one type differ.
+std::string FirstDifference(const google::protobuf::Message& a,
+                            const google::protobuf::Message& b) {
+  const google::protobuf::Descriptor* type = a.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = type->field(i);
+    if (BytesOfField(a, field) != BytesOfField(b, field)) return field->name();
+  }
+  return "";
+}
+
+void CheckShapeIsSame(const AttentionSpec& forward, const v1::AttentionShape& said,
+                      const Limits& limits, Violations& violations) {
+  const AttentionShape shape = CheckShape(said, limits, violations);
+  if (!violations.empty() || shape == forward.shape) return;
+  v1::AttentionShape theirs, ours;
+  ToProto(shape, &theirs);
+  ToProto(forward.shape, &ours);
+  violations.Invalid(absl::StrCat("shape.", FirstDifference(theirs, ours)), kDiffers);
+}
+
+void CheckOptionsAreSame(const AttentionSpec& forward, const v1::AttentionOptions& said,
+                         Violations& violations) {
+  const AttentionOptions options = ReadOptions(said, forward.shape, violations);
+  if (!violations.empty() || options == forward.options) return;
+  v1::AttentionOptions theirs, ours;
+  WriteOptions(options, &theirs);
+  WriteOptions(forward.options, &ours);
+  violations.Invalid(absl::StrCat("options.", FirstDifference(theirs, ours)), kDiffers);
+}
+
+void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violations& violations) {
+  const auto differs = [&](const char* field) { violations.Invalid(field, kDiffers); };
+  if (said.layout() != 0 && said.layout() != ToProto(*plan.layout)) differs("plan.layout");
+  if (said.schedule() != 0 && said.schedule() != ToProto(*plan.schedule)) {
+    differs("plan.schedule");
+  }
+  if (said.has_world_size() && said.world_size() != static_cast<uint32_t>(*plan.world_size)) {
+    differs("plan.world_size");
+  }
+  if (said.has_stripe() && said.stripe() != static_cast<uint64_t>(plan.stripe)) {
+    differs("plan.stripe");
+  }
+}
+
+}  // namespace
+
+std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const PlanChoice& plan,
+                                          const Limits& limits, v1::BackwardHeader* header) {
+  Violations violations(limits.max_error_detail_bytes);
+  FindUnknownFields(*header, "", violations);  // before they are replaced
+  if (header->has_shape()) CheckShapeIsSame(forward, header->shape(), limits, violations);
+  if (header->dtype() != v1::DATA_TYPE_UNSPECIFIED && header->dtype() != ToProto(forward.dtype)) {
+    violations.Invalid("dtype", kDiffers);
+  }
+  if (header->has_options()) CheckOptionsAreSame(forward, header->options(), violations);
+  CheckPlanIsSame(plan, header->plan(), violations);
+  const v1::DataType results = ToProto(forward.result_dtype());
+  const v1::DataType said = header->reply().output_dtype();
+  if (said != v1::DATA_TYPE_UNSPECIFIED && said != results) {
+    violations.Invalid("reply.output_dtype", kDiffers);
+  }
+  if (!violations.empty()) return std::move(violations).ToRejection();
+
+  header->clear_shape();
+  header->clear_options();
+  header->clear_plan();
+  ToProto(forward.shape, header->mutable_shape());
+  header->set_dtype(ToProto(forward.dtype));
+  WriteOptions(forward.options, header->mutable_options());
+  header->mutable_reply()->set_output_dtype(results);
+  header->mutable_plan()->set_layout(ToProto(*plan.layout));
+  header->mutable_plan()->set_schedule(ToProto(*plan.schedule));
+  header->mutable_plan()->set_world_size(static_cast<uint32_t>(*plan.world_size));
+  if (*plan.layout == Layout::kStriped) {
+    header->mutable_plan()->set_stripe(static_cast<uint64_t>(plan.stripe));
+  }
+  return std::nullopt;
+}
+
+}  // namespace ringattn

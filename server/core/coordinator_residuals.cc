@@ -1,0 +1,175 @@
+// Coordinator: what Forwards leave for Backwards, from the wish to keep it to its end.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/client_failures.h"
+#include "server/core/coordinator_impl.h"
+
+namespace ringattn::server {
+namespace {
+
+// The Forward's plan, with nothing left to choose: its shards are where they are.
+PlanChoice SamePlan(const Plan& plan) {
+  PlanChoice choice;
+  choice.layout = plan.shards.layout;
+  choice.schedule = plan.schedule;
+  choice.world_size = plan.shards.world_size;
+  choice.stripe = plan.shards.stripe;
+  return choice;
+}
+
+}  // namespace
+
+ResidualView Coordinator::Impl::FindResidual(const std::string& handle,
+                                             const std::string& principal,
+                                             const std::string& request_id) const {
+  ResidualView view;
+  view.why_not = residuals_.WhyNot(handle, principal, request_id);
+  if (view.why_not) return view;
+  const Residual& residual = *residuals_.Find(handle);
+  view.spec = residual.spec;
+  view.choice = SamePlan(*residual.plan);
+  return view;
+}
+
+void Coordinator::Impl::On(const ResidualDeleted& event) {
+  residuals_.Delete(event.handle, event.principal, operations_.ResidualsInUse());
+}
+
+void Coordinator::Impl::On(const ResidualsRenewed& event) {
+  for (const std::string& handle : event.handles) {
+    residuals_.Renew(handle, event.principal, event.ttl);
+  }
+}
+
+// --------------------------------------------------------------------- keeping
+
+// At the Forward's end: until then nothing is kept that could turn out to be worthless.
+Coordinator::Impl::KeptResidual Coordinator::Impl::KeepResidual(const Request& request,
+                                                                const Operation& operation) {
+  if (!request.retains()) return {"", request.not_retained};
+  Residual residual;
+  residual.handle = request.arrived.retain->handle;
+  residual.ttl = request.arrived.retain->ttl;
+  residual.principal = request.arrived.principal;
+  residual.client = request.arrived.client;
+  residual.operation_id = operation.id;
+  residual.spec = request.spec;
+  residual.plan = request.plan;
+  residual.fingerprint = request.arrived.fingerprint;
+  for (const Operation::Member& member : operation.members) {
+    residual.members.push_back({member.connection, member.residual_bytes});
+  }
+  const std::string handle = residual.handle;
+  std::string why_not = residuals_.Keep(
+      std::move(residual), request.arrived.terms.max_residual_bytes, operations_.ResidualsInUse());
+  if (!why_not.empty()) return {"", std::move(why_not)};
+  return {handle, ""};
+}
+
+// A Forward goes on without: keeping its inputs takes one more K/V buffer.
+void Coordinator::Impl::StopRetaining(Request& request, std::string why) {
+  request.arrived.retain.reset();
+  request.not_retained = std::move(why);
+  residuals_.CountRefusal();
+  StopPlanning(request);
+  request.plan = nullptr;
+  request.workspace_bytes.clear();
+  AskForPlan(request);
+}
+
+// --------------------------------------------------------------------- reading
+
+// On the workers that have it, in the order in which they have it; its own bytes are no
+// memory that others hold.
+Placement Coordinator::Impl::PlaceReader(const Residual& residual, const PlacementRequest& wanted,
+                                         std::vector<Site> sites, bool only_express) const {
+  for (size_t rank = 0; rank < sites.size(); ++rank) {
+    const auto member =
+        std::find_if(residual.members.begin(), residual.members.end(),
+                     [&](const auto& each) { return each.connection == ring_.members()[rank]; });
+    sites[rank].serves &= member != residual.members.end();
+    if (member != residual.members.end()) sites[rank].reserved_bytes -= member->bytes;
+  }
+  Placement placement = Place(
+      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
+  if (placement.answer != Placement::Answer::kPlaced) return placement;
+  placement.ranks.clear();
+  for (const ResidualMember& member : residual.members) {
+    placement.ranks.push_back(*ring_.RankOf(member.connection));
+  }
+  return placement;
+}
+
+bool Coordinator::Impl::IsInRing(const Residual& residual) const {
+  return std::all_of(
+      residual.members.begin(), residual.members.end(),
+      [&](const ResidualMember& member) { return ring_.RankOf(member.connection).has_value(); });
+}
+
+// -------------------------------------------------------------------- endings
+
+void Coordinator::Impl::EndReaders(const std::vector<StreamId>& readers, ResidualEnd why) {
+  for (StreamId stream : readers) EndRequest(stream, ResidualGone(why));
+}
+
+void Coordinator::Impl::LoseResidual(const std::string& handle) {
+  EndReaders(residuals_.Lose(handle), ResidualEnd::kLost);
+}
+
+// Whatever waits for memory goes before what is only kept. Consumed ones go at once; others only
+// where the request would not fit even if nothing else ran, so that it does not cost somebody's
+// residual what a moment's patience saves. True if any went.
+bool Coordinator::Impl::MakeRoomFor(const Request& request) {
+  if (residuals_.counts().residuals == 0) return false;
+  std::vector<Site> sites = Sites();
+  std::vector<Site> idle_sites = sites;
+  for (size_t rank = 0; rank < idle_sites.size(); ++rank) {
+    const auto kept = residuals_.bytes_by_worker().find(ring_.members()[rank]);
+    idle_sites[rank].reserved_bytes = kept == residuals_.bytes_by_worker().end() ? 0 : kept->second;
+  }
+  const auto waits = [&](std::vector<Site>* on) {
+    return PlaceRequest(request, on, false).answer == Placement::Answer::kWaitsForMemory;
+  };
+  // Asked at every event while it waits: the common answer is quick.
+  if (residuals_.consumed() == 0 && !waits(&idle_sites)) return false;
+  bool made_room = false;
+  for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
+    if (!waits(&sites)) break;
+    if (handle == request.arrived.residual) continue;
+    const Residual& residual = *residuals_.Find(handle);
+    if (!residual.consumed && !waits(&idle_sites)) break;
+    for (const ResidualMember& member : residual.members) {
+      const std::optional<int> rank = ring_.RankOf(member.connection);
+      if (!rank) continue;
+      sites[*rank].reserved_bytes -= member.bytes;
+      idle_sites[*rank].reserved_bytes -= member.bytes;
+    }
+    const bool was_consumed = residual.consumed;
+    EndReaders(residuals_.Evict(handle),
+               was_consumed ? ResidualEnd::kConsumed : ResidualEnd::kEvicted);
+    made_room = true;
+  }
+  return made_room;
+}
+
+// The worker has less than it said, or in pieces too small.
+bool Coordinator::Impl::EvictOneOn(ConnectionId connection, const std::string& besides) {
+  for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
+    if (handle == besides || !residuals_.Find(handle)->IsOn(connection)) continue;
+    EndReaders(residuals_.Evict(handle), ResidualEnd::kEvicted);
+    return true;
+  }
+  return false;
+}
+
+std::map<ConnectionId, int64_t> Coordinator::Impl::ReservedByWorker() const {
+  std::map<ConnectionId, int64_t> reserved = operations_.ReservedByWorker();
+  for (const auto& [connection, bytes] : residuals_.bytes_by_worker()) {
+    reserved[connection] += bytes;
+  }
+  return reserved;
+}
+
+}  // namespace ringattn::server
