@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -35,7 +35,7 @@ class Report:
     bytes_down: int
     attempts: int  #: 1, and one more for each replay
     streams: int  #: requests that the call was sent as
-    details: Mapping[str, Any]  #: all that came, as the protos Accepted and Summary name it
+    details: Mapping[str, Any] = field(repr=False)  #: all that came, as the protos Accepted and Summary name it
 
 
 def report_of(values: dict[str, Any]) -> Report:
