@@ -1,7 +1,7 @@
-// The extension module ringattn._core: the client library with plain values. What users see is written in Python on
-// top of it (client/python/ringattn), and so are defaults, shapes, exceptions and event loops.
+// The extension module ringattn._core: the client library with plain values. What users see is
+// written in Python on top of it (client/python/ringattn), and so are defaults, shapes, exceptions
+// and event loops.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <memory>
 #include <string>
@@ -9,6 +9,7 @@
 
 #include "client/client.h"
 #include "client/error.h"
+#include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 #include "client/python/python_call.h"
 #include "common/base/version.h"
@@ -26,24 +27,19 @@ py::tuple ValueOrError(const absl::Status& status, const py::object& value) {
 
 py::tuple Connect(const std::string& target, const py::dict& options) {
   client::ClientOptions client_options;
-  const auto read = [&](const char* name, auto* field) {
-    if (options.contains(name) && !options[name].is_none()) {
-      *field = options[name].cast<std::decay_t<decltype(*field)>>();
-    }
-  };
   double connect_timeout_seconds = absl::ToDoubleSeconds(client_options.retry.connect_timeout);
-  read("tls_ca", &client_options.tls_ca);
-  read("tls_cert", &client_options.tls_cert);
-  read("tls_key", &client_options.tls_key);
-  read("tls_server_name", &client_options.tls_server_name);
-  read("token_file", &client_options.token_file);
-  read("channels", &client_options.channels);
-  read("max_chunk_bytes_up", &client_options.max_chunk_bytes_up);
-  read("max_replays", &client_options.retry.max_replays);
-  read("connect_timeout", &connect_timeout_seconds);
+  ReadItem(options, "tls_ca", &client_options.tls_ca);
+  ReadItem(options, "tls_cert", &client_options.tls_cert);
+  ReadItem(options, "tls_key", &client_options.tls_key);
+  ReadItem(options, "tls_server_name", &client_options.tls_server_name);
+  ReadItem(options, "token_file", &client_options.token_file);
+  ReadItem(options, "channels", &client_options.channels);
+  ReadItem(options, "max_chunk_bytes_up", &client_options.max_chunk_bytes_up);
+  ReadItem(options, "max_replays", &client_options.retry.max_replays);
+  ReadItem(options, "connect_timeout", &connect_timeout_seconds);
   client_options.retry.connect_timeout = absl::Seconds(connect_timeout_seconds);
   auto made = [&] {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     return client::Client::Connect(target, client_options);
   }();
   if (!made.ok()) return ValueOrError(made.status(), py::none());
@@ -54,16 +50,17 @@ py::tuple Connect(const std::string& target, const py::dict& options) {
 template <typename Call>
 py::tuple Unary(const Call& call) {
   auto response = [&] {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     return call();
   }();
   if (!response.ok()) return ValueOrError(response.status(), py::none());
   return ValueOrError(absl::OkStatus(), ToDict(*response));
 }
 
-py::tuple CancelOperation(ClientHandle& client, const std::string& request_id, double deadline_seconds) {
+py::tuple CancelOperation(ClientHandle& client, const std::string& request_id,
+                          double deadline_seconds) {
   const absl::Status status = [&] {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     return client.get().CancelOperation(request_id, absl::Seconds(deadline_seconds));
   }();
   return ValueOrError(status, py::none());
@@ -76,8 +73,8 @@ PYBIND11_MODULE(_core, module) {
   module.attr("VERSION") = kVersion;
 
   py::class_<ClientHandle, std::shared_ptr<ClientHandle>>(module, "Client")
-      .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"), py::arg("inputs"),
-           py::arg("outputs"), py::arg("call"), py::arg("with_event"))
+      .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("call"), py::arg("with_event"))
       .def("server_info",
            [](ClientHandle& client, double deadline) {
              return Unary([&] { return client.get().GetServerInfo(absl::Seconds(deadline)); });
@@ -88,7 +85,8 @@ PYBIND11_MODULE(_core, module) {
            })
       .def("get_operation",
            [](ClientHandle& client, const std::string& request_id, double deadline) {
-             return Unary([&] { return client.get().GetOperation(request_id, absl::Seconds(deadline)); });
+             return Unary(
+                 [&] { return client.get().GetOperation(request_id, absl::Seconds(deadline)); });
            })
       .def("cancel_operation", &CancelOperation);
 

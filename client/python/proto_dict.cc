@@ -15,7 +15,8 @@ namespace pb = google::protobuf;
 namespace py = pybind11;
 using Field = pb::FieldDescriptor;
 
-// "LAYOUT_" of Layout, "TIMELINE_CATEGORY_" of TimelineCategory: what all names of an enum begin with.
+// "LAYOUT_" of Layout, "TIMELINE_CATEGORY_" of TimelineCategory: what all names of an enum begin
+// with.
 std::string EnumPrefix(const pb::EnumDescriptor& type) {
   std::string prefix;
   for (const char letter : type.name()) {
@@ -86,15 +87,6 @@ py::object ToPython(const pb::Message& message, const Field& field, int index) {
   throw py::value_error(absl::StrCat(name, ": ", why));
 }
 
-template <typename T>
-T Read(py::handle value, absl::string_view name) {
-  try {
-    return value.cast<T>();
-  } catch (const py::cast_error&) {
-    Refuse(name, absl::StrCat(py::repr(value).cast<std::string>(), " is no value of it"));
-  }
-}
-
 void Set(pb::Message& message, const Field& field, py::handle value, const std::string& name);
 
 // Sets a singular field, or appends to a repeated one.
@@ -103,49 +95,49 @@ void SetOne(pb::Message& message, const Field& field, py::handle value, const st
   const bool many = field.is_repeated();
   switch (field.cpp_type()) {
     case Field::CPPTYPE_INT32: {
-      const auto number = Read<int32_t>(value, name);
+      const auto number = ReadValue<int32_t>(value, name);
       return many ? reflection.AddInt32(&message, &field, number)
                   : reflection.SetInt32(&message, &field, number);
     }
     case Field::CPPTYPE_INT64: {
-      const auto number = Read<int64_t>(value, name);
+      const auto number = ReadValue<int64_t>(value, name);
       return many ? reflection.AddInt64(&message, &field, number)
                   : reflection.SetInt64(&message, &field, number);
     }
     case Field::CPPTYPE_UINT32: {
-      const auto number = Read<uint32_t>(value, name);
+      const auto number = ReadValue<uint32_t>(value, name);
       return many ? reflection.AddUInt32(&message, &field, number)
                   : reflection.SetUInt32(&message, &field, number);
     }
     case Field::CPPTYPE_UINT64: {
-      const auto number = Read<uint64_t>(value, name);
+      const auto number = ReadValue<uint64_t>(value, name);
       return many ? reflection.AddUInt64(&message, &field, number)
                   : reflection.SetUInt64(&message, &field, number);
     }
     case Field::CPPTYPE_DOUBLE: {
-      const auto number = Read<double>(value, name);
+      const auto number = ReadValue<double>(value, name);
       return many ? reflection.AddDouble(&message, &field, number)
                   : reflection.SetDouble(&message, &field, number);
     }
     case Field::CPPTYPE_FLOAT: {
-      const auto number = Read<float>(value, name);
+      const auto number = ReadValue<float>(value, name);
       return many ? reflection.AddFloat(&message, &field, number)
                   : reflection.SetFloat(&message, &field, number);
     }
     case Field::CPPTYPE_BOOL: {
-      const auto truth = Read<bool>(value, name);
+      const auto truth = ReadValue<bool>(value, name);
       return many ? reflection.AddBool(&message, &field, truth)
                   : reflection.SetBool(&message, &field, truth);
     }
     case Field::CPPTYPE_ENUM: {
-      const auto short_name = Read<std::string>(value, name);
+      const auto short_name = ReadValue<std::string>(value, name);
       const int number = EnumNumber(*field.enum_type(), short_name);
       if (number < 0) Refuse(name, absl::StrCat("there is no ", short_name));
       return many ? reflection.AddEnumValue(&message, &field, number)
                   : reflection.SetEnumValue(&message, &field, number);
     }
     case Field::CPPTYPE_STRING: {
-      auto text = Read<std::string>(value, name);
+      auto text = ReadValue<std::string>(value, name);
       return many ? reflection.AddString(&message, &field, std::move(text))
                   : reflection.SetString(&message, &field, std::move(text));
     }
@@ -197,7 +189,7 @@ py::dict ToDict(const pb::Message& message) {
 
 void FromDict(const py::dict& values, absl::string_view where, pb::Message* message) {
   for (const auto& [key, value] : values) {
-    const auto name = Read<std::string>(key, where);
+    const auto name = ReadValue<std::string>(key, where);
     const std::string path = where.empty() ? name : absl::StrCat(where, ".", name);
     const Field* field = message->GetDescriptor()->FindFieldByName(name);
     if (field == nullptr) Refuse(path, "there is no such field");

@@ -5,12 +5,14 @@
 
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
+#include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 
 namespace ringattn::python {
@@ -51,18 +53,13 @@ void FillHeader(const py::dict& request, Args* args) {
 
 client::CallOptions CallOptionsOf(const py::dict& call) {
   client::CallOptions options;
-  const auto read = [&](const char* name, auto* target) {
-    if (call.contains(name) && !call[name].is_none()) {
-      *target = call[name].cast<std::decay_t<decltype(*target)>>();
-    }
-  };
-  std::optional<double> deadline_seconds;
-  read("request_id", &options.request_id);
-  read("streams", &options.streams);
-  read("timeline", &options.with_timeline);
-  read("traceparent", &options.traceparent);
-  read("deadline", &deadline_seconds);
-  if (deadline_seconds) options.deadline = absl::Seconds(*deadline_seconds);
+  double deadline_seconds = std::numeric_limits<double>::infinity();
+  ReadItem(call, "request_id", &options.request_id);
+  ReadItem(call, "streams", &options.streams);
+  ReadItem(call, "timeline", &options.with_timeline);
+  ReadItem(call, "traceparent", &options.traceparent);
+  ReadItem(call, "deadline", &deadline_seconds);
+  options.deadline = absl::Seconds(deadline_seconds);
   return options;
 }
 
@@ -98,7 +95,7 @@ ClientHandle::~ClientHandle() {
   if (!is_of_this_process()) {
     static_cast<void>(client_.release());
   } else if (PyGILState_Check()) {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     client_.reset();
   }
 }
@@ -169,7 +166,9 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
     const auto name = key.cast<std::string>();
     const client::MutableBytes bytes = held.Write(value);
     if (is_forward) {
-      (name == "out" ? results.out : name == "lse" ? results.lse : results.more[TensorNamed(name)]) = bytes;
+      (name == "out"   ? results.out
+       : name == "lse" ? results.lse
+                       : results.more[TensorNamed(name)]) = bytes;
     } else if (name == "dq" || name == "dk" || name == "dv") {
       (name == "dq" ? gradients.dq : name == "dk" ? gradients.dk : gradients.dv) = bytes;
     } else {
@@ -181,7 +180,7 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
   } else {
     FillHeader(request, &backward);
   }
-  const py::gil_scoped_release released;
+  const GilReleased released;
   client::Client& library = made->client_->get();
   made->operation_.emplace(is_forward ? library.StartForward(forward, results, options, done)
                                       : library.StartBackward(backward, gradients, options, done));
@@ -198,13 +197,13 @@ PythonCall::~PythonCall() {
 int PythonCall::event() const { return end_->event; }
 
 void PythonCall::WaitWithoutGil() {
-  const py::gil_scoped_release released;
+  const GilReleased released;
   static_cast<void>(operation_->Wait());
 }
 
 void PythonCall::Wait() {
   const auto wait_a_while = [this] {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     std::unique_lock<std::mutex> lock(end_->mutex);
     return end_->changed.wait_for(lock, kSignalCheckInterval, [this] { return end_->has_come; });
   };
@@ -221,7 +220,7 @@ void PythonCall::Wait() {
 
 py::tuple PythonCall::Result() {
   client::CallResult result = [this] {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     return operation_->Wait();
   }();
   if (!result.ok()) return py::make_tuple(py::none(), ErrorToDict(result.status()));

@@ -134,9 +134,8 @@ def take(value: Any, field: str) -> Array:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, field)
-    array = np.ascontiguousarray(_as_numpy(value, field))
-    if array.ndim != np.ndim(value):  # numpy makes vectors of scalars
-        array = array.reshape(())
+    source = _as_numpy(value, field)
+    array = np.ascontiguousarray(source).reshape(source.shape)  # numpy makes vectors of scalars
     if array.dtype.byteorder == ">":
         raise invalid(field, "is big-endian")
     dtype = _dtype_named(array.dtype.name, field)
