@@ -154,6 +154,19 @@ def test_other_threads_run_during_a_call(client, rng):
     assert ticks >= seconds / 0.005 * 0.1, (ticks, seconds)
 
 
+def test_what_python_adds_to_a_call(client, rng):
+    """Beside the client library's own time, at 16 MiB each way and more."""
+    q = rng.standard_normal((1, 16384, 4, 64), np.float32)
+    ratios = []
+    for _ in range(3):
+        began = time.monotonic()
+        report = client.forward(q, q, q, window=(64, 0)).report
+        ratios.append((time.monotonic() - began) / report.times["finished"])
+        if ratios[-1] <= 1.05:
+            return
+    raise AssertionError(ratios)
+
+
 def test_threads_share_a_client(client, rng):
     q, k, v = tensors(rng)
     expected = client.forward(q, k, v).out

@@ -52,7 +52,8 @@ def _forward_result(request: Request, report: Report) -> ForwardResult:
 
 
 def _backward_result(request: Request, report: Report) -> BackwardResult:
-    return BackwardResult(*(request.finish(name) for name in ("dq", "dk", "dv", "dsinks", "dbias")), report)
+    dq, dk, dv, dsinks, dbias = (request.finish(name) for name in ("dq", "dk", "dv", "dsinks", "dbias"))
+    return BackwardResult(dq, dk, dv, dsinks, dbias, report)
 
 
 class Client:

@@ -1,6 +1,6 @@
-"""The extension module; not for users. Dicts are protos by their field names (client/python/proto_dict.h)."""
+"""The extension module; not for users. Dicts are protos by their field names (client/python/proto_dict.h); `inputs` and
+`outputs` hold objects with the buffer protocol."""
 
-from typing_extensions import Buffer
 from typing import Any
 
 VERSION: str
@@ -8,8 +8,8 @@ VERSION: str
 Outcome = tuple[dict[str, Any] | None, dict[str, Any] | None]  # (value, error)
 
 class Client:
-    def start(self, is_forward: bool, request: dict[str, Any], inputs: dict[str, Buffer],
-              outputs: dict[str, Buffer], call: dict[str, Any], with_event: bool) -> Call: ...
+    def start(self, is_forward: bool, request: dict[str, Any], inputs: dict[str, Any],
+              outputs: dict[str, Any], call: dict[str, Any], with_event: bool) -> Call: ...
     def server_info(self, deadline: float, /) -> Outcome: ...
     def topology(self, deadline: float, /) -> Outcome: ...
     def get_operation(self, request_id: str, deadline: float, /) -> Outcome: ...

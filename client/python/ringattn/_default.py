@@ -39,9 +39,11 @@ def default_client() -> Client:
             address = os.environ.get("RINGATTN_ADDRESS")
             if not address:
                 raise RuntimeError("no client: call ringattn.set_default_client, or set RINGATTN_ADDRESS")
-            named = {name: os.environ.get(f"RINGATTN_{name.upper()}")
-                     for name in ("tls_ca", "tls_cert", "tls_key", "token_file")}
-            _client = connect(address, **{name: value for name, value in named.items() if value})
+            named: dict[str, Any] = {}
+            for name in ("tls_ca", "tls_cert", "tls_key", "token_file"):
+                if value := os.environ.get(f"RINGATTN_{name.upper()}"):
+                    named[name] = value
+            _client = connect(address, **named)
         return _client
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -94,7 +94,7 @@ FORWARD_NAMES = frozenset(AttentionOptions.__annotations__)
 BACKWARD_NAMES = frozenset(BackwardOptions.__annotations__)
 
 
-def check_names(options: dict[str, Any], known: frozenset[str], function: str) -> None:
+def check_names(options: Mapping[str, Any], known: frozenset[str], function: str) -> None:
     """Raises TypeError, as Python does, for an option that does not exist."""
     for name in options:
         if name not in known:

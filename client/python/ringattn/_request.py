@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,11 +107,11 @@ def _document_dict(document: Document, index: int) -> dict[str, Any]:
     return {"causal": document.causal, "window": window}
 
 
-def _plan_dict(options: dict[str, Any]) -> dict[str, Any]:
+def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options.get(name) for name in ("layout", "schedule", "world_size", "stripe")}
 
 
-def _call_dict(options: dict[str, Any]) -> dict[str, Any]:
+def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     deadline = options.get("deadline")
     if deadline is not None and not 0 < deadline < math.inf:
         raise invalid("deadline", f"is {deadline}, must be a positive number of seconds")
@@ -118,7 +119,7 @@ def _call_dict(options: dict[str, Any]) -> dict[str, Any]:
             "timeline": options.get("timeline", False), "traceparent": options.get("traceparent")}
 
 
-def _score_terms(options: dict[str, Any], shape: _Shape, q: Array, header: dict[str, Any],
+def _score_terms(options: Mapping[str, Any], shape: _Shape, q: Array, header: dict[str, Any],
                  inputs: dict[str, np.ndarray]) -> None:
     """Bias, mask, segment ids, sinks, ALiBi, dropout: their fields and tensors."""
     bias = options.get("bias")
@@ -172,7 +173,7 @@ def _score_terms(options: dict[str, Any], shape: _Shape, q: Array, header: dict[
                              "first_head": head, "first_query": query, "first_key": key}
 
 
-def _build(is_forward: bool, q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Request, _Shape]:
+def _build(is_forward: bool, q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[Request, _Shape]:
     cu_q, cu_k = (None if options.get(name) is None else integers(options[name], name)
                   for name in ("cu_seqlens_q", "cu_seqlens_k"))
     if (cu_q is None) != (cu_k is None):
@@ -200,7 +201,7 @@ def _make_room(request: Request, shapes: dict[str, tuple[tuple[int, ...], str]])
     return request
 
 
-def forward_request(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Request:
+def forward_request(q: Any, k: Any, v: Any, options: Mapping[str, Any]) -> Request:
     """Raises InvalidArgumentError, naming the field, for what does not fit together."""
     query = take(q, "q")
     request, shape = _build(True, query, take(k, "k"), take(v, "v"), options)
@@ -209,7 +210,7 @@ def forward_request(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Request:
 
 
 def backward_request(dout: Any, q: Any, k: Any, v: Any, out: Any | None, lse: Any | None,
-                     options: dict[str, Any]) -> Request:
+                     options: Mapping[str, Any]) -> Request:
     """As forward_request. `out` and `lse`: both, or neither to have them computed again."""
     query, key, value = take(q, "q"), take(k, "k"), take(v, "v")
     request, shape = _build(False, query, key, value, options)

@@ -105,8 +105,8 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
                    config: Any = None, **kwargs: Any) -> Tensor | None:
     """What `AttentionMaskInterface` calls: see `attention_forward` for the three forms that it returns."""
     # Chunks come as a local size like windows, but attention is not told of them.
-    chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
-    is_band = not chunked or kv_length <= local_size
+    is_chunk = getattr(config, "attention_chunk_size", None) is not None
+    is_band = local_size is None or not is_chunk or kv_length <= local_size
     last_query_sees_last_key = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     causal_band = allow_is_causal_skip and is_band and last_query_sees_last_key
     everything = allow_is_bidirectional_skip and local_size is None

@@ -46,12 +46,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_
 
 
 @_attention.register_fake
-def _(q, k, v, cu_seqlens_q, *_):
+def _(q, k, v, *_):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    if cu_seqlens_q is None:
-        lse_shape = (q.shape[0], q.shape[2], q.shape[1])
-    else:
-        lse_shape = (q.shape[1], q.shape[0])
+    lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])  # packed tensors have no batch axis
     return out, q.new_empty(lse_shape, dtype=torch.float32)
 
 
