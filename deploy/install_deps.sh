@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PACKAGES=(
-  ca-certificates curl git g++ python3 python3-pip python3-venv unzip
+  ca-certificates curl git g++ python3 python3-dev python3-pip python3-venv pybind11-dev unzip
   bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib bazel-platforms
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
   libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev

@@ -46,6 +46,9 @@ section "unit tests, sweeps and simulation: bazel test //..."
 section "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
 
+section "the Python package: wheel, numpy, PyTorch, Hugging Face"
+./tests/lib/python_tests.sh || true
+
 section "image and Helm chart"
 ./tests/lib/image_tests.sh || true
 ./tests/lib/chart_tests.sh || true

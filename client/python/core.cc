@@ -1,0 +1,103 @@
+// The extension module ringattn._core: the client library with plain values. What users see is
+// written in Python on top of it (client/python/ringattn), and so are defaults, shapes, exceptions
+// and event loops.
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "client/client.h"
+#include "client/error.h"
+#include "client/python/gil_released.h"
+#include "client/python/proto_dict.h"
+#include "client/python/python_call.h"
+#include "common/base/version.h"
+
+namespace ringattn::python {
+namespace {
+
+namespace py = pybind11;
+
+// The same for everything here: (value, None) or (None, error).
+py::tuple ValueOrError(const absl::Status& status, const py::object& value) {
+  if (status.ok()) return py::make_tuple(value, py::none());
+  return py::make_tuple(py::none(), ErrorToDict(status));
+}
+
+py::tuple Connect(const std::string& target, const py::dict& options) {
+  client::ClientOptions client_options;
+  double connect_timeout_seconds = absl::ToDoubleSeconds(client_options.retry.connect_timeout);
+  ReadItem(options, "tls_ca", &client_options.tls_ca);
+  ReadItem(options, "tls_cert", &client_options.tls_cert);
+  ReadItem(options, "tls_key", &client_options.tls_key);
+  ReadItem(options, "tls_server_name", &client_options.tls_server_name);
+  ReadItem(options, "token_file", &client_options.token_file);
+  ReadItem(options, "channels", &client_options.channels);
+  ReadItem(options, "max_chunk_bytes_up", &client_options.max_chunk_bytes_up);
+  ReadItem(options, "max_replays", &client_options.retry.max_replays);
+  ReadItem(options, "connect_timeout", &connect_timeout_seconds);
+  client_options.retry.connect_timeout = absl::Seconds(connect_timeout_seconds);
+  auto made = [&] {
+    const GilReleased released;
+    return client::Client::Connect(target, client_options);
+  }();
+  if (!made.ok()) return ValueOrError(made.status(), py::none());
+  return ValueOrError(absl::OkStatus(), py::cast(std::make_shared<ClientHandle>(*std::move(made))));
+}
+
+// Calls `call` without the GIL; its message as a dict, or its error.
+template <typename Call>
+py::tuple Unary(const Call& call) {
+  auto response = [&] {
+    const GilReleased released;
+    return call();
+  }();
+  if (!response.ok()) return ValueOrError(response.status(), py::none());
+  return ValueOrError(absl::OkStatus(), ToDict(*response));
+}
+
+py::tuple CancelOperation(ClientHandle& client, const std::string& request_id,
+                          double deadline_seconds) {
+  const absl::Status status = [&] {
+    const GilReleased released;
+    return client.get().CancelOperation(request_id, absl::Seconds(deadline_seconds));
+  }();
+  return ValueOrError(status, py::none());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ client library of ringattn. Use the package ringattn.";
+  module.attr("VERSION") = kVersion;
+
+  py::class_<ClientHandle, std::shared_ptr<ClientHandle>>(module, "Client")
+      .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("call"), py::arg("with_event"))
+      .def("server_info",
+           [](ClientHandle& client, double deadline) {
+             return Unary([&] { return client.get().GetServerInfo(absl::Seconds(deadline)); });
+           })
+      .def("topology",
+           [](ClientHandle& client, double deadline) {
+             return Unary([&] { return client.get().GetTopology(absl::Seconds(deadline)); });
+           })
+      .def("get_operation",
+           [](ClientHandle& client, const std::string& request_id, double deadline) {
+             return Unary(
+                 [&] { return client.get().GetOperation(request_id, absl::Seconds(deadline)); });
+           })
+      .def("cancel_operation", &CancelOperation);
+
+  py::class_<PythonCall>(module, "Call")
+      .def_property_readonly("request_id", &PythonCall::request_id)
+      .def("fileno", &PythonCall::event)
+      .def("cancel", &PythonCall::Cancel)
+      .def("wait", &PythonCall::Wait)
+      .def("result", &PythonCall::Result);
+
+  module.def("connect", &Connect, py::arg("target"), py::arg("options"));
+}
+
+}  // namespace ringattn::python

@@ -1,0 +1,260 @@
+#include "client/python/python_call.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/error.h"
+#include "client/python/gil_released.h"
+#include "client/python/proto_dict.h"
+
+namespace ringattn::python {
+namespace {
+
+namespace py = pybind11;
+
+// How long Ctrl-C may go unnoticed.
+constexpr auto kSignalCheckInterval = std::chrono::milliseconds(50);
+
+v1::TensorId TensorNamed(const std::string& name) {
+  const int number = EnumNumber(*v1::TensorId_descriptor(), name);
+  if (number < 0) throw py::value_error(absl::StrCat(name, ": there is no such tensor"));
+  return static_cast<v1::TensorId>(number);
+}
+
+template <typename Message>
+void Fill(const py::dict& request, const char* name, Message* message) {
+  if (request.contains(name)) FromDict(request[name], name, message);
+}
+
+v1::DataType DTypeOf(const py::dict& request, const char* name) {
+  if (!request.contains(name) || request[name].is_none()) return v1::DATA_TYPE_UNSPECIFIED;
+  const auto short_name = request[name].cast<std::string>();
+  const int number = EnumNumber(*v1::DataType_descriptor(), short_name);
+  if (number < 0) throw py::value_error(absl::StrCat(name, ": there is no ", short_name));
+  return static_cast<v1::DataType>(number);
+}
+
+template <typename Args>
+void FillHeader(const py::dict& request, Args* args) {
+  Fill(request, "shape", &args->shape);
+  Fill(request, "options", &args->options);
+  Fill(request, "plan", &args->plan);
+  args->dtype = DTypeOf(request, "dtype");
+  args->output_dtype = DTypeOf(request, "output_dtype");
+}
+
+client::CallOptions CallOptionsOf(const py::dict& call) {
+  client::CallOptions options;
+  double deadline_seconds = std::numeric_limits<double>::infinity();
+  ReadItem(call, "request_id", &options.request_id);
+  ReadItem(call, "streams", &options.streams);
+  ReadItem(call, "timeline", &options.with_timeline);
+  ReadItem(call, "traceparent", &options.traceparent);
+  ReadItem(call, "deadline", &deadline_seconds);
+  options.deadline = absl::Seconds(deadline_seconds);
+  return options;
+}
+
+}  // namespace
+
+HeldBuffers::~HeldBuffers() {
+  for (const auto& buffer : held_) PyBuffer_Release(buffer.get());
+}
+
+const Py_buffer& HeldBuffers::Hold(py::handle object, int flags) {
+  auto buffer = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object.ptr(), buffer.get(), flags) != 0) throw py::error_already_set();
+  held_.push_back(std::move(buffer));
+  return *held_.back();
+}
+
+client::ConstBytes HeldBuffers::Read(py::handle object) {
+  const Py_buffer& buffer = Hold(object, PyBUF_SIMPLE);
+  return {static_cast<const uint8_t*>(buffer.buf), static_cast<size_t>(buffer.len)};
+}
+
+client::MutableBytes HeldBuffers::Write(py::handle object) {
+  const Py_buffer& buffer = Hold(object, PyBUF_WRITABLE);
+  return {static_cast<uint8_t*>(buffer.buf), static_cast<size_t>(buffer.len)};
+}
+
+ClientHandle::ClientHandle(std::unique_ptr<client::Client> client)
+    : client_(std::move(client)), process_(getpid()) {}
+
+bool ClientHandle::is_of_this_process() const { return getpid() == process_; }
+
+ClientHandle::~ClientHandle() {
+  if (!is_of_this_process()) {
+    static_cast<void>(client_.release());
+  } else if (PyGILState_Check()) {
+    const GilReleased released;
+    client_.reset();
+  }
+}
+
+// Outlives the PythonCall where the client library's callback is late.
+struct PythonCall::End {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_come = false;
+  int event = -1;
+
+  ~End() {
+    if (event >= 0) close(event);
+  }
+
+  void Come() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      has_come = true;
+    }
+    changed.notify_all();
+    const uint64_t one = 1;
+    // The counter is 0 before: the write neither blocks nor fails.
+    if (event >= 0) static_cast<void>(write(event, &one, sizeof(one)) == 0);
+  }
+};
+
+std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> client, bool is_forward,
+                                              const py::dict& request, const py::dict& inputs,
+                                              const py::dict& outputs, const py::dict& call,
+                                              bool with_event) {
+  std::unique_ptr<PythonCall> made(new PythonCall);
+  made->client_ = std::move(client);
+  made->end_ = std::make_shared<End>();
+  if (with_event) {
+    made->end_->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (made->end_->event < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  }
+  const client::CallOptions options = CallOptionsOf(call);
+  const client::Client::Done done = [end = made->end_](const client::CallResult&) { end->Come(); };
+  HeldBuffers& held = made->buffers_;
+
+  client::ForwardArgs forward;
+  client::ForwardResults results;
+  client::BackwardArgs backward;
+  client::BackwardResults gradients;
+  for (const auto& [key, value] : inputs) {
+    const auto name = key.cast<std::string>();
+    const client::ConstBytes bytes = held.Read(value);
+    const auto place = [&](auto* args) -> client::ConstBytes& {
+      if (name == "q") return args->q;
+      if (name == "k") return args->k;
+      if (name == "v") return args->v;
+      return args->more[TensorNamed(name)];
+    };
+    if (is_forward) {
+      place(&forward) = bytes;
+    } else if (name == "dout") {
+      backward.dout = bytes;
+    } else if (name == "out" || name == "lse") {
+      backward.has_forward_result = true;
+      (name == "out" ? backward.out : backward.lse) = bytes;
+    } else {
+      place(&backward) = bytes;
+    }
+  }
+  for (const auto& [key, value] : outputs) {
+    const auto name = key.cast<std::string>();
+    const client::MutableBytes bytes = held.Write(value);
+    if (is_forward) {
+      (name == "out"   ? results.out
+       : name == "lse" ? results.lse
+                       : results.more[TensorNamed(name)]) = bytes;
+    } else if (name == "dq" || name == "dk" || name == "dv") {
+      (name == "dq" ? gradients.dq : name == "dk" ? gradients.dk : gradients.dv) = bytes;
+    } else {
+      gradients.more[TensorNamed(name)] = bytes;
+    }
+  }
+  if (is_forward) {
+    FillHeader(request, &forward);
+  } else {
+    FillHeader(request, &backward);
+  }
+  const GilReleased released;
+  client::Client& library = made->client_->get();
+  made->operation_.emplace(is_forward ? library.StartForward(forward, results, options, done)
+                                      : library.StartBackward(backward, gradients, options, done));
+  return made;
+}
+
+PythonCall::~PythonCall() {
+  // In a forked child the call, which is the parent's, can neither be ended nor waited for.
+  if (client_ == nullptr || !operation_ || !client_->is_of_this_process()) return;
+  operation_->Cancel();
+  WaitWithoutGil();
+}
+
+int PythonCall::event() const { return end_->event; }
+
+void PythonCall::WaitWithoutGil() {
+  const GilReleased released;
+  static_cast<void>(operation_->Wait());
+}
+
+void PythonCall::Wait() {
+  const auto wait_a_while = [this] {
+    const GilReleased released;
+    std::unique_lock<std::mutex> lock(end_->mutex);
+    return end_->changed.wait_for(lock, kSignalCheckInterval, [this] { return end_->has_come; });
+  };
+  while (!wait_a_while()) {
+    if (PyErr_CheckSignals() == 0) continue;
+    // The error that is set stays while others' code may run: keep it in hand.
+    py::error_already_set raised;
+    operation_->Cancel();
+    WaitWithoutGil();
+    throw raised;
+  }
+  WaitWithoutGil();
+}
+
+py::tuple PythonCall::Result() {
+  client::CallResult result = [this] {
+    const GilReleased released;
+    return operation_->Wait();
+  }();
+  if (!result.ok()) return py::make_tuple(py::none(), ErrorToDict(result.status()));
+  py::dict report;
+  report["request_id"] = request_id();
+  report["accepted"] = ToDict(result->accepted);
+  report["summary"] = ToDict(result->summary);
+  report["streams"] = result->streams();
+  py::dict times;
+  times["accepted"] = result->times.accepted_seconds;
+  times["uploaded"] = result->times.uploaded_seconds;
+  times["first_output"] = result->times.first_output_seconds;
+  times["finished"] = result->times.finished_seconds;
+  report["times"] = times;
+  return py::make_tuple(report, py::none());
+}
+
+py::dict ErrorToDict(const absl::Status& status) {
+  const client::ErrorDetails details = client::DetailsOf(status);
+  py::list violations;
+  for (const client::FieldViolation& violation : details.violations) {
+    violations.append(py::make_tuple(violation.field, violation.description));
+  }
+  py::dict metadata;
+  for (const auto& [name, value] : details.metadata) metadata[py::str(name)] = value;
+  py::dict error;
+  error["code"] = absl::AsciiStrToUpper(absl::StatusCodeToString(status.code()));
+  error["message"] = std::string(status.message());
+  error["reason"] = details.reason;
+  error["metadata"] = metadata;
+  error["violations"] = violations;
+  error["retry_after"] = py::none();
+  if (details.retry_delay) error["retry_after"] = absl::ToDoubleSeconds(*details.retry_delay);
+  return error;
+}
+
+}  // namespace ringattn::python

@@ -1,0 +1,65 @@
+"""Exact attention as a service: a client of a ringattn coordinator.
+
+    import numpy as np, ringattn
+
+    with ringattn.connect("127.0.0.1:7700") as client:
+        out, lse, report = client.forward(q, k, v, causal=True)     # [batch, seq_len, heads, head_dim]
+        gradients = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
+
+With PyTorch there are differentiable functions, on the default client (`set_default_client`, or RINGATTN_ADDRESS):
+`attention`, and `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments.
+`ringattn.huggingface.register()` makes "ringattn" an attention implementation of Hugging Face models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringattn._client import BackwardResult, Client, ForwardResult, connect
+from ringattn._core import VERSION as __version__
+from ringattn._default import default_client, set_default_client
+from ringattn._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError,
+                              FailedPreconditionError, FieldViolation, InvalidArgumentError, NotFoundError,
+                              PermissionDeniedError, ResourceExhaustedError, RingattnError, UnavailableError,
+                              UnimplementedError)
+from ringattn._options import AttentionOptions, BackwardOptions, CallOptions, Document
+from ringattn._report import Plan, Report
+
+if TYPE_CHECKING:
+    from ringattn.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
+                                     flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
+                                     flash_attn_varlen_qkvpacked_func)
+    from ringattn.torch_ops import attention
+
+# Imported when they are first asked for: they need PyTorch, which the rest does not.
+_OF_TORCH = {
+    "attention": "ringattn.torch_ops",
+    "flash_attn_func": "ringattn.flash_attn",
+    "flash_attn_kvpacked_func": "ringattn.flash_attn",
+    "flash_attn_qkvpacked_func": "ringattn.flash_attn",
+    "flash_attn_varlen_func": "ringattn.flash_attn",
+    "flash_attn_varlen_kvpacked_func": "ringattn.flash_attn",
+    "flash_attn_varlen_qkvpacked_func": "ringattn.flash_attn",
+}
+
+__all__ = [
+    "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
+    "Client", "DataLossError", "DeadlineExceededError", "Document", "FailedPreconditionError", "FieldViolation",
+    "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan", "Report",
+    "ResourceExhaustedError", "RingattnError", "UnavailableError", "UnimplementedError", "__version__", "connect",
+    "default_client", "set_default_client", *_OF_TORCH,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module 'ringattn' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_OF_TORCH[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

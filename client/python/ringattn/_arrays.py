@@ -1,0 +1,165 @@
+"""Tensors of several libraries as memory that the extension module reads and writes, without a copy where that can be.
+
+numpy arrays and PyTorch tensors on the CPU are taken as they are if they are contiguous. What else speaks DLPack or
+numpy's array protocol is taken through numpy. Tensors of a CUDA device are copied to the host first, and results back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringattn._errors import invalid
+
+#: The service's element types.
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A tensor as a call takes it."""
+
+    shape: tuple[int, ...]
+    dtype: str  #: of DTYPES
+    memory: np.ndarray  #: contiguous; of an element type that numpy has, whatever `dtype` is
+    library: "Library"
+
+
+class Library(Protocol):
+    """Where results are made, and of which kind."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> tuple[Any, np.ndarray]:
+        """A new tensor and its memory. `dtype`: of DTYPES."""
+
+    def finish(self, tensor: Any) -> Any:
+        """The tensor as the caller gets it, when its memory is filled."""
+
+
+def _host_memory(array: np.ndarray) -> np.ndarray:
+    """`array` with an element type that the buffer protocol knows."""
+    if array.dtype.name == "bfloat16":  # of ml_dtypes
+        return array.view(np.uint16)
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    return array
+
+
+class _Numpy:
+    def __init__(self, bfloat16: np.dtype | None = None) -> None:
+        self._bfloat16 = bfloat16
+
+    def empty(self, shape: Sequence[int], dtype: str) -> tuple[np.ndarray, np.ndarray]:
+        if dtype == "bfloat16":
+            if self._bfloat16 is None:
+                import ml_dtypes  # somebody made a bfloat16 array by it
+
+                self._bfloat16 = np.dtype(ml_dtypes.bfloat16)
+            array: np.ndarray = np.empty(shape, self._bfloat16)
+        else:
+            array = np.empty(shape, dtype)
+        return array, _host_memory(array)
+
+    def finish(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor
+
+
+class _Torch:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def empty(self, shape: Sequence[int], dtype: str) -> tuple[Any, np.ndarray]:
+        import torch
+
+        tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+        return tensor, _torch_memory(tensor)
+
+    def finish(self, tensor: Any) -> Any:
+        return tensor.to(self._device)
+
+
+def _torch_memory(tensor: Any) -> np.ndarray:
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.dtype == torch.bool:
+        tensor = tensor.view(torch.uint8)
+    return tensor.numpy()
+
+
+def _dtype_named(name: str, field: str) -> str:
+    name = "uint8" if name == "bool" else name
+    if name not in DTYPES:
+        raise invalid(field, f"is of type {name}; the service has {', '.join(DTYPES)}")
+    return name
+
+
+def _from_torch(tensor: Any, field: str) -> Array:
+    import torch
+
+    if tensor.layout != torch.strided:
+        raise invalid(field, f"has the layout {tensor.layout}, only strided tensors are taken")
+    library = _Torch(tensor.device)
+    host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    dtype = _dtype_named(str(host.dtype).removeprefix("torch."), field)
+    return Array(tuple(host.shape), dtype, _torch_memory(host), library)
+
+
+def _as_numpy(value: Any, field: str) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            # numpy's DLPack has no bfloat16; such arrays on the CPU may still show themselves as ml_dtypes'.
+            if not hasattr(value, "__array__"):
+                raise invalid(field, f"cannot be read by DLPack: {error}") from error
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    raise TypeError(f"{field}: {type(value).__name__} is no array (numpy, PyTorch or DLPack)")
+
+
+def take(value: Any, field: str) -> Array:
+    """`value` as a call takes it; `field` names it in errors.
+
+    Raises:
+        TypeError: it is no array.
+        InvalidArgumentError: of an element type that the service has not, or not in host memory.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(value, field)
+    source = _as_numpy(value, field)
+    array = np.ascontiguousarray(source).reshape(source.shape)  # numpy makes vectors of scalars
+    if array.dtype.byteorder == ">":
+        raise invalid(field, "is big-endian")
+    dtype = _dtype_named(array.dtype.name, field)
+    library = _Numpy(array.dtype if dtype == "bfloat16" else None)
+    return Array(array.shape, dtype, _host_memory(array), library)
+
+
+def integers(value: Any, field: str) -> list[int]:
+    """A sequence or array of whole numbers, as cu_seqlens are."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise invalid(field, "must be one-dimensional, of whole numbers")
+    return array.tolist()
+
+
+def floats(value: Any, field: str) -> np.ndarray:
+    """A sequence or array of numbers in fp32."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().float().numpy()
+    try:
+        return np.asarray(value, np.float32)
+    except (TypeError, ValueError) as error:
+        raise invalid(field, f"must be numbers: {error}") from error

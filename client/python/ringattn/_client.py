@@ -1,0 +1,218 @@
+"""Clients: calls over numpy arrays and PyTorch tensors, blocking or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, NamedTuple, Unpack
+
+from ringattn import _core
+from ringattn._errors import error_of
+from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, AttentionOptions, BackwardOptions,
+                               check_names)
+from ringattn._report import Report, report_of
+from ringattn._request import Request, backward_request, forward_request
+
+# The process that first had a client. gRPC's threads and locks do not survive a fork.
+_process: int | None = None
+
+_FORKED = ("this process was forked from one that has used ringattn, whose connections do not survive that: start "
+           "workers by 'spawn' or 'forkserver', or connect only after the fork")
+
+
+class ForwardResult(NamedTuple):
+    """Of q's library: numpy arrays, or PyTorch tensors on q's device."""
+
+    out: Any  #: [batch, seq_len_q, heads, head_dim_v]; packed [tokens, heads, head_dim_v]
+    lse: Any  #: fp32, natural logarithm, [batch, heads, seq_len_q]; packed [heads, tokens]
+    report: Report
+
+
+class BackwardResult(NamedTuple):
+    """Gradients in the shapes of what they are gradients of."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dsinks: Any  #: None without sinks
+    dbias: Any  #: None without bias_gradient
+    report: Report
+
+
+def _values(pair: tuple[Any, Any]) -> Any:
+    """The first of (value, error), or the error raised."""
+    value, error = pair
+    if error is not None:
+        raise error_of(error)
+    return value
+
+
+def _forward_result(request: Request, report: Report) -> ForwardResult:
+    return ForwardResult(request.finish("out"), request.finish("lse"), report)
+
+
+def _backward_result(request: Request, report: Report) -> BackwardResult:
+    dq, dk, dv, dsinks, dbias = (request.finish(name) for name in ("dq", "dk", "dv", "dsinks", "dbias"))
+    return BackwardResult(dq, dk, dv, dsinks, dbias, report)
+
+
+class Client:
+    """A connection to a coordinator, made by `connect`. Thread safe; calls may overlap.
+
+    Tensors are [batch, seq_len, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens. While a call runs
+    its inputs must not be changed. A blocking call gives up the interpreter's lock; Ctrl-C cancels it, the workers
+    are free within a ring step, and KeyboardInterrupt is raised when nothing reads the tensors' memory any more.
+
+    Not across fork(): a client, and the package once it has connected, are of the process that did so.
+    """
+
+    def __init__(self, core: _core.Client, target: str) -> None:
+        self._core: _core.Client | None = core
+        self._target = target
+        self._process = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<ringattn.Client of {self._target}{'' if self._core else ', closed'}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection when the last call in flight has ended. Idempotent."""
+        self._core = None
+
+    def _connected(self) -> _core.Client:
+        if os.getpid() != self._process:
+            raise RuntimeError(_FORKED)
+        if self._core is None:
+            raise RuntimeError("the client is closed")
+        return self._core
+
+    # ------------------------------------------------------------------ attention
+
+    def forward(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+                **options: Unpack[AttentionOptions]) -> ForwardResult:
+        """Exact attention of q over k and v. Options: `AttentionOptions`.
+
+        Raises:
+            RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
+            TypeError: for an option that does not exist, or what is no array.
+        """
+        check_names(options, FORWARD_NAMES, "forward")
+        request = forward_request(q, k, v, options)
+        return _forward_result(request, self._call(request))
+
+    def backward(self, dout: ArrayLike, q: ArrayLike, k: ArrayLike, v: ArrayLike, *,
+                 out: ArrayLike | None = None, lse: ArrayLike | None = None,
+                 **options: Unpack[BackwardOptions]) -> BackwardResult:
+        """Gradients of q, k and v from dout, the gradient of out. Options: `BackwardOptions`.
+
+        Without `out` and `lse`, forward's results, the service computes them again. Raises as `forward` does.
+        """
+        check_names(options, BACKWARD_NAMES, "backward")
+        request = backward_request(dout, q, k, v, out, lse, options)
+        return _backward_result(request, self._call(request))
+
+    async def forward_async(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+                            **options: Unpack[AttentionOptions]) -> ForwardResult:
+        """`forward` in an event loop.
+
+        Cancelling the task cancels the operation; the await ends, with asyncio.CancelledError, when the workers
+        were told and nothing reads or writes the tensors' memory any more.
+        """
+        check_names(options, FORWARD_NAMES, "forward_async")
+        request = forward_request(q, k, v, options)
+        return _forward_result(request, await self._call_async(request))
+
+    async def backward_async(self, dout: ArrayLike, q: ArrayLike, k: ArrayLike, v: ArrayLike, *,
+                             out: ArrayLike | None = None, lse: ArrayLike | None = None,
+                             **options: Unpack[BackwardOptions]) -> BackwardResult:
+        """`backward` in an event loop; cancelled as `forward_async` is."""
+        check_names(options, BACKWARD_NAMES, "backward_async")
+        request = backward_request(dout, q, k, v, out, lse, options)
+        return _backward_result(request, await self._call_async(request))
+
+    def _start(self, request: Request, with_event: bool) -> _core.Call:
+        return self._connected().start(request.is_forward, request.header, request.inputs, request.outputs,
+                                       request.call, with_event)
+
+    def _call(self, request: Request) -> Report:
+        call = self._start(request, with_event=False)
+        call.wait()
+        return report_of(_values(call.result()))
+
+    async def _call_async(self, request: Request) -> Report:
+        loop = asyncio.get_running_loop()
+        call = self._start(request, with_event=True)
+        ended = asyncio.Event()
+        # No thread of the library ever takes the interpreter's lock: it makes a descriptor readable.
+        loop.add_reader(call.fileno(), ended.set)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not ended.is_set():
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    call.cancel()
+        finally:
+            loop.remove_reader(call.fileno())
+        report, failure = call.result()
+        if cancelled is not None:
+            raise cancelled
+        return report_of(_values((report, failure)))
+
+    # ------------------------------------------------------------------ operations and cluster
+
+    def server_info(self, *, deadline: float = 10.0) -> dict[str, Any]:
+        """Version, limits and what is served: the proto GetServerInfoResponse as a dict."""
+        return _values(self._connected().server_info(deadline))
+
+    def topology(self, *, deadline: float = 10.0) -> dict[str, Any]:
+        """The workers and their ring: the proto Topology as a dict."""
+        return _values(self._connected().topology(deadline))
+
+    def get_operation(self, request_id: str, *, deadline: float = 10.0) -> dict[str, Any]:
+        """The proto GetOperationResponse as a dict. Raises NotFoundError for one that is not known any more."""
+        return _values(self._connected().get_operation(request_id, deadline))
+
+    def cancel_operation(self, request_id: str, *, deadline: float = 10.0) -> None:
+        """Asks for an operation to end, whoever has begun it. Raises NotFoundError for one that is not known."""
+        _values(self._connected().cancel_operation(request_id, deadline))
+
+
+def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
+            tls_cert: str | os.PathLike[str] | None = None, tls_key: str | os.PathLike[str] | None = None,
+            tls_server_name: str | None = None, token_file: str | os.PathLike[str] | None = None,
+            channels: int = 4, max_chunk_bytes_up: int = 0, max_replays: int = 10,
+            connect_timeout: float = 5.0) -> Client:
+    """A client of the coordinator at `target`, "host:port". Does not dial yet.
+
+    Args:
+        tls_ca: authorities that the server's certificate must lead to, a PEM file; plain text without it.
+        tls_cert: the client's own certificate, where the server asks for one, and
+        tls_key: its key. Files are read again when they change.
+        tls_server_name: the name that the server's certificate is for, where that is not the target's host.
+        token_file: a file with the bearer token that every call shows. Not in plain text, but to loopback.
+        channels: connections; calls, and the streams of one, go round them.
+        max_chunk_bytes_up: 0: as the server recommends.
+        max_replays: how often a call is sent again, under one request id, after a worker was lost.
+        connect_timeout: seconds after which a server that has never answered is given up.
+
+    Raises:
+        InvalidArgumentError: for a target, a file or a token of no use.
+        RuntimeError: in a process that was forked from one that has used ringattn.
+    """
+    global _process
+    if _process is not None and _process != os.getpid():
+        raise RuntimeError(_FORKED)
+    files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key, "token_file": token_file}
+    options: dict[str, Any] = {name: os.fspath(path) for name, path in files.items() if path is not None}
+    options |= {"tls_server_name": tls_server_name, "channels": channels, "max_chunk_bytes_up": max_chunk_bytes_up,
+                "max_replays": max_replays, "connect_timeout": connect_timeout}
+    client = Client(_values(_core.connect(target, options)), target)
+    _process = os.getpid()
+    return client

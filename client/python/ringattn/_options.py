@@ -1,0 +1,101 @@
+"""What can be asked of a call: typed, documented keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+#: Anything that holds a tensor in host memory: a numpy array, a PyTorch tensor, what speaks DLPack.
+ArrayLike = Any
+Window = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What holds in one packed document, instead of the call's `causal` and `window`."""
+
+    causal: bool = False
+    window: Window | None = None
+
+
+class CallOptions(TypedDict, total=False):
+    """How a call is made. Nothing here changes what is computed, beyond rounding."""
+
+    #: Seconds for the call with all its replays; None: as long as it takes.
+    deadline: float | None
+    #: Names the operation for `get_operation` and `cancel_operation`; made up if it is not given.
+    request_id: str
+    #: Send the call as up to so many requests side by side.
+    streams: int
+    layout: Literal["contiguous", "zigzag", "zigzag_per_document", "striped"] | None
+    schedule: Literal["single", "ring"] | None
+    #: Members of the ring; None: the service chooses.
+    world_size: int | None
+    #: Tokens per stripe, of the striped layout.
+    stripe: int | None
+    #: Put every rank's timeline into the report.
+    timeline: bool
+    #: A W3C trace context that the call belongs to.
+    traceparent: str
+
+
+class AttentionOptions(CallOptions, total=False):
+    """What is computed; docs/semantics.md of the service is exact about it."""
+
+    causal: bool
+    #: (left, right) tokens that a query sees beside its own position; -1: no limit.
+    window: Window | None
+    #: None: 1 / sqrt(head_dim).
+    softmax_scale: float | None
+    #: None or 0: none.
+    softcap: float | None
+    #: Packed documents: where each begins and, last, the total. Both or neither; then tensors have no batch axis.
+    cu_seqlens_q: ArrayLike | None
+    cu_seqlens_k: ArrayLike | None
+    #: One for each packed document.
+    documents: Sequence[Document] | None
+    #: [heads] or [batch or documents, heads].
+    alibi_slopes: ArrayLike | None
+    #: [batch or 1, heads or 1, seq_len_q, seq_len_k], of q's type or fp32; -inf masks.
+    bias: ArrayLike | None
+    bias_before_softcap: bool
+    #: [batch or 1, heads or 1, seq_len_q, seq_len_k], booleans or bytes; true means visible.
+    mask: ArrayLike | None
+    #: `mask` has eight keys in a byte, lowest bit first: its last axis is ceil(seq_len_k / 8).
+    mask_bits: bool
+    #: int32 [batch, seq_len]: rows see keys of an equal id, and a negative id sees nothing. Both or neither.
+    q_segment_ids: ArrayLike | None
+    kv_segment_ids: ArrayLike | None
+    #: fp32 [heads]: a logit that takes part in the softmax and has no value.
+    sinks: ArrayLike | None
+    dropout_p: float
+    #: Which pairs are dropped; backward must be given forward's. 0 unless given.
+    dropout_seed: int
+    #: (batch row or document, head, query, key) where the call begins in a larger one that it is a part of.
+    dropout_origin: tuple[int, int, int, int]
+    #: "float32": out and gradients as they were summed up; None: q's type.
+    output_dtype: Literal["float32"] | None
+    #: Equal calls give equal bits on the same ring.
+    deterministic: bool
+
+
+class BackwardOptions(AttentionOptions, total=False):
+    """Of backward alone."""
+
+    #: The gradient of lse, fp32 in its shape.
+    dlse: ArrayLike | None
+    #: Return the gradient of `bias`.
+    bias_gradient: bool
+
+
+CALL_NAMES = frozenset(CallOptions.__annotations__)
+FORWARD_NAMES = frozenset(AttentionOptions.__annotations__)
+BACKWARD_NAMES = frozenset(BackwardOptions.__annotations__)
+
+
+def check_names(options: Mapping[str, Any], known: frozenset[str], function: str) -> None:
+    """Raises TypeError, as Python does, for an option that does not exist."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -1,0 +1,62 @@
+"""What a call says of itself, beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how the call was computed."""
+
+    schedule: str  #: "single" or "ring"
+    layout: str
+    world_size: int
+    members: tuple[str, ...]  #: names of workers, by ring rank
+    reason: str  #: why this plan, in a sentence
+    predicted_compute_seconds: float
+    exchanged_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A call that has succeeded. Times are in seconds."""
+
+    request_id: str
+    plan: Plan
+    transport: str  #: how tensors travelled, "coordinator_stream"
+    stages: Mapping[str, float]  #: "queue", "upload", "compute", "download" of the service
+    times: Mapping[str, float]  #: "accepted", "uploaded", "first_output", "finished", since the client began
+    compute_seconds: float
+    flops: float
+    bytes_up: int
+    bytes_down: int
+    attempts: int  #: 1, and one more for each replay
+    streams: int  #: requests that the call was sent as
+    details: Mapping[str, Any] = field(repr=False)  #: all that came, as the protos Accepted and Summary name it
+
+
+def report_of(values: dict[str, Any]) -> Report:
+    """From the extension module's dict."""
+    accepted, summary = values["accepted"], values["summary"]
+    plan = accepted.get("plan", {})
+    return Report(
+        request_id=values["request_id"],
+        plan=Plan(schedule=plan.get("schedule", ""), layout=plan.get("layout", ""),
+                  world_size=plan.get("world_size", 0), members=tuple(plan.get("members", ())),
+                  reason=plan.get("reason", ""),
+                  predicted_compute_seconds=plan.get("predicted_compute_time", 0.0),
+                  exchanged_bytes=plan.get("exchanged_bytes", 0)),
+        transport=accepted["transport"],
+        stages={stage["stage"]: stage.get("time", 0.0) for stage in summary["stages"]},
+        times=values["times"],
+        compute_seconds=summary.get("compute_time", 0.0),
+        flops=summary["flops"],
+        bytes_up=summary["bytes_up"],
+        bytes_down=summary["bytes_down"],
+        attempts=summary["attempts"],
+        streams=values["streams"],
+        details={"accepted": accepted, "summary": summary},
+    )

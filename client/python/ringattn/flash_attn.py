@@ -1,0 +1,118 @@
+"""Functions with the names, arguments and defaults of flash-attn 2, on the default client.
+
+Results differ from flash-attn's by rounding, dropout's choice of pairs, and in what is asked for by
+`return_softmax_lse`, which is an argument of ours: (out, lse), through which gradients flow. What is not served raises
+NotImplementedError naming the argument; nothing is ignored but the hints `max_seqlen_q`, `max_seqlen_k`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ringattn.torch_ops import attention
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, softmax_scale: float | None, causal: bool,
+          window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
+          return_attn_probs: bool, return_softmax_lse: bool, **packed: Any) -> Result:
+    if return_attn_probs:
+        raise NotImplementedError("return_attn_probs: probabilities are not returned; for lse alone there is "
+                                  "return_softmax_lse")
+    if deterministic:
+        raise NotImplementedError("deterministic: is not served yet; on CPU workers equal calls give equal bits on "
+                                  "the same ring anyway")
+    out, lse = attention(q, k, v, causal=causal, window=window_size, softmax_scale=softmax_scale, softcap=softcap,
+                         alibi_slopes=alibi_slopes, dropout_p=dropout_p, **packed)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _split(packed: Tensor, name: str, parts: int, axes: str) -> tuple[Tensor, ...]:
+    if packed.dim() != len(axes.split(",")) or packed.shape[-3] != parts:
+        raise ValueError(f"{name}: has the shape {list(packed.shape)}, must be [{axes}]")
+    return packed.unbind(-3)
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                    return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
+    """Attention over [batch, seq_len, heads, head_dim]; k and v may have fewer heads, and another length.
+
+    `causal` and `window_size` are aligned to the bottom right corner: the last query sees the last key.
+    """
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                             causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                             alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                             return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
+    """`flash_attn_func` with k and v in one tensor, [batch, seq_len, 2, kv_heads, head_dim]."""
+    k, v = _split(kv, "kv", 2, "batch, seq_len, 2, kv_heads, head_dim")
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                              causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                              alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                              return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
+    """`flash_attn_func` with q, k and v in one tensor, [batch, seq_len, 3, heads, head_dim]."""
+    q, k, v = _split(qkv, "qkv", 3, "batch, seq_len, 3, heads, head_dim")
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
+
+
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                           max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                           softmax_scale: float | None = None, causal: bool = False,
+                           window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                           alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                           return_attn_probs: bool = False, block_table: Tensor | None = None, *,
+                           return_softmax_lse: bool = False) -> Result:
+    """Attention inside documents that are packed after one another, [tokens, heads, head_dim].
+
+    `cu_seqlens_q`, `cu_seqlens_k`: [documents + 1], each document's first token and, last, the total.
+    """
+    if block_table is not None:
+        raise NotImplementedError("block_table: paged keys and values are not served")
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
+                 cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                                    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                                    softmax_scale: float | None = None, causal: bool = False,
+                                    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                                    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                                    return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
+    """`flash_attn_varlen_func` with k and v in one tensor, [tokens, 2, kv_heads, head_dim]."""
+    k, v = _split(kv, "kv", 2, "tokens, 2, kv_heads, head_dim")
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
+                 cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+                                     softmax_scale: float | None = None, causal: bool = False,
+                                     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                                     return_attn_probs: bool = False, *,
+                                     return_softmax_lse: bool = False) -> Result:
+    """`flash_attn_varlen_func` with q, k and v in one tensor, [tokens, 3, heads, head_dim]."""
+    q, k, v = _split(qkv, "qkv", 3, "tokens, 3, heads, head_dim")
+    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                 softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                 return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
+                 cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# The Python package: its wheel is built, installed by pip into an environment made for this run, and tested there
+# against real processes. One tally line per case. What the tests need beside it (numpy, pytest; PyTorch and
+# transformers) is kept in .cache between runs; without PyTorch its tests are skipped by name.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+source tests/lib/tally.sh
+
+PYTHON=${RINGATTN_PYTHON:-/usr/bin/python3}
+BASE=(numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0)
+# PyTorch of PyPI without its CUDA libraries (5 GB), and what both need, by name.
+TORCH=(torch==2.15.0 transformers==5.23.0 nvidia-cuda-runtime==13.5.37)
+OF_TORCH=(filelock typing-extensions setuptools sympy networkx jinja2 fsspec huggingface-hub regex tokenizers
+  safetensors tqdm pyyaml packaging typer)
+
+./deploy/install_deps.sh python3-dev pybind11-dev python3-venv python3-pip binutils patchelf
+${BAZEL:-bazel} build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn ||
+  { record "fail python: build"; exit 1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+wheel=$(./deploy/wheel.sh --python="$PYTHON" --output="$work" | tail -1) && [[ -f $wheel ]] ||
+  { record "fail python: deploy/wheel.sh"; exit 1; }
+
+cache=$PWD/.cache/python-tests/$("$PYTHON" -c 'import sys; print(sys.implementation.cache_tag)')
+# folder, packages...: fills the folder unless it has these very packages; DEPS= are pip's options
+keep() {
+  local folder=$cache/$1
+  shift
+  [[ -f $folder/.packages && $(<"$folder/.packages") == "$*" ]] && return
+  rm -rf "$folder"
+  # shellcheck disable=SC2086  # several options
+  "$PYTHON" -m pip install -q --disable-pip-version-check --target "$folder" ${DEPS:-} "$@" || return 1
+}
+kept() {
+  local folder=$cache/$1
+  shift
+  echo "$*" >"$folder/.packages"
+}
+
+keep base "${BASE[@]}" && kept base "${BASE[@]}" || { record "fail python: ${BASE[*]} could not be installed"; exit 1; }
+export RINGATTN_NO_TORCH=
+torch() {
+  [[ -f $cache/torch/.packages && $(<"$cache/torch/.packages") == "${TORCH[*]}" ]] && return
+  local free_gib=$(($(df --output=avail -B1 . | tail -1) >> 30))
+  ((free_gib >= 6)) || { echo "less than 6 GiB of disk are free"; return 1; }
+  DEPS=--no-deps keep torch "${TORCH[@]}" >&2 && keep of_torch "${OF_TORCH[@]}" >&2 &&
+    "$PYTHON" tests/python/lib/stub_cuda_libraries.py "$cache/torch" >&2 &&
+    kept of_torch "${OF_TORCH[@]}" && kept torch "${TORCH[@]}" && return
+  echo "${TORCH[*]} could not be installed"
+  return 1
+}
+why=$(torch) || export RINGATTN_NO_TORCH=$why
+
+"$PYTHON" -m venv "$work/venv" || { record "fail python: venv"; exit 1; }
+site=$("$work/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')
+printf '%s\n' "$cache/base" "$cache/torch" "$cache/of_torch" >"$site/kept.pth"
+[[ -z $RINGATTN_NO_TORCH ]] || echo "$cache/base" >"$site/kept.pth"
+"$work/venv/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel" ||
+  { record "fail python: pip install $(basename "$wheel")"; exit 1; }
+
+PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=8 \
+  --junit-xml="$work/report.xml" tests/python "$@"
+status=$?
+/usr/bin/python3 tests/lib/tally_junit.py python "$work/report.xml" >>"$RINGATTN_TALLY" ||
+  record "fail python suite (no report)"
+((status == 0)) || record "fail python suite (pytest exit $status)"
+exit "$status"

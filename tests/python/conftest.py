@@ -1,0 +1,69 @@
+"""A service of real processes for tests of the installed package. Run by tests/lib/python_tests.sh."""
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import ringattn
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("RINGATTN_BIN", ROOT / "bazel-bin"))
+EXAMPLES = ROOT / "client/python/examples"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def address(tmp_path_factory):
+    """The address of a coordinator with three CPU workers."""
+    state = tmp_path_factory.mktemp("service")
+    command = [BIN / "client/ringattn"]
+    up = subprocess.run([*command, "up", "--workers=3", "--port=0", "--device=cpu", "--threads=1", "--detach",
+                         f"--state_dir={state}"], capture_output=True, text=True, timeout=120,
+                        env={**os.environ, "RINGATTN_BIN_DIR": os.environ.get("RINGATTN_BIN_DIR", "")})
+    found = re.search(r"gRPC address (\S+),", up.stdout)
+    assert up.returncode == 0 and found, up.stdout + up.stderr
+    os.environ["RINGATTN_ADDRESS"] = found[1]
+    yield found[1]
+    subprocess.run([*command, "down", f"--state_dir={state}"], capture_output=True, timeout=120)
+
+
+@pytest.fixture
+def client(address):
+    with ringattn.connect(address) as client:
+        yield client
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def long_call():
+    """Tensors whose forward keeps the ring busy for many seconds."""
+    return tuple(np.ones((1, 65536, 8, 16), np.float32) for _ in range(3))
+
+
+def wait_until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def state_of(client, request_id):
+    """The operation's state, or None before the service knows it."""
+    with contextlib.suppress(ringattn.NotFoundError):
+        return client.get_operation(request_id)["state"]
+
+
+def is_served(client, seconds=20):
+    """A small call succeeds: the workers are free."""
+    q = np.ones((1, 64, 2, 8), np.float32)
+    return client.forward(q, q, q, world_size=3, deadline=seconds).report.attempts == 1

@@ -1,0 +1,18 @@
+"""Every example runs as it stands."""
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import EXAMPLES
+
+NEEDS = {"train_torch.py": "torch", "huggingface_model.py": "transformers"}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example(address, name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=os.environ.get("RINGATTN_NO_TORCH") or None)
+    run = subprocess.run([sys.executable, EXAMPLES / name, address], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.strip()

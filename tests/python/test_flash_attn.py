@@ -1,0 +1,99 @@
+"""flash-attn's functions: names, arguments, defaults, and what their packed forms mean."""
+import inspect
+import os
+
+import pytest
+import reference
+
+torch = pytest.importorskip("torch", reason=os.environ.get("RINGATTN_NO_TORCH") or None)
+
+import torch_reference  # noqa: E402
+
+import ringattn  # noqa: E402
+
+OPTIONS = [("dropout_p", 0.0), ("softmax_scale", None), ("causal", False), ("window_size", (-1, -1)), ("softcap", 0.0),
+           ("alibi_slopes", None), ("deterministic", False), ("return_attn_probs", False)]
+NEEDED = inspect.Parameter.empty
+SIGNATURES = {
+    "flash_attn_func": ["q", "k", "v"],
+    "flash_attn_kvpacked_func": ["q", "kv"],
+    "flash_attn_qkvpacked_func": ["qkv"],
+    "flash_attn_varlen_func": ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
+    "flash_attn_varlen_kvpacked_func": ["q", "kv", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
+    "flash_attn_varlen_qkvpacked_func": ["qkv", "cu_seqlens", "max_seqlen"],
+}
+CU = torch.tensor([0, 7, 30, 41], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def default_client(client):
+    torch.manual_seed(0)
+    ringattn.set_default_client(client)
+    yield
+    ringattn.set_default_client(None)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    parameters = inspect.signature(getattr(ringattn, name)).parameters.values()
+    positional = [(p.name, p.default) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    more = [("block_table", None)] if name == "flash_attn_varlen_func" else []
+    assert positional == [(needed, NEEDED) for needed in SIGNATURES[name]] + OPTIONS + more
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True}, {"window_size": (5, 0)}, {"causal": True, "softcap": 2.0, "softmax_scale": 0.3},
+    {"alibi_slopes": torch.tensor([0.5, 0.1])},
+])
+def test_packed_forms_equal_the_plain_one(options):
+    def grads(out, *inputs):
+        return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+    qkv = torch.randn(2, 41, 3, 2, 16, requires_grad=True)
+    plain = grads(ringattn.flash_attn_func(*qkv.unbind(2), **options), qkv)
+    packed = grads(ringattn.flash_attn_qkvpacked_func(qkv, **options), qkv)
+    half = grads(ringattn.flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:], **options), qkv)
+    for ours, theirs, others in zip(packed, plain, half):
+        assert (ours == theirs).all() and (others == theirs).all()
+    row = qkv[0]
+    varlen = grads(ringattn.flash_attn_varlen_func(*row.unbind(1), CU, CU, 23, 23, **options), qkv)
+    all_in_one = grads(ringattn.flash_attn_varlen_qkvpacked_func(row, CU, 23, **options), qkv)
+    two = grads(ringattn.flash_attn_varlen_kvpacked_func(row[:, 0], row[:, 1:], CU, CU, 23, 23, **options), qkv)
+    for ours, theirs, others in zip(all_in_one, varlen, two):
+        assert (ours == theirs).all() and (others == theirs).all()
+    names = {"window_size": "window"}
+    exact = torch.cat([
+        torch_reference.attention(*(x[None, a:b] for x in row.unbind(1)),
+                                  **{names.get(key, key): value for key, value in options.items()})[0][0]
+        for a, b in zip(CU[:-1], CU[1:])])
+    reference.close(varlen[0].detach(), exact.detach(), 2e-5)
+
+
+def test_lse_is_returned_and_differentiable():
+    q = torch.randn(1, 9, 2, 8, requires_grad=True)
+    out, lse = ringattn.flash_attn_func(q, q, q, return_softmax_lse=True)
+    exact = torch_reference.attention(q, q, q)[1]
+    reference.close(torch.autograd.grad(lse.sum(), q)[0], torch.autograd.grad(exact.sum(), q)[0], 2e-5)
+
+
+@pytest.mark.parametrize("option", [{"return_attn_probs": True}, {"deterministic": True}])
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_what_is_not_served_is_refused_by_name(name, option):
+    qkv = torch.randn(41, 3, 2, 16)
+    of = {"q": qkv[:, 0], "k": qkv[:, 1], "v": qkv[:, 2], "kv": qkv[:, 1:], "qkv": qkv}
+    if "varlen" not in name:
+        of = {key: value[None] for key, value in of.items()}
+    arguments = [of.get(key, CU if key.startswith("cu_") else 23) for key in SIGNATURES[name]]
+    with pytest.raises(NotImplementedError, match=next(iter(option))):
+        getattr(ringattn, name)(*arguments, **option)
+
+
+def test_block_table_is_refused():
+    q = torch.randn(41, 2, 16)
+    with pytest.raises(NotImplementedError, match="block_table"):
+        ringattn.flash_attn_varlen_func(q, q, q, CU, CU, 23, 23, block_table=torch.zeros(1, 1, dtype=torch.int32))
+
+
+def test_wrong_packing():
+    with pytest.raises(ValueError, match="kv"):
+        ringattn.flash_attn_kvpacked_func(torch.randn(1, 8, 2, 16), torch.randn(1, 8, 3, 2, 16))
