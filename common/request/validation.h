@@ -11,6 +11,7 @@
 #include "common/attention/tensors.h"
 #include "common/base/limits.h"
 #include "common/plan/planner.h"
+#include "common/request/transport_choice.h"
 #include "common/request/violations.h"
 #include "ringattn/v1/attention.pb.h"
 
@@ -23,6 +24,7 @@ struct ValidRequest {
   PlanChoice choice;              // recompute_forward included
   std::vector<TensorId> inputs;   // in the order in which they are streamed
   std::vector<TensorId> outputs;  // likewise
+  TransportChoice transport = {};
 };
 
 std::variant<ValidRequest, Rejection> ValidateRequest(const v1::ForwardHeader& header,

@@ -28,13 +28,19 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
     : config_(std::move(config)),
       ring_(&config_, &roster_, &turn_),
       requests_(&config_, &turn_),
-      operations_(&config_, &turn_, &order_) {}
+      operations_(&config_, &turn_, &order_),
+      regions_(&config_, &turn_, &roster_) {}
 
 namespace {
 
 // Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
 bool IsOnlyProgress(const Event& event) {
-  if (const auto* said = std::get_if<WorkerSaid>(&event)) return said->message.has_heartbeat();
+  if (const auto* said = std::get_if<WorkerSaid>(&event)) {
+    return said->message.has_heartbeat() ||
+           (said->message.has_transfer_progress() &&
+            !said->message.transfer_progress().region_released() &&
+            said->message.transfer_progress().failure().empty());
+  }
   return std::holds_alternative<UploadProgressed>(event) ||
          std::holds_alternative<DownloadProgressed>(event) ||
          std::holds_alternative<MembersStalled>(event);
@@ -59,6 +65,7 @@ void Coordinator::Impl::On(const Tick&) {
   CheckRuns();
   CheckOperations();
   CheckRequests();
+  regions_.Sweep();
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
@@ -69,6 +76,7 @@ void Coordinator::Impl::On(const DrainRequested& event) {
 
 void Coordinator::Impl::Settle() {
   AdvanceRing();
+  TellHeldFailures();
   AskForPlans();
   StartDueRuns();
   AdmitQueued();
@@ -87,7 +95,8 @@ void Coordinator::Impl::ReportChanges() {
     turn_.Emit(TopologyChanged{!members_changed});
   }
   reserved_reported_ = std::move(reserved);
-  if (drain_unanswered_ && requests_.empty() && operations_.empty()) {
+  if (drain_unanswered_ && requests_.empty() && operations_.empty() &&
+      held_failures_.empty()) {
     drain_unanswered_ = false;
     turn_.Emit(DrainCompleted{});
   }
@@ -98,6 +107,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   ring_.Forgive(pause);
   suspicion_.Forgive(pause);
   operations_.Forgive(pause);
+  regions_.Forgive(pause);
 }
 
 // ------------------------------------------------------------- what others see
@@ -171,6 +181,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.ring_reforms = std::max<int64_t>(0, ring_.formed_count() - 1);
   stats.stalled_uploads = operations_.stalled_uploads();
   stats.stalled_downloads = operations_.stalled_downloads();
+  stats.regions = static_cast<int64_t>(regions_.size());
   if (ring_.ready()) stats.ready_workers = ring_.members().size();
   return stats;
 }

@@ -20,7 +20,9 @@
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
 #include "common/plan/schedule.h"
+#include "common/request/transport_choice.h"
 #include "ringattn/v1/cluster.pb.h"
+#include "ringattn/v1/local_memory.pb.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "server/core/client_terms.h"
 
@@ -78,6 +80,7 @@ struct RequestArrived {
   absl::Time deadline = absl::InfiniteFuture();
   bool with_timeline = false;
   std::string traceparent;  // W3C trace context that it belongs to; empty: none
+  TransportChoice transport;
 };
 // The client cancelled, its deadline passed, its connection broke or its upload
 // was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
@@ -125,6 +128,16 @@ struct Planned {
   absl::StatusOr<std::shared_ptr<const Plan>> plan;
   double seconds = 0;  // of one core, that it took; none if it was known
 };
+// The Attach RPC. Answered by AttachAnswered.
+struct AttachRequested {
+  uint64_t call = 0;  // names the RPC
+  std::string principal;
+  std::string client;
+  int64_t bytes = 0;
+  std::string region_id;  // 128 random bits if it is new
+  bool is_new = false;
+  std::vector<std::string> tokens;  // 128 random bits each, to be dealt out
+};
 struct DrainRequested {
   bool undo = false;
 };
@@ -134,8 +147,8 @@ struct Tick {};
 
 using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
                            UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
-                           ShardStreamFailed, CancelRequested, Planned, DrainRequested,
-                           ReformRequested, Tick>;
+                           ShardStreamFailed, CancelRequested, Planned, AttachRequested,
+                           DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -179,6 +192,8 @@ struct AcceptRequest {
   uint64_t generation = 0;
   std::shared_ptr<const Plan> plan;  // not null; without its spans (plan_summary.h)
   std::vector<RingMember> members;   // by ring rank
+  v1::Transport transport = v1::TRANSPORT_COORDINATOR_STREAM;
+  std::string transport_reason;
 };
 // Every member has computed; outputs flow on the shard streams.
 struct BeginDownload {
@@ -186,7 +201,8 @@ struct BeginDownload {
   std::vector<v1::RankReport> reports;  // by ring rank
   absl::Duration queue_time, upload_time, compute_time;
 };
-// End the stream with OK after the summary. Follows DownloadFinished.
+// End the stream with OK after the summary. Follows DownloadFinished, or where the members
+// write the outputs themselves their Delivered.
 struct FinishRequest {
   StreamId stream = 0;
   absl::Duration download_time;
@@ -230,6 +246,17 @@ struct LostWorker {
 struct ServingChanged {  // what grpc.health.v1 should say
   bool serving = false;
 };
+struct AttachAnswered {
+  uint64_t call = 0;
+  std::optional<Failure> failure;
+  v1::AttachResponse response;  // unless it failed
+};
+// How far the members' own copies of a request's tensors are, all of them together.
+struct TransferAdvanced {
+  StreamId stream = 0;
+  int64_t received_bytes = 0;
+  int64_t sent_bytes = 0;
+};
 struct DrainCompleted {};
 struct RingReformed {  // answers ReformRequested
   absl::Status status;
@@ -239,7 +266,7 @@ struct RingReformed {  // answers ReformRequested
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
                  FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
-                 ServingChanged, DrainCompleted, RingReformed>;
+                 ServingChanged, AttachAnswered, TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 
