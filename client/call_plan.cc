@@ -67,6 +67,7 @@ constexpr uint64_t kMaxInlineBytes = 64 << 10;
 
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
+  if (plan->host != nullptr) return;
   uint64_t bytes = 0;
   for (const InputTensor& input : plan->inputs) bytes += input.bytes.size();
   if (bytes > kMaxInlineBytes) return;
@@ -79,6 +80,17 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
     CopyOut(input.bytes, 0, data.size(), reinterpret_cast<uint8_t*>(data.data()));
   }
   plan->inputs.clear();
+}
+
+void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
+  plan->host_required = options.transport == TransportWish::kHost && options.transport_required;
+  if (options.transport == TransportWish::kRelay) {
+    plan->no_host_reason = "the caller chose the coordinator";
+  } else if (regions == nullptr) {
+    plan->no_host_reason = "the client has no region";
+  } else {
+    plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
+  }
 }
 
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
@@ -192,16 +204,33 @@ absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults&
   return BackwardTensors(args, results).status();
 }
 
+bool LiesInRegions(const ForwardArgs& args, const ForwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = ForwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
+bool LiesInRegions(const BackwardArgs& args, const BackwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = BackwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
 absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
                                      const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,
-                                     const ChunkLimits& limits) {
+                                     const ChunkLimits& limits, const RegionIndex* regions) {
   absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
+  SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
@@ -210,7 +239,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
 absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
                                       const BasicBackwardResults<MutableRuns>& results,
                                       const CallOptions& options, const std::string& request_id,
-                                      const ChunkLimits& limits) {
+                                      const ChunkLimits& limits, const RegionIndex* regions) {
   absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
@@ -219,6 +248,7 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
   request.mutable_header()->set_has_dlse(HasDlse(args));
+  SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;

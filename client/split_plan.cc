@@ -75,8 +75,10 @@ absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
 absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArgs& args,
                                                                 const ForwardResults& results,
                                                                 const CallOptions& options,
-                                                                const ChunkLimits& limits) {
-  const auto parts = SplitForward(args.shape, args.options, options.streams);
+                                                                const ChunkLimits& limits,
+                                                                const RegionIndex& regions) {
+  const int streams = LiesInRegions(args, results, options, regions) ? 1 : options.streams;
+  const auto parts = SplitForward(args.shape, args.options, streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   // Before anything points into the buffers.
@@ -85,7 +87,8 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
     ForwardPartResults target = PartOf(args, results, part);
     request->collect = std::move(target.collect);
     return Take(
-        PlanForward(PartOf(args, part), target.results, options, request->request_id, limits),
+        PlanForward(PartOf(args, part), target.results, options, request->request_id, limits,
+                    &regions),
         &request->plan);
   });
 }
@@ -93,8 +96,10 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
 absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardArgs& args,
                                                                  const BackwardResults& results,
                                                                  const CallOptions& options,
-                                                                 const ChunkLimits& limits) {
-  const auto parts = SplitBackward(args.shape, args.options, options.streams);
+                                                                 const ChunkLimits& limits,
+                                                                 const RegionIndex& regions) {
+  const int streams = LiesInRegions(args, results, options, regions) ? 1 : options.streams;
+  const auto parts = SplitBackward(args.shape, args.options, streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
@@ -103,7 +108,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
     // Until the request has ended, its lse has to stay.
     if (source.lse != nullptr) request->collect = [lse = std::move(source.lse)] {};
     return Take(PlanBackward(source.args, PartOf(args, results, part), options, request->request_id,
-                             limits),
+                             limits, &regions),
                 &request->plan);
   });
 }

@@ -129,8 +129,8 @@ a moved 1-1 5 0
 wait 19s
 wait 2s
 > a: dropped: it took no bytes of its inputs for 1m0.05s in operation 1-1
-> s1: failed ABORTED WORKER_LOST retry: rank 0 (a) was lost: it took no bytes of its inputs for 1m0.05s in operation 1-1
 > not serving
+> s1: failed ABORTED WORKER_LOST retry: rank 0 (a) was lost: it took no bytes of its inputs for 1m0.05s in operation 1-1
 > serving 2
 )");
 }
