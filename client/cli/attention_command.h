@@ -25,6 +25,7 @@ struct AttentionFlags {
   std::string request_id;
   std::string traceparent;
   int streams = 1;
+  std::string transport = "auto";
   std::string trace;
   std::string progress_interval = "10s";
   bool json = false;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
+#include "client/cli/region_stage.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -35,12 +36,12 @@ CallResult CallBackward(const std::string& path, Client& client, OpenedFiles& fi
     *target = *bytes;
   }
   args.more = files.option_tensors;
-  return client.Backward(args,
-                         {.dq = files.output->data("dq"),
-                          .dk = files.output->data("dk"),
-                          .dv = files.output->data("dv"),
-                          .more = OptionResults(files)},
-                         options);
+  return CallStaged(client, args,
+                    BackwardResults{.dq = files.output->data("dq"),
+                                    .dk = files.output->data("dk"),
+                                    .dv = files.output->data("dv"),
+                                    .more = OptionResults(files)},
+                    options);
 }
 
 }  // namespace

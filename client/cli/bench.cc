@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "client/cli/flags.h"
 #include "client/cli/loopback_rate.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/region_stage.h"
 #include "client/cli/report.h"
 #include "client/cli/server_flags.h"
 #include "client/cli/trace.h"
@@ -32,6 +34,7 @@ struct Flags {
   uint64_t seed = 1;
   std::string deadline;
   int streams = 1;
+  std::string transport = "auto";
   std::string trace;
   bool json = false;
 };
@@ -109,48 +112,102 @@ Tensors MakeTensors(const Flags& flags, const Problem& problem, const AttentionS
   return tensors;
 }
 
-CallResult CallForward(Client& client, const Problem& problem, Tensors& tensors,
-                       const CallOptions& options) {
-  const ForwardArgs args{.shape = problem.shape,
-                         .dtype = problem.dtype,
-                         .output_dtype = problem.output_dtype,
-                         .options = problem.options,
-                         .plan = problem.plan,
-                         .q = BytesOf(tensors.inputs.q),
-                         .k = BytesOf(tensors.inputs.k),
-                         .v = BytesOf(tensors.inputs.v),
-                         .more = tensors.OptionInputs()};
-  return client.Forward(
-      args, {.out = tensors.Output(v1::TENSOR_ID_OUT), .lse = tensors.Output(v1::TENSOR_ID_LSE)},
-      options);
+ForwardArgs ForwardOf(const Problem& problem, Tensors& tensors) {
+  return {.shape = problem.shape,
+          .dtype = problem.dtype,
+          .output_dtype = problem.output_dtype,
+          .options = problem.options,
+          .plan = problem.plan,
+          .q = BytesOf(tensors.inputs.q),
+          .k = BytesOf(tensors.inputs.k),
+          .v = BytesOf(tensors.inputs.v),
+          .more = tensors.OptionInputs()};
 }
 
-CallResult CallBackward(Client& client, const Problem& problem, Tensors& tensors,
-                        const CallOptions& options) {
-  const BackwardArgs args{.shape = problem.shape,
-                          .dtype = problem.dtype,
-                          .output_dtype = problem.output_dtype,
-                          .options = problem.options,
-                          .plan = problem.plan,
-                          .q = BytesOf(tensors.inputs.q),
-                          .k = BytesOf(tensors.inputs.k),
-                          .v = BytesOf(tensors.inputs.v),
-                          .dout = BytesOf(tensors.inputs.dout),
-                          .has_forward_result = true,
-                          .out = tensors.Output(v1::TENSOR_ID_OUT),
-                          .lse = tensors.Output(v1::TENSOR_ID_LSE),
-                          .more = tensors.OptionInputs()};
+ForwardResults ForwardResultsOf(Tensors& tensors) {
+  return {.out = tensors.Output(v1::TENSOR_ID_OUT), .lse = tensors.Output(v1::TENSOR_ID_LSE)};
+}
+
+BackwardArgs BackwardOf(const Problem& problem, Tensors& tensors) {
+  return {.shape = problem.shape,
+          .dtype = problem.dtype,
+          .output_dtype = problem.output_dtype,
+          .options = problem.options,
+          .plan = problem.plan,
+          .q = BytesOf(tensors.inputs.q),
+          .k = BytesOf(tensors.inputs.k),
+          .v = BytesOf(tensors.inputs.v),
+          .dout = BytesOf(tensors.inputs.dout),
+          .has_forward_result = true,
+          .out = tensors.Output(v1::TENSOR_ID_OUT),
+          .lse = tensors.Output(v1::TENSOR_ID_LSE),
+          .more = tensors.OptionInputs()};
+}
+
+BackwardResults BackwardResultsOf(Tensors& tensors) {
   TensorMap<MutableBytes> more;
   for (const v1::TensorId tensor : {v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
     if (tensors.outputs.count(tensor) > 0) more[tensor] = tensors.Output(tensor);
   }
-  return client.Backward(args,
-                         {.dq = tensors.Output(v1::TENSOR_ID_DQ),
-                          .dk = tensors.Output(v1::TENSOR_ID_DK),
-                          .dv = tensors.Output(v1::TENSOR_ID_DV),
-                          .more = std::move(more)},
-                         options);
+  return {.dq = tensors.Output(v1::TENSOR_ID_DQ),
+          .dk = tensors.Output(v1::TENSOR_ID_DK),
+          .dv = tensors.Output(v1::TENSOR_ID_DV),
+          .more = std::move(more)};
 }
+
+// The calls that are measured; with tensors in a region they are staged once, not for each.
+class MeasuredCall {
+ public:
+  MeasuredCall(Client* client, const Flags& flags, const Problem& problem, Tensors* tensors)
+      : client_(client), flags_(flags), problem_(problem), tensors_(tensors) {}
+
+  // What is verified: forward and, if that is measured, backward on its results.
+  CallResult First(const CallOptions& options) {
+    auto report =
+        CallStaged(*client_, ForwardOf(problem_, *tensors_), ForwardResultsOf(*tensors_), options);
+    if (!report.ok() || !flags_.backward) return report;
+    return CallStaged(*client_, BackwardOf(problem_, *tensors_), BackwardResultsOf(*tensors_),
+                      options);
+  }
+
+  absl::Status Stage(const CallOptions& options) {
+    if (options.transport != TransportWish::kHost) return absl::OkStatus();
+    if (flags_.backward)
+      return Keep(&backward_, BackwardOf(problem_, *tensors_), BackwardResultsOf(*tensors_));
+    return Keep(&forward_, ForwardOf(problem_, *tensors_), ForwardResultsOf(*tensors_));
+  }
+
+  CallResult Again(const CallOptions& options) {
+    if (forward_.has_value()) {
+      return client_->Forward(forward_->args(), forward_->results(), options);
+    }
+    if (backward_.has_value()) {
+      return client_->Backward(backward_->args(), backward_->results(), options);
+    }
+    if (flags_.backward) {
+      return client_->Backward(BackwardOf(problem_, *tensors_), BackwardResultsOf(*tensors_),
+                               options);
+    }
+    return client_->Forward(ForwardOf(problem_, *tensors_), ForwardResultsOf(*tensors_), options);
+  }
+
+ private:
+  template <typename Args, typename Results>
+  absl::Status Keep(std::optional<RegionStage<Args, Results>>* kept, const Args& args,
+                    const Results& results) {
+    auto stage = RegionStage<Args, Results>::Make(client_, args, results);
+    if (!stage.ok()) return stage.status();
+    kept->emplace(*std::move(stage));
+    return absl::OkStatus();
+  }
+
+  Client* const client_;
+  const Flags& flags_;
+  const Problem& problem_;
+  Tensors* const tensors_;
+  std::optional<RegionStage<ForwardArgs, ForwardResults>> forward_;
+  std::optional<RegionStage<BackwardArgs, BackwardResults>> backward_;
+};
 
 oracle::Report Judge(const Flags& flags, const AttentionSpec& spec, Tensors& tensors) {
   const auto data = [&](v1::TensorId tensor) -> const uint8_t* {
@@ -180,24 +237,22 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
   bar.Update("making inputs", -1);
   Tensors tensors = MakeTensors(flags, problem, spec);
   CallOptions options{.streams = flags.streams, .deadline = *deadline};
+  SetTransport(flags.transport, &options);
+  MeasuredCall call(client->get(), flags, problem, &tensors);
 
   Measured measured;
   bar.Update("first run", -1);
-  auto report = CallForward(**client, problem, tensors, options);
+  auto report = call.First(options);
   if (!report.ok()) return report.status();
-  if (flags.backward) {
-    report = CallBackward(**client, problem, tensors, options);
-    if (!report.ok()) return report.status();
-  }
   bar.Update("verifying", -1);
   measured.verdict = Judge(flags, spec, tensors);
   if (!measured.verdict.passed()) return measured;
 
+  if (absl::Status status = call.Stage(options); !status.ok()) return status;
   for (int run = 0; run < flags.runs; ++run) {
     bar.Update("measuring", static_cast<double>(run) / flags.runs);
     options.with_timeline = !flags.trace.empty() && run == flags.runs - 1;
-    report = flags.backward ? CallBackward(**client, problem, tensors, options)
-                            : CallForward(**client, problem, tensors, options);
+    report = call.Again(options);
     if (!report.ok()) return report.status();
     measured.reports.push_back(*std::move(report));
   }
@@ -366,6 +421,7 @@ void AddBench(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
+  AddTransportFlag(command, &flags->transport);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "
                       "ui.perfetto.dev");
