@@ -28,7 +28,7 @@ namespace ringattn::client {
 namespace {
 
 // A worker answers when it has mapped the memory; one that hangs is left out.
-constexpr int kSocketTimeoutSeconds = 2;
+constexpr int kSocketTimeoutSeconds = 5;
 // How long the coordinator may take to hear from the workers what they have.
 constexpr absl::Duration kConfirmTimeout = absl::Seconds(2);
 constexpr absl::Duration kConfirmPause = absl::Milliseconds(5);
@@ -71,9 +71,8 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, 
     munmap(data, rounded);
     return status;
   }
-  return std::shared_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(data), rounded,
-                                                        std::move(memory), std::move(wake),
-                                                        std::move(attach)));
+  return std::shared_ptr<SharedRegion>(new SharedRegion(
+      static_cast<uint8_t*>(data), rounded, std::move(memory), std::move(wake), std::move(attach)));
 }
 
 SharedRegion::SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory,

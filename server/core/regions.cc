@@ -45,9 +45,9 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
     if (found->second.bytes != event.bytes) return RegionHasAnotherSize(found->second.bytes);
     return &found->second;
   }
-  const int64_t own =
-      std::count_if(regions_.begin(), regions_.end(),
-                    [&](const auto& entry) { return entry.second.client == event.client; });
+  const int64_t own = std::count_if(regions_.begin(), regions_.end(), [&](const auto& entry) {
+    return entry.second.client == event.client;
+  });
   if (own >= limits.max_regions_per_client ||
       static_cast<int64_t>(regions_.size()) >= limits.max_regions) {
     return TooManyRegions(own, limits.max_regions_per_client, config_.retry_after);
@@ -79,10 +79,9 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
       continue;
     }
     if (registration.local_socket().empty() || next_token == event.tokens.size()) {
-      response.add_unavailable(absl::StrCat(registration.name(), ": ",
-                                            registration.local_socket().empty()
-                                                ? "takes no host memory"
-                                                : "is one worker too many"));
+      response.add_unavailable(absl::StrCat(
+          registration.name(), ": ",
+          registration.local_socket().empty() ? "takes no host memory" : "is one worker too many"));
       continue;
     }
     const std::string& token = event.tokens[next_token++];
@@ -113,7 +112,10 @@ void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& change
   if (changed.attached()) {
     found->second.attached.insert(connection);
   } else {
+    // Its client has let go: of all of it, when it has of the last. One that would show it to
+    // others still is told that it is unknown, and makes a new one.
     found->second.attached.erase(connection);
+    if (found->second.attached.empty()) regions_.erase(found);
   }
 }
 

@@ -85,6 +85,7 @@ void RegionListener::Expect(const std::string& region_id, const std::string& tok
                                  [now](const Expected& e) { return e.deadline < now; }),
                   expected_.end());
   if (expected_.size() < kMaxExpected) expected_.push_back({region_id, token, bytes, deadline});
+  Wake();  // somebody may have shown it already
 }
 
 void RegionListener::Forget(const std::string& region_id) {
@@ -151,7 +152,11 @@ void RegionListener::Run() {
     for (size_t i = connections_.size(); i-- > 0;) {
       Connection& connection = connections_[i];
       const bool late = connection.region == nullptr && connection.deadline < now;
-      if (late || (polled[i + 2].revents != 0 && !Serve(connection))) Close(i);
+      const bool is_waiting = !connection.token.empty();
+      if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
+          (is_waiting && !Attach(connection))) {
+        Close(i);
+      }
     }
     CloseForgotten();
     if (polled[1].revents != 0) Accept();
@@ -165,7 +170,9 @@ void RegionListener::Accept() {
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(absl::Milliseconds(50));
     return;
   }
-  Connection connection{std::move(socket), absl::Now() + options_.attach_timeout, nullptr};
+  Connection connection;
+  connection.socket = std::move(socket);
+  connection.deadline = absl::Now() + options_.attach_timeout;
   if (!IsServed(connection.socket.get(), options_.uids)) {
     Refuse(connection, AttachCode::kForeignUser, "this user is not served (--local_uids)");
     return;
@@ -192,7 +199,7 @@ bool RegionListener::Serve(Connection& connection) {
     return Refuse(connection, AttachCode::kNotUnderstood, "version 1 is spoken here");
   }
   if (const auto* attach = std::get_if<AttachMessage>(&*message)) {
-    return Attach(connection, *attach, *received);
+    return TakeToken(connection, *attach, *received);
   }
   if (connection.region == nullptr || !received->descriptors.empty()) {
     return Refuse(connection, AttachCode::kNotUnderstood, "a fence needs a region");
@@ -202,32 +209,46 @@ bool RegionListener::Serve(Connection& connection) {
   return Answer(connection, {AttachCode::kFenced, "", number});
 }
 
-std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::string& token) {
+std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::string& token,
+                                                                     bool* known) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
   // All are compared, whichever it is.
-  auto found = expected_.end();
-  for (auto entry = expected_.begin(); entry != expected_.end(); ++entry) {
-    if (SecretsEqual(entry->token, token)) found = entry;
+  Expected* found = nullptr;
+  for (Expected& entry : expected_) {
+    if (SecretsEqual(entry.token, token)) found = &entry;
   }
-  if (found == expected_.end()) return std::nullopt;
-  Expected taken = std::move(*found);
-  expected_.erase(found);
-  if (taken.deadline < now) return std::nullopt;
-  return taken;
+  *known = found != nullptr;
+  if (found == nullptr || std::exchange(found->is_spent, true) || found->deadline < now) {
+    return std::nullopt;
+  }
+  return *found;
 }
 
-bool RegionListener::Attach(Connection& connection, const AttachMessage& message,
-                            LocalMessage& received) {
-  if (connection.region != nullptr || received.descriptors.size() != 1) {
+bool RegionListener::TakeToken(Connection& connection, const AttachMessage& message,
+                               LocalMessage& received) {
+  if (connection.region != nullptr || connection.memory.valid() ||
+      received.descriptors.size() != 1) {
     return Refuse(connection, AttachCode::kNotUnderstood,
                   "a connection attaches one region with one descriptor");
   }
-  const std::optional<Expected> expected = TakeExpected(message.token);
+  connection.token = message.token;
+  connection.memory = std::move(received.descriptors.front());
+  connection.token_deadline = absl::Now() + options_.token_wait;
+  return Attach(connection);
+}
+
+bool RegionListener::Attach(Connection& connection) {
+  bool known = false;
+  const std::optional<Expected> expected = TakeExpected(connection.token, &known);
+  // The client may be faster than the coordinator's word.
+  if (!known && absl::Now() < connection.token_deadline) return true;
   if (!expected.has_value()) {
     return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or too old");
   }
-  const int fd = received.descriptors.front().get();
+  const ScopedDescriptor memory = std::move(connection.memory);
+  connection.token.clear();
+  const int fd = memory.get();
   if (absl::Status status = CheckRegionDescriptor(fd, expected->bytes); !status.ok()) {
     return Refuse(connection, AttachCode::kDescriptorRefused, status.message());
   }

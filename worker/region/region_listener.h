@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +29,8 @@ struct RegionListenerOptions {
   std::vector<uid_t> uids;  // of the processes that are served
   // A connection that has not shown a token by then is closed.
   absl::Duration attach_timeout = absl::Seconds(5);
+  // A token that is not known may be on its way from the coordinator: so long it is waited for.
+  absl::Duration token_wait = absl::Seconds(2);
   size_t max_unattached = 64;  // connections without a region; the oldest goes
   size_t max_regions = 512;
 };
@@ -67,11 +70,16 @@ class RegionListener {
     std::string token;
     int64_t bytes = 0;
     absl::Time deadline;
+    bool is_spent = false;
   };
   struct Connection {
     ScopedDescriptor socket;
     absl::Time deadline;  // until it has a region
     std::shared_ptr<Region> region;
+    // Shown and not known yet, with its descriptor; empty: none.
+    std::string token = {};
+    ScopedDescriptor memory = {};
+    absl::Time token_deadline = absl::InfiniteFuture();
   };
 
   RegionListener(RegionListenerOptions options, RegionListenerHooks hooks,
@@ -83,13 +91,16 @@ class RegionListener {
   void EvictOldest();
   // False: the connection is to be closed.
   bool Serve(Connection& connection);
-  bool Attach(Connection& connection, const AttachMessage& message, LocalMessage& received);
+  bool TakeToken(Connection& connection, const AttachMessage& message, LocalMessage& received);
+  bool Attach(Connection& connection);
   bool Refuse(const Connection& connection, AttachCode code, absl::string_view words);
   bool Answer(const Connection& connection, const WorkerAnswer& answer);
   // With its region, if it has one.
   void Close(size_t index);
   void CloseForgotten();
-  std::optional<Expected> TakeExpected(const std::string& token) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Marks it spent. `known`: it is, or was not long ago.
+  std::optional<Expected> TakeExpected(const std::string& token, bool* known)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   const RegionListenerOptions options_;
   const RegionListenerHooks hooks_;

@@ -49,6 +49,7 @@ class RegionListenerTest : public testing::Test {
     options.socket_path = absl::StrCat(folder_, "/w.sock");
     options.uids = std::move(uids);
     options.attach_timeout = absl::Milliseconds(300);
+    options.token_wait = absl::Milliseconds(100);
     options.max_unattached = 3;
     options.max_regions = 8;
     auto started = RegionListener::Start(
@@ -140,6 +141,15 @@ TEST_F(RegionListenerTest, UnknownAndOldTokensAreRefused) {
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
   Expect("region", -absl::Seconds(1));
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
+}
+
+TEST_F(RegionListenerTest, AClientMayBeFasterThanTheCoordinator) {
+  const ScopedDescriptor socket = Connect();
+  const ScopedDescriptor memfd = MakeMemfd();
+  ASSERT_TRUE(SendMessage(socket.get(), Encode(AttachMessage{kToken}), memfd.get(), 0).ok());
+  absl::SleepFor(absl::Milliseconds(20));
+  Expect();
+  EXPECT_EQ(Read(socket).code, AttachCode::kAttached);
 }
 
 TEST_F(RegionListenerTest, WhatIsNotUnderstoodIsRefused) {
