@@ -277,9 +277,8 @@ class StreamAttempt final : public Attempt,
                                          " did not confirm that it leaves the memory alone)"));
       }
       alarm_.emplace();
-      alarm_->Set(std::chrono::system_clock::now(), [this](bool) {
-        FinishWhenMemoryIsFree(std::chrono::microseconds(200));
-      });
+      alarm_->Set(std::chrono::system_clock::now(),
+                  [this](bool) { FinishWhenMemoryIsFree(std::chrono::microseconds(200)); });
     });
   }
 
@@ -292,9 +291,8 @@ class StreamAttempt final : public Attempt,
     const bool unavailable = reason == "TRANSPORT_UNAVAILABLE";
     if (offer_ && (result_.region_unknown || unavailable)) plan_->host->AttachAgain();
     if (unavailable && !no_host_reason_.empty()) {
-      result_.status =
-          WithMessage(result_.status, absl::StrCat(result_.status.message(), " (",
-                                                   no_host_reason_, ")"));
+      result_.status = WithMessage(
+          result_.status, absl::StrCat(result_.status.message(), " (", no_host_reason_, ")"));
     }
   }
 
@@ -334,7 +332,7 @@ class StreamAttempt final : public Attempt,
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
   std::string no_host_reason_;                 // why there is no offer
-  std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
+  std::shared_ptr<StreamAttempt> self_;        // until done_ has been called
 
   // Writing side.
   grpc::ByteBuffer write_buffer_;

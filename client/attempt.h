@@ -43,7 +43,7 @@ struct AttemptResult {
   absl::Status status;
   // Something came from a server, be it an error: the address is right.
   bool server_answered = false;
-  CallReport report;  // complete if status is OK
+  CallReport report;            // complete if status is OK
   bool region_unknown = false;  // the coordinator does not know the regions (any more)
 };
 
@@ -68,8 +68,7 @@ std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<const CallPlan> plan,
                                      const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
-                                     bool offers_host,
-                                     std::function<void(AttemptResult)> done);
+                                     bool offers_host, std::function<void(AttemptResult)> done);
 
 }  // namespace ringattn::client
 

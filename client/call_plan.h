@@ -22,8 +22,8 @@ struct ChunkLimits {
 absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results);
 absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results);
 
-// `regions`: the client's; null: it has none. Errors: INVALID_ARGUMENT naming the first buffer whose size is not what shape and
-// dtype make it.
+// `regions`: the client's; null: it has none. Errors: INVALID_ARGUMENT naming the first buffer
+// whose size is not what shape and dtype make it.
 absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
                                      const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,

@@ -146,10 +146,9 @@ const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
 SharedRegion::AttachCall Client::AttachCall() {
   return [channel = NextChannel(), token = token_](const v1::AttachRequest& request) {
     const auto stub = v1::LocalMemoryService::NewStub(channel);
-    return Unary<v1::AttachResponse>(kAttachDeadline, token.get(),
-                                     [&](auto* context, auto* response) {
-                                       return stub->Attach(context, request, response);
-                                     });
+    return Unary<v1::AttachResponse>(
+        kAttachDeadline, token.get(),
+        [&](auto* context, auto* response) { return stub->Attach(context, request, response); });
   };
 }
 
@@ -178,13 +177,15 @@ Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
 Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
                                const CallOptions& options, const Done& done) {
   const CallOptions named = Named(options);
-  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named, done);
+  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+               done);
 }
 
 Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
                                 const CallOptions& options, const Done& done) {
   const CallOptions named = Named(options);
-  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named, done);
+  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_),
+               named, done);
 }
 
 CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,

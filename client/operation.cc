@@ -35,12 +35,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       const absl::MutexLock lock(&mutex_);
       pause_.reset();
       if (!cancelled_) {
-        attempt_ =
-            MakeAttempt(params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
-                        /*offers_host=*/!host_withdrawn_,
-                        [self = shared_from_this()](AttemptResult result) {
-                          self->OnAttemptDone(std::move(result));
-                        });
+        attempt_ = MakeAttempt(
+            params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
+            /*offers_host=*/!host_withdrawn_, [self = shared_from_this()](AttemptResult result) {
+              self->OnAttemptDone(std::move(result));
+            });
         attempt = attempt_;
       }
     }

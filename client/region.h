@@ -40,9 +40,7 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  MutableBytes memory() const {
-    return {shared_->data(), static_cast<size_t>(shared_->bytes())};
-  }
+  MutableBytes memory() const { return {shared_->data(), static_cast<size_t>(shared_->bytes())}; }
 
   // By name, the workers that have it now. One that is started again gets it within seconds.
   std::vector<std::string> workers() const { return shared_->workers(); }

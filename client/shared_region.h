@@ -87,8 +87,8 @@ class SharedRegion {
   uint8_t* const data_;
   const int64_t bytes_;
   const ScopedDescriptor memory_;
-  const ScopedDescriptor wake_;  // an eventfd
-  AttachCall attach_;            // the thread's own, as all up to mutex_
+  const ScopedDescriptor wake_;                      // an eventfd
+  AttachCall attach_;                                // the thread's own, as all up to mutex_
   std::map<std::string, ScopedDescriptor> sockets_;  // by worker
   std::vector<PendingFence> sent_fences_;
   absl::Time next_round_ = absl::InfinitePast();

@@ -86,10 +86,9 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
     ForwardPartResults target = PartOf(args, results, part);
     request->collect = std::move(target.collect);
-    return Take(
-        PlanForward(PartOf(args, part), target.results, options, request->request_id, limits,
-                    &regions),
-        &request->plan);
+    return Take(PlanForward(PartOf(args, part), target.results, options, request->request_id,
+                            limits, &regions),
+                &request->plan);
   });
 }
 

@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
                                                                  const BackwardResults& results,
                                                                  const CallOptions& options,
                                                                  const ChunkLimits& limits,
-                                                                const RegionIndex& regions = {});
+                                                                 const RegionIndex& regions = {});
 
 }  // namespace ringattn::client
 

@@ -104,8 +104,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
                 TransportChoice* choice, Violations& violations) {
   const size_t tensors = subject.inputs.size() + subject.outputs.size();
   for (int i = 0; i < options.places_size() && choice->places.size() <= tensors; ++i) {
-    std::optional<TensorPlaceChoice> place =
-        ReadPlace(options.places(i), i, subject, violations);
+    std::optional<TensorPlaceChoice> place = ReadPlace(options.places(i), i, subject, violations);
     if (!place.has_value()) return;  // one wrong place is enough to say
     const auto twice = std::find_if(choice->places.begin(), choice->places.end(),
                                     [&](const auto& p) { return p.tensor == place->tensor; });

@@ -82,20 +82,18 @@ TEST(TransportRulesTest, InputsMayShareBytes) {
 TEST(TransportRulesTest, OutputsShareNothing) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(3)->set_offset(511);
-  EXPECT_EQ(Refused(header),
-            "transport.places[3].offset: the place of out overlaps that of v");
+  EXPECT_EQ(Refused(header), "transport.places[3].offset: the place of out overlaps that of v");
   header.mutable_transport()->mutable_places(3)->set_region_id("another region!!");
   EXPECT_EQ(Refused(header), "accepted");
 }
 
 TEST(TransportRulesTest, PlacesThatOverflowAreRefused) {
   v1::ForwardHeader header = Header(kPlaces);
-  header.mutable_transport()->mutable_places(0)->set_offset(
-      std::numeric_limits<int64_t>::max() - 255);
+  header.mutable_transport()->mutable_places(0)->set_offset(std::numeric_limits<int64_t>::max() -
+                                                            255);
   EXPECT_EQ(Refused(header),
             "transport.places[0].offset: and the 256 bytes of q reach beyond every region");
-  header.mutable_transport()->mutable_places(0)->set_offset(
-      std::numeric_limits<uint64_t>::max());
+  header.mutable_transport()->mutable_places(0)->set_offset(std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(Refused(header),
             "transport.places[0].offset: and the 256 bytes of q reach beyond every region");
 }
@@ -107,8 +105,7 @@ TEST(TransportRulesTest, MistakesAreNamed) {
             "transport.accept[0]: 0 is no transport of this version");
   EXPECT_EQ(Refused(Header("transport { accept: 2 }")),
             "transport.accept[0]: 2 is no transport of this version");
-  EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")),
-            "transport.accept[1]: is given twice");
+  EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: 1 fence_number: 1 }")),
             "transport.fence_number: is of HOST_MEMORY, which transport.accept does not name");
   EXPECT_EQ(Refused(Header("transport { accept: 1 places {} }")),

@@ -205,10 +205,9 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   if (violations.empty()) {
     CheckBytes(request, limits, violations);
     CheckInlineTensors(header.inline_tensors(), request, violations);
-    request.transport =
-        ReadTransport(header.transport(),
-                      {request.spec, request.inputs, request.outputs, header.inline_tensors()},
-                      violations);
+    request.transport = ReadTransport(
+        header.transport(),
+        {request.spec, request.inputs, request.outputs, header.inline_tensors()}, violations);
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
   return request;

@@ -218,8 +218,8 @@ Failure TransportUnavailable(const std::string& why) {
 
 Failure RegionReleased(int rank, const std::string& worker) {
   return Make(absl::StatusCode::kCancelled, "REGION_RELEASED",
-              absl::StrCat("the client released a region that the request needs; rank ", rank,
-                           " (", worker, ") saw it first"));
+              absl::StrCat("the client released a region that the request needs; rank ", rank, " (",
+                           worker, ") saw it first"));
 }
 
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,

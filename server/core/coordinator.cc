@@ -36,10 +36,9 @@ namespace {
 // Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerSaid>(&event)) {
-    return said->message.has_heartbeat() ||
-           (said->message.has_transfer_progress() &&
-            !said->message.transfer_progress().region_released() &&
-            said->message.transfer_progress().failure().empty());
+    return said->message.has_heartbeat() || (said->message.has_transfer_progress() &&
+                                             !said->message.transfer_progress().region_released() &&
+                                             said->message.transfer_progress().failure().empty());
   }
   return std::holds_alternative<UploadProgressed>(event) ||
          std::holds_alternative<DownloadProgressed>(event) ||
@@ -95,8 +94,7 @@ void Coordinator::Impl::ReportChanges() {
     turn_.Emit(TopologyChanged{!members_changed});
   }
   reserved_reported_ = std::move(reserved);
-  if (drain_unanswered_ && requests_.empty() && operations_.empty() &&
-      held_failures_.empty()) {
+  if (drain_unanswered_ && requests_.empty() && operations_.empty() && held_failures_.empty()) {
     drain_unanswered_ = false;
     turn_.Emit(DrainCompleted{});
   }

@@ -33,7 +33,7 @@ struct CoordinatorStats {
   // Workers lost because they took none of an upload's bytes, or sent none of a result's.
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
-  int64_t regions = 0;  // of host memory that clients share
+  int64_t regions = 0;        // of host memory that clients share
   int ready_workers = 0;      // members of the ring, 0 unless it is ready
   int connected_workers = 0;  // of the ring or not
 };

@@ -146,10 +146,10 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
     return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
   }
   if (!progress.failure().empty() && !operation.pending_failure) {
-    operations_.FailLater(operation,
-                          TransferFailed(rank, roster_.NameOf(connection), progress.failure(),
-                                         config_.retry_after),
-                          config_.blame_window);
+    operations_.FailLater(
+        operation,
+        TransferFailed(rank, roster_.NameOf(connection), progress.failure(), config_.retry_after),
+        config_.blame_window);
   }
 }
 

@@ -140,14 +140,14 @@ void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) 
 }
 
 Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
-                                                      const v1::TransferProgress& progress) {
+                                                       const v1::TransferProgress& progress) {
   const MemberRef ref = FindMember(connection, progress.operation_id(), progress.generation());
   if (ref.operation == nullptr || !ref.operation->by_host_memory || !ref.operation->stream) {
     return {};
   }
   Member& member = *ref.member;
-  const bool moved = progress.received() > member.received_bytes ||
-                     progress.sent() > member.sent_bytes;
+  const bool moved =
+      progress.received() > member.received_bytes || progress.sent() > member.sent_bytes;
   member.received_bytes = std::max(member.received_bytes, progress.received());
   member.sent_bytes = std::max(member.sent_bytes, progress.sent());
   member.waits_for_client = progress.waits_for_client();
@@ -345,8 +345,8 @@ void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase = phase;
   operation.phase_since = turn_.now();
   operation.last_advance = turn_.now();
-  const bool is_watched = operation.by_host_memory &&
-                          (phase == Phase::kUploading || phase == Phase::kDownloading);
+  const bool is_watched =
+      operation.by_host_memory && (phase == Phase::kUploading || phase == Phase::kDownloading);
   for (Member& member : operation.members) {
     member.stalled_since.reset();
     if (is_watched) member.stalled_since = turn_.now();

@@ -74,7 +74,7 @@ struct Operation {
   bool by_host_memory = false;  // the members copy its tensors themselves
   // What the client is told once no member copies any more.
   std::optional<FailRequest> held_failure;
-  uint64_t run_sequence = 0;    // place in the one order of runs; 0 = none yet
+  uint64_t run_sequence = 0;  // place in the one order of runs; 0 = none yet
   absl::Duration progress_timeout;
   absl::Duration run_limit;
   absl::Time phase_since;

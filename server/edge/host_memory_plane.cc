@@ -16,8 +16,9 @@ std::optional<Failure> HostMemoryPlane::Feed(const grpc::ByteBuffer&) {
   failure.code = absl::StatusCode::kInvalidArgument;
   failure.reason = "BAD_CHUNK";
   failure.field = "chunk";
-  failure.message = "the tensors are taken from host memory (Accepted.transport): no message may "
-                    "follow the header";
+  failure.message =
+      "the tensors are taken from host memory (Accepted.transport): no message may "
+      "follow the header";
   return failure;
 }
 

@@ -35,8 +35,8 @@ Failure BadRegionId() {
 // 128 bits that nobody can guess; empty if there are none to be had.
 std::string RandomId() {
   std::string id(kRegionIdBytes, 0);
-  const bool ok = RAND_bytes(reinterpret_cast<unsigned char*>(id.data()),
-                             static_cast<int>(id.size())) == 1;
+  const bool ok =
+      RAND_bytes(reinterpret_cast<unsigned char*>(id.data()), static_cast<int>(id.size())) == 1;
   return ok ? id : std::string();
 }
 
@@ -78,9 +78,8 @@ grpc::ServerUnaryReactor* LocalMemoryServiceImpl::Attach(grpc::CallbackServerCon
     pending_[event.call] = {reactor, response};
   }
   const uint64_t id = event.call;
-  const bool asked = core_->Ask([core = core_, event = std::move(event)](const Coordinator&) {
-    core->Post(event);
-  });
+  const bool asked = core_->Ask(
+      [core = core_, event = std::move(event)](const Coordinator&) { core->Post(event); });
   if (!asked) {
     AttachAnswered answer{id};
     answer.failure = CannotAsk(retry_after_);
