@@ -99,8 +99,9 @@ double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish 
   options.with_crc32c = false;
   const CallResult result = client.Forward(args, {.out = tensors.out, .lse = tensors.lse}, options);
   if (!result.ok()) Die(FormatError(result.status()));
-  const uint8_t* last = tensors.out.data() + (rows - 1) * kRowBytes;
-  const bool zeros = std::all_of(tensors.out.data(), last, [](uint8_t byte) { return byte == 0; });
+  const uint8_t* first = tensors.out.data();
+  const uint8_t* last = first + (rows - 1) * kRowBytes;
+  const bool zeros = std::all_of(first, last, [](uint8_t byte) { return byte == 0; });
   if (!zeros || std::memcmp(last, tensors.v.data(), kRowBytes) != 0) Die("a wrong result");
   return result->times.finished_seconds - ToSeconds(result->summary.compute_time());
 }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from attention import chunks_of, details, make_inputs, requests, run
-from cluster import CLI, open_descriptors, wait_until
+from cluster import BIN, CLI, open_descriptors, wait_until
 from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, NO_SUCH_TOKEN, NOT_UNDERSTOOD,
                           HostCall, Region, answer_of, connect, make_memfd, output_bytes, show)
 from stubs import attention_pb2 as pb, local_memory_pb2 as lm
@@ -166,6 +166,16 @@ def test_no_tensor_byte_passes_the_coordinator(ring, region):
     after = counted()
     grown = {name for name in after if after[name] > before[name]}
     assert grown and all("host_memory" in name for name in grown), grown
+
+
+@pytest.mark.parametrize("flags", [[], ["--options", "--seed=79"]])
+def test_cases_of_the_sweep_match_the_oracle(ring, flags):
+    done = subprocess.run([BIN / "tests/e2e/service_sweep", f"--server={ring.address}",
+                           "--cases=80", "--max_world_size=4", "--host_memory", *flags],
+                          capture_output=True, text=True, timeout=600)
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stderr
+    assert "80 cases, 0 failed" in done.stdout
 
 
 # ---------------------------------------------------------------- choice and refusal
