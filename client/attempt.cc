@@ -61,7 +61,7 @@ class StreamAttempt final : public Attempt,
  public:
   StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<const CallPlan> plan,
                 BearerToken* token, std::chrono::system_clock::time_point deadline,
-                std::function<void(AttemptResult)> done)
+                bool offers_host, std::function<void(AttemptResult)> done)
       : stub_(std::in_place, std::move(channel)),
         plan_(std::move(plan)),
         done_(std::move(done)),
@@ -70,12 +70,19 @@ class StreamAttempt final : public Attempt,
     context_->set_deadline(deadline);
     if (token != nullptr) token->AddTo(context_.get());
     if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
+    if (!offers_host) {
+      no_host_reason_ = "the coordinator did not know the regions";
+    } else if (plan_->host == nullptr) {
+      no_host_reason_ = plan_->no_host_reason;
+    } else {
+      offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
+    }
   }
 
   void Start() override {
     self_ = shared_from_this();
     stub_->PrepareBidiStreamingCall(context_.get(), MethodOf(plan_->kind), {}, this);
-    write_buffer_ = plan_->header;
+    write_buffer_ = Header();
     StartWrite(&write_buffer_);
     StartRead(&read_buffer_);
     StartCall();
@@ -87,6 +94,34 @@ class StreamAttempt final : public Attempt,
   }
 
  private:
+  // The plan's, and behind it what this stream says of transports: a message that comes in two
+  // pieces is the two merged.
+  grpc::ByteBuffer Header() const {
+    v1::TransportOptions options;
+    if (offer_) {
+      options = *offer_;
+    } else if (plan_->host_required) {
+      options.add_accept(v1::TRANSPORT_HOST_MEMORY);
+      options.set_required(true);
+    } else {
+      return plan_->header;
+    }
+    std::string more;
+    if (plan_->kind == CallKind::kForward) {
+      v1::ForwardRequest request;
+      *request.mutable_header()->mutable_transport() = options;
+      more = request.SerializeAsString();
+    } else {
+      v1::BackwardRequest request;
+      *request.mutable_header()->mutable_transport() = options;
+      more = request.SerializeAsString();
+    }
+    std::vector<grpc::Slice> slices;
+    plan_->header.Dump(&slices);
+    slices.emplace_back(more);
+    return {slices.data(), slices.size()};
+  }
+
   // --- Writing: header, wait for Accepted, chunks, half-close -------------------
 
   void OnWriteDone(bool ok) override {
@@ -167,6 +202,7 @@ class StreamAttempt final : public Attempt,
 
   absl::Status TakeChunk(const wire::ReceivedMessage& message) {
     if (!accepted_) return ServerError("a chunk before Accepted");
+    if (by_host_) return ServerError("a chunk beside host memory");
     if (summary_) return ServerError("a chunk after the summary");
     if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
     absl::Status status =
@@ -183,7 +219,12 @@ class StreamAttempt final : public Attempt,
       return status;
     }
     times_.accepted_seconds = SecondsSinceStart();
-    source_.emplace(plan_->inputs, ChunkBytesUp(plan_->max_chunk_bytes_up, accepted));
+    by_host_ = accepted.transport() == v1::TRANSPORT_HOST_MEMORY;
+    if (by_host_ && !offer_) return ServerError("it took host memory that was not offered");
+    // A worker lacks a region: it has been started again, perhaps.
+    if (offer_ && !by_host_) plan_->host->AttachAgain();
+    source_.emplace(by_host_ ? std::vector<InputTensor>() : plan_->inputs,
+                    ChunkBytesUp(plan_->max_chunk_bytes_up, accepted));
     accepted_ = std::move(accepted);
     PassGate();
     return absl::OkStatus();
@@ -213,6 +254,7 @@ class StreamAttempt final : public Attempt,
                               status.error_code() != grpc::StatusCode::UNAVAILABLE;
     if (result_.status.ok()) result_.status = CheckEnd();
     if (accepted_) result_.report.accepted = *std::move(accepted_);
+    SayTransport();
     if (summary_) result_.report.summary = *std::move(summary_);
     times_.began = start_;
     times_.finished_seconds = SecondsSinceStart();
@@ -223,13 +265,42 @@ class StreamAttempt final : public Attempt,
       const std::lock_guard lock(mutex_);
       context_.reset();
     }
-    FinishWhenMemoryIsFree(std::chrono::microseconds(200));
+    if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
+      return FinishWhenMemoryIsFree(std::chrono::microseconds(200));
+    }
+    // The service did not say that nobody writes any more: the workers do. From a timer goes on
+    // what comes next: the caller may let go of its regions in `done`.
+    plan_->host->Fence(offer_->fence_number(), [this](const std::string& unsure) {
+      if (!unsure.empty()) {
+        result_.status = WithMessage(
+            result_.status, absl::StrCat(result_.status.message(), " (", unsure,
+                                         " did not confirm that it leaves the memory alone)"));
+      }
+      alarm_.emplace();
+      alarm_->Set(std::chrono::system_clock::now(),
+                  [this](bool) { FinishWhenMemoryIsFree(std::chrono::microseconds(200)); });
+    });
+  }
+
+  void SayTransport() {
+    CallReport& report = result_.report;
+    report.transport_reason = report.accepted.transport_reason();
+    if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
+    const std::string reason = DetailsOf(result_.status).reason;
+    result_.region_unknown = offer_ && reason == "REGION_UNKNOWN";
+    const bool unavailable = reason == "TRANSPORT_UNAVAILABLE";
+    if (offer_ && (result_.region_unknown || unavailable)) plan_->host->AttachAgain();
+    if (unavailable && !no_host_reason_.empty()) {
+      result_.status = WithMessage(
+          result_.status, absl::StrCat(result_.status.message(), " (", no_host_reason_, ")"));
+    }
   }
 
   absl::Status CheckEnd() const {
     if (!accepted_) return ServerError("it ended without Accepted");
     if (!summary_) return ServerError("it ended without a summary");
-    return assembler_.CheckComplete();
+    // What workers wrote themselves has not passed here.
+    return by_host_ ? absl::OkStatus() : assembler_.CheckComplete();
   }
 
   // gRPC drops the last of the borrowed slices on its own threads, inside its locks;
@@ -259,7 +330,9 @@ class StreamAttempt final : public Attempt,
   std::optional<grpc::GenericStub> stub_;
   std::shared_ptr<const CallPlan> plan_;
   const std::function<void(AttemptResult)> done_;
-  std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
+  std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
+  std::string no_host_reason_;                 // why there is no offer
+  std::shared_ptr<StreamAttempt> self_;        // until done_ has been called
 
   // Writing side.
   grpc::ByteBuffer write_buffer_;
@@ -272,6 +345,7 @@ class StreamAttempt final : public Attempt,
   std::optional<v1::Summary> summary_;
   absl::Status failure_;
   bool server_answered_ = false;
+  bool by_host_ = false;
 
   // Made by the reading side before it passes the gate, then the writing side's.
   std::optional<ChunkSource> source_;
@@ -294,9 +368,9 @@ std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<const CallPlan> plan,
                                      const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
-                                     std::function<void(AttemptResult)> done) {
+                                     bool offers_host, std::function<void(AttemptResult)> done) {
   return std::make_shared<StreamAttempt>(std::move(channel), std::move(plan), token.get(), deadline,
-                                         std::move(done));
+                                         offers_host, std::move(done));
 }
 
 }  // namespace ringattn::client

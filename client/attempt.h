@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "client/call.h"
+#include "client/host_places.h"
 #include "client/transfer.h"
 #include "common/security/bearer_token.h"
 
@@ -31,13 +32,19 @@ struct CallPlan {
   uint64_t max_chunk_bytes_up = 0;  // 0: as the server recommends
   bool with_crc32c = true;
   std::function<void(const v1::Progress&)> on_progress;  // may be empty
+  // Where the tensors lie; null: not all of them in regions, or the caller would not have it, for
+  // this reason.
+  std::shared_ptr<const HostPlaces> host = nullptr;
+  std::string no_host_reason = {};
+  bool host_required = false;
 };
 
 struct AttemptResult {
   absl::Status status;
   // Something came from a server, be it an error: the address is right.
   bool server_answered = false;
-  CallReport report;  // complete if status is OK
+  CallReport report;            // complete if status is OK
+  bool region_unknown = false;  // the coordinator does not know the regions (any more)
 };
 
 // A stream that, once started, runs by itself on gRPC's threads. Thread safe.
@@ -55,12 +62,13 @@ class Attempt {
 // An attempt on `channel`, not yet started; `token`, which may be null, is shown with it. `done` is
 // called once, on one of gRPC's threads, when the status is known and gRPC holds none of the
 // caller's memory any more. The latter may trail the former if the server has stopped reading:
-// until the connection is given up, about the keepalive timeout.
+// until the connection is given up, about the keepalive timeout. Nor does a worker write any of
+// it. `offers_host`: false: by the coordinator, whatever the plan says.
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<const CallPlan> plan,
                                      const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
-                                     std::function<void(AttemptResult)> done);
+                                     bool offers_host, std::function<void(AttemptResult)> done);
 
 }  // namespace ringattn::client
 

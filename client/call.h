@@ -96,6 +96,13 @@ using BackwardResults = BasicBackwardResults<MutableBytes>;
 // Of CallOptions::streams. A coordinator's queue holds 256 requests.
 inline constexpr int kMaxStreams = 64;
 
+// How a call's tensors are to travel.
+enum class TransportWish {
+  kAuto,   // by host memory if all of them lie in regions (region.h), else by the coordinator
+  kRelay,  // by the coordinator
+  kHost,   // by host memory; see CallOptions::transport_required
+};
+
 struct CallOptions {
   // The same for every replay of the call. Made up if empty.
   std::string request_id = {};
@@ -114,6 +121,10 @@ struct CallOptions {
   // them (BackwardArgs::residual_handle); 0: for as long as the server thinks right. A Forward does
   // not fail because they cannot be kept. INVALID_ARGUMENT beside `streams`, and for Backward.
   std::optional<absl::Duration> retain = {};
+  // Of tensors in regions a call is one request, whatever `streams` says.
+  TransportWish transport = TransportWish::kAuto;
+  // With kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the coordinator.
+  bool transport_required = false;
   // For the call with all its replays, counted from its start.
   absl::Duration deadline = absl::InfiniteDuration();
   // Called on the library's threads, one call at a time; must not block.
@@ -144,6 +155,9 @@ struct CallReport {
   v1::Accepted accepted;
   v1::Summary summary;
   ClientTimes times;
+  // Why the tensors travelled as `accepted.transport()` says: the service's words, or this
+  // library's where it did not ask for anything else.
+  std::string transport_reason = {};
   // Of a call in several streams: each request's own report, in order of rows; the
   // fields above are then what merged_report.h makes of them. Else empty.
   std::vector<CallReport> parts = {};

@@ -74,6 +74,7 @@ constexpr uint64_t kMaxInlineBytes = 64 << 10;
 
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
+  if (plan->host != nullptr) return;
   uint64_t bytes = 0;
   for (const InputTensor& input : plan->inputs) bytes += input.bytes.size();
   if (bytes > kMaxInlineBytes) return;
@@ -86,6 +87,17 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
     CopyOut(input.bytes, 0, data.size(), reinterpret_cast<uint8_t*>(data.data()));
   }
   plan->inputs.clear();
+}
+
+void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
+  plan->host_required = options.transport == TransportWish::kHost && options.transport_required;
+  if (options.transport == TransportWish::kRelay) {
+    plan->no_host_reason = "the caller chose the coordinator";
+  } else if (regions == nullptr) {
+    plan->no_host_reason = "the client has no region";
+  } else {
+    plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
+  }
 }
 
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
@@ -206,10 +218,26 @@ absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults&
   return BackwardTensors(args, results).status();
 }
 
+bool LiesInRegions(const ForwardArgs& args, const ForwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = ForwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
+bool LiesInRegions(const BackwardArgs& args, const BackwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = BackwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
 absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
                                      const BasicForwardResults<MutableRuns>& results,
                                      const CallOptions& options, const std::string& request_id,
-                                     const ChunkLimits& limits) {
+                                     const ChunkLimits& limits, const RegionIndex* regions) {
   absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
@@ -217,6 +245,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
+  SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
@@ -225,7 +254,7 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
 absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
                                       const BasicBackwardResults<MutableRuns>& results,
                                       const CallOptions& options, const std::string& request_id,
-                                      const ChunkLimits& limits) {
+                                      const ChunkLimits& limits, const RegionIndex* regions) {
   absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
   if (!tensors.ok()) return tensors.status();
   CallPlan plan = *std::move(tensors);
@@ -234,16 +263,15 @@ absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
   FillHeader(args, options, request_id, limits, request.mutable_header());
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
   request.mutable_header()->set_has_dlse(HasDlse(args));
+  SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;
 }
 
-absl::StatusOr<CallPlan> PlanResidualBackward(const BackwardArgs& args,
-                                              const BackwardResults& results,
-                                              const CallOptions& options,
-                                              const std::string& request_id,
-                                              const ChunkLimits& limits) {
+absl::StatusOr<CallPlan> PlanResidualBackward(
+    const BackwardArgs& args, const BackwardResults& results, const CallOptions& options,
+    const std::string& request_id, const ChunkLimits& limits, const RegionIndex* regions) {
   TensorMap<ConstRuns> inputs;
   const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
   if (dlse != args.more.end()) inputs.emplace(dlse->first, dlse->second);
@@ -265,6 +293,7 @@ absl::StatusOr<CallPlan> PlanResidualBackward(const BackwardArgs& args,
   request.mutable_header()->set_residual_handle(args.residual_handle);
   request.mutable_header()->set_keep_residual(args.keep_residual);
   request.mutable_header()->set_has_dlse(HasDlse(args));
+  SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
   plan.header = wire::SerializeProto(request);
   return plan;

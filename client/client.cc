@@ -20,6 +20,7 @@
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"
+#include "ringattn/v1/local_memory.grpc.pb.h"
 
 namespace ringattn::client {
 namespace {
@@ -27,6 +28,9 @@ namespace {
 // Of a message beside its chunk's data, and of Accepted and Summary, which grow with
 // the ring and its timelines.
 constexpr int kMessageSlackBytes = 16 << 20;
+
+// The coordinator answers from memory.
+constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
 
 grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -140,6 +144,15 @@ const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
   return channels_[next_channel_.fetch_add(1) % channels_.size()];
 }
 
+SharedRegion::AttachCall Client::AttachCall() {
+  return [channel = NextChannel(), token = token_](const v1::AttachRequest& request) {
+    const auto stub = v1::LocalMemoryService::NewStub(channel);
+    return Unary<v1::AttachResponse>(
+        kAttachDeadline, token.get(),
+        [&](auto* context, auto* response) { return stub->Attach(context, request, response); });
+  };
+}
+
 Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
                         const CallOptions& options, const Done& done) {
   if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
@@ -166,13 +179,15 @@ Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
 Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
                                const CallOptions& options, const Done& done) {
   const CallOptions named = Named(options);
-  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_)), named, done);
+  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+               done);
 }
 
 Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
                                 const CallOptions& options, const Done& done) {
   const CallOptions named = Named(options);
-  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_)), named, done);
+  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_),
+               named, done);
 }
 
 CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,

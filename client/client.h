@@ -25,6 +25,7 @@
 #include "client/call_registry.h"
 #include "client/error.h"
 #include "client/operation.h"
+#include "client/region_index.h"
 #include "client/retry_policy.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -116,9 +117,14 @@ class Client {
                              absl::Duration deadline);
 
  private:
+  friend class Region;
+
   explicit Client(const ClientOptions& options) : options_(options) {}
 
   const std::shared_ptr<grpc::Channel>& NextChannel();
+  // For regions, which may outlive this client.
+  SharedRegion::AttachCall AttachCall();
+  const std::shared_ptr<RegionIndex>& regions() const { return regions_; }
   // REQUIRES: options.request_id is set.
   Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests, const CallOptions& options,
                   const Done& done);
@@ -128,6 +134,7 @@ class Client {
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
   std::shared_ptr<BearerToken> token_;                    // likewise; null: none is shown
   std::atomic<uint64_t> next_channel_{0};
+  const std::shared_ptr<RegionIndex> regions_ = std::make_shared<RegionIndex>();
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
 };
 

@@ -109,6 +109,7 @@ v1::Accepted MergeAccepted(const std::string& request_id, const std::vector<Call
   merged.set_request_id(request_id);
   merged.set_traceparent(parts[0].accepted.traceparent());
   merged.set_transport(parts[0].accepted.transport());
+  merged.set_transport_reason(parts[0].accepted.transport_reason());
   merged.set_max_chunk_bytes_up(parts[0].accepted.max_chunk_bytes_up());
   merged.set_max_chunk_bytes_down(parts[0].accepted.max_chunk_bytes_down());
   merged.set_recommended_chunk_bytes(parts[0].accepted.recommended_chunk_bytes());
@@ -208,6 +209,7 @@ CallReport MergeReports(const std::string& request_id, std::vector<CallReport> p
   CallReport merged;
   merged.times = MergeTimes(parts);
   merged.accepted = MergeAccepted(request_id, parts);
+  merged.transport_reason = parts[0].transport_reason;
   merged.summary = MergeSummaries(merged.times, parts);
   merged.parts = std::move(parts);
   return merged;

@@ -35,11 +35,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       const absl::MutexLock lock(&mutex_);
       pause_.reset();
       if (!cancelled_) {
-        attempt_ =
-            MakeAttempt(params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
-                        [self = shared_from_this()](AttemptResult result) {
-                          self->OnAttemptDone(std::move(result));
-                        });
+        attempt_ = MakeAttempt(
+            params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
+            /*offers_host=*/!host_withdrawn_, [self = shared_from_this()](AttemptResult result) {
+              self->OnAttemptDone(std::move(result));
+            });
         attempt = attempt_;
       }
     }
@@ -99,6 +99,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       ++replays_;
       return StartNextAttempt();
     }
+    // The coordinator is another one: the regions get new names, and this call need not wait.
+    if (result.region_unknown && !host_withdrawn_ && !params_.plan->host_required) {
+      host_withdrawn_ = true;
+      return StartNextAttempt();
+    }
     const absl::Time now = absl::Now();
     const FailedAttempt failed{.status = result.status,
                                .replays_so_far = replays_,
@@ -143,6 +148,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   int replays_ = 0;
   std::string residual_failure_;
   bool server_ever_answered_ = false;
+  bool host_withdrawn_ = false;  // by the coordinator from now on
   std::minstd_rand random_{std::random_device()()};
 
   absl::Mutex mutex_;

@@ -77,19 +77,20 @@ bool HasTensors(const BackwardArgs& args) {
 absl::StatusOr<std::vector<PlannedRequest>> PlanWithResidual(const BackwardArgs& args,
                                                              const BackwardResults& results,
                                                              const CallOptions& options,
-                                                             const ChunkLimits& limits) {
+                                                             const ChunkLimits& limits,
+                                                             const RegionIndex& regions) {
   if (options.streams > 1) {
     return RefuseStreams("a residual is of one request, only 1 is possible");
   }
   absl::StatusOr<CallPlan> plan =
-      PlanResidualBackward(args, results, options, options.request_id, limits);
+      PlanResidualBackward(args, results, options, options.request_id, limits, &regions);
   if (!plan.ok()) return plan.status();
   std::vector<PlannedRequest> requests(1);
   if (HasTensors(args)) {
     BackwardArgs tensors = args;
     tensors.residual_handle.clear();
     tensors.keep_residual = false;
-    auto full = PlanBackwardRequests(tensors, results, options, limits);
+    auto full = PlanBackwardRequests(tensors, results, options, limits, regions);
     if (!full.ok()) return full.status();
     requests = *std::move(full);
     requests[0].fallback = std::make_shared<const CallPlan>(std::move(requests[0].plan));
@@ -110,11 +111,13 @@ absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
 absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArgs& args,
                                                                 const ForwardResults& results,
                                                                 const CallOptions& options,
-                                                                const ChunkLimits& limits) {
+                                                                const ChunkLimits& limits,
+                                                                const RegionIndex& regions) {
   if (options.retain && options.streams > 1) {
     return RefuseStreams("only one request can leave a residual");
   }
-  const auto parts = SplitForward(args.shape, args.options, options.streams);
+  const int streams = LiesInRegions(args, results, options, regions) ? 1 : options.streams;
+  const auto parts = SplitForward(args.shape, args.options, streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   // Before anything points into the buffers.
@@ -122,24 +125,28 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArg
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
     ForwardPartResults target = PartOf(args, results, part);
     request->collect = std::move(target.collect);
-    return Take(
-        PlanForward(PartOf(args, part), target.results, options, request->request_id, limits),
-        &request->plan);
+    return Take(PlanForward(PartOf(args, part), target.results, options, request->request_id,
+                            limits, &regions),
+                &request->plan);
   });
 }
 
 absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardArgs& args,
                                                                  const BackwardResults& results,
                                                                  const CallOptions& options,
-                                                                 const ChunkLimits& limits) {
+                                                                 const ChunkLimits& limits,
+                                                                 const RegionIndex& regions) {
   if (options.retain) {
     return absl::InvalidArgumentError("retain: only a Forward leaves a residual");
   }
-  if (!args.residual_handle.empty()) return PlanWithResidual(args, results, options, limits);
+  if (!args.residual_handle.empty()) {
+    return PlanWithResidual(args, results, options, limits, regions);
+  }
   if (args.keep_residual) {
     return absl::InvalidArgumentError("keep_residual is set, but residual_handle is not");
   }
-  const auto parts = SplitBackward(args.shape, args.options, options.streams);
+  const int streams = LiesInRegions(args, results, options, regions) ? 1 : options.streams;
+  const auto parts = SplitBackward(args.shape, args.options, streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
   if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
@@ -148,7 +155,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
     // Until the request has ended, its lse has to stay.
     if (source.lse != nullptr) request->collect = [lse = std::move(source.lse)] {};
     return Take(PlanBackward(source.args, PartOf(args, results, part), options, request->request_id,
-                             limits),
+                             limits, &regions),
                 &request->plan);
   });
 }

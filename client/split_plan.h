@@ -23,16 +23,18 @@ struct PlannedRequest {
   std::function<void()> collect;  // as SplitRequest::collect: may own memory of the plan
 };
 
-// At least one request. REQUIRES: options.request_id is set.
+// At least one request; one if all tensors lie in `regions`. REQUIRES: options.request_id is set.
 // Errors: those of PlanForward and SplitForward (PlanBackward, SplitBackward).
 absl::StatusOr<std::vector<PlannedRequest>> PlanForwardRequests(const ForwardArgs& args,
                                                                 const ForwardResults& results,
                                                                 const CallOptions& options,
-                                                                const ChunkLimits& limits);
+                                                                const ChunkLimits& limits,
+                                                                const RegionIndex& regions = {});
 absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardArgs& args,
                                                                  const BackwardResults& results,
                                                                  const CallOptions& options,
-                                                                 const ChunkLimits& limits);
+                                                                 const ChunkLimits& limits,
+                                                                 const RegionIndex& regions = {});
 
 }  // namespace ringattn::client
 

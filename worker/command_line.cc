@@ -1,6 +1,7 @@
 #include "worker/command_line.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +22,7 @@
 #include "common/process/plain_text.h"
 #include "common/process/secret_file.h"
 #include "worker/device_name.h"
+#include "worker/region/local_memory.h"
 
 namespace ringattn::worker {
 namespace {
@@ -30,6 +32,8 @@ struct RawOptions {
   int threads = 0;
   std::string secret_file;
   std::string fault_injection;
+  std::string local_memory = "off";
+  std::string local_socket_dir;
 };
 
 // Those that this process may run on, or a container's share of time if that is less.
@@ -141,6 +145,50 @@ void AddListeners(CLI::App* app, CommandLine* line) {
       ->type_name("FILE");
 }
 
+void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
+  app->add_option("--local_memory", raw->local_memory,
+                  "host: clients of this machine may hand over host memory, and tensors in it do "
+                  "not travel; off: none is taken")
+      ->check(CLI::IsMember({"off", "host"}))
+      ->type_name("KIND")
+      ->capture_default_str();
+  app->add_option(
+         "--local_socket_dir", raw->local_socket_dir,
+         "folder for the Unix socket, NAME.sock, over which it is handed; it must be there, "
+         "and clients must see it under the same path")
+      ->type_name("FOLDER");
+  app->add_option(
+         "--local_uids", line->worker.local_uids,
+         "users, by number, whose processes may hand memory over; this worker's own unless "
+         "given")
+      ->delimiter(',')
+      ->type_name("UID,...");
+  app->add_option("--copy_threads", line->worker.copy_threads,
+                  "threads that copy out of clients' memory, and as many into it")
+      ->check(CLI::Range(1, 64))
+      ->type_name("N")
+      ->capture_default_str();
+}
+
+// One of them without the other means nothing.
+void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
+  if (raw.local_memory == "off") {
+    if (!raw.local_socket_dir.empty()) {
+      throw CLI::ValidationError("--local_socket_dir", "means nothing with --local_memory=off");
+    }
+    if (!line->worker.local_uids.empty()) {
+      throw CLI::ValidationError("--local_uids", "means nothing with --local_memory=off");
+    }
+    return;
+  }
+  if (raw.local_socket_dir.empty() || raw.local_socket_dir[0] != '/') {
+    throw CLI::ValidationError("--local_socket_dir",
+                               "must be an absolute path with --local_memory=host");
+  }
+  line->worker.local_socket_path = LocalSocketPath(raw.local_socket_dir, line->worker.name);
+  if (line->worker.local_uids.empty()) line->worker.local_uids = {geteuid()};
+}
+
 void AddSecurity(CLI::App* app, CommandLine* line) {
   line->cluster_tls.AddTo(app);
   app->add_flag("--insecure", line->insecure,
@@ -192,6 +240,7 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
       raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
   line->backend.threads = line->worker.threads;
+  ResolveLocalMemory(raw, line);
   line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
@@ -221,6 +270,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
+  AddLocalMemory(&app, &line, &raw);
   AddSecurity(&app, &line);
   AddTimeouts(&app, &line);
   AddLogLevel(&app, &line.log_level);

@@ -8,6 +8,7 @@
 #include "client/cli/attention_file.h"
 #include "client/cli/file_paths.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/region_stage.h"
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
 #include "client/tensor_bytes.h"
@@ -62,6 +63,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
                       .deadline = *deadline,
                       .with_timeline = !flags.trace.empty(),
                       .traceparent = flags.traceparent};
+  SetTransport(flags.transport, &options);
   PageTrimmer trimmer(files);
   options.on_progress = [&](const v1::Progress& progress) {
     trimmer.OnProgress(progress);
@@ -121,6 +123,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
                       "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
+  AddTransportFlag(command, &transport);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
   AddProgressFlag(command, &progress_interval);

@@ -28,6 +28,7 @@ struct AttentionFlags {
   std::string residual;  // backward's; likewise
   bool keep_residual = false;
   int streams = 1;
+  std::string transport = "auto";
   std::string trace;
   std::string progress_interval = "10s";
   bool json = false;

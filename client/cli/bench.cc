@@ -10,6 +10,7 @@
 #include "client/cli/flags.h"
 #include "client/cli/loopback_rate.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/region_stage.h"
 #include "client/cli/report.h"
 #include "client/cli/server_flags.h"
 #include "client/cli/trace.h"
@@ -31,6 +32,7 @@ struct Flags {
   uint64_t seed = 1;
   std::string deadline;
   int streams = 1;
+  std::string transport = "auto";
   std::string trace;
   LoadFlags load;
   bool json = false;
@@ -76,16 +78,14 @@ double StageSeconds(const CallReport& report, v1::Stage wanted) {
 struct Bench {
   std::unique_ptr<Client> client;
   std::unique_ptr<BenchProblem> problem;
-  BenchResults results;
+  std::unique_ptr<BenchCaller> caller;
   CallOptions options;
   oracle::Report verdict;
   CallReport first;
 };
 
 CallResult CallOnce(Bench& bench) {
-  return bench.problem->backward()
-             ? bench.problem->Backward(*bench.client, bench.options, bench.results, bench.results)
-             : bench.problem->Forward(*bench.client, bench.options, bench.results);
+  return bench.caller->Call(bench.options, bench.caller->results());
 }
 
 // Connects, calls once and judges the result.
@@ -100,14 +100,16 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   bench.options = {.streams = flags.streams, .deadline = *deadline};
   bar.Update("making inputs", -1);
   bench.problem = std::make_unique<BenchProblem>(problem, spec, flags.backward, flags.seed);
-  bench.results = bench.problem->MakeResults();
+  bench.caller = std::make_unique<BenchCaller>(bench.client.get(), bench.problem.get());
+  SetTransport(flags.transport, &bench.options);
   bar.Update("first run", -1);
-  CallResult report = bench.problem->Forward(*bench.client, bench.options, bench.results);
+  CallResult report = bench.caller->CallForward(bench.options);
   if (report.ok() && flags.backward) report = CallOnce(bench);
+  bench.caller->Fetch();
   if (!report.ok()) return report.status();
   bench.first = *std::move(report);
   bar.Update("verifying", -1);
-  bench.verdict = bench.problem->Judge(bench.results, flags.rows, flags.seed);
+  bench.verdict = bench.problem->Judge(bench.caller->results(), flags.rows, flags.seed);
   return bench;
 }
 
@@ -259,7 +261,7 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
     object["verified"] = ReportJson(bench->verdict);
     object["loopback_bytes_per_second"] = *loopback;
     const absl::Status status = test->Run(*bench->client, *bench->problem, bench->options,
-                                          bench->results, *loopback, flags.rows, bar);
+                                          bench->caller->results(), *loopback, flags.rows, bar);
     if (absl::IsDataLoss(status)) {
       Fail(status, flags.json);
       return kMismatch;
@@ -338,6 +340,7 @@ void AddBench(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
+  AddTransportFlag(command, &flags->transport);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "
                       "ui.perfetto.dev");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -151,7 +152,7 @@ int LoadTest::most_in_flight() const {
 absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const CallOptions& options,
                            const BenchResults& forward, double loopback_bytes_per_second,
                            int64_t rows, ProgressBar& bar) {
-  std::vector<BenchResults> results;
+  std::vector<std::unique_ptr<BenchCaller>> callers;
   for (size_t at = 0; at < loads_.size(); ++at) {
     const double load = loads_[at];
     bar.Update(absl::StrFormat("%g %s", load, by_rate_ ? "calls/s" : "in flight"),
@@ -160,17 +161,15 @@ absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const Ca
     shape.concurrency = by_rate_ ? max_threads_ : static_cast<int>(load);
     shape.rate = by_rate_ ? load : 0;
     shape.poisson = poisson_;
-    while (static_cast<int>(results.size()) < shape.concurrency) {
-      results.push_back(problem.MakeResults());
+    while (static_cast<int>(callers.size()) < shape.concurrency) {
+      callers.push_back(std::make_unique<BenchCaller>(&client, &problem));
     }
     Level level;
     level.load = load;
-    std::vector<char> used(results.size(), 0);  // a slot's own: no two threads write one
+    std::vector<char> used(callers.size(), 0);  // a slot's own: no two threads write one
     {
       load::LoadLevel calls(shape, [&](int slot) {
-        const CallResult result = problem.backward()
-                                      ? problem.Backward(client, options, forward, results[slot])
-                                      : problem.Forward(client, options, results[slot]);
+        const CallResult result = callers[slot]->Call(options, forward);
         used[slot] = result.ok() ? 1 : 0;
         return SampleOf(result);
       });
@@ -181,7 +180,9 @@ absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const Ca
     // What the load did to results is as much of interest as what it did to times.
     const auto last = std::find(used.begin(), used.end(), 1);
     if (last != used.end()) {
-      BenchResults& judged = results[last - used.begin()];
+      BenchCaller& caller = *callers[last - used.begin()];
+      caller.Fetch();
+      BenchResults& judged = caller.results();
       if (problem.backward()) {
         // Judged with them; backward does not write them.
         for (v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {

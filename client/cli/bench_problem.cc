@@ -41,46 +41,47 @@ TensorMap<ConstBytes> BenchProblem::OptionInputs() const {
   return given;
 }
 
-CallResult BenchProblem::Forward(Client& client, const CallOptions& options,
-                                 BenchResults& results) const {
-  const ForwardArgs args{.shape = problem_.shape,
-                         .dtype = problem_.dtype,
-                         .output_dtype = problem_.output_dtype,
-                         .options = problem_.options,
-                         .plan = problem_.plan,
-                         .q = BytesOf(inputs_.q),
-                         .k = BytesOf(inputs_.k),
-                         .v = BytesOf(inputs_.v),
-                         .more = OptionInputs()};
-  return client.Forward(
-      args, {.out = results.Of(v1::TENSOR_ID_OUT), .lse = results.Of(v1::TENSOR_ID_LSE)}, options);
+ForwardArgs BenchProblem::ForwardInputs() const {
+  return {.shape = problem_.shape,
+          .dtype = problem_.dtype,
+          .output_dtype = problem_.output_dtype,
+          .options = problem_.options,
+          .plan = problem_.plan,
+          .q = BytesOf(inputs_.q),
+          .k = BytesOf(inputs_.k),
+          .v = BytesOf(inputs_.v),
+          .more = OptionInputs()};
 }
 
-CallResult BenchProblem::Backward(Client& client, const CallOptions& options,
-                                  const BenchResults& forward, BenchResults& results) const {
-  const BackwardArgs args{.shape = problem_.shape,
-                          .dtype = problem_.dtype,
-                          .output_dtype = problem_.output_dtype,
-                          .options = problem_.options,
-                          .plan = problem_.plan,
-                          .q = BytesOf(inputs_.q),
-                          .k = BytesOf(inputs_.k),
-                          .v = BytesOf(inputs_.v),
-                          .dout = BytesOf(inputs_.dout),
-                          .has_forward_result = true,
-                          .out = forward.Of(v1::TENSOR_ID_OUT),
-                          .lse = forward.Of(v1::TENSOR_ID_LSE),
-                          .more = OptionInputs()};
+ForwardResults BenchProblem::ForwardOutputs(BenchResults& results) {
+  return {.out = results.Of(v1::TENSOR_ID_OUT), .lse = results.Of(v1::TENSOR_ID_LSE)};
+}
+
+BackwardArgs BenchProblem::BackwardInputs(const BenchResults& forward) const {
+  return {.shape = problem_.shape,
+          .dtype = problem_.dtype,
+          .output_dtype = problem_.output_dtype,
+          .options = problem_.options,
+          .plan = problem_.plan,
+          .q = BytesOf(inputs_.q),
+          .k = BytesOf(inputs_.k),
+          .v = BytesOf(inputs_.v),
+          .dout = BytesOf(inputs_.dout),
+          .has_forward_result = true,
+          .out = forward.Of(v1::TENSOR_ID_OUT),
+          .lse = forward.Of(v1::TENSOR_ID_LSE),
+          .more = OptionInputs()};
+}
+
+BackwardResults BenchProblem::BackwardOutputs(BenchResults& results) {
   TensorMap<MutableBytes> more;
   for (const v1::TensorId tensor : {v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
     if (results.Has(tensor)) more[tensor] = results.Of(tensor);
   }
-  return client.Backward(args,
-                         {.dq = results.Of(v1::TENSOR_ID_DQ),
-                          .dk = results.Of(v1::TENSOR_ID_DK),
-                          .dv = results.Of(v1::TENSOR_ID_DV),
-                          .more = std::move(more)},
-                         options);
+  return {.dq = results.Of(v1::TENSOR_ID_DQ),
+          .dk = results.Of(v1::TENSOR_ID_DK),
+          .dv = results.Of(v1::TENSOR_ID_DV),
+          .more = std::move(more)};
 }
 
 oracle::Report BenchProblem::Judge(const BenchResults& results, int64_t rows, uint64_t seed) const {
@@ -98,6 +99,47 @@ oracle::Report BenchProblem::Judge(const BenchResults& results, int64_t rows, ui
                                 .dsinks = floats(v1::TENSOR_ID_DSINKS),
                                 .dbias = data(v1::TENSOR_ID_DBIAS)};
   return oracle::Verify(spec_, inputs_.view(), outputs, {}, {.rows = rows, .seed = seed});
+}
+
+BenchCaller::BenchCaller(Client* client, const BenchProblem* problem)
+    : client_(client), problem_(problem), results_(problem->MakeResults()) {}
+
+CallResult BenchCaller::CallForward(const CallOptions& options) {
+  return CallStaged(*client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
+                    options);
+}
+
+CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& forward) {
+  const bool staged = options.transport == TransportWish::kHost;
+  if (problem_->backward()) {
+    if (!staged) {
+      return client_->Backward(problem_->BackwardInputs(forward),
+                               BenchProblem::BackwardOutputs(results_), options);
+    }
+    if (!backward_) {
+      auto stage = RegionStage<BackwardArgs, BackwardResults>::Make(
+          client_, problem_->BackwardInputs(forward), BenchProblem::BackwardOutputs(results_));
+      if (!stage.ok()) return stage.status();
+      backward_.emplace(*std::move(stage));
+    }
+    return client_->Backward(backward_->args(), backward_->results(), options);
+  }
+  if (!staged) {
+    return client_->Forward(problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
+                            options);
+  }
+  if (!forward_) {
+    auto stage = RegionStage<ForwardArgs, ForwardResults>::Make(
+        client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_));
+    if (!stage.ok()) return stage.status();
+    forward_.emplace(*std::move(stage));
+  }
+  return client_->Forward(forward_->args(), forward_->results(), options);
+}
+
+void BenchCaller::Fetch() {
+  if (forward_) forward_->CopyBack();
+  if (backward_) backward_->CopyBack();
 }
 
 }  // namespace ringattn::client::cli

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "client/cli/flags.h"
+#include "client/cli/region_stage.h"
 #include "client/client.h"
 #include "common/attention/attention_spec.h"
 #include "common/oracle/generator.h"
@@ -36,10 +38,11 @@ class BenchProblem {
   bool backward() const { return backward_; }
 
   BenchResults MakeResults() const;
-  CallResult Forward(Client& client, const CallOptions& options, BenchResults& results) const;
-  // `forward` has out and lse, and may be `results`.
-  CallResult Backward(Client& client, const CallOptions& options, const BenchResults& forward,
-                      BenchResults& results) const;
+  ForwardArgs ForwardInputs() const;
+  static ForwardResults ForwardOutputs(BenchResults& results);
+  // `forward` has out and lse.
+  BackwardArgs BackwardInputs(const BenchResults& forward) const;
+  static BackwardResults BackwardOutputs(BenchResults& results);
   // By the fp64 oracle, from so many sampled rows of each tensor.
   oracle::Report Judge(const BenchResults& results, int64_t rows, uint64_t seed) const;
 
@@ -50,6 +53,31 @@ class BenchProblem {
   const AttentionSpec spec_;
   const bool backward_;
   const oracle::InputTensors inputs_;
+};
+
+// One caller of the problem: makes its calls one after another. Tensors that are to travel by host
+// memory are staged in a region once, not for each call.
+class BenchCaller {
+ public:
+  // All outlive the caller. `forward` has backward's out and lse, and may be the caller's own
+  // results.
+  BenchCaller(Client* client, const BenchProblem* problem);
+
+  BenchResults& results() { return results_; }
+
+  // Forward, whatever is measured, with the results in results().
+  CallResult CallForward(const CallOptions& options);
+  // What is measured. The results may lie in the region until Fetch.
+  CallResult Call(const CallOptions& options, const BenchResults& forward);
+  // The last call's results to results().
+  void Fetch();
+
+ private:
+  Client* const client_;
+  const BenchProblem* const problem_;
+  BenchResults results_;
+  std::optional<RegionStage<ForwardArgs, ForwardResults>> forward_;
+  std::optional<RegionStage<BackwardArgs, BackwardResults>> backward_;
 };
 
 }  // namespace ringattn::client::cli

@@ -98,6 +98,8 @@ Json MeasuredJson(const CallReport& report) {
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
           {"plan", PlanJson(report.accepted.plan())},
+          {"transport",
+           {{"kind", ShortName(report.accepted.transport())}, {"reason", report.transport_reason}}},
           {"bytes",
            {{ShortName(report.accepted.transport()),
              {{"up", summary.bytes_up()}, {"down", summary.bytes_down()}}},
@@ -164,6 +166,8 @@ std::string CallText(const CallReport& report) {
     absl::StrAppend(&text, "sent   the tensors, as the residual could not be read: ",
                     report.residual_failure, "\n");
   }
+  absl::StrAppend(&text, "by     ", ShortName(report.accepted.transport()),
+                  report.transport_reason.empty() ? "" : ": ", report.transport_reason, "\n");
   if (summary.attempts() > 1 && report.streams() > 1) {
     absl::StrAppend(&text, "sent   ", summary.attempts() - 1, " requests again under request id ",
                     report.accepted.request_id(), "/...\n");

@@ -182,6 +182,12 @@ void AddUp(CLI::App& app, Run& run) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   command->add_flag("--detach", flags->detach, "Return once the service is ready");
+  command
+      ->add_option("--local_memory", options.local_memory,
+                   "host: this user's clients may keep tensors in memory that the workers read and "
+                   "write themselves (sockets in state_dir); off: tensors travel")
+      ->check(CLI::IsMember({"off", "host"}))
+      ->capture_default_str();
   command->add_option("--state_dir", options.state_dir, "Process id, secret, ports and logs")
       ->capture_default_str();
   command->add_option("--bin_dir", options.bin_dir,

@@ -176,6 +176,11 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
   if (options_.device != "cuda") {
     command.push_back(absl::StrCat("--threads=", std::max(1, threads)));
   }
+  if (options_.local_memory == "host") {
+    command.push_back("--local_memory=host");
+    command.push_back(absl::StrCat("--local_socket_dir=",
+                                   std::filesystem::absolute(options_.state_dir).string()));
+  }
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   return command;
 }

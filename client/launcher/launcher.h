@@ -24,6 +24,7 @@ struct LauncherOptions {
   int metrics_port = 0;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
+  std::string local_memory = "host";      // of the workers; sockets lie in the state folder
   std::string bin_dir;                    // empty: see FindBinaries
   std::vector<std::string> server_flags;  // passed on as they are
   std::vector<std::string> worker_flags;

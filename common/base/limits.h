@@ -124,6 +124,13 @@ struct Limits {
   absl::Duration max_deadline = absl::Hours(24);
   absl::Duration min_progress_interval = absl::Milliseconds(10);  // 100 messages a second
 
+  // --- Host memory. A region is an entry of some 200 bytes here and a mapping, a socket and a
+  // descriptor at each worker; descriptors are what runs out first, at 1,024 in the worst case.
+  int64_t max_regions = 512;
+  int64_t max_regions_per_client = 64;
+  // From Attach until the worker has the descriptor: two messages on one machine.
+  absl::Duration attach_token_time = absl::Seconds(10);
+
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring
   // needs to fill; small requests run side by side instead.
   int64_t single_device_threshold_tokens = 32768;

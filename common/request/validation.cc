@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/request/option_fields.h"
 #include "common/request/shape_rules.h"
+#include "common/request/transport_rules.h"
 #include "common/request/unknown_fields.h"
 #include "common/wire/proto_values.h"
 
@@ -223,6 +224,9 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   if (violations.empty()) {
     CheckBytes(request, limits, violations);
     CheckInlineTensors(header.inline_tensors(), request, violations);
+    request.transport = ReadTransport(
+        header.transport(),
+        {request.spec, request.inputs, request.outputs, header.inline_tensors()}, violations);
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
   return request;

@@ -16,6 +16,7 @@
 #include "common/attention/tensors.h"
 #include "common/base/limits.h"
 #include "common/plan/planner.h"
+#include "common/request/transport_choice.h"
 #include "common/request/violations.h"
 #include "ringattn/v1/attention.pb.h"
 
@@ -33,6 +34,7 @@ struct ValidRequest {
   bool keep_residual = false;
   std::vector<TensorId> inputs;   // in the order in which they are streamed
   std::vector<TensorId> outputs;  // likewise
+  TransportChoice transport = {};
 };
 
 std::variant<ValidRequest, Rejection> ValidateRequest(const v1::ForwardHeader& header,

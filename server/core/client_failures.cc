@@ -218,4 +218,77 @@ Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
                        absl::StrCat("the ring ended: ", reason), retry_after);
 }
 
+// Says of an id neither what it is nor whether another client has it.
+Failure RegionUnknown(const std::string& field) {
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "REGION_UNKNOWN",
+           absl::StrCat(field, ": names no region of this client; attach it (again) first"));
+  failure.field = field;
+  return failure;
+}
+
+Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,
+                     int64_t bytes, int64_t region_bytes) {
+  Failure failure = Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+                         absl::StrCat(field, ": ", tensor, " takes ", bytes, " bytes from ", offset,
+                                      " on, the region has ", region_bytes));
+  failure.field = field;
+  return failure;
+}
+
+Failure TransportUnavailable(const std::string& why) {
+  Failure failure = Make(absl::StatusCode::kFailedPrecondition, "TRANSPORT_UNAVAILABLE",
+                         absl::StrCat("transport.required: ", why));
+  failure.field = "transport.required";
+  return failure;
+}
+
+Failure RegionReleased(int rank, const std::string& worker) {
+  return Make(absl::StatusCode::kCancelled, "REGION_RELEASED",
+              absl::StrCat("the client released a region that the request needs; rank ", rank, " (",
+                           worker, ") saw it first"));
+}
+
+Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
+                       absl::Duration retry_after) {
+  return MakeRetryable(
+      absl::StatusCode::kAborted, "TRANSFER_FAILED",
+      absl::StrCat("rank ", rank, " (", worker, ") could not copy the tensors: ", reason),
+      retry_after);
+}
+
+Failure RegionNotFound() {
+  Failure failure = Make(absl::StatusCode::kNotFound, "REGION_UNKNOWN",
+                         "region_id: names no region of this client");
+  failure.field = "region_id";
+  return failure;
+}
+
+Failure RegionHasAnotherSize(int64_t bytes) {
+  Failure failure = Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+                         absl::StrCat("bytes: the region has ", bytes));
+  failure.field = "bytes";
+  return failure;
+}
+
+Failure RegionSizeWrong(int64_t bytes, int64_t limit) {
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+           absl::StrCat("bytes: is ", bytes, ", must be at least 1 and at most ", limit));
+  failure.field = "bytes";
+  return failure;
+}
+
+Failure TooManyRegions(int64_t own, int64_t limit, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kResourceExhausted, "TOO_MANY_REGIONS",
+                       absl::StrCat("this client has ", own, " regions, at most ", limit,
+                                    " are allowed, or all clients together have too many"),
+                       retry_after);
+}
+
+Failure NoHostMemory() {
+  return Make(absl::StatusCode::kFailedPrecondition, "TRANSPORT_UNAVAILABLE",
+              "no connected worker takes host memory (--local_memory)");
+}
+
 }  // namespace ringattn::server

@@ -64,6 +64,24 @@ Failure ResidualGone(ResidualEnd end);
 // The generation ended and no worker is to blame.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
+// --- Host memory (common/request/transport_choice.h).
+// The request's region is none of this client's.
+Failure RegionUnknown(const std::string& field);
+Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,
+                     int64_t bytes, int64_t region_bytes);
+Failure TransportUnavailable(const std::string& why);
+// The client closed the region's socket, or died, while its request needed it.
+Failure RegionReleased(int rank, const std::string& worker);
+// A member could not copy the tensors.
+Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
+                       absl::Duration retry_after);
+// Of Attach.
+Failure RegionNotFound();
+Failure RegionHasAnotherSize(int64_t bytes);
+Failure RegionSizeWrong(int64_t bytes, int64_t limit);
+Failure TooManyRegions(int64_t own, int64_t limit, absl::Duration retry_after);
+Failure NoHostMemory();
+
 }  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_CLIENT_FAILURES_H_

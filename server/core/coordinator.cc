@@ -34,13 +34,18 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
       ring_(&config_, &roster_, &turn_),
       requests_(&config_, &turn_),
       operations_(&config_, &turn_, &order_),
-      residuals_(&config_, &turn_) {}
+      residuals_(&config_, &turn_),
+      regions_(&config_, &turn_, &roster_) {}
 
 namespace {
 
 // Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
 bool IsOnlyProgress(const Event& event) {
-  if (const auto* said = std::get_if<WorkerSaid>(&event)) return said->message.has_heartbeat();
+  if (const auto* said = std::get_if<WorkerSaid>(&event)) {
+    return said->message.has_heartbeat() || (said->message.has_transfer_progress() &&
+                                             !said->message.transfer_progress().region_released() &&
+                                             said->message.transfer_progress().failure().empty());
+  }
   return std::holds_alternative<UploadProgressed>(event) ||
          std::holds_alternative<DownloadProgressed>(event) ||
          std::holds_alternative<MembersStalled>(event);
@@ -66,6 +71,7 @@ void Coordinator::Impl::On(const Tick&) {
   CheckOperations();
   CheckRequests();
   residuals_.CheckTimers(operations_.ResidualsInUse());
+  regions_.Sweep();
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
@@ -76,6 +82,7 @@ void Coordinator::Impl::On(const DrainRequested& event) {
 
 void Coordinator::Impl::Settle() {
   AdvanceRing();
+  TellHeldFailures();
   AskForPlans();
   StartDueRuns();
   AdmitQueued();
@@ -94,7 +101,7 @@ void Coordinator::Impl::ReportChanges() {
     turn_.Emit(TopologyChanged{!members_changed});
   }
   reserved_reported_ = std::move(reserved);
-  if (drain_unanswered_ && requests_.empty() && operations_.empty()) {
+  if (drain_unanswered_ && requests_.empty() && operations_.empty() && held_failures_.empty()) {
     drain_unanswered_ = false;
     turn_.Emit(DrainCompleted{});
   }
@@ -106,6 +113,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   suspicion_.Forgive(pause);
   operations_.Forgive(pause);
   residuals_.Forgive(pause);
+  regions_.Forgive(pause);
 }
 
 // ------------------------------------------------------------- what others see
@@ -180,6 +188,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.ring_reforms = std::max<int64_t>(0, ring_.formed_count() - 1);
   stats.stalled_uploads = operations_.stalled_uploads();
   stats.stalled_downloads = operations_.stalled_downloads();
+  stats.regions = static_cast<int64_t>(regions_.size());
   if (ring_.ready()) stats.ready_workers = ring_.members().size();
   return stats;
 }

@@ -35,6 +35,7 @@ struct CoordinatorStats {
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
   ResidualCounts residuals;
+  int64_t regions = 0;        // of host memory that clients share
   int ready_workers = 0;      // members of the ring, 0 unless it is ready
   int connected_workers = 0;  // of the ring or not
 };

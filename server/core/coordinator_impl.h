@@ -8,6 +8,7 @@
 //   Operations  the workers' side of requests
 //   Residuals   what Forwards left for Backwards
 //   Losses      who was lost lately
+//   Regions     memory that clients share with workers
 //
 // Every value has its own fields and is tested alone. Coordinator hands each event to those
 // that it concerns, hands on what follows for the others, and then Settle() draws the
@@ -25,6 +26,7 @@
 #include "server/core/losses.h"
 #include "server/core/operations.h"
 #include "server/core/placement.h"
+#include "server/core/regions.h"
 #include "server/core/request_queue.h"
 #include "server/core/requests.h"
 #include "server/core/residuals.h"
@@ -68,6 +70,8 @@ class Coordinator::Impl {
   void OnGenerationFailed(ConnectionId connection, const v1::GenerationFailed& failed);
   void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   void OnFinished(ConnectionId connection, const v1::Finished& finished);
+  void OnTransferProgress(ConnectionId connection, const v1::TransferProgress& progress);
+  void OnDelivered(ConnectionId connection, const v1::Delivered& delivered);
   void AdvanceRing();
   void DismissLeavers();
   void CheckSilence();
@@ -89,8 +93,14 @@ class Coordinator::Impl {
   void On(const DownloadFinished& event);
   void On(const ShardStreamFailed& event);
   void On(const CancelRequested& event);
+  void On(const AttachRequested& event) { regions_.OnAttach(event); }
   void CheckRequests();
   void EndRequest(StreamId stream, const Failure& failure);
+  // But for its operation; the caller tells the client.
+  FailRequest EndQuietly(Request& request, const Failure& failure);
+  void TellHeldFailures();
+  void FinishDownload(Operation& operation);
+  std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
   Operation* OperationOf(StreamId stream);
   std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
   // From the queue to a result.
@@ -140,6 +150,9 @@ class Coordinator::Impl {
   Operations operations_;
   Residuals residuals_;
   Losses losses_;
+  Regions regions_;
+  // Of a generation that has ended: to be told once its workers copy nothing any more.
+  std::vector<FailRequest> held_failures_;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for
   bool draining_ = false;

@@ -61,6 +61,9 @@ void Coordinator::Impl::On(RequestArrived& event) {
 
 std::optional<Failure> Coordinator::Impl::WhyNotQueued(const RequestArrived& event) const {
   if (event.deadline <= turn_.now()) return DeadlineExceeded("arriving");
+  if (std::optional<Failure> why = regions_.WhyRefused(event.transport, event.principal)) {
+    return why;
+  }
   if (roster_.empty()) return NoRing(config_.retry_after);
   const Limits& limits = config_.limits;
   const int64_t bytes = InputBytes(event);
@@ -114,15 +117,19 @@ void Coordinator::Impl::On(const MembersStalled& event) {
 void Coordinator::Impl::On(const DownloadFinished& event) {
   Operation* operation = OperationOf(event.stream);
   if (operation == nullptr || operation->phase != Phase::kDownloading) return;
-  Request& request = *requests_.Find(event.stream);
+  FinishDownload(*operation);
+}
+
+void Coordinator::Impl::FinishDownload(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
   if (const std::string& residual = request.arrived.residual; !residual.empty()) {
     residuals_.Read(residual, request.arrived.request_id, request.arrived.keep_residual);
-    residuals_.Detach(residual, event.stream);
+    residuals_.Detach(residual, *operation.stream);
   }
-  KeptResidual kept = KeepResidual(request, *operation);
+  KeptResidual kept = KeepResidual(request, operation);
   const bool keep = !kept.handle.empty();
   requests_.Succeed(request, std::move(kept.handle), std::move(kept.reason));
-  operations_.Close(*operation, keep);
+  operations_.Close(operation, keep);
 }
 
 void Coordinator::Impl::On(const ShardStreamFailed& event) {
@@ -150,13 +157,31 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   Request* request = requests_.Find(stream);
   if (request == nullptr) return;
   Operation* operation = OperationOf(stream);
-  StopPlanning(*request);
+  FailRequest told = EndQuietly(*request, failure);
+  // Where members write into the client's memory, it learns of the end when they do not any
+  // more: then the memory is its own again.
+  if (operation != nullptr && operation->by_host_memory && operation->was_accepted) {
+    operation->held_failure = std::move(told);
+  } else {
+    turn_.Emit(std::move(told));
+  }
+  if (operation != nullptr) operations_.Close(*operation);
+}
+
+FailRequest Coordinator::Impl::EndQuietly(Request& request, const Failure& failure) {
+  const StreamId stream = request.stream();
+  StopPlanning(request);
   queue_.Remove(stream);
   // What runs is charged when it has ended.
-  if (order_.Waits(stream)) order_.Finish(stream, request->planning_seconds);
-  if (!request->arrived.residual.empty()) residuals_.Detach(request->arrived.residual, stream);
-  requests_.Fail(*request, failure);
-  if (operation != nullptr) operations_.Close(*operation);
+  if (order_.Waits(stream)) order_.Finish(stream, request.planning_seconds);
+  if (!request.arrived.residual.empty()) residuals_.Detach(request.arrived.residual, stream);
+  return requests_.FailSilently(request, failure);
+}
+
+void Coordinator::Impl::TellHeldFailures() {
+  if (held_failures_.empty() || ring_.phase() == RingPhase::kTearingDown) return;
+  for (FailRequest& held : held_failures_) turn_.Emit(std::move(held));
+  held_failures_.clear();
 }
 
 Operation* Coordinator::Impl::OperationOf(StreamId stream) {
@@ -306,6 +331,10 @@ void Coordinator::Impl::AdmitQueued() {
         break;
       }
       case Placement::Answer::kPlaced:
+        if (std::optional<Failure> why = ChooseTransport(request, placement)) {
+          EndRequest(stream, *why);
+          break;
+        }
         documents += request.spec->shape.num_documents() * placement.ranks.size();
         StartOperation(request, placement);
         sites = Sites();
@@ -361,6 +390,18 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
                only_express);
 }
 
+// The failure, if the request requires what it cannot have.
+std::optional<Failure> Coordinator::Impl::ChooseTransport(Request& request,
+                                                          const Placement& placement) const {
+  std::vector<ConnectionId> members;
+  for (int rank : placement.ranks) members.push_back(ring_.members()[rank]);
+  std::variant<TransportDecision, Failure> decision =
+      DecideTransport(request.arrived.transport, regions_, members);
+  if (auto* failure = std::get_if<Failure>(&decision)) return *std::move(failure);
+  request.transport = std::get<TransportDecision>(std::move(decision));
+  return std::nullopt;
+}
+
 void Coordinator::Impl::StartOperation(Request& request, const Placement& placement) {
   queue_.Remove(request.stream());
   const Plan& plan = *request.plan;
@@ -390,6 +431,9 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
                               ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
+  if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY) {
+    AddPlaces(request.arrived.transport, &order.reserve);
+  }
   operations_.Start(order);
 }
 
@@ -453,6 +497,8 @@ void Coordinator::Impl::Accept(Operation& operation) {
   accept.operation_id = operation.id;
   accept.generation = ring_.generation();
   accept.plan = request.plan;
+  accept.transport = request.transport.transport;
+  accept.transport_reason = request.transport.reason;
   if (!request.retains()) request.spec.reset();  // nobody needs it any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
@@ -494,6 +540,7 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   begin.compute_time = turn_.now() - request.run_at;
   turn_.Emit(std::move(begin));
   requests_.SetState(request, v1::OPERATION_STATE_DOWNLOADING);
+  if (Operations::AllDelivered(operation)) FinishDownload(operation);
 }
 
 }  // namespace ringattn::server

@@ -8,6 +8,9 @@
 #include "server/core/coordinator_impl.h"
 
 namespace ringattn::server {
+
+using Phase = Operation::Phase;
+
 namespace {
 
 // Empty if the worker may join.
@@ -69,6 +72,12 @@ void Coordinator::Impl::On(const WorkerSaid& event) {
       return operations_.OnReleased(event.connection, message.released());
     case v1::JoinRequest::kGenerationFailed:
       return OnGenerationFailed(event.connection, message.generation_failed());
+    case v1::JoinRequest::kTransferProgress:
+      return OnTransferProgress(event.connection, message.transfer_progress());
+    case v1::JoinRequest::kDelivered:
+      return OnDelivered(event.connection, message.delivered());
+    case v1::JoinRequest::kRegionChanged:
+      return regions_.OnChanged(event.connection, message.region_changed());
     case v1::JoinRequest::kLeaving:
       roster_.SetLeaving(event.connection);
       topology_changed_ = true;
@@ -120,6 +129,38 @@ void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& 
   if (operation != nullptr) ConcludeRun(*operation);
 }
 
+void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
+                                           const v1::TransferProgress& progress) {
+  const Operations::Transferred moved = operations_.OnTransferProgress(connection, progress);
+  if (moved.operation == nullptr) return;
+  Operation& operation = *moved.operation;
+  const StreamId stream = *operation.stream;
+  TransferAdvanced advanced{stream};
+  for (const Operation::Member& member : operation.members) {
+    advanced.received_bytes += static_cast<int64_t>(member.received_bytes);
+    advanced.sent_bytes += static_cast<int64_t>(member.sent_bytes);
+  }
+  turn_.Emit(advanced);
+  const int rank = ring_.RankOf(connection).value_or(-1);
+  if (progress.region_released()) {
+    return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
+  }
+  if (!progress.failure().empty() && !operation.pending_failure) {
+    operations_.FailLater(
+        operation,
+        TransferFailed(rank, roster_.NameOf(connection), progress.failure(), config_.retry_after),
+        config_.blame_window);
+  }
+}
+
+void Coordinator::Impl::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
+  Operation* operation = operations_.OnDelivered(connection, delivered);
+  // Before its run has ended everywhere it waits for that: ConcludeRun.
+  if (operation != nullptr && operation->stream && operation->phase == Phase::kDownloading) {
+    FinishDownload(*operation);
+  }
+}
+
 // -------------------------------------------------------------- losing workers
 
 void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
@@ -130,6 +171,7 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   NoteLoss(connection, reason, words);
   if (drop) turn_.Emit(DropWorker{connection, words});
   roster_.Remove(connection);
+  regions_.OnWorkerGone(connection);
   topology_changed_ = true;
   if (is_member && ring_.ready()) {
     EndGeneration(failure);
@@ -158,19 +200,25 @@ Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::strin
 }
 
 void Coordinator::Impl::EndGeneration(const Failure& failure) {
-  std::vector<StreamId> accepted;
+  std::vector<StreamId> accepted, copied;
   for (auto& [id, operation] : operations_.all()) {
     if (!operation.stream) continue;
-    if (operation.was_accepted) {
+    if (operation.was_accepted && operation.by_host_memory) {
+      copied.push_back(*operation.stream);
+    } else if (operation.was_accepted) {
       accepted.push_back(*operation.stream);
     } else {
       Requeue(operation);
     }
   }
-  operations_.Clear();
+  for (FailRequest& held : operations_.Clear()) held_failures_.push_back(std::move(held));
   for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
   suspicion_.Close();
   for (StreamId stream : accepted) EndRequest(stream, failure);
+  // The survivors may still write; they say TornDown when they do not any more.
+  for (StreamId stream : copied) {
+    held_failures_.push_back(EndQuietly(*requests_.Find(stream), failure));
+  }
   ring_.Lose();
 }
 
@@ -193,6 +241,7 @@ void Coordinator::Impl::DismissLeavers() {
     leave->set_reason("it asked to leave");
     leave->set_exit(true);
     roster_.Remove(connection);
+    regions_.OnWorkerGone(connection);
     topology_changed_ = true;
     EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
   }

@@ -20,7 +20,9 @@
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
 #include "common/plan/schedule.h"
+#include "common/request/transport_choice.h"
 #include "ringattn/v1/cluster.pb.h"
+#include "ringattn/v1/local_memory.pb.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "server/core/client_terms.h"
 
@@ -88,6 +90,7 @@ struct RequestArrived {
   // Forward's plan.
   std::string residual;
   bool keep_residual = false;
+  TransportChoice transport;
 };
 // The client cancelled, its deadline passed, its connection broke or its upload
 // was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
@@ -144,6 +147,16 @@ struct ResidualsRenewed {  // the RenewResiduals RPC
   std::string principal;
   absl::Duration ttl;
 };
+// The Attach RPC. Answered by AttachAnswered.
+struct AttachRequested {
+  uint64_t call = 0;  // names the RPC
+  std::string principal;
+  std::string client;
+  int64_t bytes = 0;
+  std::string region_id;  // 128 random bits if it is new
+  bool is_new = false;
+  std::vector<std::string> tokens;  // 128 random bits each, to be dealt out
+};
 struct DrainRequested {
   bool undo = false;
 };
@@ -151,10 +164,11 @@ struct ReformRequested {};
 // Time has passed. Sent at least every CoordinatorConfig::tick_interval.
 struct Tick {};
 
-using Event = std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
-                           UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
-                           ShardStreamFailed, CancelRequested, Planned, ResidualDeleted,
-                           ResidualsRenewed, DrainRequested, ReformRequested, Tick>;
+using Event =
+    std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
+                 UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
+                 ShardStreamFailed, CancelRequested, Planned, ResidualDeleted, ResidualsRenewed,
+                 AttachRequested, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -198,6 +212,8 @@ struct AcceptRequest {
   uint64_t generation = 0;
   std::shared_ptr<const Plan> plan;  // not null; without its spans (plan_summary.h)
   std::vector<RingMember> members;   // by ring rank
+  v1::Transport transport = v1::TRANSPORT_COORDINATOR_STREAM;
+  std::string transport_reason;
 };
 // Every member has computed; outputs flow on the shard streams.
 struct BeginDownload {
@@ -205,7 +221,8 @@ struct BeginDownload {
   std::vector<v1::RankReport> reports;  // by ring rank
   absl::Duration queue_time, upload_time, compute_time;
 };
-// End the stream with OK after the summary. Follows DownloadFinished.
+// End the stream with OK after the summary. Follows DownloadFinished, or where the members
+// write the outputs themselves their Delivered.
 struct FinishRequest {
   StreamId stream = 0;
   absl::Duration download_time;
@@ -252,6 +269,17 @@ struct LostWorker {
 struct ServingChanged {  // what grpc.health.v1 should say
   bool serving = false;
 };
+struct AttachAnswered {
+  uint64_t call = 0;
+  std::optional<Failure> failure;
+  v1::AttachResponse response;  // unless it failed
+};
+// How far the members' own copies of a request's tensors are, all of them together.
+struct TransferAdvanced {
+  StreamId stream = 0;
+  int64_t received_bytes = 0;
+  int64_t sent_bytes = 0;
+};
 struct DrainCompleted {};
 struct RingReformed {  // answers ReformRequested
   absl::Status status;
@@ -261,7 +289,7 @@ struct RingReformed {  // answers ReformRequested
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
                  FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
-                 ServingChanged, DrainCompleted, RingReformed>;
+                 ServingChanged, AttachAnswered, TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

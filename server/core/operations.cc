@@ -42,6 +42,7 @@ void Operations::Start(const Order& order) {
   operation.run_seconds = order.run_seconds;
   operation.is_express = order.is_express;
   operation.reserves_alone = order.reserves_alone;
+  operation.by_host_memory = !order.reserve.places().empty();
   operation.progress_timeout = std::max(
       config_.progress_timeout, config_.progress_factor * absl::Seconds(order.step_seconds));
   operation.run_limit =
@@ -133,11 +134,55 @@ void Operations::OnTransferProgress(Operation& operation, Phase phase) {
 }
 
 void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
+  if (operation.by_host_memory) return;  // the members themselves say how they do
   for (size_t rank = 0; rank < operation.members.size(); ++rank) {
     std::optional<absl::Time>& since = operation.members[rank].stalled_since;
     const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
     since = named ? since.value_or(turn_.now()) : std::optional<absl::Time>();
   }
+}
+
+Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
+                                                       const v1::TransferProgress& progress) {
+  const MemberRef ref = FindMember(connection, progress.operation_id(), progress.generation());
+  if (ref.operation == nullptr || !ref.operation->by_host_memory || !ref.operation->stream) {
+    return {};
+  }
+  Member& member = *ref.member;
+  const bool moved =
+      progress.received() > member.received_bytes || progress.sent() > member.sent_bytes;
+  member.received_bytes = std::max(member.received_bytes, progress.received());
+  member.sent_bytes = std::max(member.sent_bytes, progress.sent());
+  member.waits_for_client = progress.waits_for_client();
+  if (moved || member.waits_for_client) member.stalled_since = turn_.now();
+  return {ref.operation, ref.ring_rank};
+}
+
+Operation* Operations::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
+  const MemberRef ref = FindMember(connection, delivered.operation_id(), delivered.generation());
+  if (ref.operation == nullptr || !ref.operation->by_host_memory) return nullptr;
+  ref.member->delivered = true;
+  return AllDelivered(*ref.operation) ? ref.operation : nullptr;
+}
+
+bool Operations::AllDelivered(const Operation& operation) {
+  return operation.by_host_memory &&
+         std::all_of(operation.members.begin(), operation.members.end(),
+                     [](const Member& member) { return member.delivered; });
+}
+
+// The client owes nothing but where a member waits for it.
+void Operations::WatchHostMemory(Operation& operation) {
+  const bool uploading = operation.phase == Phase::kUploading;
+  if (!operation.by_host_memory || (!uploading && operation.phase != Phase::kDownloading)) return;
+  bool waits_for_client = false;
+  for (Member& member : operation.members) {
+    if (uploading ? member.uploaded : member.delivered) continue;
+    if (!member.waits_for_client) continue;
+    waits_for_client = true;
+    member.stalled_since = turn_.now();
+  }
+  if (!waits_for_client) operation.last_advance = turn_.now();
 }
 
 // --------------------------------------------------------------------- the end
@@ -196,16 +241,20 @@ void Operations::EraseIfReleased(Operation& operation) {
     if (!member.released) return;
   }
   if (!operation.was_refused) ++releases_;
+  if (operation.held_failure) turn_.Emit(*std::move(operation.held_failure));
   operations_.erase(std::string(operation.id));
 }
 
-void Operations::Clear() {
-  for (const auto& [id, operation] : operations_) {
+std::vector<FailRequest> Operations::Clear() {
+  std::vector<FailRequest> held;
+  for (auto& [id, operation] : operations_) {
     if (operation.phase == Phase::kRunning) Charge(operation);
+    if (operation.held_failure) held.push_back(*std::move(operation.held_failure));
   }
   operations_.clear();
   last_finished_.clear();
   ++releases_;
+  return held;
 }
 
 // ---------------------------------------------------------------------- timers
@@ -215,7 +264,8 @@ std::optional<std::string> Operations::WhyStalled(const Operation& operation,
                                                   const Member& member) const {
   const bool uploading = operation.phase == Phase::kUploading;
   if (!uploading && operation.phase != Phase::kDownloading) return std::nullopt;
-  if (!member.stalled_since || (uploading && member.uploaded)) return std::nullopt;
+  const bool done = uploading ? member.uploaded : member.delivered;
+  if (!member.stalled_since || done) return std::nullopt;
   const absl::Duration staging =
       CoordinatorConfig::kStagingRounds * config_.limits.download_idle_timeout;
   const absl::Duration limit =
@@ -267,6 +317,7 @@ std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
 Operations::Overdue Operations::CheckTimers() {
   Overdue overdue;
   for (auto& [id, operation] : operations_) {
+    WatchHostMemory(operation);
     CheckMembers(operation, &overdue);
     if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
       operation.run_since = turn_.now();
@@ -299,7 +350,12 @@ void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase = phase;
   operation.phase_since = turn_.now();
   operation.last_advance = turn_.now();
-  for (Member& member : operation.members) member.stalled_since.reset();
+  const bool is_watched =
+      operation.by_host_memory && (phase == Phase::kUploading || phase == Phase::kDownloading);
+  for (Member& member : operation.members) {
+    member.stalled_since.reset();
+    if (is_watched) member.stalled_since = turn_.now();
+  }
 }
 
 Operations::MemberRef Operations::FindMember(ConnectionId connection,

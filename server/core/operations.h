@@ -49,6 +49,12 @@ struct Operation {
     bool waits_for_peer = false;
     // Since when its transfer of this phase is stalled, although it is waited for.
     std::optional<absl::Time> stalled_since;
+    // Where members copy the tensors themselves. `stalled_since` is then since when nothing of
+    // them has moved that was not the client's turn.
+    uint64_t received_bytes = 0;
+    uint64_t sent_bytes = 0;
+    bool waits_for_client = false;
+    bool delivered = false;
     v1::RankReport report;
   };
 
@@ -67,7 +73,10 @@ struct Operation {
   bool reserves_alone = false;  // no other may ask for memory while it does
   bool was_accepted = false;    // every member said yes to Reserve
   bool was_refused = false;     // one said no
-  uint64_t run_sequence = 0;    // place in the one order of runs; 0 = none yet
+  bool by_host_memory = false;  // the members copy its tensors themselves
+  // What the client is told once no member copies any more.
+  std::optional<FailRequest> held_failure;
+  uint64_t run_sequence = 0;  // place in the one order of runs; 0 = none yet
   absl::Duration progress_timeout;
   absl::Duration run_limit;
   absl::Time phase_since;
@@ -107,7 +116,7 @@ class Operations {
     double step_seconds = 0;
     bool is_express = false;
     bool reserves_alone = false;
-    v1::Reserve reserve;
+    v1::Reserve reserve;  // with places: by_host_memory
     // By ring rank.
     std::vector<ConnectionId> members;
     std::vector<int64_t> bytes;
@@ -139,6 +148,16 @@ class Operations {
   // Ring ranks whose transfer is stalled; all others move or are not waited for.
   void OnStalled(Operation& operation, const std::vector<int>& ranks);
 
+  // Of one whose members copy its tensors themselves.
+  struct Transferred {
+    Operation* operation = nullptr;  // null: no news to anybody
+    int ring_rank = 0;
+  };
+  Transferred OnTransferProgress(ConnectionId connection, const v1::TransferProgress& progress);
+  // The operation, if every member has delivered.
+  Operation* OnDelivered(ConnectionId connection, const v1::Delivered& delivered);
+  static bool AllDelivered(const Operation& operation);
+
   // --- Runs.
   // Tells the members of those whose turn it is; their streams.
   std::vector<StreamId> StartDueRuns();
@@ -159,8 +178,9 @@ class Operations {
   void OnReleased(ConnectionId connection, const v1::Released& released);
   // May erase it.
   void EraseIfReleased(Operation& operation);
-  // The generation has ended: the workers free all of them on Teardown.
-  void Clear();
+  // The generation has ended: the workers free all of them on Teardown. What its clients were
+  // to be told once nobody copies.
+  std::vector<FailRequest> Clear();
 
   // --- Progress.
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
@@ -215,6 +235,7 @@ class Operations {
                        uint64_t generation);
   void Enter(Operation& operation, Phase phase);
   void CompleteUpload(Operation& operation);
+  void WatchHostMemory(Operation& operation);
   bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
   double SecondsAhead(const Operation& operation) const;
   void StartRun(Operation& operation);

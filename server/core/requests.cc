@@ -76,9 +76,14 @@ void Requests::Succeed(Request& request, std::string residual_handle, std::strin
 }
 
 void Requests::Fail(Request& request, const Failure& failure) {
+  turn_.Emit(FailSilently(request, failure));
+}
+
+FailRequest Requests::FailSilently(Request& request, const Failure& failure) {
   SetState(request, v1::OPERATION_STATE_FAILED);
-  turn_.Emit(FailRequest{request.stream(), failure});
+  FailRequest told{request.stream(), failure};
   Forget(request, failure);
+  return told;
 }
 
 void Requests::Refuse(StreamId stream, const Failure& failure) {

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "server/core/config.h"
 #include "server/core/operation_view.h"
+#include "server/core/regions.h"
 #include "server/core/turn.h"
 
 namespace ringattn::server {
@@ -37,6 +38,7 @@ struct Request {
   bool reserves_alone = false;
   // What workers that refused said their kernels need for this plan beside the buffers.
   std::map<ConnectionId, int64_t> workspace_bytes;
+  TransportDecision transport;  // of the members that it asks, or has
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;
@@ -70,6 +72,8 @@ class Requests {
   //   residual_reason  why the Forward has no residual, if it asked for one
   void Succeed(Request& request, std::string residual_handle, std::string residual_reason);
   void Fail(Request& request, const Failure& failure);
+  // Likewise, but somebody else tells the client: with what is returned.
+  FailRequest FailSilently(Request& request, const Failure& failure);
   // For a stream that never became a request.
   void Refuse(StreamId stream, const Failure& failure);
 

@@ -28,4 +28,14 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   return reserve;
 }
 
+void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve) {
+  for (const TensorPlaceChoice& place : choice.places) {
+    v1::TensorPlace* added = reserve->add_places();
+    added->set_tensor(ToProto(place.tensor));
+    added->set_region_id(place.region_id);
+    added->set_offset(place.offset);
+  }
+  reserve->set_fence_number(choice.fence_number);
+}
+
 }  // namespace ringattn::server

@@ -16,6 +16,9 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members);
 
+// Where the members take the tensors from and put them, by host memory.
+void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve);
+
 }  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_RESERVE_MESSAGE_H_

@@ -97,6 +97,7 @@ class Scenario {
       return Feed(event);
     }
     if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});
+    if (verb == "share" || verb == "unshare") return Share(words);
     if (verb == "end") {
       Failure why;
       why.code = absl::StatusCode::kCancelled;
@@ -178,6 +179,7 @@ class Scenario {
     const std::string served = Option(words, "options", "");
     if (!served.empty()) joined.registration.add_options(served);
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
+    joined.registration.set_local_socket(absl::StrCat("/", words[1]));
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
@@ -256,6 +258,18 @@ class Scenario {
       message.mutable_finished()->set_ok(verb == "finished");
       message.mutable_finished()->set_cancelled(verb == "cancelled");
       message.mutable_finished()->set_reason(Rest(words, 3));
+    } else if (verb == "delivered") {
+      Name(message.mutable_delivered(), words[2]);
+    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck") {
+      v1::TransferProgress* progress = message.mutable_transfer_progress();
+      Name(progress, words[2]);
+      if (verb == "moved") {
+        progress->set_received(std::atoll(words[3].c_str()));
+        progress->set_sent(std::atoll(words[4].c_str()));
+        progress->set_waits_for_client(words.back() == "waits");
+      }
+      progress->set_region_released(verb == "region_gone");
+      if (verb == "stuck") progress->set_failure(Rest(words, 3));
     } else if (verb == "at") {
       v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
       Name(&heartbeat, words[2]);
@@ -289,6 +303,12 @@ class Scenario {
     if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
+    const std::string region = Option(words, "region", "");
+    if (!region.empty()) {
+      request.transport.accept = {TransportKind::kHostMemory};
+      request.transport.places = {{TensorId::kQ, RegionId(region), 0, 8}};
+      request.transport.required = Option(words, "required", "") == "1";
+    }
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) request.deadline = now_ + Duration(deadline);
     const std::string ttl = Option(words, "retain", "");
@@ -310,6 +330,26 @@ class Scenario {
     if (view.why_not) return;
     request->spec = *view.spec;
     request->choice = view.choice;
+  }
+
+  static std::string RegionId(const std::string& name) {
+    return name + std::string(16 - name.size(), '.');
+  }
+
+  // Announced, and attached by these; or let go of.
+  void Share(const Words& words) {
+    AttachRequested attach;
+    attach.bytes = 1000;
+    attach.region_id = RegionId(words[1]);
+    attach.is_new = shared_.insert(words[1]).second;
+    attach.tokens = Words(8, "token");
+    if (words[0] == "share") Feed(attach);
+    for (size_t i = 2; i < words.size(); ++i) {
+      v1::JoinRequest message;
+      message.mutable_region_changed()->set_region_id(attach.region_id);
+      message.mutable_region_changed()->set_attached(words[0] == "share");
+      Say(words[i], message);
+    }
   }
 
   // The request, and its members' answers until it is accepted or runs.
@@ -471,6 +511,8 @@ class Scenario {
     std::string text;
     bool answered = true;
     switch (message.message_case()) {
+      case v1::JoinResponse::kExpectRegion:
+      case v1::JoinResponse::kForgetRegion:
       case v1::JoinResponse::kRegistered:
         return;
       case v1::JoinResponse::kPrepare:
@@ -570,9 +612,12 @@ class Scenario {
   void Note(const AcceptRequest& accept, std::deque<Event>*) {
     Words members;
     for (const RingMember& member : accept.members) members.push_back(member.name);
-    lines_.push_back(
-        {StreamName(accept.stream),
-         absl::StrCat("accepted ", accept.operation_id, " on ", absl::StrJoin(members, " "))});
+    std::string text =
+        absl::StrCat("accepted ", accept.operation_id, " on ", absl::StrJoin(members, " "));
+    if (!accept.transport_reason.empty()) {
+      absl::StrAppend(&text, " (", accept.transport_reason, ")");
+    }
+    lines_.push_back({StreamName(accept.stream), text});
   }
 
   void Note(const BeginDownload& begin, std::deque<Event>*) {
@@ -598,6 +643,11 @@ class Scenario {
   }
 
   void Note(const StateChanged&, std::deque<Event>*) {}
+  void Note(const TransferAdvanced&, std::deque<Event>*) {}
+  void Note(const AttachAnswered& answer, std::deque<Event>*) {
+    if (answer.failure)
+      lines_.push_back({"", absl::StrCat("not shared: ", answer.failure->reason)});
+  }
   void Note(const LostWorker&, std::deque<Event>*) { ++losses_told_; }
   void Note(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
@@ -633,6 +683,7 @@ class Scenario {
   ConnectionId last_connection_ = 0;
   std::map<std::string, StreamId> streams_;
   bool holds_plans_ = false;
+  std::set<std::string> shared_;  // regions that were announced
   std::map<StreamId, PlanThis> held_plans_;
 };
 

@@ -20,12 +20,15 @@
 //   NAME reserved OP [residual=BYTES] | missing OP
 //   NAME refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
+//   NAME moved OP RECEIVED SENT [waits] | delivered OP | region_gone OP | stuck OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
 //             [option=segment_ids] [residual_bytes=N]
+//             [region=R [required=1]]     # all tensors lie in it
 //             [retain=TTL]          # a Forward that is to be kept, as h-S
 //             [residual=H] [keep]   # a Backward that reads it
+//   share R NAME...    unshare R NAME...     # these workers have the region, or not any more
 //   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
 //   accepted S [as request]   running S [as request]   # its members answer unseen up to there
 //   upload S    download S    stands S [MEMBER...]    downloaded S    end S

@@ -45,6 +45,8 @@ struct TransferStalls {
   bool client = false;
   // Its next input bytes could be taken now.
   bool waits_for_input = false;
+  // False: nothing passes here that could be looked at; the members tell the core themselves.
+  bool known = true;
 };
 
 // The call, as the data plane sees it. Called on any thread, never under a lock of the plane
@@ -91,6 +93,10 @@ class DataPlane {
   // Called from time to time while the transfer lasts.
   virtual TransferStalls Look() = 0;
   virtual TransferTotals totals() const = 0;
+  // The members say how far their own copies are: where the bytes do not pass here.
+  virtual void Advanced(int64_t received_bytes, int64_t sent_bytes) {}
+  // The request has succeeded: everything is where it belongs.
+  virtual void Succeeded() {}
 
   // Ends all traffic. No call of the listener begins after it that matters; idempotent.
   virtual void Stop() = 0;

@@ -32,7 +32,7 @@ struct ReplyChoice {
 struct HeaderRequest {
   ValidRequest valid;
   std::string request_id;    // empty if the client gave none
-  uint64_t fingerprint = 0;  // of the header without its id; equal within one process
+  uint64_t fingerprint = 0;  // of the header without its id and transport; equal within one process
   ReplyChoice reply;
   std::vector<InlineData> inline_tensors;  // sizes are right
 };

@@ -65,12 +65,14 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   std::vector<std::string> members;
   for (const RingMember& member : accept.members) members.push_back(member.name);
   *accepted.mutable_plan() = MakePlanReport(*accept.plan, members);
-  accepted.set_transport(v1::TRANSPORT_COORDINATOR_STREAM);
+  accepted.set_transport(accept.transport);
+  accepted.set_transport_reason(accept.transport_reason);
   const AttentionSpec& spec = request.valid.spec;
   for (TensorId id : request.valid.inputs) {
     const bool is_inline = std::any_of(request.inline_tensors.begin(), request.inline_tensors.end(),
                                        [id](const InlineData& data) { return data.tensor == id; });
-    if (!is_inline) Describe(spec, id, accepted.add_inputs());
+    const bool comes_here = !is_inline && accept.transport == v1::TRANSPORT_COORDINATOR_STREAM;
+    if (comes_here) Describe(spec, id, accepted.add_inputs());
   }
   for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
   accepted.set_max_chunk_bytes_up(limits.max_chunk_bytes_up);

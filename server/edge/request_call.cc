@@ -17,6 +17,7 @@
 #include "server/edge/call_header.h"
 #include "server/edge/coordinator_relay.h"
 #include "server/edge/error_details.h"
+#include "server/edge/host_memory_plane.h"
 #include "server/edge/replies.h"
 #include "server/edge/run_soon.h"
 
@@ -225,6 +226,7 @@ void RequestCall::Announce(HeaderRequest request) {
   }
   arrived.residual = request.valid.residual_handle;
   arrived.keep_residual = request.valid.keep_residual;
+  arrived.transport = request.valid.transport;
   LogArrival(request, traceparent_);
   request_ = std::move(request);
   PlacesFull full = context_->registry->HeaderCame(id_);
@@ -271,6 +273,8 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     life_.MoveTo(CallState::kOpening);
     flops_ = accept.plan->flops;
     generation_ = accept.generation;
+    transport_ = accept.transport;
+    context_->metrics->Accepted(transport_);
     Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, traceparent_, context_->limits)), 0);
     TransferSpec spec{
         direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
@@ -293,6 +297,15 @@ void RequestCall::Download(const BeginDownload& begin) {
   Do(std::move(todo));
 }
 
+void RequestCall::Advance(const TransferAdvanced& advanced) {
+  std::shared_ptr<DataPlane> plane;
+  {
+    absl::MutexLock lock(&mutex_);
+    plane = plane_;
+  }
+  if (plane != nullptr) plane->Advanced(advanced.received_bytes, advanced.sent_bytes);
+}
+
 void RequestCall::Succeed(const FinishRequest& finish) {
   Todo todo;
   {
@@ -302,6 +315,10 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       // Whoever gave up in the same moment gets no other answer from the core.
       End(why_);
     } else {
+      plane_->Succeeded();
+      if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
+        context_->metrics->MovedByHostMemory(plane_->totals());
+      }
       Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
       context_->metrics->StageTook("queue", download_->queue_time);
       context_->metrics->StageTook("upload", download_->upload_time);
@@ -351,14 +368,21 @@ void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
 
 // -------------------------------------------------------------------- tensors
 
-void RequestCall::OpenDataPlane(TransferSpec spec) {
+std::shared_ptr<DataPlane> RequestCall::MakePlane(TransferSpec spec) {
+  if (spec.accept.transport == v1::TRANSPORT_HOST_MEMORY) {
+    return std::make_shared<HostMemoryPlane>(spec);
+  }
   // Up to a million spans: not for the core's thread.
   spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
-  std::shared_ptr<DataPlane> plane =
-      context_->make_data_plane ? context_->make_data_plane(std::move(spec), shared_from_this())
-                                : std::make_shared<CoordinatorRelay>(
-                                      std::move(spec), shared_from_this(), context_->limits,
-                                      context_->channels, context_->secret);
+  if (context_->make_data_plane) {
+    return context_->make_data_plane(std::move(spec), shared_from_this());
+  }
+  return std::make_shared<CoordinatorRelay>(std::move(spec), shared_from_this(), context_->limits,
+                                            context_->channels, context_->secret);
+}
+
+void RequestCall::OpenDataPlane(TransferSpec spec) {
+  std::shared_ptr<DataPlane> plane = MakePlane(std::move(spec));
   std::optional<Failure> bad = plane->Open();
   CountInputs(*plane);
   {
@@ -445,6 +469,7 @@ void RequestCall::LookAtTransfer(absl::Time now, const Coordinator& core) {
   if (now - looked_at_ < context_->report_interval) return;
   looked_at_ = now;
   TransferStalls stalls = plane_->Look();
+  if (!stalls.known) return;
   context_->core->Post(MembersStalled{id_, std::move(stalls.members)});
   if (download_.has_value()) {
     if (!stalls.client) context_->core->Post(DownloadProgressed{id_});
@@ -595,6 +620,7 @@ void RequestCall::Audit() {
                           {"kv_heads", spec.shape.num_kv_heads},
                           {"head_dim", spec.shape.head_dim},
                           {"documents", std::max<int64_t>(0, spec.shape.num_documents())},
+                          {"transport", TransportName(transport_)},
                           {"bytes_up", totals.received_bytes},
                           {"bytes_down", totals.sent_bytes},
                           {"generation", generation_},

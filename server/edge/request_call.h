@@ -47,6 +47,7 @@ class RequestCall final : public ByteStreamReactor,
   // From the core's thread.
   void Accept(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
   void Download(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Advance(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);
   void Succeed(const FinishRequest& finish) ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTick(absl::Time now, const Coordinator& core) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -103,6 +104,7 @@ class RequestCall final : public ByteStreamReactor,
   // --- tensors
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
   void OpenDataPlane(TransferSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<DataPlane> MakePlane(TransferSpec spec);
   void CountInputs(const DataPlane& plane);
   void DrainSoon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LookAtTransfer(absl::Time now, const Coordinator& core)
@@ -162,6 +164,7 @@ class RequestCall final : public ByteStreamReactor,
   // From Accept on.
   double flops_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  v1::Transport transport_ ABSL_GUARDED_BY(mutex_) = v1::TRANSPORT_UNSPECIFIED;
   // From kTransferring on, until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> soon_ ABSL_GUARDED_BY(mutex_);  // not begun yet

@@ -68,6 +68,7 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
       attention_service_(&request_context_),
       cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_,
                        &callers_),
+      local_memory_service_(options_.core.limits, options_.core.retry_after, &core_, &callers_),
       join_service_(&core_, options_.secret),
       admin_service_(&core_, options_.secret) {}
 
@@ -131,7 +132,7 @@ absl::Status Server::Listen() {
                        .max_connections = max_connections,
                        .max_message_bytes = options_.core.limits.max_refused_message_bytes,
                        .min_ping_interval = options_.min_ping_interval},
-                      quota, {&attention_service_, &cluster_service_});
+                      quota, {&attention_service_, &cluster_service_, &local_memory_service_});
   if (!endpoint.ok()) return endpoint.status();
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
@@ -230,6 +231,10 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     void operator()(const BeginDownload& a) {
       if (auto stream = Find(a.stream)) stream->Download(a);
     }
+    void operator()(const TransferAdvanced& a) {
+      if (auto stream = Find(a.stream)) stream->Advance(a);
+    }
+    void operator()(const AttachAnswered& a) { server->local_memory_service_.Answer(a); }
     void operator()(const FinishRequest& a) {
       if (auto stream = Find(a.stream)) stream->Succeed(a);
     }

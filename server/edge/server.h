@@ -27,6 +27,7 @@
 #include "server/edge/housekeeping.h"
 #include "server/edge/join_service.h"
 #include "server/edge/liveness.h"
+#include "server/edge/local_memory_service.h"
 #include "server/edge/request_registry.h"
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
@@ -131,6 +132,7 @@ class Server final : private ActionSink {
   RequestContext request_context_;
   AttentionServiceImpl attention_service_;
   ClusterServiceImpl cluster_service_;
+  LocalMemoryServiceImpl local_memory_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
   std::unique_ptr<wire::HealthListener> health_;  // null without

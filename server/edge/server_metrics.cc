@@ -29,6 +29,17 @@ const char* MethodOf(Direction direction) {
 
 }  // namespace
 
+const char* TransportName(v1::Transport transport) {
+  switch (transport) {
+    case v1::TRANSPORT_COORDINATOR_STREAM:
+      return "coordinator_stream";
+    case v1::TRANSPORT_HOST_MEMORY:
+      return "host_memory";
+    default:
+      return "";
+  }
+}
+
 ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     : requests_(metrics->Counters("ringattn_requests_total",
                                   "Forward and Backward calls that ended, by status code.")),
@@ -43,6 +54,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
           "Workers lost because they lived and took no bytes of an upload, or sent none of a "
           "result, for too long.")),
       stages_(StageDurations(*metrics)),
+      transports_(metrics->Counters("ringattn_transport_requests_total",
+                                    "Requests accepted, by the way that their tensors take.")),
       worker_up_(metrics->Gauges("ringattn_worker_up",
                                  "1 if the rank of the ring is served, 0 if it was once.")),
       losses_(metrics->Counters("ringattn_worker_losses_total",
@@ -50,9 +63,16 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
+  host_bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "host_memory"}});
+  host_bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "host_memory"}});
+  for (const v1::Transport transport :
+       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_HOST_MEMORY}) {
+    transports_.Add({{"transport", TransportName(transport)}});
+  }
   const auto gauge = [metrics](const char* name, const char* help) {
     return &metrics->Gauges(name, help).Add({});
   };
+  regions_ = gauge("ringattn_regions", "Regions of host memory that clients share.");
   queue_depth_ = gauge("ringattn_queue_depth", "Requests that wait to be admitted.");
   queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of the requests that wait.");
   active_requests_ = gauge("ringattn_active_requests", "Requests admitted and not yet ended.");
@@ -117,7 +137,12 @@ void ServerMetrics::StageTook(const char* stage, absl::Duration duration) {
   stages_.Add({{"stage", stage}}, StageBuckets()).Observe(absl::ToDoubleSeconds(duration));
 }
 
+void ServerMetrics::Accepted(v1::Transport transport) {
+  transports_.Add({{"transport", TransportName(transport)}}).Increment();
+}
+
 void ServerMetrics::SetStats(const CoordinatorStats& stats) {
+  regions_->Set(static_cast<double>(stats.regions));
   queue_depth_->Set(stats.queued_requests);
   queue_bytes_->Set(stats.queued_bytes);
   active_requests_->Set(stats.active_requests);

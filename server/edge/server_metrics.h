@@ -12,8 +12,12 @@
 #include "common/plan/schedule.h"
 #include "ringattn/v1/cluster.pb.h"
 #include "server/core/coordinator.h"
+#include "server/edge/data_plane.h"
 
 namespace ringattn::server {
+
+// In metrics and logs: "coordinator_stream", "host_memory"; "" of none.
+const char* TransportName(v1::Transport transport);
 
 // Thread safe, but for the two Set functions and WorkerLost, which one thread calls.
 class ServerMetrics {
@@ -31,6 +35,13 @@ class ServerMetrics {
   void StageTook(const char* stage, absl::Duration duration);
   void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
+
+  void Accepted(v1::Transport transport);
+  // A request that ended well, whose members moved its tensors themselves.
+  void MovedByHostMemory(const TransferTotals& totals) {
+    host_bytes_up_->Increment(static_cast<double>(totals.bytes_up));
+    host_bytes_down_->Increment(static_cast<double>(totals.bytes_down));
+  }
 
   void SetStats(const CoordinatorStats& stats);
   void WorkerLost(const LostWorker& loss);
@@ -50,6 +61,10 @@ class ServerMetrics {
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;
+  prometheus::Counter* host_bytes_up_;
+  prometheus::Counter* host_bytes_down_;
+  prometheus::Family<prometheus::Counter>& transports_;
+  prometheus::Gauge* regions_;
   prometheus::Gauge* queue_depth_;
   prometheus::Gauge* queue_bytes_;
   prometheus::Gauge* active_requests_;

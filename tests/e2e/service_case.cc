@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/cli/region_stage.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
@@ -43,16 +44,17 @@ MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs)
 }
 
 CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
-                       absl::Duration deadline, TensorMap* outputs) {
+                       absl::Duration deadline, bool by_host_memory, TensorMap* outputs) {
   CallOptions options;
   options.deadline = deadline;
+  cli::SetTransport(by_host_memory ? "host" : "auto", &options);
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
-    return client.Forward(args,
-                          {.out = Prepare(c.spec, TensorId::kOut, outputs),
-                           .lse = Prepare(c.spec, TensorId::kLse, outputs)},
-                          options);
+    return cli::CallStaged(client, args,
+                           ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
+                                          .lse = Prepare(c.spec, TensorId::kLse, outputs)},
+                           options);
   }
   BackwardArgs args;
   FillArgs(c, inputs, &args);
@@ -66,24 +68,25 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
     if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
-  return client.Backward(args,
-                         {.dq = Prepare(c.spec, TensorId::kDq, outputs),
-                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
-                          .dv = Prepare(c.spec, TensorId::kDv, outputs),
-                          .more = std::move(more)},
+  return cli::CallStaged(client, args,
+                         BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
+                                         .dk = Prepare(c.spec, TensorId::kDk, outputs),
+                                         .dv = Prepare(c.spec, TensorId::kDv, outputs),
+                                         .more = std::move(more)},
                          options);
 }
 
 }  // namespace
 
-ServiceOutcome RunThroughService(Client& client, const Case& c, absl::Duration deadline) {
+ServiceOutcome RunThroughService(Client& client, const Case& c, absl::Duration deadline,
+                                 bool by_host_memory) {
   const bool backward = c.direction == Direction::kBackward;
   const oracle::InputTensors drawn = oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
   const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
   TensorMap inputs = ToTensorMap(drawn);
   if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);
   TensorMap outputs;
-  const CallResult result = CallService(client, c, inputs, deadline, &outputs);
+  const CallResult result = CallService(client, c, inputs, deadline, by_host_memory, &outputs);
   const absl::Time ended = absl::Now();
   if (!result.ok()) return {result.status(), ended, ""};
   const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(outputs));

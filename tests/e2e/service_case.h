@@ -21,9 +21,10 @@ struct ServiceOutcome {
 };
 
 // Blocks until the call has ended. The result's space is filled with a pattern before that no
-// result has. Thread safe.
+// result has. `by_host_memory`: the tensors lie in a region, and nothing else will do. Thread safe.
 ServiceOutcome RunThroughService(client::Client& client, const Case& c,
-                                 absl::Duration deadline = absl::Seconds(60));
+                                 absl::Duration deadline = absl::Seconds(60),
+                                 bool by_host_memory = false);
 
 }  // namespace ringattn::tests
 

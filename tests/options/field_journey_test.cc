@@ -118,6 +118,27 @@ constexpr Journey kJourneys[] = {
     {"reply.output_dtype", "reply { output_dtype: DATA_TYPE_FLOAT32 }"},
     {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
+    {"transport.accept", "transport { accept: TRANSPORT_COORDINATOR_STREAM }"},
+    {"transport.required", "transport { accept: TRANSPORT_HOST_MEMORY required: true }",
+     Fate::kArrives, "transport { accept: TRANSPORT_HOST_MEMORY }"},
+    {"transport.places.tensor",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' } }",
+     Fate::kArrives,
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_K region_id: "
+     "'0123456789abcdef' } }"},
+    {"transport.places.region_id",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: 'short' } "
+     "}",
+     Fate::kRefused},
+    {"transport.places.offset",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' offset: 8 } }",
+     Fate::kArrives,
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' } }"},
+    {"transport.fence_number", "transport { accept: TRANSPORT_HOST_MEMORY fence_number: 7 }",
+     Fate::kArrives, "transport { accept: TRANSPORT_HOST_MEMORY }"},
     // Backward's own.
     {"has_forward_result", "has_forward_result: true"},
     {"residual_handle", "residual_handle: 'r'"},
@@ -152,6 +173,15 @@ void FindLeaves(const Descriptor* type, const std::string& prefix, std::set<std:
   }
 }
 
+// What the core decides by, and what a member is told of it.
+std::string TransportText(const TransportChoice& choice) {
+  std::string text = absl::StrFormat("transport required %d", choice.required);
+  for (TransportKind kind : choice.accept) absl::StrAppend(&text, " ", static_cast<int>(kind));
+  v1::Reserve reserve;
+  server::AddPlaces(choice, &reserve);
+  return absl::StrCat(text, " ", reserve.ShortDebugString(), "\n");
+}
+
 std::string TermsText(const worker::ScoreTerms& terms) {
   std::string text;
   for (float slope : terms.alibi_slopes) absl::StrAppendFormat(&text, " slope %g", slope);
@@ -179,6 +209,7 @@ std::string FarEnds(const server::HeaderRequest& request) {
                                      request.reply.max_chunk_bytes, request.reply.with_crc32c,
                                      absl::ToDoubleSeconds(request.reply.progress_interval),
                                      request.reply.with_timeline, request.inline_tensors.size());
+  absl::StrAppend(&text, TransportText(valid.transport));
   PlannerInputs inputs;
   inputs.ready_workers = 4;
   const auto plan = PlanRequest(valid.spec, valid.direction, valid.choice, inputs);

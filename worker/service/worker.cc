@@ -1,5 +1,6 @@
 #include "worker/service/worker.h"
 
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/limits.h"
 #include "common/base/version.h"
+#include "common/local_memory/local_socket.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
 #include "common/wire/transport.h"
@@ -32,19 +34,43 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     WorkerOptions options, Device* device, RingTransport* transport,
     std::function<void(const std::string&)> on_leave,
     std::function<void(const std::string&)> on_stuck) {
-  std::unique_ptr<Worker> worker(
-      new Worker(std::move(options), device, transport, std::move(on_stuck)));
+  // The hooks' worker does not exist yet, and before it does nobody knows of the socket.
+  auto self = std::make_shared<std::atomic<Worker*>>(nullptr);
+  std::unique_ptr<LocalMemory> local_memory;
+  if (!options.local_socket_path.empty()) {
+    auto started = LocalMemory::Start(
+        {.socket_path = options.local_socket_path,
+         .uids = options.local_uids,
+         .copy_threads = options.copy_threads},
+        {.send =
+             [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
+         .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
+         .on_sent_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedOut(n); },
+         .on_downloaded =
+             [self](absl::Duration t) { self->load()->metrics_.CountDownloadCopies(t); },
+         .on_regions = [self](size_t n) { self->load()->metrics_.SetRegions(n); },
+         .on_refused =
+             [self](AttachCode code) {
+               if (self->load() != nullptr) self->load()->metrics_.CountRefusedAttach(code);
+             }});
+    if (!started.ok()) return started.status();
+    local_memory = *std::move(started);
+  }
+  std::unique_ptr<Worker> worker(new Worker(std::move(options), std::move(local_memory), device,
+                                            transport, std::move(on_stuck)));
+  self->store(worker.get());
   if (absl::Status status = worker->Listen(device->description()); !status.ok()) return status;
   worker->Join(*device, std::move(on_leave));
   return worker;
 }
 
-Worker::Worker(WorkerOptions options, Device* device, RingTransport* transport,
-               std::function<void(const std::string&)> on_stuck)
+Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory, Device* device,
+               RingTransport* transport, std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
+      local_memory_(std::move(local_memory)),
       core_(
           {options_.name, options_.memory_limit_bytes, options_.ring,
-           [this](bool member) { SetReady(member); }},
+           [this](bool member) { SetReady(member); }, local_memory_.get()},
           device, transport, &metrics_,
           [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
           std::move(on_stuck)),
@@ -60,6 +86,7 @@ void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
 
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();
+  if (local_memory_ != nullptr) local_memory_->Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);
 }
 
@@ -123,6 +150,8 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   for (const std::string& option : device.served_options()) {
     control.registration.add_options(option);
   }
+  control.registration.set_local_socket(options_.local_socket_path);
+  if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

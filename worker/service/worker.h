@@ -18,6 +18,7 @@
 #include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
+#include "worker/region/local_memory.h"
 #include "worker/service/control_client.h"
 #include "worker/service/shard_service.h"
 #include "worker/service/worker_core.h"
@@ -39,6 +40,11 @@ struct WorkerOptions {
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
   RingMemberOptions ring;
+  // Clients' memory: where the socket is to be, for the processes of which users, and with how
+  // many threads each way. Empty: none is taken.
+  std::string local_socket_path;
+  std::vector<uid_t> local_uids;
+  int copy_threads = 2;
 };
 
 // Thread safe.
@@ -71,8 +77,8 @@ class Worker {
   const WorkerMetrics& metrics() const { return metrics_; }
 
  private:
-  Worker(WorkerOptions options, Device* device, RingTransport* transport,
-         std::function<void(const std::string&)> on_stuck);
+  Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory, Device* device,
+         RingTransport* transport, std::function<void(const std::string&)> on_stuck);
 
   absl::Status Listen(const std::string& device_description);
   // Whether this worker is a member of a ring.
@@ -81,6 +87,7 @@ class Worker {
 
   const WorkerOptions options_;
   WorkerMetrics metrics_;
+  std::unique_ptr<LocalMemory> local_memory_;  // null without
   WorkerCore core_;
   ShardServiceImpl shard_service_;
   std::unique_ptr<wire::HealthListener> health_;  // null without

@@ -1,5 +1,6 @@
 #include "worker/service/worker_core.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -84,6 +85,12 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
       return Enqueue([this, drop = message.drop_residuals()] {
         for (const std::string& id : drop.operation_ids()) residuals_.Drop(id);
       });
+    case v1::JoinResponse::kExpectRegion:
+      if (options_.local_memory != nullptr) options_.local_memory->Expect(message.expect_region());
+      return;
+    case v1::JoinResponse::kForgetRegion:
+      if (options_.local_memory != nullptr) options_.local_memory->Forget(message.forget_region());
+      return;
     case v1::JoinResponse::kRegistered:
     case v1::JoinResponse::kLeave:
     case v1::JoinResponse::MESSAGE_NOT_SET:
@@ -93,6 +100,8 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
   LeaveRing(reason, options_.on_membership);
+  // The next coordinator knows none of the regions; clients see their sockets end and attach anew.
+  if (options_.local_memory != nullptr) options_.local_memory->ForgetAll();
 }
 
 void WorkerCore::LeaveRing(const std::string& reason,
@@ -223,6 +232,22 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   send_(std::move(message));
   // A shard without rows has nothing to wait for.
   if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
+  if (operation.ok() && !reserve.places().empty()) BeginCopies(reserve, *operation);
+}
+
+void WorkerCore::BeginCopies(const v1::Reserve& reserve,
+                             const std::shared_ptr<ShardOperation>& operation) {
+  const std::vector<int>& members = operation->operation().members();
+  const auto rank = std::find(members.begin(), members.end(), ring_.rank()) - members.begin();
+  if (options_.local_memory != nullptr) {
+    return options_.local_memory->Begin(operation, reserve, static_cast<int>(rank));
+  }
+  v1::JoinRequest message;
+  v1::TransferProgress* progress = message.mutable_transfer_progress();
+  progress->set_operation_id(reserve.operation_id());
+  progress->set_generation(reserve.generation());
+  progress->set_failure("this worker takes no host memory");
+  send_(std::move(message));
 }
 
 // Only what was reserved with `retain` is kept: the coordinator asks for nothing else.

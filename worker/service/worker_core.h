@@ -15,6 +15,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
+#include "worker/region/local_memory.h"
 #include "worker/service/activity_probe.h"
 #include "worker/service/memory_budget.h"
 #include "worker/service/operation_registry.h"
@@ -34,6 +35,8 @@ struct WorkerCoreOptions {
   // This worker has become a member of a ring, or is none any more. Called by the core's
   // thread; must not block.
   std::function<void(bool member)> on_membership = [](bool) {};
+  // Null: this worker takes no memory of clients. Outlives the core.
+  LocalMemory* local_memory = nullptr;
 };
 
 // Thread safe. Control messages are handled in the order of OnMessage; those that may
@@ -72,6 +75,8 @@ class WorkerCore {
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
   void OnRelease(const v1::Release& release);
+  // Its tensors lie in regions: nobody opens a stream for them.
+  void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);

@@ -56,6 +56,17 @@ WorkerMetrics::WorkerMetrics()
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "coordinator_stream"}})),
       sent_bytes_(
           TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "coordinator_stream"}})),
+      copied_in_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "host_memory"}})),
+      copied_out_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "host_memory"}})),
+      regions_(metrics_
+                   .Gauges("ringattn_worker_regions",
+                           "Regions of clients' host memory that are mapped here.")
+                   .Add({})),
+      refused_attaches_(metrics_.Counters(
+          "ringattn_refused_attaches_total",
+          "Clients that would hand over host memory and were refused, by the reason.")),
       flops_(metrics_
                  .Counters("ringattn_attention_flops_total",
                            "Floating-point operations of unmasked pairs, computed here.")
@@ -86,6 +97,9 @@ WorkerMetrics::WorkerMetrics()
   // Rates start at zero.
   for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
     runs_.Add({{"code", code}});
+  }
+  for (const char* reason : {"not_understood", "token", "descriptor", "map", "user"}) {
+    refused_attaches_.Add({{"reason", reason}});
   }
 }
 
@@ -141,6 +155,31 @@ void WorkerMetrics::CountDownloadCopies(absl::Duration time) {
 
 void WorkerMetrics::CountFailedRun(absl::StatusCode code) {
   runs_.Add({{"code", absl::StatusCodeToString(code)}}).Increment();
+}
+
+void WorkerMetrics::CountRefusedAttach(AttachCode code) {
+  const char* reason = "other";
+  switch (code) {
+    case AttachCode::kNotUnderstood:
+      reason = "not_understood";
+      break;
+    case AttachCode::kNoSuchToken:
+      reason = "token";
+      break;
+    case AttachCode::kDescriptorRefused:
+      reason = "descriptor";
+      break;
+    case AttachCode::kCannotMap:
+      reason = "map";
+      break;
+    case AttachCode::kForeignUser:
+      reason = "user";
+      break;
+    case AttachCode::kAttached:
+    case AttachCode::kFenced:
+      break;
+  }
+  refused_attaches_.Add({{"reason", reason}}).Increment();
 }
 
 }  // namespace ringattn::worker

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/local_memory/attach_protocol.h"
 #include "common/observability/metrics.h"
 #include "common/security/security_metrics.h"
 #include "worker/device/device.h"
@@ -51,6 +52,11 @@ class WorkerMetrics {
   }
   void CountReceived(int64_t bytes) { received_bytes_.Increment(static_cast<double>(bytes)); }
   void CountSent(int64_t bytes) { sent_bytes_.Increment(static_cast<double>(bytes)); }
+  // Out of clients' memory and into it.
+  void CountCopiedIn(int64_t bytes) { copied_in_bytes_.Increment(static_cast<double>(bytes)); }
+  void CountCopiedOut(int64_t bytes) { copied_out_bytes_.Increment(static_cast<double>(bytes)); }
+  void SetRegions(size_t regions) { regions_.Set(static_cast<double>(regions)); }
+  void CountRefusedAttach(AttachCode code);
   // One program that ended well. `upload_copies`: its inputs' copies to the device.
   void CountRun(const Operation& operation, const ExecutionReport& report,
                 absl::Duration upload_copies);
@@ -78,6 +84,10 @@ class WorkerMetrics {
   prometheus::Gauge& achieved_flops_;
   prometheus::Counter& received_bytes_;
   prometheus::Counter& sent_bytes_;
+  prometheus::Counter& copied_in_bytes_;
+  prometheus::Counter& copied_out_bytes_;
+  prometheus::Gauge& regions_;
+  prometheus::Family<prometheus::Counter>& refused_attaches_;
   prometheus::Counter& flops_;
   prometheus::Counter& tokens_;
   prometheus::Counter& tiles_;

@@ -1,0 +1,119 @@
+// RegionStage: a call's tensors in memory that workers share, for --transport=host: inputs are
+// copied there, results back from there.
+#ifndef RINGATTN_CLIENT_CLI_REGION_STAGE_H_
+#define RINGATTN_CLIENT_CLI_REGION_STAGE_H_
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
+#include "client/call.h"
+#include "client/client.h"
+#include "client/region.h"
+
+namespace ringattn::client::cli {
+
+// Adds --transport=auto|relay|host.
+void AddTransportFlag(CLI::App* command, std::string* transport);
+// REQUIRES: one of the flag's values. Host memory that is asked for by name is required.
+void SetTransport(const std::string& transport, CallOptions* options);
+
+// Not thread safe. `Args`, `Results`: of Forward or Backward.
+template <typename Args, typename Results>
+class RegionStage {
+ public:
+  // Everything copied into one region of the client's. Errors: Region::Allocate's.
+  static absl::StatusOr<RegionStage> Make(Client* client, const Args& args,
+                                          const Results& results) {
+    int64_t bytes = 0;
+    const auto add = [&](auto& tensor) { bytes += Rounded(tensor.size()); };
+    Args sized_args = args;
+    Results sized_results = results;
+    ForEach(sized_args, add);
+    ForEach(sized_results, add);
+    absl::StatusOr<std::unique_ptr<Region>> region =
+        Region::Allocate(client, std::max<int64_t>(bytes, 1));
+    if (!region.ok()) return region.status();
+    return RegionStage(*std::move(region), args, results);
+  }
+
+  const Args& args() const { return args_; }
+  const Results& results() const { return results_; }
+
+  // The results to where the caller wants them.
+  void CopyBack() const {
+    for (const auto& [from, to] : back_) {
+      if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
+    }
+  }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  static int64_t Rounded(size_t bytes) {
+    return static_cast<int64_t>((bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
+  template <typename Visit>
+  static void ForEach(ForwardArgs& args, const Visit& visit) {
+    for (ConstBytes* tensor : {&args.q, &args.k, &args.v}) visit(*tensor);
+    for (auto& [id, tensor] : args.more) visit(tensor);
+  }
+  template <typename Visit>
+  static void ForEach(BackwardArgs& args, const Visit& visit) {
+    for (ConstBytes* tensor : {&args.q, &args.k, &args.v, &args.dout, &args.out, &args.lse}) {
+      visit(*tensor);
+    }
+    for (auto& [id, tensor] : args.more) visit(tensor);
+  }
+  template <typename Visit>
+  static void ForEach(ForwardResults& results, const Visit& visit) {
+    for (MutableBytes* tensor : {&results.out, &results.lse}) visit(*tensor);
+    for (auto& [id, tensor] : results.more) visit(tensor);
+  }
+  template <typename Visit>
+  static void ForEach(BackwardResults& results, const Visit& visit) {
+    for (MutableBytes* tensor : {&results.dq, &results.dk, &results.dv}) visit(*tensor);
+    for (auto& [id, tensor] : results.more) visit(tensor);
+  }
+
+  RegionStage(std::unique_ptr<Region> region, const Args& args, const Results& results)
+      : region_(std::move(region)), args_(args), results_(results) {
+    uint8_t* at = region_->memory().data();
+    const auto take = [&](size_t bytes) {
+      const MutableBytes place(at, bytes);
+      at += Rounded(bytes);
+      return place;
+    };
+    ForEach(args_, [&](ConstBytes& tensor) {
+      if (tensor.empty()) return;
+      const MutableBytes place = take(tensor.size());
+      std::memcpy(place.data(), tensor.data(), tensor.size());
+      tensor = place;
+    });
+    ForEach(results_, [&](MutableBytes& tensor) {
+      const MutableBytes place = take(tensor.size());
+      back_.emplace_back(place, tensor);
+      tensor = place;
+    });
+  }
+
+  std::unique_ptr<Region> region_;
+  Args args_;
+  Results results_;
+  std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's
+};
+
+// One call, staged if the options ask for host memory.
+CallResult CallStaged(Client& client, const ForwardArgs& args, const ForwardResults& results,
+                      const CallOptions& options);
+CallResult CallStaged(Client& client, const BackwardArgs& args, const BackwardResults& results,
+                      const CallOptions& options);
+
+}  // namespace ringattn::client::cli
+
+#endif  // RINGATTN_CLIENT_CLI_REGION_STAGE_H_

@@ -1,0 +1,157 @@
+#include "common/request/transport_rules.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn {
+namespace {
+
+bool Has(const std::vector<TensorId>& tensors, TensorId id) {
+  return std::find(tensors.begin(), tensors.end(), id) != tensors.end();
+}
+
+std::string PlaceField(int index, const char* field) {
+  return absl::StrCat("transport.places[", index, "].", field);
+}
+
+std::optional<TransportKind> KindOf(int transport) {
+  switch (transport) {
+    case v1::TRANSPORT_COORDINATOR_STREAM:
+      return TransportKind::kCoordinatorStream;
+    case v1::TRANSPORT_HOST_MEMORY:
+      return TransportKind::kHostMemory;
+    default:
+      return std::nullopt;
+  }
+}
+
+void ReadAccept(const v1::TransportOptions& options, TransportChoice* choice,
+                Violations& violations) {
+  for (int i = 0; i < options.accept_size(); ++i) {
+    const std::optional<TransportKind> kind = KindOf(options.accept(i));
+    const std::string field = absl::StrCat("transport.accept[", i, "]");
+    if (!kind.has_value()) {
+      violations.Invalid(field, absl::StrCat(static_cast<int>(options.accept(i)),
+                                             " is no transport of this version"));
+      continue;
+    }
+    if (std::find(choice->accept.begin(), choice->accept.end(), *kind) != choice->accept.end()) {
+      violations.Invalid(field, "is given twice");
+      continue;
+    }
+    choice->accept.push_back(*kind);
+  }
+  choice->required = options.required();
+  if (options.required() && options.accept().empty()) {
+    violations.Invalid("transport.required", "needs transport.accept");
+  }
+}
+
+std::optional<TensorPlaceChoice> ReadPlace(const v1::TensorPlace& place, int index,
+                                           const TransportSubject& subject,
+                                           Violations& violations) {
+  const std::optional<TensorId> id = TensorFromNumber(place.tensor());
+  if (!id.has_value()) {
+    violations.Invalid(PlaceField(index, "tensor"), "names no tensor");
+    return std::nullopt;
+  }
+  if (!Has(subject.inputs, *id) && !Has(subject.outputs, *id)) {
+    violations.Invalid(PlaceField(index, "tensor"),
+                       absl::StrCat(TensorName(*id), " is no tensor of this request"));
+    return std::nullopt;
+  }
+  if (place.region_id().size() != kRegionIdBytes) {
+    violations.Invalid(PlaceField(index, "region_id"),
+                       absl::StrCat("must have ", kRegionIdBytes, " bytes"));
+    return std::nullopt;
+  }
+  const int64_t bytes = BytesOf(subject.spec, *id);
+  const auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max() - bytes);
+  if (place.offset() > most) {
+    violations.Invalid(PlaceField(index, "offset"),
+                       absl::StrCat("and the ", bytes, " bytes of ", TensorName(*id),
+                                    " reach beyond every region"));
+    return std::nullopt;
+  }
+  return TensorPlaceChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes};
+}
+
+bool Overlap(const TensorPlaceChoice& a, const TensorPlaceChoice& b) {
+  return a.region_id == b.region_id && a.bytes > 0 && b.bytes > 0 &&
+         a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+// What is written must be nobody else's. Inputs may share bytes.
+void CheckOverlaps(const std::vector<TensorPlaceChoice>& places, const TransportSubject& subject,
+                   Violations& violations) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const bool written =
+          Has(subject.outputs, places[i].tensor) || Has(subject.outputs, places[j].tensor);
+      if (!written || !Overlap(places[i], places[j])) continue;
+      violations.Invalid(PlaceField(static_cast<int>(i), "offset"),
+                         absl::StrCat("the place of ", TensorName(places[i].tensor),
+                                      " overlaps that of ", TensorName(places[j].tensor)));
+    }
+  }
+}
+
+void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& subject,
+                TransportChoice* choice, Violations& violations) {
+  const size_t tensors = subject.inputs.size() + subject.outputs.size();
+  for (int i = 0; i < options.places_size() && choice->places.size() <= tensors; ++i) {
+    std::optional<TensorPlaceChoice> place = ReadPlace(options.places(i), i, subject, violations);
+    if (!place.has_value()) return;  // one wrong place is enough to say
+    const auto twice = std::find_if(choice->places.begin(), choice->places.end(),
+                                    [&](const auto& p) { return p.tensor == place->tensor; });
+    if (twice != choice->places.end()) {
+      return violations.Invalid(PlaceField(i, "tensor"),
+                                absl::StrCat(TensorName(place->tensor), " has a place already"));
+    }
+    choice->places.push_back(*std::move(place));
+  }
+  CheckOverlaps(choice->places, subject, violations);
+}
+
+std::string WhyNotHostMemory(const TransportChoice& choice, const TransportSubject& subject) {
+  if (!subject.inline_tensors.empty()) return "some of its tensors are inline";
+  for (const std::vector<TensorId>* tensors : {&subject.inputs, &subject.outputs}) {
+    for (TensorId id : *tensors) {
+      const bool placed = std::any_of(choice.places.begin(), choice.places.end(),
+                                      [id](const auto& place) { return place.tensor == id; });
+      if (!placed) return absl::StrCat(TensorName(id), " has no place in a region");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+TransportChoice ReadTransport(const v1::TransportOptions& options, const TransportSubject& subject,
+                              Violations& violations) {
+  TransportChoice choice;
+  ReadAccept(options, &choice, violations);
+  choice.fence_number = options.fence_number();
+  const bool takes_host = std::find(choice.accept.begin(), choice.accept.end(),
+                                    TransportKind::kHostMemory) != choice.accept.end();
+  if (!takes_host) {
+    if (!options.places().empty()) {
+      violations.Invalid("transport.places",
+                         "are of HOST_MEMORY, which transport.accept does not name");
+    }
+    if (options.fence_number() != 0) {
+      violations.Invalid("transport.fence_number",
+                         "is of HOST_MEMORY, which transport.accept does not name");
+    }
+    return choice;
+  }
+  ReadPlaces(options, subject, &choice, violations);
+  choice.why_not_host_memory = WhyNotHostMemory(choice, subject);
+  return choice;
+}
+
+}  // namespace ringattn

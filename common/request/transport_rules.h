@@ -1,0 +1,31 @@
+// What TransportOptions of a header may say, judged without knowing any region.
+#ifndef RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
+#define RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
+
+#include <vector>
+
+#include "common/attention/attention_spec.h"
+#include "common/request/transport_choice.h"
+#include "common/request/violations.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn {
+
+// Bytes of a region's id: 128 bits.
+inline constexpr size_t kRegionIdBytes = 16;
+
+// The request that the options belong to, valid as far as it goes.
+struct TransportSubject {
+  const AttentionSpec& spec;
+  const std::vector<TensorId>& inputs;
+  const std::vector<TensorId>& outputs;
+  const google::protobuf::RepeatedPtrField<v1::InlineTensor>& inline_tensors;
+};
+
+// Pure; safe for anything that a client may have written.
+TransportChoice ReadTransport(const v1::TransportOptions& options, const TransportSubject& subject,
+                              Violations& violations);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_

@@ -1,0 +1,198 @@
+#include "server/core/regions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
+#include "server/core/client_failures.h"
+
+namespace ringattn::server {
+namespace {
+
+// A token that is as old as this is taken by no worker: beyond it nobody can attach what was
+// offered, and the news that somebody did has arrived.
+constexpr absl::Duration kOfferEnds = absl::Seconds(5);
+
+std::string PlaceField(size_t index, const char* field) {
+  return absl::StrCat("transport.places[", index, "].", field);
+}
+
+}  // namespace
+
+void Regions::OnAttach(const AttachRequested& event) {
+  AttachAnswered answer;
+  answer.call = event.call;
+  std::variant<v1::AttachResponse, Failure> result = Attach(event);
+  if (auto* failure = std::get_if<Failure>(&result)) {
+    answer.failure = *std::move(failure);
+  } else {
+    answer.response = std::get<v1::AttachResponse>(std::move(result));
+  }
+  turn_.Emit(std::move(answer));
+}
+
+std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequested& event) {
+  const Limits& limits = config_.limits;
+  if (event.bytes < 1 || event.bytes > limits.max_request_bytes) {
+    return RegionSizeWrong(event.bytes, limits.max_request_bytes);
+  }
+  const auto found = regions_.find(event.region_id);
+  if (!event.is_new) {
+    if (found == regions_.end() || found->second.principal != event.principal) {
+      return RegionNotFound();
+    }
+    if (found->second.bytes != event.bytes) return RegionHasAnotherSize(found->second.bytes);
+    return &found->second;
+  }
+  const int64_t own = std::count_if(regions_.begin(), regions_.end(), [&](const auto& entry) {
+    return entry.second.client == event.client;
+  });
+  if (own >= limits.max_regions_per_client ||
+      static_cast<int64_t>(regions_.size()) >= limits.max_regions) {
+    return TooManyRegions(own, limits.max_regions_per_client, config_.retry_after);
+  }
+  Region& region = regions_[event.region_id];
+  region.principal = event.principal;
+  region.client = event.client;
+  region.bytes = event.bytes;
+  return &region;
+}
+
+std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested& event) {
+  const bool served = std::any_of(
+      roster_.workers().begin(), roster_.workers().end(),
+      [](const auto& entry) { return !entry.second.registration.local_socket().empty(); });
+  if (!served) return NoHostMemory();
+  std::variant<Region*, Failure> found = FindOrMake(event);
+  if (auto* failure = std::get_if<Failure>(&found)) return *std::move(failure);
+  Region& region = *std::get<Region*>(found);
+  region.offered_at = turn_.now();
+  v1::AttachResponse response;
+  response.set_region_id(event.region_id);
+  SetDuration(config_.limits.attach_token_time, response.mutable_valid_for());
+  size_t next_token = 0;
+  for (const auto& [connection, worker] : roster_.workers()) {
+    const v1::Register& registration = worker.registration;
+    if (region.attached.count(connection) > 0) {
+      response.add_attached(registration.name());
+      continue;
+    }
+    if (registration.local_socket().empty() || next_token == event.tokens.size()) {
+      response.add_unavailable(absl::StrCat(
+          registration.name(), ": ",
+          registration.local_socket().empty() ? "takes no host memory" : "is one worker too many"));
+      continue;
+    }
+    const std::string& token = event.tokens[next_token++];
+    v1::ExpectRegion* expect = turn_.Send(connection)->mutable_expect_region();
+    expect->set_region_id(event.region_id);
+    expect->set_token(token);
+    expect->set_principal(event.principal);
+    expect->set_bytes(event.bytes);
+    SetDuration(config_.limits.attach_token_time, expect->mutable_valid_for());
+    v1::AttachPoint* point = response.add_points();
+    point->set_worker(registration.name());
+    point->set_socket_path(registration.local_socket());
+    point->set_token(token);
+    point->set_host_id(registration.host_id());
+  }
+  return response;
+}
+
+void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& changed) {
+  const auto found = regions_.find(changed.region_id());
+  if (found == regions_.end()) {
+    // It was given up meanwhile: nobody could use it.
+    if (changed.attached()) {
+      turn_.Send(connection)->mutable_forget_region()->set_region_id(changed.region_id());
+    }
+    return;
+  }
+  if (changed.attached()) {
+    found->second.attached.insert(connection);
+  } else {
+    // Its client has let go: of all of it, when it has of the last. One that would show it to
+    // others still is told that it is unknown, and makes a new one.
+    found->second.attached.erase(connection);
+    if (found->second.attached.empty()) regions_.erase(found);
+  }
+}
+
+void Regions::OnWorkerGone(ConnectionId connection) {
+  for (auto& [id, region] : regions_) region.attached.erase(connection);
+}
+
+void Regions::Sweep() {
+  const absl::Time old = turn_.now() - config_.limits.attach_token_time - kOfferEnds;
+  for (auto entry = regions_.begin(); entry != regions_.end();) {
+    const bool unused = entry->second.attached.empty() && entry->second.offered_at < old;
+    entry = unused ? regions_.erase(entry) : std::next(entry);
+  }
+}
+
+void Regions::Forgive(absl::Duration pause) {
+  for (auto& [id, region] : regions_) region.offered_at += pause;
+}
+
+const Regions::Region* Regions::Find(const std::string& id, const std::string& principal) const {
+  const auto found = regions_.find(id);
+  if (found == regions_.end() || found->second.principal != principal) return nullptr;
+  return &found->second;
+}
+
+std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
+                                           const std::string& principal) const {
+  for (size_t i = 0; i < choice.places.size(); ++i) {
+    const TensorPlaceChoice& place = choice.places[i];
+    const Region* region = Find(place.region_id, principal);
+    if (region == nullptr) return RegionUnknown(PlaceField(i, "region_id"));
+    if (place.offset > region->bytes - place.bytes) {
+      return PlaceOutside(PlaceField(i, "offset"), TensorName(place.tensor), place.offset,
+                          place.bytes, region->bytes);
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Regions::WhyNotAttached(const TransportChoice& choice,
+                                    const std::vector<ConnectionId>& members) const {
+  for (ConnectionId member : members) {
+    if (roster_.at(member).registration.local_socket().empty()) {
+      return absl::StrCat(roster_.NameOf(member), " takes no host memory");
+    }
+    for (const TensorPlaceChoice& place : choice.places) {
+      const auto region = regions_.find(place.region_id);
+      if (region != regions_.end() && region->second.attached.count(member) > 0) continue;
+      return absl::StrCat(roster_.NameOf(member), " has not attached the region of ",
+                          TensorName(place.tensor));
+    }
+  }
+  return "";
+}
+
+std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& choice,
+                                                         const Regions& regions,
+                                                         const std::vector<ConnectionId>& members) {
+  if (choice.says_nothing()) return TransportDecision();
+  std::string why_not;
+  for (TransportKind kind : choice.accept) {
+    if (kind == TransportKind::kCoordinatorStream) {
+      return TransportDecision{
+          v1::TRANSPORT_COORDINATOR_STREAM,
+          why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
+    }
+    const std::string why = choice.why_not_host_memory.empty()
+                                ? regions.WhyNotAttached(choice, members)
+                                : choice.why_not_host_memory;
+    if (why.empty()) {
+      return TransportDecision{v1::TRANSPORT_HOST_MEMORY,
+                               "host memory: all members have the regions of all tensors"};
+    }
+    why_not = absl::StrCat("no host memory: ", why);
+  }
+  if (choice.required) return TransportUnavailable(why_not);
+  return TransportDecision{v1::TRANSPORT_COORDINATOR_STREAM, why_not};
+}
+
+}  // namespace ringattn::server

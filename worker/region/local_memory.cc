@@ -1,0 +1,189 @@
+#include "worker/region/local_memory.h"
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/limits.h"
+#include "common/observability/log.h"
+#include "common/wire/durations.h"
+
+namespace ringattn::worker {
+namespace {
+
+// Some milliseconds of faults.
+constexpr int64_t kPopulateBytes = 16 * kMiB;
+
+}  // namespace
+
+std::string LocalSocketPath(const std::string& folder, const std::string& worker_name) {
+  std::string file;
+  for (const char c : worker_name) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_';
+    file.push_back(plain ? c : '_');
+  }
+  // Behind "/proc/self/fd/N/" it has to fit into a socket's address.
+  return absl::StrCat(folder, "/", file.substr(0, 64), ".sock");
+}
+
+absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptions options,
+                                                                LocalMemoryHooks hooks) {
+  std::unique_ptr<LocalMemory> memory(new LocalMemory(std::move(options), std::move(hooks)));
+  LocalMemory* const self = memory.get();
+  auto listener = RegionListener::Start(
+      {.socket_path = self->options_.socket_path, .uids = self->options_.uids},
+      {.on_attached = [self](const std::shared_ptr<Region>& r) { self->OnAttached(r); },
+       .on_gone = [self](const std::shared_ptr<Region>& r) { self->OnGone(r); },
+       .on_refused = self->hooks_.on_refused});
+  if (!listener.ok()) return listener.status();
+  memory->listener_ = *std::move(listener);
+  return memory;
+}
+
+LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
+    : options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      up_(options_.copy_threads),
+      down_(options_.copy_threads) {
+  transfer_hooks_.on_uploaded = [this](const OperationInfo& info) {
+    v1::JoinRequest message;
+    message.mutable_uploaded()->set_operation_id(info.id);
+    message.mutable_uploaded()->set_generation(info.generation);
+    hooks_.send(std::move(message));
+  };
+  transfer_hooks_.on_delivered = [this](const OperationInfo& info) {
+    v1::JoinRequest message;
+    message.mutable_delivered()->set_operation_id(info.id);
+    message.mutable_delivered()->set_generation(info.generation);
+    hooks_.send(std::move(message));
+  };
+  transfer_hooks_.on_failed = [this](const OperationInfo& info, bool released,
+                                     const std::string& why) { SendFailed(info, released, why); };
+  transfer_hooks_.on_received_bytes = hooks_.on_received_bytes;
+  transfer_hooks_.on_sent_bytes = hooks_.on_sent_bytes;
+  transfer_hooks_.on_downloaded = hooks_.on_downloaded;
+  reporter_ = std::thread([this] { Report(); });
+}
+
+LocalMemory::~LocalMemory() { Stop(); }
+
+void LocalMemory::Stop() {
+  listener_.reset();
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (reporter_.joinable()) reporter_.join();
+}
+
+void LocalMemory::Expect(const v1::ExpectRegion& expect) {
+  listener_->Expect(expect.region_id(), expect.token(), static_cast<int64_t>(expect.bytes()),
+                    absl::Now() + ToDuration(expect.valid_for()));
+}
+
+void LocalMemory::Forget(const v1::ForgetRegion& forget) { listener_->Forget(forget.region_id()); }
+
+void LocalMemory::ForgetAll() {
+  if (listener_ != nullptr) listener_->ForgetAll();
+}
+
+void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
+                        const v1::Reserve& reserve, int rank) {
+  auto made = RegionTransfer::Make(operation, reserve, rank,
+                                   [this](const std::string& id) { return listener_->Find(id); },
+                                   &transfer_hooks_, {&up_, &down_});
+  if (!made.ok()) {
+    return SendFailed(operation->info(), absl::IsCancelled(made.status()),
+                      std::string(made.status().message()));
+  }
+  std::shared_ptr<RegionTransfer> transfer = *std::move(made);
+  {
+    absl::MutexLock lock(&mutex_);
+    transfers_[transfer] = {0, 0};
+  }
+  transfer->Start([this, key = transfer.get()] {
+    std::shared_ptr<RegionTransfer> over;  // let go of without the lock
+    absl::MutexLock lock(&mutex_);
+    const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                    [key](const auto& entry) { return entry.first.get() == key; });
+    if (found == transfers_.end()) return;
+    over = found->first;
+    transfers_.erase(found);
+  });
+}
+
+void LocalMemory::OnAttached(const std::shared_ptr<Region>& region) {
+  SendRegion(*region, true);
+  hooks_.on_regions(listener_ == nullptr ? 1 : listener_->regions());
+  Populate(region, 0);
+}
+
+// A slice at a time: operations have their turns in between.
+void LocalMemory::Populate(const std::shared_ptr<Region>& region, int64_t offset) {
+  if (offset >= region->bytes()) return;
+  up_.Add([this, weak = std::weak_ptr<Region>(region), offset] {
+    const std::shared_ptr<Region> region = weak.lock();
+    if (region == nullptr || region->released()) return;
+    region->Populate(offset, kPopulateBytes);
+    Populate(region, offset + kPopulateBytes);
+  });
+}
+
+void LocalMemory::OnGone(const std::shared_ptr<Region>& region) {
+  std::vector<std::shared_ptr<RegionTransfer>> transfers;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [transfer, reported] : transfers_) transfers.push_back(transfer);
+  }
+  for (const auto& transfer : transfers) transfer->OnRegionGone(*region);
+  SendRegion(*region, false);
+  hooks_.on_regions(listener_ == nullptr ? 0 : listener_->regions());
+}
+
+void LocalMemory::SendRegion(const Region& region, bool attached) {
+  v1::JoinRequest message;
+  message.mutable_region_changed()->set_region_id(region.id());
+  message.mutable_region_changed()->set_attached(attached);
+  hooks_.send(std::move(message));
+}
+
+void LocalMemory::SendFailed(const OperationInfo& info, bool released, const std::string& why) {
+  LogWarning("tensors cannot be copied", {{"request_id", info.request_id},
+                                          {"traceparent", info.traceparent},
+                                          {"operation_id", info.id},
+                                          {"generation", info.generation},
+                                          {"reason", why}});
+  v1::JoinRequest message;
+  v1::TransferProgress* progress = message.mutable_transfer_progress();
+  progress->set_operation_id(info.id);
+  progress->set_generation(info.generation);
+  progress->set_region_released(released);
+  if (!released) progress->set_failure(why);
+  hooks_.send(std::move(message));
+}
+
+void LocalMemory::Report() {
+  while (true) {
+    std::vector<v1::JoinRequest> messages;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.report_interval)) return;
+      for (auto& [transfer, reported] : transfers_) {
+        const std::pair<int64_t, int64_t> now = {transfer->received_bytes(),
+                                                 transfer->sent_bytes()};
+        if (now == reported) continue;
+        reported = now;
+        v1::TransferProgress* progress = messages.emplace_back().mutable_transfer_progress();
+        progress->set_operation_id(transfer->info().id);
+        progress->set_generation(transfer->info().generation);
+        progress->set_received(now.first);
+        progress->set_sent(now.second);
+      }
+    }
+    for (v1::JoinRequest& message : messages) hooks_.send(std::move(message));
+  }
+}
+
+}  // namespace ringattn::worker

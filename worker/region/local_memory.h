@@ -1,0 +1,96 @@
+// LocalMemory: what a worker has of clients' memory: the listener over which it comes, and the
+// copies that go on from and to it.
+#ifndef RINGATTN_WORKER_REGION_LOCAL_MEMORY_H_
+#define RINGATTN_WORKER_REGION_LOCAL_MEMORY_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "ringattn/v1/worker_control.pb.h"
+#include "worker/region/copy_threads.h"
+#include "worker/region/region_listener.h"
+#include "worker/region/region_transfer.h"
+
+namespace ringattn::worker {
+
+struct LocalMemoryOptions {
+  std::string socket_path;
+  std::vector<uid_t> uids;
+  int copy_threads = 2;  // each way
+  absl::Duration report_interval = absl::Milliseconds(200);
+};
+
+struct LocalMemoryHooks {
+  std::function<void(v1::JoinRequest)> send;  // to the coordinator; never blocks
+  // For metrics.
+  std::function<void(int64_t)> on_received_bytes;
+  std::function<void(int64_t)> on_sent_bytes;
+  std::function<void(absl::Duration)> on_downloaded;
+  std::function<void(size_t regions)> on_regions;
+  std::function<void(AttachCode)> on_refused;
+};
+
+// Thread safe.
+class LocalMemory {
+ public:
+  // The errors are the listener's: INVALID_ARGUMENT for a path of no use, or errno's.
+  static absl::StatusOr<std::unique_ptr<LocalMemory>> Start(LocalMemoryOptions options,
+                                                            LocalMemoryHooks hooks);
+  // REQUIRES: every operation that was given to Begin has ended.
+  ~LocalMemory();
+
+  // The coordinator's words.
+  void Expect(const v1::ExpectRegion& expect);
+  void Forget(const v1::ForgetRegion& forget);
+  // It is gone: nobody knows of the regions any more.
+  void ForgetAll();
+
+  // Begins to copy for an operation with places; `rank` of its ring. What becomes of it is told
+  // the coordinator.
+  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, int rank)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // No more regions, no more hooks for them. Idempotent.
+  void Stop();
+
+ private:
+  LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks);
+
+  void OnAttached(const std::shared_ptr<Region>& region);
+  void OnGone(const std::shared_ptr<Region>& region) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SendRegion(const Region& region, bool attached);
+  void SendFailed(const OperationInfo& info, bool released, const std::string& why);
+  void Populate(const std::shared_ptr<Region>& region, int64_t offset);
+  void Report() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const LocalMemoryOptions options_;
+  const LocalMemoryHooks hooks_;
+  TransferHooks transfer_hooks_;
+  std::unique_ptr<RegionListener> listener_;  // null after Stop
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // With what was last reported of them, received and sent.
+  std::map<std::shared_ptr<RegionTransfer>, std::pair<int64_t, int64_t>> transfers_
+      ABSL_GUARDED_BY(mutex_);
+  CopyThreads up_;
+  CopyThreads down_;
+  std::thread reporter_;
+};
+
+// DIR/NAME.sock, the name without what a file's cannot have.
+std::string LocalSocketPath(const std::string& folder, const std::string& worker_name);
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_REGION_LOCAL_MEMORY_H_

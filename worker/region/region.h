@@ -1,0 +1,72 @@
+// Region: a client's memory, mapped into this process.
+#ifndef RINGATTN_WORKER_REGION_REGION_H_
+#define RINGATTN_WORKER_REGION_REGION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringattn::worker {
+
+// Shared by the connection it came over and the copies that use it; unmapped with the last of
+// them. The client can write to it at any time: whatever is read of it is a tensor's bytes and
+// is never looked at. Thread safe.
+class Region {
+ public:
+  // Maps the first `bytes` of a descriptor that CheckRegionDescriptor took; `fd` may be closed
+  // afterwards. RESOURCE_EXHAUSTED if it cannot be mapped. REQUIRES: bytes >= 1.
+  static absl::StatusOr<std::shared_ptr<Region>> Map(std::string id, int fd, int64_t bytes);
+  ~Region();
+
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  const std::string& id() const { return id_; }
+  uint8_t* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+  // The client has let go of it, or is gone: no new use, and what is in use ends.
+  void Release() { released_.store(true); }
+  bool released() const { return released_.load(); }
+
+  // Makes the pages of [offset, offset + bytes) known to this process, so that the first copy
+  // does not take the faults. Only a hint.
+  void Populate(int64_t offset, int64_t bytes) const;
+
+  // --- Writing. Between the two a piece may be written for the stream of this number; pieces
+  // are short, a fence waits for them. False: no more for this stream.
+  bool BeginWrite(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndWrite(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // From its return on nothing is written for `number`, ever. Waits for pieces being written.
+  void Fence(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // A stream that was fenced is over and its operation goes within seconds; later numbers of a
+  // client that fences like mad push earlier ones out.
+  static constexpr size_t kMaxFences = 4096;
+
+  Region(std::string id, uint8_t* data, int64_t bytes)
+      : id_(std::move(id)), data_(data), bytes_(bytes) {}
+
+  const std::string id_;
+  uint8_t* const data_;
+  const int64_t bytes_;
+  std::atomic<bool> released_{false};
+
+  absl::Mutex mutex_;
+  std::map<uint64_t, int> writing_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> fenced_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> fences_ ABSL_GUARDED_BY(mutex_);  // fenced_, in order
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_REGION_REGION_H_

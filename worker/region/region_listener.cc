@@ -1,0 +1,314 @@
+#include "worker/region/region_listener.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+#include "common/security/secret.h"
+#include "worker/region/descriptor_rules.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr int kBacklog = 64;
+// How long the thread sleeps at most: deadlines are in seconds.
+constexpr int kPollMs = 250;
+// A coordinator that announces more has lost its mind: one each for all regions and some.
+constexpr size_t kMaxExpected = 4096;
+
+// Only the file of a socket, and only one that nobody listens on any more.
+void RemoveLeftover(const std::string& path) {
+  struct stat file = {};
+  if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return;
+  if (ConnectLocally(path).ok()) return;  // bind will say that it is taken
+  unlink(path.c_str());
+}
+
+bool IsServed(int socket, const std::vector<uid_t>& uids) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         std::find(uids.begin(), uids.end(), peer.uid) != uids.end();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RegionListener>> RegionListener::Start(RegionListenerOptions options,
+                                                                      RegionListenerHooks hooks) {
+  RemoveLeftover(options.socket_path);
+  const bool only_own = options.uids == std::vector<uid_t>{geteuid()};
+  absl::StatusOr<ScopedDescriptor> listener =
+      ListenLocally(options.socket_path, only_own ? 0600 : 0666, kBacklog);
+  if (!listener.ok()) return listener.status();
+  ScopedDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  return std::unique_ptr<RegionListener>(new RegionListener(std::move(options), std::move(hooks),
+                                                            *std::move(listener), std::move(wake)));
+}
+
+RegionListener::RegionListener(RegionListenerOptions options, RegionListenerHooks hooks,
+                               ScopedDescriptor listener, ScopedDescriptor wake)
+    : options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)),
+      thread_([this] { Run(); }) {}
+
+RegionListener::~RegionListener() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  Wake();
+  thread_.join();
+  unlink(options_.socket_path.c_str());
+  for (const Connection& connection : connections_) {
+    if (connection.region != nullptr) connection.region->Release();
+  }
+}
+
+// ------------------------------------------------------------------ from others
+
+void RegionListener::Expect(const std::string& region_id, const std::string& token, int64_t bytes,
+                            absl::Time deadline) {
+  const absl::Time now = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  expected_.erase(std::remove_if(expected_.begin(), expected_.end(),
+                                 [now](const Expected& e) { return e.deadline < now; }),
+                  expected_.end());
+  if (expected_.size() < kMaxExpected) expected_.push_back({region_id, token, bytes, deadline});
+  Wake();  // somebody may have shown it already
+}
+
+void RegionListener::Forget(const std::string& region_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = regions_.find(region_id);
+    if (found == regions_.end()) return;
+    found->second->Release();
+    forgotten_.push_back(found->second);
+  }
+  Wake();
+}
+
+void RegionListener::ForgetAll() {
+  {
+    absl::MutexLock lock(&mutex_);
+    expected_.clear();
+    for (const auto& [id, region] : regions_) {
+      region->Release();
+      forgotten_.push_back(region);
+    }
+  }
+  Wake();
+}
+
+std::shared_ptr<Region> RegionListener::Find(const std::string& region_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = regions_.find(region_id);
+  if (found == regions_.end() || found->second->released()) return nullptr;
+  return found->second;
+}
+
+size_t RegionListener::regions() const {
+  absl::MutexLock lock(&mutex_);
+  return regions_.size();
+}
+
+void RegionListener::Wake() {
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));
+}
+
+// ------------------------------------------------------------------- the thread
+
+void RegionListener::Run() {
+  std::vector<pollfd> polled;
+  while (true) {
+    polled.assign(2, {});
+    polled[0] = {wake_.get(), POLLIN, 0};
+    // Without a descriptor or a place left nobody is let in; who waits outside costs nothing.
+    const bool full = connections_.size() >= options_.max_regions + options_.max_unattached;
+    polled[1] = {full ? -1 : listener_.get(), POLLIN, 0};
+    for (const Connection& connection : connections_) {
+      polled.push_back({connection.socket.get(), POLLIN, 0});
+    }
+    poll(polled.data(), polled.size(), kPollMs);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) return;
+    }
+    uint64_t woken = 0;
+    (void)!read(wake_.get(), &woken, sizeof(woken));
+    const absl::Time now = absl::Now();
+    for (size_t i = connections_.size(); i-- > 0;) {
+      Connection& connection = connections_[i];
+      const bool late = connection.region == nullptr && connection.deadline < now;
+      const bool is_waiting = !connection.token.empty();
+      if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
+          (is_waiting && !Attach(connection))) {
+        Close(i);
+      }
+    }
+    CloseForgotten();
+    if (polled[1].revents != 0) Accept();
+  }
+}
+
+void RegionListener::Accept() {
+  ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket.valid()) {
+    // Out of descriptors: whoever waits would wake this thread at once again.
+    if (errno == EMFILE || errno == ENFILE) absl::SleepFor(absl::Milliseconds(50));
+    return;
+  }
+  Connection connection;
+  connection.socket = std::move(socket);
+  connection.deadline = absl::Now() + options_.attach_timeout;
+  if (!IsServed(connection.socket.get(), options_.uids)) {
+    Refuse(connection, AttachCode::kForeignUser, "this user is not served (--local_uids)");
+    return;
+  }
+  connections_.push_back(std::move(connection));
+  EvictOldest();
+}
+
+void RegionListener::EvictOldest() {
+  const auto waits = [](const Connection& c) { return c.region == nullptr; };
+  const auto waiting = std::count_if(connections_.begin(), connections_.end(), waits);
+  if (waiting <= static_cast<int64_t>(options_.max_unattached)) return;
+  Close(std::find_if(connections_.begin(), connections_.end(), waits) - connections_.begin());
+}
+
+bool RegionListener::Serve(Connection& connection) {
+  absl::StatusOr<LocalMessage> received =
+      ReceiveMessage(connection.socket.get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
+  if (absl::IsUnavailable(received.status())) return true;
+  if (!received.ok() || received->bytes.empty()) return false;
+  const std::optional<ClientMessage> message =
+      received->is_cut ? std::nullopt : ReadClientMessage(received->bytes);
+  if (!message.has_value()) {
+    return Refuse(connection, AttachCode::kNotUnderstood, "version 1 is spoken here");
+  }
+  if (const auto* attach = std::get_if<AttachMessage>(&*message)) {
+    return TakeToken(connection, *attach, *received);
+  }
+  if (connection.region == nullptr || !received->descriptors.empty()) {
+    return Refuse(connection, AttachCode::kNotUnderstood, "a fence needs a region");
+  }
+  const uint64_t number = std::get<FenceMessage>(*message).number;
+  connection.region->Fence(number);
+  return Answer(connection, {AttachCode::kFenced, "", number});
+}
+
+std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::string& token,
+                                                                     bool* known) {
+  const absl::Time now = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  // All are compared, whichever it is.
+  Expected* found = nullptr;
+  for (Expected& entry : expected_) {
+    if (SecretsEqual(entry.token, token)) found = &entry;
+  }
+  *known = found != nullptr;
+  if (found == nullptr || std::exchange(found->is_spent, true) || found->deadline < now) {
+    return std::nullopt;
+  }
+  return *found;
+}
+
+bool RegionListener::TakeToken(Connection& connection, const AttachMessage& message,
+                               LocalMessage& received) {
+  if (connection.region != nullptr || connection.memory.valid() ||
+      received.descriptors.size() != 1) {
+    return Refuse(connection, AttachCode::kNotUnderstood,
+                  "a connection attaches one region with one descriptor");
+  }
+  connection.token = message.token;
+  connection.memory = std::move(received.descriptors.front());
+  connection.token_deadline = absl::Now() + options_.token_wait;
+  return Attach(connection);
+}
+
+bool RegionListener::Attach(Connection& connection) {
+  bool known = false;
+  const std::optional<Expected> expected = TakeExpected(connection.token, &known);
+  // The client may be faster than the coordinator's word.
+  if (!known && absl::Now() < connection.token_deadline) return true;
+  if (!expected.has_value()) {
+    return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or too old");
+  }
+  const ScopedDescriptor memory = std::move(connection.memory);
+  connection.token.clear();
+  const int fd = memory.get();
+  if (absl::Status status = CheckRegionDescriptor(fd, expected->bytes); !status.ok()) {
+    return Refuse(connection, AttachCode::kDescriptorRefused, status.message());
+  }
+  if (Find(expected->region_id) != nullptr || regions() >= options_.max_regions) {
+    return Refuse(connection, AttachCode::kCannotMap, "it is here already, or too many are");
+  }
+  absl::StatusOr<std::shared_ptr<Region>> region =
+      Region::Map(expected->region_id, fd, expected->bytes);
+  if (!region.ok()) {
+    return Refuse(connection, AttachCode::kCannotMap, region.status().message());
+  }
+  connection.region = *region;
+  {
+    absl::MutexLock lock(&mutex_);
+    regions_[expected->region_id] = *region;
+  }
+  LogInfo("region attached", {{"bytes", (*region)->bytes()}, {"regions", regions()}});
+  hooks_.on_attached(*region);
+  return Answer(connection, {AttachCode::kAttached, "", 0});
+}
+
+bool RegionListener::Refuse(const Connection& connection, AttachCode code,
+                            absl::string_view words) {
+  LogWarning("a client's memory was refused", {{"why", words}});
+  hooks_.on_refused(code);
+  Answer(connection, {code, std::string(words), 0});
+  return false;
+}
+
+// Whoever does not read its answers is of no use.
+bool RegionListener::Answer(const Connection& connection, const WorkerAnswer& answer) {
+  return SendMessage(connection.socket.get(), Encode(answer), /*descriptor=*/-1, MSG_DONTWAIT).ok();
+}
+
+void RegionListener::CloseForgotten() {
+  std::vector<std::shared_ptr<Region>> forgotten;
+  {
+    absl::MutexLock lock(&mutex_);
+    forgotten.swap(forgotten_);
+  }
+  for (const std::shared_ptr<Region>& region : forgotten) {
+    const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                    [&](const Connection& c) { return c.region == region; });
+    if (found != connections_.end()) Close(found - connections_.begin());
+  }
+}
+
+void RegionListener::Close(size_t index) {
+  const std::shared_ptr<Region> region = connections_[index].region;
+  if (region != nullptr) {
+    region->Release();
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = regions_.find(region->id());
+      if (found != regions_.end() && found->second == region) regions_.erase(found);
+    }
+    LogInfo("region released", {{"bytes", region->bytes()}, {"regions", regions()}});
+    hooks_.on_gone(region);
+  }
+  connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));
+}
+
+}  // namespace ringattn::worker

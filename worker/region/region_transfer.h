@@ -1,0 +1,140 @@
+// RegionTransfer: the copies of one operation whose tensors lie in regions: this rank's shard of
+// each input into the operation's buffers, and once it has computed, its shard of each output
+// back.
+#ifndef RINGATTN_WORKER_REGION_REGION_TRANSFER_H_
+#define RINGATTN_WORKER_REGION_REGION_TRANSFER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/plan/shard_plan.h"
+#include "ringattn/v1/worker_control.pb.h"
+#include "worker/device/staging.h"
+#include "worker/region/copy_threads.h"
+#include "worker/region/region.h"
+#include "worker/service/shard_operation.h"
+
+namespace ringattn::worker {
+
+// What others learn of transfers. Called on copy threads, without locks.
+struct TransferHooks {
+  // All inputs are here: once. All outputs are where the client wants them: once.
+  std::function<void(const OperationInfo&)> on_uploaded;
+  std::function<void(const OperationInfo&)> on_delivered;
+  // It cannot go on; `released`: because the client let go of a region. Once.
+  std::function<void(const OperationInfo&, bool released, const std::string& why)> on_failed;
+  // For metrics: tensor bytes copied, and what copying outputs from the device took.
+  std::function<void(int64_t)> on_received_bytes;
+  std::function<void(int64_t)> on_sent_bytes;
+  std::function<void(absl::Duration)> on_downloaded;
+};
+
+// Up and down have threads of their own: a device's staging memory that uploads wait for may be
+// in the hands of downloads.
+struct TransferThreads {
+  CopyThreads* up = nullptr;
+  CopyThreads* down = nullptr;
+};
+
+// Thread safe. Keeps itself alive while it copies, and for as long as it is wanted by its owner.
+class RegionTransfer final : public OperationListener,
+                             public std::enable_shared_from_this<RegionTransfer> {
+ public:
+  using FindRegion = std::function<std::shared_ptr<Region>(const std::string& id)>;
+
+  // A tensor's shard and where the whole tensor lies.
+  struct Copied {
+    TensorId id = TensorId::kQ;
+    ShardMap map;
+    std::shared_ptr<Region> region;
+    uint8_t* base = nullptr;  // of the whole tensor, in the region
+    int64_t block_bytes = 0;  // of the shard, copied at a time
+  };
+
+  // `rank`: this worker's in the operation's ring. `hooks` and `threads` outlive it.
+  // CANCELLED if a region is not here (any more); INVALID_ARGUMENT if a tensor has no place or
+  // one that is not inside its region.
+  static absl::StatusOr<std::shared_ptr<RegionTransfer>> Make(
+      std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, int rank,
+      const FindRegion& find, const TransferHooks* hooks, TransferThreads threads);
+
+  // Begins with the inputs; `on_over` follows once, when the operation has ended and nothing is
+  // copied for it any more.
+  void Start(std::function<void()> on_over);
+
+  // The client has released a region: fails if it is one of this transfer's.
+  void OnRegionGone(const Region& region);
+
+  const OperationInfo& info() const { return operation_->info(); }
+  int64_t received_bytes() const { return received_bytes_.load(); }
+  int64_t sent_bytes() const { return sent_bytes_.load(); }
+
+  // OperationListener
+  void OnOperationChanged() override;
+
+ private:
+  struct Block {
+    size_t tensor = 0;
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+
+  RegionTransfer(std::shared_ptr<ShardOperation> operation, int rank, uint64_t fence_number,
+                 const TransferHooks* hooks, TransferThreads threads)
+      : operation_(std::move(operation)),
+        rank_(rank),
+        fence_number_(fence_number),
+        hooks_(hooks),
+        threads_(threads) {}
+
+  // One piece of work on a copy thread each.
+  void CopyIn();
+  void CopyOut();
+  void Proceed();
+
+  std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CopyInput(const Block& block);
+  absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool CopyOutput(const Download::HostRange& piece);
+  void FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Fail(bool released, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Stopped() const { return failed_.load() || !operation_->ended().ok(); }
+  void AddUp(void (RegionTransfer::*work)());
+  void AddDown(void (RegionTransfer::*work)());
+  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const std::shared_ptr<ShardOperation> operation_;
+  const int rank_;
+  const uint64_t fence_number_;
+  const TransferHooks* const hooks_;
+  const TransferThreads threads_;
+  std::vector<Copied> inputs_;   // fixed by Make
+  std::vector<Copied> outputs_;  // likewise, in the order of ShardOperation::Outputs
+  std::atomic<int64_t> received_bytes_{0};
+  std::atomic<int64_t> sent_bytes_{0};
+  std::atomic<bool> failed_{false};
+
+  absl::Mutex mutex_;
+  Block next_input_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);
+  int64_t bytes_down_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool downloading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool delivered_ ABSL_GUARDED_BY(mutex_) = false;
+  int working_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces of work that are added or done right now
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::function<void()> on_over_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_REGION_REGION_TRANSFER_H_
