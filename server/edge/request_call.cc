@@ -279,7 +279,14 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     TransferSpec spec{
         direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
         accept,     ShardPlan(),     traceparent_};
-    soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
+    if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
+      // At once: nothing is to be opened, and the members may have done all before another
+      // thread came to it.
+      plane_ = std::make_shared<HostMemoryPlane>(spec);
+      life_.MoveTo(CallState::kTransferring);
+    } else {
+      soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
+    }
     todo = Next();
   }
   Do(std::move(todo));
@@ -369,9 +376,6 @@ void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
 // -------------------------------------------------------------------- tensors
 
 std::shared_ptr<DataPlane> RequestCall::MakePlane(TransferSpec spec) {
-  if (spec.accept.transport == v1::TRANSPORT_HOST_MEMORY) {
-    return std::make_shared<HostMemoryPlane>(spec);
-  }
   // Up to a million spans: not for the core's thread.
   spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
   if (context_->make_data_plane) {

@@ -55,7 +55,8 @@ struct Progress {
 void RunCases(Client& client, Progress& progress) {
   for (size_t i; (i = progress.next++) < progress.cases.size() && absl::Now() < progress.end;) {
     const Case& c = progress.cases[i];
-    const ServiceOutcome outcome = RunThroughService(client, c, absl::Seconds(60), absl::GetFlag(FLAGS_host_memory));
+    const ServiceOutcome outcome =
+        RunThroughService(client, c, absl::Seconds(60), absl::GetFlag(FLAGS_host_memory));
     absl::MutexLock lock(&progress.mutex);
     progress.run.push_back(c);
     if (outcome.passed()) continue;
