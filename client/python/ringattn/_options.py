@@ -29,7 +29,7 @@ class CallOptions(TypedDict, total=False):
     #: Send the call as up to so many requests side by side.
     streams: int
     layout: Literal["contiguous", "zigzag", "zigzag_per_document", "striped"] | None
-    schedule: Literal["single", "ring"] | None
+    schedule: Literal["single", "ring", "all_gather"] | None
     #: Members of the ring; None: the service chooses.
     world_size: int | None
     #: Tokens per stripe, of the striped layout.

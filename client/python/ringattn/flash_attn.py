@@ -22,11 +22,8 @@ def _call(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, softmax_scale: f
     if return_attn_probs:
         raise NotImplementedError("return_attn_probs: probabilities are not returned; for lse alone there is "
                                   "return_softmax_lse")
-    if deterministic:
-        raise NotImplementedError("deterministic: is not served yet; on CPU workers equal calls give equal bits on "
-                                  "the same ring anyway")
     out, lse = attention(q, k, v, causal=causal, window=window_size, softmax_scale=softmax_scale, softcap=softcap,
-                         alibi_slopes=alibi_slopes, dropout_p=dropout_p, **packed)
+                         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, **packed)
     return (out, lse) if return_softmax_lse else out
 
 
