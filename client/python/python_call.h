@@ -15,7 +15,8 @@
 
 namespace ringattn::python {
 
-// The memory of objects with the buffer protocol, for as long as this lives. Needs the GIL to be filled and to go.
+// The memory of objects with the buffer protocol, for as long as this lives. Needs the GIL to be
+// filled and to go.
 class HeldBuffers {
  public:
   HeldBuffers() = default;
@@ -37,8 +38,8 @@ class HeldBuffers {
 class ClientHandle {
  public:
   explicit ClientHandle(std::unique_ptr<client::Client> client);
-  // Cancels what is in flight and waits for it, without the GIL if this thread has it. In a forked child nothing
-  // is touched: the client is leaked.
+  // Cancels what is in flight and waits for it, without the GIL if this thread has it. In a forked
+  // child nothing is touched: the client is leaked.
   ~ClientHandle();
 
   client::Client& get() { return *client_; }
@@ -49,17 +50,19 @@ class ClientHandle {
   const int process_;
 };
 
-// Thread safe but for what is said. gRPC's threads never take the GIL: an end is signalled by a condition variable,
-// and by an eventfd that an event loop can watch.
+// Thread safe but for what is said. gRPC's threads never take the GIL: an end is signalled by a
+// condition variable, and by an eventfd that an event loop can watch.
 class PythonCall {
  public:
-  // `request`: {"shape", "dtype", "output_dtype", "options", "plan"}, as the protos name them. `inputs`, `outputs`:
-  // tensors' names to objects with the buffer protocol. `call`: {"request_id", "streams", "deadline", "timeline",
-  // "traceparent"}. Throws: pybind11::value_error naming a field; what HeldBuffers throws.
+  // `request`: {"shape", "dtype", "output_dtype", "options", "plan"}, as the protos name them.
+  // `inputs`, `outputs`: tensors' names to objects with the buffer protocol. `call`: {"request_id",
+  // "streams", "deadline", "timeline", "traceparent"}. Throws: pybind11::value_error naming a
+  // field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
-                                           const pybind11::dict& request, const pybind11::dict& inputs,
-                                           const pybind11::dict& outputs, const pybind11::dict& call,
-                                           bool with_event);
+                                           const pybind11::dict& request,
+                                           const pybind11::dict& inputs,
+                                           const pybind11::dict& outputs,
+                                           const pybind11::dict& call, bool with_event);
   // Cancels and waits if it has not ended. Needs the GIL, gives it up while it waits.
   ~PythonCall();
 
@@ -69,8 +72,8 @@ class PythonCall {
   // Readable from the end on; -1 without an event. This object's own.
   int event() const;
 
-  // Until the end; then buffers are the caller's again. Gives up the GIL. A signal whose handler raises (Ctrl-C)
-  // cancels the call, waits for its end, and raises. Needs the GIL.
+  // Until the end; then buffers are the caller's again. Gives up the GIL. A signal whose handler
+  // raises (Ctrl-C) cancels the call, waits for its end, and raises. Needs the GIL.
   void Wait();
 
   // (report or None, error or None), dicts. REQUIRES: Wait has returned. Needs the GIL.
@@ -88,7 +91,8 @@ class PythonCall {
   std::optional<client::Operation> operation_;
 };
 
-// An error as a dict: code, message, reason, metadata, violations [(field, description)], retry_after or None.
+// An error as a dict: code, message, reason, metadata, violations [(field, description)],
+// retry_after or None.
 pybind11::dict ErrorToDict(const absl::Status& status);
 
 }  // namespace ringattn::python

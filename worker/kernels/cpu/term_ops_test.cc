@@ -114,7 +114,9 @@ TEST_P(TermOps, HiddenScoresAreMinusInfinityWhateverTheProduct) {
       if (c != 3) EXPECT_EQ(finished[c], kMinusInfinity);
     }
     EXPECT_NEAR(finished[3], cap == 0 ? 2.0 : 1 + 4 * std::tanh(0.25), 1e-6);
-    if (cap != 0) EXPECT_NEAR(slopes[3], 1 - std::pow(std::tanh(0.25), 2), 1e-6);
+    if (cap != 0) {
+      EXPECT_NEAR(slopes[3], 1 - std::pow(std::tanh(0.25), 2), 1e-6);
+    }
   }
 }
 
