@@ -401,7 +401,8 @@ def test_every_command_has_help():
 def test_all_gather(ring, tmp_path, layout):
     """All K/V on every worker: the ring's result within the bound, without a merge in between."""
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    generate(source, "--seq_len=900", "--with_dout")
+    cli("generate", f"--output={source}", "--seq_len=900", "--heads=4", "--kv_heads=2",
+        "--head_dim=32", "--seed=3", "--with_dout")
     where = [f"--server={ring.address}", "--schedule=all_gather", f"--layout={layout}"]
     for command in ("forward", "backward"):
         done = cli(command, *where, f"--input={source}", f"--output={output}", "--causal",
