@@ -151,6 +151,40 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     assert json.loads(bench.stdout)["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
 
 
+def test_what_a_forward_left_is_read_by_host_memory_too(ring, tmp_path):
+    """q, k, v, out and lse stay with the workers; dout alone is copied out of the client's memory."""
+    source, out, grads = (tmp_path / f"{name}.safetensors" for name in ("in", "out", "grads"))
+    subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=900", "--heads=4",
+                    "--head_dim=32", "--dtype=bf16", "--seed=2", "--with_dout"],
+                   check=True, capture_output=True)
+
+    def call(command, output, *flags):
+        done = subprocess.run([CLI, command, f"--server={ring.address}", f"--input={source}",
+                               f"--output={output}", "--causal", "--schedule=ring", "--json",
+                               *flags], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    kept = call("forward", out, "--retain=1m", "--transport=host")
+    assert kept["transport"]["kind"] == "host_memory"
+    handle = kept["residual"]["handle"]
+    read = call("backward", grads, f"--residual={handle}", "--transport=host")
+    assert read["transport"]["kind"] == "host_memory" and read["residual"]["failure"] == ""
+    assert read["bytes"]["host_memory"]["up"] == 900 * 4 * 32 * 2  # dout
+    subprocess.run([CLI, "verify", f"--input={source}", f"--output={grads}", f"--forward={out}",
+                    "--causal"], check=True, capture_output=True)
+
+
+def test_the_load_generator_by_host_memory(ring):
+    done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=256", "--heads=2",
+                           "--head_dim=32", "--transport=host", "--concurrency_range=1:3:2",
+                           "--measurement_interval=100", "--max_trials=3", "--backward", "--json"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for level in json.loads(done.stdout)["load"]["levels"]:
+        assert level["succeeded"] > 0 and not level["failed"]
+
+
 def test_no_tensor_byte_passes_the_coordinator(ring, region):
     import urllib.request
 
