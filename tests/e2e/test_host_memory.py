@@ -151,8 +151,10 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     assert json.loads(bench.stdout)["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
 
 
-def test_what_a_forward_left_is_read_by_host_memory_too(ring, tmp_path):
+def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_path):
     """q, k, v, out and lse stay with the workers; dout alone is copied out of the client's memory."""
+    # Of its own: what was read stays a minute, should the answer have been lost.
+    ring = make_local_ring(workers=3)
     source, out, grads = (tmp_path / f"{name}.safetensors" for name in ("in", "out", "grads"))
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=900", "--heads=4",
                     "--head_dim=32", "--dtype=bf16", "--seed=2", "--with_dout"],
