@@ -13,6 +13,7 @@
 #include "common/attention/dtype.h"
 #include "common/observability/log.h"
 #include "server/core/plan_summary.h"
+#include "server/edge/call_audit.h"
 #include "server/edge/call_failures.h"
 #include "server/edge/call_header.h"
 #include "server/edge/coordinator_relay.h"
@@ -605,34 +606,10 @@ void RequestCall::OnDone() {
 
 void RequestCall::Audit() {
   if (context_->audit == nullptr) return;
-  static const AttentionSpec* const kNoSpec = new AttentionSpec;
-  const AttentionSpec& spec = request_.has_value() ? request_->valid.spec : *kNoSpec;
-  const TransferTotals totals = plane_ != nullptr ? plane_->totals() : TransferTotals();
-  const BeginDownload& times = download_.has_value() ? *download_ : BeginDownload();
-  context_->audit->Write({{"client", caller_.principal},
-                          {"peer", caller_.connection},
-                          {"request_id", RequestId()},
-                          {"method", Method()},
-                          {"code", CodeName(status_.error_code())},
-                          {"error", status_.error_message()},
-                          {"has_header", request_.has_value()},
-                          {"dtype", DTypeName(spec.dtype)},
-                          {"batch", spec.shape.batch},
-                          {"seq_len_q", spec.shape.seq_len_q},
-                          {"seq_len_kv", spec.shape.seq_len_kv},
-                          {"heads", spec.shape.num_heads},
-                          {"kv_heads", spec.shape.num_kv_heads},
-                          {"head_dim", spec.shape.head_dim},
-                          {"documents", std::max<int64_t>(0, spec.shape.num_documents())},
-                          {"transport", TransportName(transport_)},
-                          {"bytes_up", totals.received_bytes},
-                          {"bytes_down", totals.sent_bytes},
-                          {"generation", generation_},
-                          {"seconds", absl::ToDoubleSeconds(ended_at_ - opened_at_)},
-                          {"queue_seconds", absl::ToDoubleSeconds(times.queue_time)},
-                          {"upload_seconds", absl::ToDoubleSeconds(times.upload_time)},
-                          {"compute_seconds", absl::ToDoubleSeconds(times.compute_time)},
-                          {"download_seconds", absl::ToDoubleSeconds(download_time_)}});
+  WriteAuditLine({caller_, Method(), request_, download_, transport_,
+                  plane_ != nullptr ? plane_->totals() : TransferTotals(), generation_,
+                  ended_at_ - opened_at_, download_time_, status_},
+                 context_->audit);
 }
 
 const char* RequestCall::Method() const {
