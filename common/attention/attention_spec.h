@@ -21,6 +21,13 @@ struct MaskRule {
   bool operator==(const MaskRule&) const = default;
 };
 
+// In what form q, k and v, and their gradients, travel; workers have them apart.
+enum class Packing : uint8_t {
+  kNone = 0,
+  kQkv = 1,  // [.., seq_len_q, 3, num_heads, head_dim]
+  kKv = 2,   // [.., seq_len_kv, 2, num_kv_heads, head_dim]
+};
+
 // Shapes of the problem.
 //   dense : q [batch, seq_len_q, num_heads, head_dim]
 //           k [batch, seq_len_kv, num_kv_heads, head_dim]
@@ -49,6 +56,7 @@ struct AttentionShape {
   std::vector<int64_t> cu_seqlens_k;
   // Empty, or the rule of each document, instead of the options'.
   std::vector<MaskRule> document_rules;
+  Packing packing = Packing::kNone;
 
   int64_t group_size() const { return num_heads / num_kv_heads; }
   int64_t num_documents() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
@@ -89,6 +97,18 @@ struct DropoutForm {
   bool operator==(const DropoutForm&) const = default;
 };
 
+// Within segments of `segment_length` tokens of a document, heads see every
+// `dilation_rate`-th token, from `offset` on, or from the head's number modulo the rate.
+struct DilationLevel {
+  int64_t segment_length = 1;
+  int64_t dilation_rate = 1;
+  std::optional<int64_t> offset;
+  int64_t head_begin = 0;
+  int64_t head_end = 0;  // resolved: num_heads unless given
+
+  bool operator==(const DilationLevel&) const = default;
+};
+
 // Options that change the result. Meaning: docs/semantics.md.
 struct AttentionOptions {
   double softmax_scale = 1.0;  // resolved: 1/sqrt(head_dim) unless given
@@ -103,6 +123,7 @@ struct AttentionOptions {
   std::optional<MaskForm> mask;
   bool segment_ids = false;  // TensorId::kQSegmentIds, kKvSegmentIds
   DropoutForm dropout;
+  std::vector<DilationLevel> dilation_levels;
   // Equal requests on as many members of the same kind of device give equal bits.
   bool deterministic = false;
 
@@ -148,6 +169,14 @@ inline int64_t PairColumns(const AttentionShape& shape) {
   return longest;
 }
 
+// A query row whose softmax weights are asked for.
+struct ProbabilityRow {
+  int64_t batch = 0;     // document, where packed
+  int64_t position = 0;  // in its document
+
+  bool operator==(const ProbabilityRow&) const = default;
+};
+
 enum class Direction : uint8_t { kForward = 0, kBackward = 1 };
 
 struct AttentionSpec {
@@ -157,6 +186,9 @@ struct AttentionSpec {
   bool has_dlse = false;  // backward: the gradient of lse is an input (TensorId::kDlse)
   // Out, dq, dk and dv as they are summed up, in fp32, instead of rounded to `dtype`.
   bool fp32_results = false;
+  // Packed only: lse and dlse travel as [documents, heads, longest document's queries].
+  bool lse_per_document = false;
+  std::vector<ProbabilityRow> probability_rows;  // forward: those of TensorId::kProbabilities
 
   // Of out, dq, dk and dv.
   DType result_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }

@@ -147,6 +147,20 @@ void CheckInlineTensors(const InlineTensors& tensors, const ValidRequest& reques
   }
 }
 
+// Fields that the protocol has and this version does not serve yet.
+template <typename Header>
+void RefuseUnserved(const Header& header, Violations& violations) {
+  const auto refuse = [&](const char* field, bool is_set) {
+    if (is_set) violations.Unserved(field);
+  };
+  refuse("shape.packing", header.shape().packing() != 0);
+  refuse("plan.heads_per_step", header.plan().has_heads_per_step());
+  refuse("plan.tuning", header.plan().has_tuning());
+  refuse("plan.members", !header.plan().members().empty());
+  refuse("reply.lse_format", header.reply().lse_format() != 0);
+  refuse("reply.probability_rows", !header.reply().probability_rows().empty());
+}
+
 // A request's mask is said in one place.
 template <typename Header>
 void CheckOneRule(const Header& header, Violations& violations) {
@@ -206,6 +220,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.shape = CheckShape(header.shape(), limits, violations);
   request.spec.options = ReadOptions(header.options(), request.spec.shape, violations);
   CheckOneRule(header, violations);
+  RefuseUnserved(header, violations);
   CheckBiasDType(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
   request.choice.recompute_forward = request.recompute_forward;

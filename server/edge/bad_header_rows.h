@@ -168,7 +168,7 @@ inline const BadHeader kHeaderRows[] = {
     {"plan { layout: 5 }", kInvalid, "plan.layout"},
     {"plan { layout: -7 }", kInvalid, "plan.layout"},
     {"plan { layout: 2147483647 }", kInvalid, "plan.layout"},
-    {"plan { schedule: 4 }", kInvalid, "plan.schedule"},
+    {"plan { schedule: 9 }", kInvalid, "plan.schedule"},
     {"plan { schedule: -1 }", kInvalid, "plan.schedule"},
     {"plan { world_size: 0 }", kInvalid, "plan.world_size"},
     {"plan { world_size: 65 }", kOver, "plan.world_size"},
