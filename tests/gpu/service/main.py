@@ -10,6 +10,7 @@ import faults
 import memory
 import peer
 import quickstart
+import host_memory
 import residuals
 import rings
 import tables
@@ -47,6 +48,9 @@ def parts_of(session):
              "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
              "residual": (90, residuals.part(session), True),
+             "host-memory": (60, host_memory.part(session, "64k"), True),
+             "host-memory-256k": (120, host_memory.part(session, "256k"), True),
+             "host-memory-1m": (300, host_memory.part(session, "1m"), True),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),
