@@ -77,13 +77,22 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBackward(const Backwa
   return std::make_unique<FakeKernel>(call, 0);
 }
 
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBiasGradient(
+    const BiasGradientCall& call, const DeviceInfo&) {
+  return std::make_unique<FakeKernel>(call, 0);
+}
+
 std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 
 }  // namespace
 
 const std::vector<KernelFamily>& Families() {
-  static const auto* const families = new std::vector<KernelFamily>{
-      {kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries}};
+  static const auto* const families = [] {
+    KernelFamily family{kName,     Serves, Serves, PrepareFakeForward, PrepareFakeBackward,
+                        NoEntries};
+    family.prepare_bias_gradient = PrepareFakeBiasGradient;
+    return new std::vector<KernelFamily>{family};
+  }();
   return *families;
 }
 
