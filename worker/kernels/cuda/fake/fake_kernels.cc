@@ -52,7 +52,8 @@ class FakeKernel : public PreparedKernel {
       int64_t table = 0;
       std::memcpy(&table, launch.tables, sizeof(table));
       if (table != number) std::abort();
-      if (*const_cast<const volatile uint32_t*>(launch.stop_word) != 0) return;
+      const volatile uint32_t* stop_word = launch.stop_word;
+      if (stop_word != nullptr && *stop_word != 0) return;
       Compute(*call);
     });
     return absl::OkStatus();
@@ -88,8 +89,7 @@ std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 
 const std::vector<KernelFamily>& Families() {
   static const auto* const families = [] {
-    KernelFamily family{kName,     Serves, Serves, PrepareFakeForward, PrepareFakeBackward,
-                        NoEntries};
+    KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
     family.prepare_bias_gradient = PrepareFakeBiasGradient;
     return new std::vector<KernelFamily>{family};
   }();

@@ -8,7 +8,7 @@ namespace ringattn::worker::cuda::simt {
 namespace {
 
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, 2)
     simt_with_terms(const __grid_constant__ typename Kernel::Params params) {
   extern __shared__ __align__(1024) char shared[];
   Kernel::Run(params, shared);
@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
 template <typename Kernel>
 TileKernel KernelOf() {
   TileKernel kernel;
-  kernel.fp32 = kernel.bf16 = kernel.fp16 =
-      reinterpret_cast<const void*>(&simt_with_terms<Kernel>);
+  kernel.fp32 = kernel.bf16 = kernel.fp16 = reinterpret_cast<const void*>(&simt_with_terms<Kernel>);
   kernel.tile_rows = kernel.tile_keys = Kernel::kTileRows;
   kernel.threads = Kernel::kThreads;
   kernel.shared_bytes = Kernel::kSharedBytes;
