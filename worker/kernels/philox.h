@@ -40,7 +40,7 @@ struct PhiloxRow {
 // The part that counter 4 * word + quarter has in a word of 32 keys: bit k is set where key
 // 32 * word + k is kept. Lane l of the 128 bits belongs to key 8 * (l / 2) + 2 * quarter + l % 2.
 constexpr uint32_t KeepBitsOfQuarter(const PhiloxRow& row, uint32_t word, uint32_t quarter,
-                                  uint32_t threshold) {
+                                     uint32_t threshold) {
   const PhiloxBlock x =
       Philox({4 * word + quarter, row.row, row.head, row.batch}, row.key0, row.key1);
   const uint32_t parts[4] = {x.x0, x.x1, x.x2, x.x3};

@@ -116,8 +116,8 @@ class SizesOfCalls : public CpuDevice {
 TEST(Measurement, CallsWithTermsHaveASizeOfTheirOwn) {
   SizesOfCalls device;
   const MeasuredCall with_terms{.rows = 8, .heads = 2};
-  const auto rates = MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration(),
-                                        &with_terms);
+  const auto rates =
+      MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration(), &with_terms);
   ASSERT_TRUE(rates.ok()) << rates.status();
   EXPECT_EQ(device.rows, 16);
   EXPECT_EQ(device.rows_with_terms, 8);

@@ -178,8 +178,7 @@ std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
         if (!family.ok()) continue;  // a forced family has not every dtype, nor score terms
         const ServedCalls served{std::string((*family)->name), {dtype}, backward, score_terms};
         const bool alike = !all.empty() && all.back().family == served.family &&
-                           all.back().backward == backward &&
-                           all.back().score_terms == score_terms;
+                           all.back().backward == backward && all.back().score_terms == score_terms;
         if (alike) {
           all.back().dtypes.push_back(dtype);
         } else {

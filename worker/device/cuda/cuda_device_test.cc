@@ -528,11 +528,10 @@ void ExpectOracle(const AttentionSpec& spec) {
       const auto found = result->outputs.find(id);
       return found == result->outputs.end() ? nullptr : found->second.data();
     };
-    const oracle::Report report =
-        oracle::Compare(spec, expected,
-                        {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
-                         find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv), nullptr,
-                         find(TensorId::kDbias)});
+    const oracle::Report report = oracle::Compare(
+        spec, expected,
+        {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)), find(TensorId::kDq),
+         find(TensorId::kDk), find(TensorId::kDv), nullptr, find(TensorId::kDbias)});
     EXPECT_TRUE(report.passed()) << report.ToString();
     EXPECT_EQ(report.tensors.size(), OutputsOf(spec, direction).size());
   }

@@ -30,8 +30,8 @@ struct TermParams {
   const void* bias = nullptr;
   const uint8_t* mask = nullptr;
   const int32_t* q_segment_ids = nullptr;
-  int64_t columns = 0;         // of the bias
-  int64_t mask_row_bytes = 0;  // of the mask
+  int64_t columns = 0;                 // of the bias
+  int64_t mask_row_bytes = 0;          // of the mask
   DType dtype = DType::kFloat32;       // of the call's tensors
   DType bias_dtype = DType::kFloat32;  // and of dbias
   bool packed = false;

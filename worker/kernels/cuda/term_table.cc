@@ -47,8 +47,7 @@ std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& 
     const Piece& q = *std::prev(after)->second;
     for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
       const KvRange& range = plan.ranges[i];
-      ranges[i] =
-          RangeOf(*call.problem, q, tile.q_row_begin, keys[range.piece], range.row_begin);
+      ranges[i] = RangeOf(*call.problem, q, tile.q_row_begin, keys[range.piece], range.row_begin);
     }
   }
   return ranges;

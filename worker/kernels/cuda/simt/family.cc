@@ -61,8 +61,8 @@ std::vector<KernelEntry> Entries(const DeviceInfo&) {
   for (int each : kClasses) AddEntries(BackwardKernel(each), entries);
   for (int each : kClasses) {
     const TermKernels kernels = TermKernelsOf(each);
-    for (const TileKernel& kernel : {kernels.forward, kernels.key_gradient, kernels.query_gradient,
-                                     kernels.bias_gradient}) {
+    for (const TileKernel& kernel :
+         {kernels.forward, kernels.key_gradient, kernels.query_gradient, kernels.bias_gradient}) {
       entries.push_back({kernel.fp32, kernel.shared_bytes});  // the same for every dtype
     }
   }

@@ -110,13 +110,16 @@ class RowTerms {
     const uint64_t key = static_cast<uint64_t>(KeyAt(column)) + terms_.first_key;
     const uint32_t counter = static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4);
     if (!has_bits_ || counter != counter_) {
-      bits_ = Philox({counter, stream_.row, stream_.head, stream_.batch}, stream_.key0,
-                     stream_.key1);
+      bits_ =
+          Philox({counter, stream_.row, stream_.head, stream_.batch}, stream_.key0, stream_.key1);
       counter_ = counter;
       has_bits_ = true;
     }
     const uint32_t part = key / 8 % 4;
-    const uint32_t pair = part == 0 ? bits_.x0 : part == 1 ? bits_.x1 : part == 2 ? bits_.x2 : bits_.x3;
+    const uint32_t pair = part == 0   ? bits_.x0
+                          : part == 1 ? bits_.x1
+                          : part == 2 ? bits_.x2
+                                      : bits_.x3;
     const uint32_t lane = key % 2 == 0 ? pair & 0xffff : pair >> 16;
     return lane >= terms_.threshold ? terms_.keep_scale : 0.0f;
   }

@@ -99,8 +99,7 @@ class TermCall : public TiledCall<Params, Plan> {
   Params WithTables(const TableLaunch& launch) const {
     Params params = this->ParamsAt(launch);
     params.terms.ranges = TableAt<TermRange>(launch.tables, term_ranges_offset_);
-    params.terms.slopes =
-        has_slopes_ ? TableAt<float>(launch.tables, slopes_offset_) : nullptr;
+    params.terms.slopes = has_slopes_ ? TableAt<float>(launch.tables, slopes_offset_) : nullptr;
     return params;
   }
   absl::Status LaunchTerms(const Params& params, cudaStream_t stream) const {
