@@ -6,7 +6,7 @@
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms]
 //
 // Exit code 0 iff everything passed. --small: tiny cases and no huge scores, for compute-sanitizer.
-// --terms: score terms alone.
+// --terms: score terms alone, and how fast they are.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +27,7 @@
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/check/split_counts.h"
+#include "worker/kernels/cuda/check/term_speed.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
 namespace ringattn::worker::cuda::check {
@@ -167,7 +168,9 @@ int Main(int argc, char** argv) {
   Check(LoadKernels(*device));
   std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
   int failed = CheckKeepSets(*device) + CheckTermCases(arguments, *device);
-  if (!arguments.terms) {
+  if (arguments.terms) {
+    if (!arguments.small) PrintTermSpeed(*device);
+  } else {
     failed += CheckControls(*device);
     if (!arguments.small) failed += CheckHugeScores(*device);
     failed += CheckRandomCases(arguments, *device);
