@@ -5,7 +5,7 @@
 //
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms]
 //
-// Exit code 0 iff everything passed. --small: tiny cases and no huge scores, for compute-sanitizer.
+// Exit code 0 iff everything passed. --small: tiny cases alone, for compute-sanitizer.
 // --terms: score terms alone, and how fast they are.
 #include <algorithm>
 #include <cstdint>
@@ -167,7 +167,8 @@ int Main(int argc, char** argv) {
   Check(device.status());
   Check(LoadKernels(*device));
   std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
-  int failed = CheckKeepSets(*device) + CheckTermCases(arguments, *device);
+  int failed = arguments.small ? 0 : CheckKeepSets(*device);
+  failed += CheckTermCases(arguments, *device);
   if (arguments.terms) {
     if (!arguments.small) PrintTermSpeed(*device);
   } else {
