@@ -173,9 +173,10 @@ __device__ __forceinline__ void LoadRows(float* tile, DType dtype, const void* s
   }
 }
 
-// The same answer for every thread of the block, which all call it.
-__device__ __forceinline__ bool BlockStopped(const uint32_t* stop_word) {
-  return __syncthreads_or(threadIdx.x == 0 && Stopped(stop_word));
+// Whether to end before the `round`-th tile: the same answer for every thread of the block, which
+// all ask. Looks every so often, as it has to wait for what it reads.
+__device__ __forceinline__ bool BlockStopped(const uint32_t* stop_word, int round) {
+  return round % 8 == 0 && __syncthreads_or(threadIdx.x == 0 && Stopped(stop_word));
 }
 
 }  // namespace ringattn::worker::cuda::simt

@@ -124,7 +124,7 @@ struct TermKeyGradient {
         const TermRange& place = terms.ranges[index];
         const int32_t* ids = place.segment_ids == nullptr ? nullptr : place.segment_ids + kv_token;
         for (int first = 0; first < range.row_count; first += kTile) {
-          if (BlockStopped(common.stop_word)) return;
+          if (BlockStopped(common.stop_word, first / kTile)) return;
           const int valid_rows = range.row_count - first;
           const int64_t token = range.row_begin + first;
           const RowStatistics statistics(params, batch, head, token + row, row < valid_rows);
@@ -223,7 +223,7 @@ struct TermQueryGradient {
       RowLimits(range.limits, row, &lower, &upper);
       upper = min(upper, range.row_count - 1);
       for (int first = 0; first < range.row_count; first += kTile) {
-        if (BlockStopped(common.stop_word)) return;
+        if (BlockStopped(common.stop_word, first / kTile)) return;
         const TilePairs<Tile> mine(own, statistics.any(), first, lower, upper, lane);
         if (!__syncthreads_or(mine.seen != 0)) continue;
         const int rows = range.row_count - first;
@@ -304,7 +304,7 @@ struct TermBiasGradient {
         for (int i = 0; i < Tile::kColumns; ++i) sums[i] = 0.0f;
         for (int64_t batch = first_batch; batch < end_batch; ++batch) {
           for (int head = first_head; head < end_head; ++head) {
-            if (BlockStopped(common.stop_word)) return;
+            if (BlockStopped(common.stop_word, head - first_head)) return;
             AddHead(params, tile, range, place, batch, head, first, lower, upper, row, lane, left,
                     right, sums);
           }

@@ -57,7 +57,7 @@ struct TermForward {
       RowLimits(range.limits, q_row, &lower, &upper);
       upper = min(upper, range.row_count - 1);
       for (int first = 0; first < range.row_count; first += kTile) {
-        if (BlockStopped(common.stop_word)) return;
+        if (BlockStopped(common.stop_word, first / kTile)) return;
         PairTerm pairs[Tile::kColumns];
         uint32_t seen = 0;  // bit c: column first + c
 #pragma unroll
