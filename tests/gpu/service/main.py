@@ -42,7 +42,7 @@ def parts_of(session):
     """{name: (seconds at most, makes the function that runs it; whether the ring matters)}."""
     found = {"environment": (20, correctness.environment(session), False),
              "smoke": (90, correctness.smoke(session), True),
-             "sweep": (90, correctness.sweep(session), True),
+             "sweep": (150, correctness.sweep(session), True),
              "agree": (90, correctness.agree(session), True),
              "end-to-end": (80, wire.end_to_end(session), True),
              "streams": (150, wire.streams(session), True),
