@@ -179,10 +179,15 @@ struct WideBackwardConsumer {
         TakeOver(weights, place.handed);
         Rules::Weigh(scores, weights, packed, tile_statistics);
         Narrow::StoreGradients(packed, place.gradient_target);
+        ArriveThreads<kBoth>(Shape::kGradientsReady);
       }
       WaitBarrier(shared + kSumFull + 8 * at.stage, at.phase);
       Narrow::IssueSum(sum, packed, place.columns + at.stage * kStageStep);
-      SyncThreads<kBoth>(Shape::kGradientsReady);
+      if constexpr (kValues) {
+        SyncThreads<kBoth>(Shape::kGradientsReady);
+      } else {
+        SyncThreads<128>(Shape::kOwnGradientsReady);
+      }
       // Everybody has left the statistics.
       if (kValues && threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       const uint32_t stage = at.stage;

@@ -76,6 +76,7 @@ struct WideBackwardShape {
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;      // all of dS is written
   static constexpr int kProbabilitiesReady = 2;  // all of P is handed over
+  static constexpr int kOwnGradientsReady = 3;   // as 1, among those who write it
 
   static_assert(kDim == 192 || kDim == 256);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
