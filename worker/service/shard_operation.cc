@@ -170,6 +170,11 @@ std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
 std::unique_ptr<Download> ShardOperation::BeginDownload(std::function<void()> on_ready) const {
   std::vector<DeviceRange> ranges;
   for (const Output& output : Outputs()) ranges.push_back(output.memory);
+  return BeginDownload(std::move(ranges), std::move(on_ready));
+}
+
+std::unique_ptr<Download> ShardOperation::BeginDownload(std::vector<DeviceRange> ranges,
+                                                        std::function<void()> on_ready) const {
   return device_->BeginDownload(std::move(ranges), std::move(on_ready));
 }
 

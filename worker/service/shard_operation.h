@@ -89,8 +89,11 @@ class ShardOperation {
 
   // --- outputs
   std::vector<Output> Outputs() const;
-  // The outputs on their way to the host (Device::BeginDownload). REQUIRES: finished.
+  // The outputs on their way to the host (Device::BeginDownload), or ranges of them. REQUIRES:
+  // finished.
   std::unique_ptr<Download> BeginDownload(std::function<void()> on_ready) const;
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) const;
 
   // What it leaves for a backward, with its part of the memory; once, from the control thread.
   // Null unless it has finished well. REQUIRES: its program keeps its inputs.
