@@ -411,7 +411,9 @@ class StreamAttempt final : public Attempt,
     CallReport& report = result_.report;
     report.transport_reason = report.accepted.transport_reason();
     if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
-    if (!no_direct_reason_.empty() && report.transport_reason != no_direct_reason_) {
+    const bool relayed = report.accepted.transport() == v1::TRANSPORT_COORDINATOR_STREAM ||
+                         report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
+    if (relayed && !no_direct_reason_.empty() && report.transport_reason != no_direct_reason_) {
       absl::StrAppend(&report.transport_reason, report.transport_reason.empty() ? "" : "; ",
                       no_direct_reason_);
     }
