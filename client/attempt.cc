@@ -400,11 +400,10 @@ class StreamAttempt final : public Attempt,
     if (!unsaid || user_cancelled_) return;
     if (unreachable_) result_.no_direct = std::string(direct_failure_.message());
     // What came damaged, or against the protocol, comes no better the next time.
-    const bool is_final =
-        absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
+    const bool is_final = absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
     result_.status = is_final ? direct_failure_
-                              : absl::UnavailableError(absl::StrCat(
-                                    "a stream to a worker failed: ", direct_failure_.message()));
+                              : absl::UnavailableError(absl::StrCat("a stream to a worker failed: ",
+                                                                    direct_failure_.message()));
   }
 
   void SayTransport() {

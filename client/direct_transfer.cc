@@ -190,8 +190,8 @@ int DirectTransfer::StreamsFor(uint64_t bytes, int channels) {
 }
 
 DirectTransfer::DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<ShardTensors> tensors,
-                               WorkerChannels* workers, DirectTransferOptions options, DirectTransferEvents events,
-                               std::atomic<int64_t>* borrowed)
+                               WorkerChannels* workers, DirectTransferOptions options,
+                               DirectTransferEvents events, std::atomic<int64_t>* borrowed)
     : options_(std::move(options)),
       events_(std::move(events)),
       tensors_(std::move(tensors)),

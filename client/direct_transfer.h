@@ -47,8 +47,8 @@ class DirectTransfer : public std::enable_shared_from_this<DirectTransfer> {
 
   // `borrowed` counts the slices of the caller's memory that gRPC holds; it outlives them.
   DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<ShardTensors> tensors,
-                 WorkerChannels* workers, DirectTransferOptions options, DirectTransferEvents events,
-                 std::atomic<int64_t>* borrowed);
+                 WorkerChannels* workers, DirectTransferOptions options,
+                 DirectTransferEvents events, std::atomic<int64_t>* borrowed);
   ~DirectTransfer();
 
   void Start();

@@ -83,8 +83,8 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
         ticket.token().empty()) {
       return ServerError(absl::StrCat("the ticket of rank ", rank, " is of no use"));
     }
-    for (const auto& [spans, shards] : {std::pair(&ticket.q(), &plan.q),
-                                        std::pair(&ticket.kv(), &plan.kv)}) {
+    for (const auto& [spans, shards] :
+         {std::pair(&ticket.q(), &plan.q), std::pair(&ticket.kv(), &plan.kv)}) {
       absl::StatusOr<Shard> shard = ShardOf(*spans);
       if (!shard.ok()) return shard.status();
       shards->push_back(*std::move(shard));
@@ -151,10 +151,9 @@ ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offs
                                       int64_t bytes) const {
   Chunk chunk{input.tensor.tensor, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes)};
   for (const ByteRun& run : input.map.FromLocal(rank, offset, bytes)) {
-    input.tensor.bytes.ForEachPiece(run.global_offset, run.bytes,
-                                    [&](const uint8_t* data, uint64_t size) {
-                                      chunk.pieces.emplace_back(data, size);
-                                    });
+    input.tensor.bytes.ForEachPiece(
+        run.global_offset, run.bytes,
+        [&](const uint8_t* data, uint64_t size) { chunk.pieces.emplace_back(data, size); });
   }
   const auto pieces = static_cast<int64_t>(chunk.pieces.size());
   if (pieces <= 1 || bytes / pieces >= kShortestPiece) return chunk;
@@ -172,9 +171,9 @@ ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offs
 
 absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
                                absl::Span<const wire::Fragment> payload, uint64_t payload_bytes) {
-  const auto found =
-      std::find_if(outputs_.begin(), outputs_.end(),
-                   [&](const Output& output) { return output.tensor.tensor == header.tensor; });
+  const auto found = std::find_if(outputs_.begin(), outputs_.end(), [&](const Output& output) {
+    return output.tensor.tensor == header.tensor;
+  });
   if (found == outputs_.end()) {
     return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
   }

@@ -29,8 +29,7 @@ class ShardTensors {
   // 0..n-1 that have each of these tensors' tokens once.
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
-      std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs,
-      uint64_t max_chunk_bytes);
+      std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes);
 
   int ranks() const { return static_cast<int>(sources_.size()); }
 

@@ -70,16 +70,16 @@ TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
       const auto sinks = RandomBytes(12);
       std::vector<uint8_t> out(BytesOf(spec, TensorId::kOut)), lse(BytesOf(spec, TensorId::kLse));
       TensorLayout replicated{1, 3, 4, Axis::kReplicated};
-      auto made = ShardTensors::Make(
-          TicketsOf(plan),
-          {{Number(TensorId::kQ), ConstBytes(q), LayoutOf(spec, TensorId::kQ)},
-           {Number(TensorId::kK), ConstBytes(k), LayoutOf(spec, TensorId::kK)},
-           {v1::TENSOR_ID_SINKS, ConstBytes(sinks), replicated}},
-          {{Number(TensorId::kOut), MutableBytes(out.data(), out.size()),
-            LayoutOf(spec, TensorId::kOut)},
-           {Number(TensorId::kLse), MutableBytes(lse.data(), lse.size()),
-            LayoutOf(spec, TensorId::kLse)}},
-          37);
+      auto made =
+          ShardTensors::Make(TicketsOf(plan),
+                             {{Number(TensorId::kQ), ConstBytes(q), LayoutOf(spec, TensorId::kQ)},
+                              {Number(TensorId::kK), ConstBytes(k), LayoutOf(spec, TensorId::kK)},
+                              {v1::TENSOR_ID_SINKS, ConstBytes(sinks), replicated}},
+                             {{Number(TensorId::kOut), MutableBytes(out.data(), out.size()),
+                               LayoutOf(spec, TensorId::kOut)},
+                              {Number(TensorId::kLse), MutableBytes(lse.data(), lse.size()),
+                               LayoutOf(spec, TensorId::kLse)}},
+                             37);
       ASSERT_TRUE(made.ok()) << made.status();
       ShardTensors& tensors = **made;
       EXPECT_EQ(tensors.bytes_up(), q.size() + k.size() + world * sinks.size());
@@ -136,11 +136,11 @@ class Damaged : public testing::Test {
   Damaged() : plan_(MakeShardPlan(spec_, Layout::kZigzag, 2)), tickets_(TicketsOf(plan_)) {}
 
   absl::StatusOr<std::unique_ptr<ShardTensors>> Make() {
-    return ShardTensors::Make(
-        tickets_, {{v1::TENSOR_ID_Q, ConstBytes(q_), LayoutOf(spec_, TensorId::kQ)}},
-        {{v1::TENSOR_ID_OUT, MutableBytes(out_.data(), out_.size()),
-          LayoutOf(spec_, TensorId::kOut)}},
-        64);
+    return ShardTensors::Make(tickets_,
+                              {{v1::TENSOR_ID_Q, ConstBytes(q_), LayoutOf(spec_, TensorId::kQ)}},
+                              {{v1::TENSOR_ID_OUT, MutableBytes(out_.data(), out_.size()),
+                                LayoutOf(spec_, TensorId::kOut)}},
+                              64);
   }
   std::string WhyNot() { return std::string(Make().status().message()); }
 

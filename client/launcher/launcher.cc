@@ -191,9 +191,8 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
 // too: --worker_flag says how.
 bool Launcher::WorkersListenForClients() const {
   const auto has = [](const std::vector<std::string>& flags, absl::string_view flag) {
-    return std::any_of(flags.begin(), flags.end(), [flag](const std::string& given) {
-      return absl::StartsWith(given, flag);
-    });
+    return std::any_of(flags.begin(), flags.end(),
+                       [flag](const std::string& given) { return absl::StartsWith(given, flag); });
   };
   if (has(options_.worker_flags, "--client_data_listen")) return false;
   if (options_.direct != "auto") return options_.direct == "on";

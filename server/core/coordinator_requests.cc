@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/many_documents.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/many_documents.h"
 #include "common/request/option_fields.h"
 #include "common/security/token.h"
 #include "server/core/client_failures.h"

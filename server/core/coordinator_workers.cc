@@ -147,7 +147,8 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
     return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
   }
   if (!progress.bad_chunk().empty()) {
-    return EndRequest(stream, BadShardChunk(rank, roster_.NameOf(connection), progress.bad_chunk()));
+    return EndRequest(stream,
+                      BadShardChunk(rank, roster_.NameOf(connection), progress.bad_chunk()));
   }
   if (!progress.failure().empty() && !operation.pending_failure) {
     operations_.FailLater(

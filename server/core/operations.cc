@@ -171,9 +171,8 @@ Operation* Operations::OnDelivered(ConnectionId connection, const v1::Delivered&
 }
 
 bool Operations::AllDelivered(const Operation& operation) {
-  return operation.by_members &&
-         std::all_of(operation.members.begin(), operation.members.end(),
-                     [](const Member& member) { return member.delivered; });
+  return operation.by_members && std::all_of(operation.members.begin(), operation.members.end(),
+                                             [](const Member& member) { return member.delivered; });
 }
 
 // The client owes nothing but where a member waits for it.

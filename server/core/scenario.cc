@@ -263,8 +263,7 @@ class Scenario {
       message.mutable_finished()->set_reason(Rest(words, 3));
     } else if (verb == "delivered") {
       Name(message.mutable_delivered(), words[2]);
-    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck" ||
-               verb == "got_wrong") {
+    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck" || verb == "got_wrong") {
       v1::TransferProgress* progress = message.mutable_transfer_progress();
       Name(progress, words[2]);
       if (verb == "moved") {

@@ -86,8 +86,7 @@ TEST_F(DirectStreamsTest, SeveralStreamsMoveOneOperation) {
         const absl::Status status = exchange->Download(request_, rank, &outputs);
         EXPECT_TRUE(status.ok()) << status;
       }
-      const auto delivered =
-          cluster_.coordinator().Await(Cluster::Name(rank), Message::kDelivered);
+      const auto delivered = cluster_.coordinator().Await(Cluster::Name(rank), Message::kDelivered);
       ASSERT_TRUE(delivered.has_value());
       EXPECT_EQ(delivered->delivered().operation_id(), id);
     }
@@ -143,8 +142,7 @@ TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
   }
   for (const auto& [id, tensor] : request_.inputs) bytes += request_.MapOf(id).local_bytes(0);
   // For nobody while it could compute.
-  const auto uploaded =
-      AwaitProgress(0, [&](const auto& p) { return p.received() == bytes; });
+  const auto uploaded = AwaitProgress(0, [&](const auto& p) { return p.received() == bytes; });
   EXPECT_FALSE(uploaded.waits_for_client());
   cluster_.SendRun("1-1", 1);
   cluster_.AwaitFinished();

@@ -37,10 +37,9 @@ class DirectTransfer::Lease final : public ShardLease {
     for (const ShardOperation::Output& output : operation_->Outputs()) {
       const int64_t begin = PartBegin(output.memory.bytes, part_, parts_);
       const int64_t end = PartBegin(output.memory.bytes, part_ + 1, parts_);
-      outputs.push_back(
-          {output.id,
-           begin,
-           {static_cast<const uint8_t*>(output.memory.data) + begin, end - begin}});
+      outputs.push_back({output.id,
+                         begin,
+                         {static_cast<const uint8_t*>(output.memory.data) + begin, end - begin}});
     }
     return outputs;
   }
@@ -115,9 +114,8 @@ absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
   if (!is_right || counts_.forgotten) return Refusal();
   const uint32_t most = static_cast<uint32_t>(Limits().max_streams_per_ticket);
   if (parts > most || open.part() >= parts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("part ", open.part(), " of ", parts, ": parts must be in 1..", most,
-                     " and part below it"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "part ", open.part(), " of ", parts, ": parts must be in 1..", most, " and part below it"));
   }
   if (counts_.parts == 0) {
     counts_.parts = parts;
@@ -148,9 +146,9 @@ DirectTransfer::Progress DirectTransfer::progress() const {
   const bool finished = operation != nullptr && operation->finished();
   absl::MutexLock lock(&mutex_);
   Progress progress{counts_.received_bytes, counts_.sent_bytes, false};
-  const bool all_came = counts_.parts > 0 && std::all_of(counts_.opened.begin(),
-                                                         counts_.opened.end(),
-                                                         [](bool opened) { return opened; });
+  const bool all_came =
+      counts_.parts > 0 &&
+      std::all_of(counts_.opened.begin(), counts_.opened.end(), [](bool opened) { return opened; });
   if (!complete) {
     progress.waits_for_client = counts_.chunks == 0;
   } else if (finished) {

@@ -100,11 +100,11 @@ class Worker {
 
   const WorkerOptions options_;
   WorkerMetrics metrics_;
-  std::unique_ptr<LocalMemory> local_memory_;  // null without
+  std::unique_ptr<LocalMemory> local_memory_;      // null without
   std::unique_ptr<DirectStreams> direct_streams_;  // null without
   WorkerCore core_;
   ShardServiceImpl shard_service_;
-  std::unique_ptr<ClientPort> client_port_;  // null without
+  std::unique_ptr<ClientPort> client_port_;       // null without
   std::unique_ptr<wire::HealthListener> health_;  // null without
   std::unique_ptr<grpc::Server> server_;
   std::string data_address_;
