@@ -142,9 +142,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
         options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
                             : security->Dial(target, arguments));
   }
+  // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
+  grpc::ChannelArguments worker_arguments = arguments;
+  worker_arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);
   client->workers_ = std::make_shared<WorkerChannels>(
       [credentials = options.credentials, security = *security,
-       arguments](const std::string& endpoint) {
+       arguments = worker_arguments](const std::string& endpoint) {
         return credentials ? grpc::CreateCustomChannel(endpoint, credentials, arguments)
                            : security.Dial(endpoint, arguments);
       },

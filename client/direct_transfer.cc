@@ -103,11 +103,9 @@ class DirectTransfer::Stream final
   }
 
   std::vector<grpc::Slice> SlicesOf(ShardTensors::Chunk& chunk) {
-    if (chunk.gathered != nullptr) {
+    if (uint8_t* const own = chunk.gathered.release(); own != nullptr) {
       return {wire::BorrowSlice(
-          chunk.gathered.get(), chunk.bytes,
-          [](void* gathered) { delete[] static_cast<uint8_t*>(gathered); },
-          chunk.gathered.release())};
+          own, chunk.bytes, [](void* gathered) { delete[] static_cast<uint8_t*>(gathered); }, own)};
     }
     std::vector<grpc::Slice> slices;
     for (const ConstBytes& piece : chunk.pieces) {
