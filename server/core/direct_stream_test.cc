@@ -46,8 +46,8 @@ manual a b
 running s1 tokens=10 world=2 direct=1
 > a b: run 1-1
 end s1
-> a b: cancel 1-1
 > s1: failed CANCELLED CLIENT_CANCELLED
+> a b: cancel 1-1
 )");
 }
 
@@ -58,16 +58,17 @@ ring a b
 accepted s1 tokens=10 world=2 direct=1
 > s1: accepted 1-1 on a b (direct stream: all members have a client data address) a:2 b:2
 reform
+> s1: failed ABORTED RING_ENDED retry: the ring ended: an operator asked for a new one
 > not serving
-> s1: failed ABORTED RING_ENDED retry: an operator asked for a new one
+wait 300ms
+> reformed 2 OK
 > serving 2
-> : reformed 2 OK
 accepted s1 tokens=10 world=2 direct=1
-> s1: accepted 2-1 on a b (direct stream: all members have a client data address) a:2 b:2
+> s1: accepted 2-2 on a b (direct stream: all members have a client data address) a:2 b:2
 a moved 1-1 9 0
 a uploaded 1-1
 b delivered 1-1
-a moved 2-1 1 0
+a moved 2-2 1 0
 )");
 }
 
@@ -124,8 +125,8 @@ b uploaded 1-1
 wait 59s
 wait 2s
 > a: dropped: it took no bytes of its inputs for 1m0.05s in operation 1-1
-> not serving
 > s1: failed ABORTED WORKER_LOST retry: rank 0 (a) was lost: it took no bytes of its inputs for 1m0.05s in operation 1-1
+> not serving
 > serving 2
 )");
 }

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Direct streams beside plain TCP, Arrow Flight and the relay, in one run, rounds interleaved:
 
   tests/bench/direct_rate.py [--workers=4] [--channels=2] [--megabytes=256] [--rounds=7] [--flight=PYTHON]
