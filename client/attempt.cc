@@ -10,7 +10,9 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/direct_transfer.h"
 #include "client/error.h"
 #include "common/observability/trace_context.h"
 #include "common/wire/chunk_codec.h"
@@ -19,6 +21,9 @@
 
 namespace ringattn::client {
 namespace {
+
+// How long the coordinator's word is waited for when a stream to a worker has failed.
+constexpr std::chrono::seconds kTrailerWait{2};
 
 // What a server sends besides chunks; both RPCs have the same four members.
 struct ControlMessage {
@@ -59,18 +64,28 @@ class StreamAttempt final : public Attempt,
                             public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             public std::enable_shared_from_this<StreamAttempt> {
  public:
-  StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<const CallPlan> plan,
-                BearerToken* token, std::chrono::system_clock::time_point deadline,
-                bool offers_host, std::function<void(AttemptResult)> done)
+  StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<WorkerChannels> workers,
+                std::shared_ptr<const CallPlan> plan, BearerToken* token,
+                std::chrono::system_clock::time_point deadline, const AttemptTerms& terms,
+                std::function<void(AttemptResult)> done)
       : stub_(std::in_place, std::move(channel)),
+        workers_(std::move(workers)),
         plan_(std::move(plan)),
+        deadline_(deadline),
         done_(std::move(done)),
         assembler_(plan_->outputs),
         start_(std::chrono::steady_clock::now()) {
     context_->set_deadline(deadline);
     if (token != nullptr) token->AddTo(context_.get());
     if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
-    if (!offers_host) {
+    if (!plan_->direct) {
+      no_direct_reason_ = plan_->no_direct_reason;
+    } else if (!terms.no_direct.empty() || workers_ == nullptr) {
+      no_direct_reason_ = absl::StrCat("no direct stream: ", terms.no_direct);
+    } else {
+      offers_direct_ = true;
+    }
+    if (!terms.offers_host) {
       no_host_reason_ = "the coordinator did not know the regions";
     } else if (plan_->host == nullptr) {
       no_host_reason_ = plan_->no_host_reason;
@@ -90,10 +105,16 @@ class StreamAttempt final : public Attempt,
 
   void Cancel() override {
     const std::lock_guard lock(mutex_);
+    user_cancelled_ = true;
     if (context_ != nullptr) context_->TryCancel();
   }
 
  private:
+  void Abandon() {
+    const std::lock_guard lock(mutex_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
   // The plan's, and behind it what this stream says of transports: a message that comes in two
   // pieces is the two merged.
   grpc::ByteBuffer Header() const {
@@ -103,9 +124,12 @@ class StreamAttempt final : public Attempt,
     } else if (plan_->host_required) {
       options.add_accept(v1::TRANSPORT_HOST_MEMORY);
       options.set_required(true);
-    } else {
-      return plan_->header;
     }
+    if (offers_direct_) {
+      options.add_accept(v1::TRANSPORT_DIRECT_STREAM);
+      if (plan_->direct_required) options.set_required(true);
+    }
+    if (options.accept().empty()) return plan_->header;
     std::string more;
     if (plan_->kind == CallKind::kForward) {
       v1::ForwardRequest request;
@@ -180,7 +204,7 @@ class StreamAttempt final : public Attempt,
     server_answered_ = true;
     if (absl::Status status = TakeMessage(); !status.ok()) {
       failure_ = std::move(status);
-      Cancel();
+      Abandon();
       return;
     }
     StartRead(&read_buffer_);
@@ -202,7 +226,7 @@ class StreamAttempt final : public Attempt,
 
   absl::Status TakeChunk(const wire::ReceivedMessage& message) {
     if (!accepted_) return ServerError("a chunk before Accepted");
-    if (by_host_) return ServerError("a chunk beside host memory");
+    if (!by_coordinator_) return ServerError("a chunk that does not belong here");
     if (summary_) return ServerError("a chunk after the summary");
     if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
     absl::Status status =
@@ -219,15 +243,79 @@ class StreamAttempt final : public Attempt,
       return status;
     }
     times_.accepted_seconds = SecondsSinceStart();
-    by_host_ = accepted.transport() == v1::TRANSPORT_HOST_MEMORY;
-    if (by_host_ && !offer_) return ServerError("it took host memory that was not offered");
+    const bool by_host = accepted.transport() == v1::TRANSPORT_HOST_MEMORY;
+    const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT_STREAM;
+    if (by_host && !offer_) return ServerError("it took host memory that was not offered");
+    if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
+    by_coordinator_ = !by_host && !by_direct;
     // A worker lacks a region: it has been started again, perhaps.
-    if (offer_ && !by_host_) plan_->host->AttachAgain();
-    source_.emplace(by_host_ ? std::vector<InputTensor>() : plan_->inputs,
-                    ChunkBytesUp(plan_->max_chunk_bytes_up, accepted));
+    if (offer_ && !by_host) plan_->host->AttachAgain();
+    const uint64_t chunk_bytes = ChunkBytesUp(plan_->max_chunk_bytes_up, accepted);
+    source_.emplace(by_coordinator_ ? plan_->inputs : std::vector<InputTensor>(), chunk_bytes);
+    if (by_direct) {
+      if (absl::Status status = StartDirect(accepted, chunk_bytes); !status.ok()) return status;
+    }
     accepted_ = std::move(accepted);
     PassGate();
     return absl::OkStatus();
+  }
+
+  // --- Streams to the workers ---------------------------------------------------
+
+  absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
+    auto tensors =
+        ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->outputs, chunk_bytes);
+    if (!tensors.ok()) return tensors.status();
+    const auto self = shared_from_this();
+    DirectTransferEvents events{
+        .on_moved = [self](uint64_t dealt,
+                           uint64_t received) { self->OnDirectMoved(dealt, received); },
+        .on_broken = [self](const absl::Status& why,
+                            bool unreachable) { self->OnDirectBroken(why, unreachable); },
+        .on_ended = [self] { self->OneEnded(); }};
+    auto transfer = std::make_shared<DirectTransfer>(
+        accepted, *std::move(tensors), workers_.get(),
+        DirectTransferOptions{.deadline = deadline_,
+                              .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
+                              .with_crc32c = plan_->with_crc32c},
+        std::move(events), &borrowed_);
+    unended_.fetch_add(1);
+    {
+      const std::lock_guard lock(mutex_);
+      transfer_ = transfer;
+    }
+    transfer->Start();
+    return absl::OkStatus();
+  }
+
+  void OnDirectMoved(uint64_t dealt, uint64_t received) {
+    if (!plan_->on_progress) return;
+    const std::shared_ptr<DirectTransfer> transfer = Transfer();
+    const ShardTensors& tensors = transfer->tensors();
+    if (received > 0) {
+      ReportTransfer(v1::OPERATION_STATE_DOWNLOADING, received, tensors.bytes_down());
+    } else {
+      ReportTransfer(v1::OPERATION_STATE_UPLOADING, dealt, tensors.bytes_up());
+    }
+  }
+
+  // The coordinator may know why, and says it soon.
+  void OnDirectBroken(const absl::Status& why, bool unreachable) {
+    const std::lock_guard lock(mutex_);
+    if (context_ == nullptr) return;
+    direct_failure_ = why;
+    unreachable_ = unreachable;
+    if (unreachable) return context_->TryCancel();
+    trailer_wait_.emplace();
+    trailer_wait_->Set(std::chrono::system_clock::now() + kTrailerWait,
+                       [self = shared_from_this()](bool passed) {
+                         if (passed) self->Abandon();
+                       });
+  }
+
+  std::shared_ptr<DirectTransfer> Transfer() {
+    const std::lock_guard lock(mutex_);
+    return transfer_;
   }
 
   // --- Progress -----------------------------------------------------------------
@@ -249,9 +337,23 @@ class StreamAttempt final : public Attempt,
 
   void OnDone(const grpc::Status& status) override {
     result_.status = failure_.ok() ? FromGrpcStatus(status) : failure_;
+    // What workers still send after an OK belongs to the result.
+    if (const auto transfer = Transfer(); transfer != nullptr && !result_.status.ok()) {
+      transfer->Cancel();
+    }
     // Without a connection gRPC itself makes up UNAVAILABLE, without details.
     result_.server_answered = server_answered_ || !status.error_details().empty() ||
                               status.error_code() != grpc::StatusCode::UNAVAILABLE;
+    OneEnded();
+  }
+
+  // The last of this stream and those to the workers has the result.
+  void OneEnded() {
+    if (unended_.fetch_sub(1) == 1) Conclude();
+  }
+
+  void Conclude() {
+    TakeDirectEnd();
     if (result_.status.ok()) result_.status = CheckEnd();
     if (accepted_) result_.report.accepted = *std::move(accepted_);
     SayTransport();
@@ -264,6 +366,8 @@ class StreamAttempt final : public Attempt,
       // The context holds the call, and the call what was not sent of our slices.
       const std::lock_guard lock(mutex_);
       context_.reset();
+      transfer_.reset();      // holds this
+      trailer_wait_.reset();  // likewise
     }
     if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
       return FinishWhenMemoryIsFree(std::chrono::microseconds(200));
@@ -282,11 +386,44 @@ class StreamAttempt final : public Attempt,
     });
   }
 
+  // What the streams to the workers came to, where the coordinator's end does not say it.
+  void TakeDirectEnd() {
+    const std::shared_ptr<DirectTransfer> transfer = Transfer();
+    if (transfer == nullptr) return;
+    times_.uploaded_seconds = transfer->uploaded_seconds(start_);
+    times_.first_output_seconds = transfer->first_output_seconds(start_);
+    complete_ = transfer->tensors().complete();
+    const std::lock_guard lock(mutex_);
+    if (direct_failure_.ok()) return;
+    const bool unsaid = result_.status.ok() || (absl::IsCancelled(result_.status) &&
+                                                DetailsOf(result_.status).reason.empty());
+    if (!unsaid || user_cancelled_) return;
+    if (unreachable_) result_.no_direct = std::string(direct_failure_.message());
+    // What came damaged, or against the protocol, comes no better the next time.
+    const bool is_final = absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
+    result_.status = is_final ? direct_failure_
+                              : absl::UnavailableError(absl::StrCat("a stream to a worker failed: ",
+                                                                    direct_failure_.message()));
+  }
+
   void SayTransport() {
     CallReport& report = result_.report;
     report.transport_reason = report.accepted.transport_reason();
     if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
-    const std::string reason = DetailsOf(result_.status).reason;
+    const bool relayed = report.accepted.transport() == v1::TRANSPORT_COORDINATOR_STREAM ||
+                         report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
+    if (relayed && !no_direct_reason_.empty() && report.transport_reason != no_direct_reason_) {
+      absl::StrAppend(&report.transport_reason, report.transport_reason.empty() ? "" : "; ",
+                      no_direct_reason_);
+    }
+    const ErrorDetails details = DetailsOf(result_.status);
+    const std::string& reason = details.reason;
+    // A coordinator of an older version.
+    for (const FieldViolation& violation : details.violations) {
+      if (offers_direct_ && absl::StartsWith(violation.field, "transport.accept")) {
+        result_.no_direct = "the coordinator does not know direct streams";
+      }
+    }
     result_.region_unknown = offer_ && reason == "REGION_UNKNOWN";
     const bool unavailable = reason == "TRANSPORT_UNAVAILABLE";
     if (offer_ && (result_.region_unknown || unavailable)) plan_->host->AttachAgain();
@@ -299,8 +436,9 @@ class StreamAttempt final : public Attempt,
   absl::Status CheckEnd() const {
     if (!accepted_) return ServerError("it ended without Accepted");
     if (!summary_) return ServerError("it ended without a summary");
-    // What workers wrote themselves has not passed here.
-    return by_host_ ? absl::OkStatus() : assembler_.CheckComplete();
+    // What workers wrote or sent themselves has not passed here.
+    if (by_coordinator_) return assembler_.CheckComplete();
+    return complete_ ? absl::OkStatus() : ServerError("it ended before all outputs were sent");
   }
 
   // gRPC drops the last of the borrowed slices on its own threads, inside its locks;
@@ -313,6 +451,7 @@ class StreamAttempt final : public Attempt,
       read_buffer_.Clear();
       plan_.reset();
       stub_.reset();
+      workers_.reset();
       done_(std::move(result_));
       return;
     }
@@ -328,10 +467,14 @@ class StreamAttempt final : public Attempt,
   }
 
   std::optional<grpc::GenericStub> stub_;
+  std::shared_ptr<WorkerChannels> workers_;
   std::shared_ptr<const CallPlan> plan_;
+  const std::chrono::system_clock::time_point deadline_;
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
   std::string no_host_reason_;                 // why there is no offer
+  bool offers_direct_ = false;                 // likewise fixed
+  std::string no_direct_reason_;               // why it does not
   std::shared_ptr<StreamAttempt> self_;        // until done_ has been called
 
   // Writing side.
@@ -345,7 +488,8 @@ class StreamAttempt final : public Attempt,
   std::optional<v1::Summary> summary_;
   absl::Status failure_;
   bool server_answered_ = false;
-  bool by_host_ = false;
+  bool by_coordinator_ = true;
+  bool complete_ = true;  // what did not pass the coordinator
 
   // Made by the reading side before it passes the gate, then the writing side's.
   std::optional<ChunkSource> source_;
@@ -353,7 +497,15 @@ class StreamAttempt final : public Attempt,
   std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
 
   std::mutex progress_mutex_;  // one on_progress call at a time
-  std::mutex mutex_;           // context_ from Start on; null once the call has ended
+  // Streams to end: this one, and those to workers together.
+  std::atomic<int> unended_{1};
+
+  std::mutex mutex_;  // all up to context_, which is null once the call has ended
+  bool user_cancelled_ = false;
+  absl::Status direct_failure_;
+  bool unreachable_ = false;
+  std::shared_ptr<DirectTransfer> transfer_;  // until all streams have ended
+  std::optional<grpc::Alarm> trailer_wait_;
   std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
 
   std::optional<grpc::Alarm> alarm_;
@@ -365,12 +517,14 @@ class StreamAttempt final : public Attempt,
 }  // namespace
 
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<WorkerChannels> workers,
                                      std::shared_ptr<const CallPlan> plan,
                                      const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
-                                     bool offers_host, std::function<void(AttemptResult)> done) {
-  return std::make_shared<StreamAttempt>(std::move(channel), std::move(plan), token.get(), deadline,
-                                         offers_host, std::move(done));
+                                     const AttemptTerms& terms,
+                                     std::function<void(AttemptResult)> done) {
+  return std::make_shared<StreamAttempt>(std::move(channel), std::move(workers), std::move(plan),
+                                         token.get(), deadline, terms, std::move(done));
 }
 
 }  // namespace ringattn::client

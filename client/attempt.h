@@ -15,6 +15,7 @@
 #include "client/call.h"
 #include "client/host_places.h"
 #include "client/transfer.h"
+#include "client/worker_channels.h"
 #include "common/security/bearer_token.h"
 
 namespace ringattn::client {
@@ -37,6 +38,10 @@ struct CallPlan {
   std::shared_ptr<const HostPlaces> host = nullptr;
   std::string no_host_reason = {};
   bool host_required = false;
+  // Whether the tensors may go straight to the workers; else why not.
+  bool direct = false;
+  std::string no_direct_reason = {};
+  bool direct_required = false;
 };
 
 struct AttemptResult {
@@ -45,6 +50,14 @@ struct AttemptResult {
   bool server_answered = false;
   CallReport report;            // complete if status is OK
   bool region_unknown = false;  // the coordinator does not know the regions (any more)
+  // Why the tensors should not go straight to the workers again; empty: they may.
+  std::string no_direct = {};
+};
+
+// Everything that may change from replay to replay.
+struct AttemptTerms {
+  bool offers_host = true;     // false: whatever the plan says, likewise
+  std::string no_direct = {};  // not empty: not straight to the workers, for this reason
 };
 
 // A stream that, once started, runs by itself on gRPC's threads. Thread safe.
@@ -63,12 +76,14 @@ class Attempt {
 // called once, on one of gRPC's threads, when the status is known and gRPC holds none of the
 // caller's memory any more. The latter may trail the former if the server has stopped reading:
 // until the connection is given up, about the keepalive timeout. Nor does a worker write any of
-// it. `offers_host`: false: by the coordinator, whatever the plan says.
+// it. `workers` may be null: no streams straight to them.
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<WorkerChannels> workers,
                                      std::shared_ptr<const CallPlan> plan,
                                      const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
-                                     bool offers_host, std::function<void(AttemptResult)> done);
+                                     const AttemptTerms& terms,
+                                     std::function<void(AttemptResult)> done);
 
 }  // namespace ringattn::client
 

@@ -98,9 +98,12 @@ inline constexpr int kMaxStreams = 64;
 
 // How a call's tensors are to travel.
 enum class TransportWish {
-  kAuto,   // by host memory if all of them lie in regions (region.h), else by the coordinator
-  kRelay,  // by the coordinator
-  kHost,   // by host memory; see CallOptions::transport_required
+  // By host memory if all of them lie in regions (region.h), else straight to the workers if they
+  // are a MiB and more and the workers can be reached, else by the coordinator.
+  kAuto,
+  kRelay,   // by the coordinator
+  kDirect,  // straight to the workers; see CallOptions::transport_required
+  kHost,    // by host memory; likewise
 };
 
 struct CallOptions {
@@ -123,7 +126,8 @@ struct CallOptions {
   std::optional<absl::Duration> retain = {};
   // Of tensors in regions a call is one request, whatever `streams` says.
   TransportWish transport = TransportWish::kAuto;
-  // With kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the coordinator.
+  // With kDirect and kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
+  // coordinator.
   bool transport_required = false;
   // For the call with all its replays, counted from its start.
   absl::Duration deadline = absl::InfiniteDuration();

@@ -72,12 +72,18 @@ void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
 // trip for Accepted would take longer than they do, and a queue of headers stays small.
 constexpr uint64_t kMaxInlineBytes = 64 << 10;
 
+// Below this a stream to each worker takes longer than the way through the coordinator.
+constexpr uint64_t kLeastDirectBytes = 1 << 20;
+
+uint64_t InputBytes(const CallPlan& plan) {
+  uint64_t bytes = 0;
+  for (const InputTensor& input : plan.inputs) bytes += input.bytes.size();
+  return bytes;
+}
+
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
-  if (plan->host != nullptr) return;
-  uint64_t bytes = 0;
-  for (const InputTensor& input : plan->inputs) bytes += input.bytes.size();
-  if (bytes > kMaxInlineBytes) return;
+  if (plan->host != nullptr || plan->direct || InputBytes(*plan) > kMaxInlineBytes) return;
   for (const InputTensor& input : plan->inputs) {
     if (input.bytes.empty()) continue;
     v1::InlineTensor* tensor = header->add_inline_tensors();
@@ -89,10 +95,35 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
   plan->inputs.clear();
 }
 
+void SetDirect(const CallOptions& options, CallPlan* plan) {
+  uint64_t bytes = InputBytes(*plan);
+  for (const OutputTensor& output : plan->outputs) bytes += output.bytes.size();
+  switch (options.transport) {
+    case TransportWish::kRelay:
+      plan->no_direct_reason = "the caller chose the coordinator";
+      break;
+    case TransportWish::kHost:
+      plan->no_direct_reason = "the caller chose host memory";
+      break;
+    case TransportWish::kDirect:
+      plan->direct = true;
+      plan->direct_required = options.transport_required;
+      break;
+    case TransportWish::kAuto:
+      plan->direct = bytes >= kLeastDirectBytes;
+      plan->no_direct_reason =
+          plan->direct ? "" : "no direct stream: the tensors are less than a MiB";
+      break;
+  }
+}
+
 void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
+  SetDirect(options, plan);
   plan->host_required = options.transport == TransportWish::kHost && options.transport_required;
   if (options.transport == TransportWish::kRelay) {
-    plan->no_host_reason = "the caller chose the coordinator";
+    plan->no_host_reason = plan->no_direct_reason;
+  } else if (options.transport == TransportWish::kDirect) {
+    plan->no_host_reason = "the caller chose streams to the workers";
   } else if (regions == nullptr) {
     plan->no_host_reason = "the client has no region";
   } else {
@@ -171,6 +202,10 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
+  // In this order they stand in both.
+  for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
+  const std::vector<TensorId> given = OutputsOf(*spec, direction);
+  for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
   absl::Status sizes = CheckSizes(args, plan);
   if (!sizes.ok()) return sizes;
   return plan;

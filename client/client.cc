@@ -29,6 +29,9 @@ namespace {
 // the ring and its timelines.
 constexpr int kMessageSlackBytes = 16 << 20;
 
+// Limits::max_streams_per_ticket.
+constexpr int kMostChannelsPerWorker = 16;
+
 // The coordinator answers from memory.
 constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
 
@@ -110,6 +113,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                                         const ClientOptions& options) {
   if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
   if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
+  if (options.channels_per_worker < 1 || options.channels_per_worker > kMostChannelsPerWorker) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("channels_per_worker must be in 1..", kMostChannelsPerWorker));
+  }
   if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
       options.max_chunk_bytes_down > (1u << 30)) {
     return absl::InvalidArgumentError(
@@ -135,6 +142,16 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
         options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
                             : security->Dial(target, arguments));
   }
+  // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
+  grpc::ChannelArguments worker_arguments = arguments;
+  worker_arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);
+  client->workers_ = std::make_shared<WorkerChannels>(
+      [credentials = options.credentials, security = *security,
+       arguments = worker_arguments](const std::string& endpoint) {
+        return credentials ? grpc::CreateCustomChannel(endpoint, credentials, arguments)
+                           : security.Dial(endpoint, arguments);
+      },
+      options.channels_per_worker);
   return client;
 }
 
@@ -156,10 +173,12 @@ SharedRegion::AttachCall Client::AttachCall() {
 Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
                         const CallOptions& options, const Done& done) {
   if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
+  workers_->Prune();
   std::vector<SplitRequest> ready;
   for (PlannedRequest& request : *requests) {
     ready.push_back({.params = {.request_id = std::move(request.request_id),
                                 .channel = NextChannel(),
+                                .workers = workers_,
                                 .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
                                 .fallback = std::move(request.fallback),
                                 .registry = registry_,

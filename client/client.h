@@ -27,6 +27,7 @@
 #include "client/operation.h"
 #include "client/region_index.h"
 #include "client/retry_policy.h"
+#include "client/worker_channels.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
 #include "common/wire/keep_awake.h"
@@ -40,11 +41,14 @@ struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams
   // (CallOptions), so this bounds how many streams at a time get one of their own.
   int channels = 4;
+  // Connections to each worker that tensors go straight to (TransportWish).
+  int channels_per_worker = 2;
   // TLS, with files in PEM that are read again when they change; plain text without tls_ca.
   std::string tls_ca = {};    // authorities: the server's certificate must lead to one of them
   std::string tls_cert = {};  // the client's own certificate, where the server asks for one,
   std::string tls_key = {};   // and its key, without a pass phrase
-  // The name that the server's certificate is for, where that is not the target's host.
+  // The name that the server's certificate is for, where that is not the target's host; workers'
+  // certificates are then for it too.
   std::string tls_server_name = {};
   // A file with the bearer token that every call shows. Read for each call, so a token that is
   // replaced is shown from the next call on. Not in plain text, but to loopback.
@@ -132,6 +136,7 @@ class Client {
   const ClientOptions options_;
   const wire::KeepAwake keep_awake_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
+  std::shared_ptr<WorkerChannels> workers_;               // likewise
   std::shared_ptr<BearerToken> token_;                    // likewise; null: none is shown
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<RegionIndex> regions_ = std::make_shared<RegionIndex>();

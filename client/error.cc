@@ -66,6 +66,18 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message,
   return status;
 }
 
+absl::Status TransportUnavailable(absl::string_view why) {
+  google::rpc::ErrorInfo info;
+  info.set_reason("TRANSPORT_UNAVAILABLE");
+  info.set_domain("ringattn");
+  google::rpc::Status wire;
+  wire.add_details()->PackFrom(info);
+  absl::Status status =
+      absl::FailedPreconditionError(absl::StrCat("no direct stream, which is required: ", why));
+  status.SetPayload(kPayloadUrl, absl::Cord(wire.SerializeAsString()));
+  return status;
+}
+
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
   absl::Status changed(status.code(), message);
   status.ForEachPayload(

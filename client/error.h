@@ -36,6 +36,9 @@ struct ErrorDetails {
 absl::Status MakeError(absl::StatusCode code, absl::string_view message,
                        const std::vector<FieldViolation>& violations);
 
+// FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE, as a coordinator would send it.
+absl::Status TransportUnavailable(absl::string_view why);
+
 // The same code and details with another message.
 absl::Status WithMessage(const absl::Status& status, absl::string_view message);
 

@@ -35,11 +35,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       const absl::MutexLock lock(&mutex_);
       pause_.reset();
       if (!cancelled_) {
-        attempt_ = MakeAttempt(
-            params_.channel, params_.plan, params_.token, SystemDeadline(deadline_),
-            /*offers_host=*/!host_withdrawn_, [self = shared_from_this()](AttemptResult result) {
-              self->OnAttemptDone(std::move(result));
-            });
+        attempt_ = MakeAttempt(params_.channel, params_.workers, params_.plan, params_.token,
+                               SystemDeadline(deadline_), Terms(),
+                               [self = shared_from_this()](AttemptResult result) {
+                                 self->OnAttemptDone(std::move(result));
+                               });
         attempt = attempt_;
       }
     }
@@ -53,6 +53,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     // Before anyone can know of the end, who may then drop the client: the channel's
     // last reference has to be the client's (see attempt.cc).
     params_.channel.reset();
+    params_.workers.reset();
     params_.plan.reset();
     params_.fallback.reset();
     params_.token.reset();
@@ -82,6 +83,15 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   }
 
  private:
+  // What another call found out a moment ago holds for this one too, unless it has no other way.
+  AttemptTerms Terms() const {
+    AttemptTerms terms{.offers_host = !host_withdrawn_, .no_direct = no_direct_};
+    if (terms.no_direct.empty() && params_.workers != nullptr && !params_.plan->direct_required) {
+      terms.no_direct = params_.workers->WhyNot();
+    }
+    return terms;
+  }
+
   bool HasEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return result_.has_value(); }
 
   void OnAttemptDone(AttemptResult result) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -102,6 +112,13 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     // The coordinator is another one: the regions get new names, and this call need not wait.
     if (result.region_unknown && !host_withdrawn_ && !params_.plan->host_required) {
       host_withdrawn_ = true;
+      return StartNextAttempt();
+    }
+    // A worker is out of reach from here: by the coordinator it is not.
+    if (!result.no_direct.empty() && no_direct_.empty()) {
+      if (params_.plan->direct_required) return End(TransportUnavailable(result.no_direct));
+      no_direct_ = result.no_direct;
+      params_.workers->NoteUnreachable(no_direct_);
       return StartNextAttempt();
     }
     const absl::Time now = absl::Now();
@@ -149,6 +166,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   std::string residual_failure_;
   bool server_ever_answered_ = false;
   bool host_withdrawn_ = false;  // by the coordinator from now on
+  std::string no_direct_;        // not empty: nor straight to the workers, for this reason
   std::minstd_rand random_{std::random_device()()};
 
   absl::Mutex mutex_;

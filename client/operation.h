@@ -50,6 +50,7 @@ class Operation {
 struct OperationParams {
   std::string request_id = {};
   std::shared_ptr<grpc::Channel> channel = nullptr;
+  std::shared_ptr<WorkerChannels> workers = nullptr;  // null: no streams straight to them
   std::shared_ptr<const CallPlan> plan = nullptr;
   // Takes its place, once, when the residual that `plan` reads is gone; null: there is none.
   std::shared_ptr<const CallPlan> fallback = nullptr;

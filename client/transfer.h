@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "client/byte_runs.h"
 #include "client/call.h"
+#include "common/attention/tensors.h"
 #include "common/base/byte_range_set.h"
 #include "common/wire/chunk_codec.h"
 #include "ringattn/v1/attention.pb.h"
@@ -21,11 +22,13 @@ namespace ringattn::client {
 struct InputTensor {
   v1::TensorId tensor;
   ConstRuns bytes;
+  TensorLayout layout = {};  // how it is cut into shards
 };
 
 struct OutputTensor {
   v1::TensorId tensor;
   MutableRuns bytes;
+  TensorLayout layout = {};
 };
 
 // The size of chunks up: `wanted`, or what the server recommends where that is 0, or 1 MiB

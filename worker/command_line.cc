@@ -143,8 +143,62 @@ void AddListeners(CLI::App* app, CommandLine* line) {
       ->type_name("HOST")
       ->capture_default_str();
   app->add_option("--port_file", line->port_file,
-                  "once bound, write {\"data\",\"metrics\",\"health\"} as JSON here")
+                  "once bound, write {\"data\",\"client_data\",\"metrics\",\"health\"} as JSON "
+                  "here")
       ->type_name("FILE");
+}
+
+void AddClientPort(CLI::App* app, CommandLine* line) {
+  app->add_option("--client_data_listen", line->worker.client_data_listen,
+                  "gRPC for clients with a ticket, whose tensors then do not pass the coordinator; "
+                  "port 0 picks one; empty: none")
+      ->type_name("HOST:PORT");
+  app->add_option("--client_data_address", line->worker.client_data_address,
+                  "where clients reach that; as bound unless given")
+      ->type_name("HOST:PORT");
+  app->add_option("--client_tls_cert", line->client_tls.certificate,
+                  "TLS for --client_data_listen: its certificate in PEM")
+      ->type_name("FILE");
+  app->add_option("--client_tls_key", line->client_tls.key, "and its key, without a pass phrase")
+      ->type_name("FILE");
+  app->add_option("--client_tls_ca", line->client_tls.authorities,
+                  "clients have to show a certificate of one of these authorities too")
+      ->type_name("FILE");
+}
+
+// What clients cannot dial, or means nothing.
+void CheckClientPort(const CommandLine& line) {
+  const WorkerOptions& worker = line.worker;
+  const TlsFiles& tls = line.client_tls;
+  if (worker.client_data_listen.empty()) {
+    const auto refuse = [](const char* flag, const std::string& value) {
+      if (value.empty()) return;
+      throw CLI::ValidationError(flag, "means nothing without --client_data_listen");
+    };
+    refuse("--client_data_address", worker.client_data_address);
+    refuse("--client_tls_cert", tls.certificate);
+    refuse("--client_tls_key", tls.key);
+    refuse("--client_tls_ca", tls.authorities);
+    return;
+  }
+  const std::string host =
+      worker.client_data_listen.substr(0, worker.client_data_listen.rfind(':'));
+  const bool is_any = host.empty() || host == "0.0.0.0" || host == "[::]";
+  if (is_any && worker.client_data_address.empty()) {
+    throw CLI::ValidationError(
+        "--client_data_listen",
+        "is no address that clients can dial: give --client_data_address too");
+  }
+  if (tls.certificate.empty() != tls.key.empty()) {
+    throw CLI::ValidationError("--client_tls_cert", "and --client_tls_key go together");
+  }
+  if (!tls.authorities.empty() && tls.certificate.empty()) {
+    throw CLI::ValidationError("--client_tls_ca", "needs --client_tls_cert and --client_tls_key");
+  }
+  if (line.insecure || !tls.certificate.empty()) return;
+  const absl::Status status = CheckPlainText("--client_data_listen", worker.client_data_listen,
+                                             "--client_tls_cert and --client_tls_key");
+  if (!status.ok()) throw CLI::ValidationError(std::string(status.message()));
 }
 
 void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
@@ -202,7 +256,8 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
 void AddSecurity(CLI::App* app, CommandLine* line) {
   line->cluster_tls.AddTo(app);
   app->add_flag("--insecure", line->insecure,
-                "speak plain text on addresses other than loopback: --data_listen, --coordinator");
+                "speak plain text on addresses other than loopback: --data_listen, "
+                "--client_data_listen, --coordinator");
 }
 
 // The secret and the tensors go over both.
@@ -266,6 +321,13 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
 
 }  // namespace
 
+absl::StatusOr<TransportSecurity> OpenClientSecurity(const CommandLine& line) {
+  if (line.client_tls.certificate.empty()) return TransportSecurity();
+  const bool asks = !line.client_tls.authorities.empty();
+  return TransportSecurity::Tls(
+      {.files = line.client_tls, .peers = asks ? PeerProof::kRequired : PeerProof::kNone});
+}
+
 CommandLine ParseCommandLine(int argc, char** argv) {
   CommandLine line;
   RawOptions raw;
@@ -284,6 +346,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
+  AddClientPort(&app, &line);
   AddLocalMemory(&app, &line, &raw);
   AddSecurity(&app, &line);
   AddTimeouts(&app, &line);
@@ -300,6 +363,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
     if (absl::Status status = CheckSecurity(line); !status.ok()) {
       throw CLI::ValidationError(std::string(status.message()));
     }
+    CheckClientPort(line);
     Resolve(raw, &line);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kUsageExitCode);

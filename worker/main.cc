@@ -34,6 +34,7 @@ absl::Status WritePortFile(const std::string& path, const Worker& worker) {
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
   file << nlohmann::json{{"data", worker.data_address()},
+                         {"client_data", worker.client_data_address()},
                          {"metrics", worker.metrics_address()},
                          {"health", worker.health_address()}}
        << "\n";
@@ -75,6 +76,9 @@ std::string RatesText(const std::vector<KernelRate>& rates) {
 absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   WorkerOptions options = line.worker;
   options.security = security;
+  absl::StatusOr<TransportSecurity> clients = OpenClientSecurity(line);
+  if (!clients.ok()) return clients.status();
+  options.client_security = *std::move(clients);
   BackendOptions backend_options = line.backend;
   backend_options.memory_limit_bytes = options.memory_limit_bytes;
   backend_options.on_broken = Crash;
@@ -104,6 +108,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
                         {"version", kVersion},
                         {"device", device->description()},
                         {"data_address", (*worker)->data_address()},
+                        {"client_data_address", (*worker)->client_data_address()},
                         {"metrics_address", (*worker)->metrics_address()},
                         {"health_address", (*worker)->health_address()},
                         {"memory_limit_bytes", options.memory_limit_bytes},

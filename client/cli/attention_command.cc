@@ -48,6 +48,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   if (!deadline.ok()) return deadline.status();
   ClientOptions client_options;
   client_options.channels = flags.streams;
+  client_options.channels_per_worker = flags.channels_per_worker;
   auto client = flags.server.Connect(client_options);
   if (!client.ok()) return client.status();
 
@@ -124,6 +125,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
   AddTransportFlag(command, &transport);
+  AddChannelsFlag(command, &channels_per_worker);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
   AddProgressFlag(command, &progress_interval);

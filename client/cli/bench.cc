@@ -33,6 +33,7 @@ struct Flags {
   std::string deadline;
   int streams = 1;
   std::string transport = "auto";
+  int channels_per_worker = ClientOptions().channels_per_worker;
   std::string trace;
   LoadFlags load;
   bool json = false;
@@ -94,7 +95,10 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   Bench bench;
-  auto client = flags.server.Connect({.channels = channels});
+  ClientOptions options;
+  options.channels = channels;
+  options.channels_per_worker = flags.channels_per_worker;
+  auto client = flags.server.Connect(options);
   if (!client.ok()) return client.status();
   bench.client = *std::move(client);
   bench.options = {.streams = flags.streams, .deadline = *deadline};
@@ -341,6 +345,7 @@ void AddBench(CLI::App& app, Run& run) {
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
   AddTransportFlag(command, &flags->transport);
+  AddChannelsFlag(command, &flags->channels_per_worker);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "
                       "ui.perfetto.dev");

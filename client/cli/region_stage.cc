@@ -31,16 +31,27 @@ void AddTransportFlag(CLI::App* command, std::string* transport) {
       ->add_option("--transport", *transport,
                    "How tensors travel. host: workers of this machine copy them out of and into "
                    "memory that they are shown (--local_memory of ringattn-worker), or the call "
-                   "fails; relay: through the coordinator; auto: the best that serves the tensors "
-                   "where they lie: of files, relay")
-      ->check(CLI::IsMember({"auto", "relay", "host"}))
+                   "fails; direct: straight to the workers (their --client_data_listen), or the "
+                   "call fails; relay: through the coordinator; auto: the best that serves the "
+                   "tensors where they lie: of files, direct, else relay")
+      ->check(CLI::IsMember({"auto", "relay", "direct", "host"}))
+      ->capture_default_str();
+}
+
+void AddChannelsFlag(CLI::App* command, int* channels) {
+  command
+      ->add_option("--channels_per_worker", *channels,
+                   "Connections to each worker that tensors go straight to")
+      ->check(CLI::Range(1, 16))
       ->capture_default_str();
 }
 
 void SetTransport(const std::string& transport, CallOptions* options) {
   if (transport == "auto") return;
-  options->transport = transport == "host" ? TransportWish::kHost : TransportWish::kRelay;
-  options->transport_required = transport == "host";
+  options->transport = transport == "host"     ? TransportWish::kHost
+                       : transport == "direct" ? TransportWish::kDirect
+                                               : TransportWish::kRelay;
+  options->transport_required = transport != "relay";
 }
 
 CallResult CallStaged(Client& client, const ForwardArgs& args, const ForwardResults& results,

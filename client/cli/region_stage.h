@@ -18,9 +18,11 @@
 
 namespace ringattn::client::cli {
 
-// Adds --transport=auto|relay|host.
+// Adds --transport=auto|relay|direct|host.
 void AddTransportFlag(CLI::App* command, std::string* transport);
-// REQUIRES: one of the flag's values. Host memory that is asked for by name is required.
+// Adds --channels_per_worker.
+void AddChannelsFlag(CLI::App* command, int* channels);
+// REQUIRES: one of the flag's values. What is asked for by name is required.
 void SetTransport(const std::string& transport, CallOptions* options);
 
 // Not thread safe. `Args`, `Results`: of Forward or Backward.

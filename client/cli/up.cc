@@ -188,6 +188,13 @@ void AddUp(CLI::App& app, Run& run) {
                    "write themselves (sockets in state_dir); off: tensors travel")
       ->check(CLI::IsMember({"off", "host"}))
       ->capture_default_str();
+  command
+      ->add_option("--direct", options.direct,
+                   "Whether clients of this machine may stream tensors straight to the workers; "
+                   "auto: unless --server_flag=--listen or TLS is given, for which workers need "
+                   "flags of their own (--worker_flag=--client_data_listen=...)")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   command->add_option("--state_dir", options.state_dir, "Process id, secret, ports and logs")
       ->capture_default_str();
   command->add_option("--bin_dir", options.bin_dir,

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -181,8 +182,21 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
     command.push_back(absl::StrCat("--local_socket_dir=",
                                    std::filesystem::absolute(options_.state_dir).string()));
   }
+  if (WorkersListenForClients()) command.push_back("--client_data_listen=127.0.0.1:0");
   command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   return command;
+}
+
+// Others than this machine's clients would dial themselves, and those that speak TLS want it here
+// too: --worker_flag says how.
+bool Launcher::WorkersListenForClients() const {
+  const auto has = [](const std::vector<std::string>& flags, absl::string_view flag) {
+    return std::any_of(flags.begin(), flags.end(),
+                       [flag](const std::string& given) { return absl::StartsWith(given, flag); });
+  };
+  if (has(options_.worker_flags, "--client_data_listen")) return false;
+  if (options_.direct != "auto") return options_.direct == "on";
+  return !has(options_.server_flags, "--listen") && options_.security.tls_ca.empty();
 }
 
 absl::Status Launcher::StartServer() {

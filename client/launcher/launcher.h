@@ -24,7 +24,10 @@ struct LauncherOptions {
   int metrics_port = 0;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
-  std::string local_memory = "host";      // of the workers; sockets lie in the state folder
+  std::string local_memory = "host";  // of the workers; sockets lie in the state folder
+  // Of the workers: on, off, or auto: where their clients are of this machine and the coordinator
+  // speaks plain text.
+  std::string direct = "auto";
   std::string bin_dir;                    // empty: see FindBinaries
   std::vector<std::string> server_flags;  // passed on as they are
   std::vector<std::string> worker_flags;
@@ -79,6 +82,7 @@ class Launcher {
   absl::Status CheckWorkers() const;
   std::vector<std::string> ServerCommand() const;
   std::vector<std::string> WorkerCommand(int index) const;
+  bool WorkersListenForClients() const;
   // Waits for a signal that ends us, a child's end, or `pause`. True: we are to end.
   bool WaitForSignal(absl::Duration pause);
 

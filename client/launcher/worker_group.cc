@@ -211,6 +211,10 @@ std::vector<std::string> MemberFlags(const std::vector<std::string>& flags, int 
       own.push_back(absl::StrCat(flag, "-", index));
     } else if (Matches(flag, "--data_listen", &value)) {
       own.push_back(absl::StrCat("--data_listen=", Shifted(value, index)));
+    } else if (Matches(flag, "--client_data_listen", &value)) {
+      own.push_back(absl::StrCat("--client_data_listen=", Shifted(value, index)));
+    } else if (Matches(flag, "--client_data_address", &value)) {
+      own.push_back(absl::StrCat("--client_data_address=", Shifted(value, index)));
     } else if (Matches(flag, "--metrics_listen", &value)) {
       own.push_back(absl::StrCat("--metrics_listen=", Shifted(value, index)));
     } else if (Matches(flag, "--health_listen", &value)) {

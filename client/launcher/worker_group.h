@@ -31,7 +31,8 @@ absl::StatusOr<GroupFlags> ReadGroupFlags(const std::vector<std::string>& flags,
 
 // The flags of member `index`, of all that were given:
 //   --name=N                         N-index
-//   --data_listen, --metrics_listen  the port `index` higher, unless it is 0
+//   --data_listen, --metrics_listen, --client_data_listen, --client_data_address
+//                                    the port `index` higher, unless it is 0
 //   --health_listen=HOST:P           127.0.0.1:P+1+index; the group itself answers at HOST:P
 //   others                           as they are
 // and --device=cuda:index unless a device is given, --local_workers and --local_rank.

@@ -19,6 +19,14 @@ TEST(MemberFlags, NamesAndPortsDiffer) {
                   "--device=cuda:2", "--local_workers=8", "--local_rank=2"));
 }
 
+TEST(MemberFlags, WhereClientsComeDiffersToo) {
+  EXPECT_THAT(MemberFlags({"--client_data_listen=0.0.0.0:7720", "--client_data_address=gpu-a:7720",
+                           "--device=cpu"},
+                          3, 4),
+              ElementsAre("--client_data_listen=0.0.0.0:7723", "--client_data_address=gpu-a:7723",
+                          "--device=cpu", "--local_workers=4", "--local_rank=3"));
+}
+
 TEST(MemberFlags, AFreePortAndAGivenDeviceStay) {
   EXPECT_THAT(MemberFlags({"--data_listen=127.0.0.1:0", "--device=cpu"}, 1, 2),
               ElementsAre("--data_listen=127.0.0.1:0", "--device=cpu", "--local_workers=2",

@@ -131,6 +131,18 @@ struct Limits {
   // From Attach until the worker has the descriptor: two messages on one machine.
   absl::Duration attach_token_time = absl::Seconds(10);
 
+  // --- Streams straight to workers. Accepted lists what each member has: at most 12 bytes a span,
+  // 48 KiB. Layouts with more pieces have short rows, which streams move no faster.
+  int64_t max_ticket_spans = 4096;
+  // To one worker for one operation. One connection moves a third of what four do, and more than
+  // eight no more.
+  int max_streams_per_ticket = 16;
+  // A call without a token holds a place for no longer, and its first message is no larger. Places
+  // are few: who has a token shows it at once.
+  absl::Duration token_timeout = absl::Seconds(5);
+  int64_t max_open_shard_bytes = kKiB;
+  int64_t max_calls_without_token = 64;
+
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring
   // needs to fill; small requests run side by side instead.
   int64_t single_device_threshold_tokens = 32768;

@@ -74,6 +74,7 @@ struct Plan {
   std::vector<int64_t> tiles;  // kTileRows^2, per batch row and query head
   std::vector<int64_t> sent_bytes;
   int64_t exchanged_bytes = 0;  // between ranks, all of them together
+  int64_t spans = 0;            // of the shards, on both axes and all ranks, where they are cut off
   int64_t step_count = 0;
   // From the first rank's start to the last one's end: per step the busiest rank,
   // where compute and exchange overlap.

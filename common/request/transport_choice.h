@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-enum class TransportKind : uint8_t { kCoordinatorStream, kHostMemory };
+enum class TransportKind : uint8_t { kCoordinatorStream, kDirectStream, kHostMemory };
 
 // A whole tensor in a region of the client's.
 struct TensorPlaceChoice {
@@ -27,6 +27,8 @@ struct TransportChoice {
   uint64_t fence_number = 0;
   // Why host memory cannot serve this request, whatever the workers have; empty: it can.
   std::string why_not_host_memory;
+  // Likewise of streams straight to the workers.
+  std::string why_not_direct;
 
   bool says_nothing() const { return accept.empty(); }
 };

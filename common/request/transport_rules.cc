@@ -22,6 +22,8 @@ std::optional<TransportKind> KindOf(int transport) {
   switch (transport) {
     case v1::TRANSPORT_COORDINATOR_STREAM:
       return TransportKind::kCoordinatorStream;
+    case v1::TRANSPORT_DIRECT_STREAM:
+      return TransportKind::kDirectStream;
     case v1::TRANSPORT_HOST_MEMORY:
       return TransportKind::kHostMemory;
     default:
@@ -135,6 +137,7 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
                               Violations& violations) {
   TransportChoice choice;
   ReadAccept(options, &choice, violations);
+  if (!subject.inline_tensors.empty()) choice.why_not_direct = "some of its tensors are inline";
   choice.fence_number = options.fence_number();
   const bool takes_host = std::find(choice.accept.begin(), choice.accept.end(),
                                     TransportKind::kHostMemory) != choice.accept.end();

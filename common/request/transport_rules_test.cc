@@ -73,6 +73,21 @@ TEST(TransportRulesTest, InlineTensorsTravel) {
   EXPECT_EQ(Accepted(header).why_not_host_memory, "some of its tensors are inline");
 }
 
+TEST(TransportRulesTest, StreamsToTheWorkersNeedNoPlaces) {
+  const TransportChoice choice =
+      Accepted(Header("transport { accept: TRANSPORT_DIRECT_STREAM required: true }"));
+  EXPECT_EQ(choice.accept, std::vector{TransportKind::kDirectStream});
+  EXPECT_TRUE(choice.required);
+  EXPECT_EQ(choice.why_not_direct, "");
+}
+
+TEST(TransportRulesTest, InlineTensorsGoByTheCoordinator) {
+  v1::ForwardHeader header = Header("transport { accept: TRANSPORT_DIRECT_STREAM }");
+  header.add_inline_tensors()->set_tensor(v1::TENSOR_ID_K);
+  header.mutable_inline_tensors(0)->set_data(std::string(128, 0));
+  EXPECT_EQ(Accepted(header).why_not_direct, "some of its tensors are inline");
+}
+
 TEST(TransportRulesTest, InputsMayShareBytes) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(2)->set_offset(256);
@@ -103,8 +118,10 @@ TEST(TransportRulesTest, MistakesAreNamed) {
             "transport.required: needs transport.accept");
   EXPECT_EQ(Refused(Header("transport { accept: TRANSPORT_UNSPECIFIED }")),
             "transport.accept[0]: 0 is no transport of this version");
-  EXPECT_EQ(Refused(Header("transport { accept: 2 }")),
-            "transport.accept[0]: 2 is no transport of this version");
+  EXPECT_EQ(Refused(Header("transport { accept: 5 }")),
+            "transport.accept[0]: 5 is no transport of this version");
+  EXPECT_EQ(Refused(Header("transport { accept: [2, 1, 2] }")),
+            "transport.accept[2]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: 1 fence_number: 1 }")),
             "transport.fence_number: is of HOST_MEMORY, which transport.accept does not name");

@@ -243,6 +243,14 @@ Failure TransportUnavailable(const std::string& why) {
   return failure;
 }
 
+Failure BadShardChunk(int rank, const std::string& worker, const std::string& reason) {
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "BAD_CHUNK",
+           absl::StrCat("what rank ", rank, " (", worker, ") got from the client: ", reason));
+  failure.field = "chunk";
+  return failure;
+}
+
 Failure RegionReleased(int rank, const std::string& worker) {
   return Make(absl::StatusCode::kCancelled, "REGION_RELEASED",
               absl::StrCat("the client released a region that the request needs; rank ", rank, " (",

@@ -64,7 +64,9 @@ Failure ResidualGone(ResidualEnd end);
 // The generation ended and no worker is to blame.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
-// --- Host memory (common/request/transport_choice.h).
+// --- Tensors that do not pass the coordinator (common/request/transport_choice.h).
+// What the client sent straight to a member was wrong.
+Failure BadShardChunk(int rank, const std::string& worker, const std::string& reason);
 // The request's region is none of this client's.
 Failure RegionUnknown(const std::string& field);
 Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,

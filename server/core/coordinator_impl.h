@@ -101,6 +101,7 @@ class Coordinator::Impl {
   void TellHeldFailures();
   void FinishDownload(Operation& operation);
   std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
+  static std::string TokenOf(const Request& request, int ring_rank);
   Operation* OperationOf(StreamId stream);
   std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
   // From the queue to a result.

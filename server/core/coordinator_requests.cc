@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/many_documents.h"
 #include "common/request/option_fields.h"
+#include "common/security/token.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/measured_inputs.h"
@@ -393,10 +395,12 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
 // The failure, if the request requires what it cannot have.
 std::optional<Failure> Coordinator::Impl::ChooseTransport(Request& request,
                                                           const Placement& placement) const {
-  std::vector<ConnectionId> members;
-  for (int rank : placement.ranks) members.push_back(ring_.members()[rank]);
+  TransportRoute route;
+  for (int rank : placement.ranks) route.members.push_back(ring_.members()[rank]);
+  route.spans = request.plan->spans;
+  route.max_ticket_spans = config_.limits.max_ticket_spans;
   std::variant<TransportDecision, Failure> decision =
-      DecideTransport(request.arrived.transport, regions_, members);
+      DecideTransport(request.arrived.transport, regions_, roster_, route);
   if (auto* failure = std::get_if<Failure>(&decision)) return *std::move(failure);
   request.transport = std::get<TransportDecision>(std::move(decision));
   return std::nullopt;
@@ -433,8 +437,19 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
   if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY) {
     AddPlaces(request.arrived.transport, &order.reserve);
+  } else if (request.transport.transport == v1::TRANSPORT_DIRECT_STREAM) {
+    for (size_t rank = 0; rank < order.members.size(); ++rank) {
+      order.tokens.push_back(TokenOf(request, static_cast<int>(rank)));
+    }
   }
   operations_.Start(order);
+}
+
+// What a client shows to the member of its operation, and to no other one. The operation's id
+// has the generation in it, and no id comes twice.
+std::string Coordinator::Impl::TokenOf(const Request& request, int ring_rank) {
+  return DeriveToken(request.arrived.token_seed,
+                     absl::StrCat(request.operation_id, " ", ring_rank));
 }
 
 // All or nothing: what the others set aside goes back before the next attempt.
@@ -502,7 +517,12 @@ void Coordinator::Impl::Accept(Operation& operation) {
   if (!request.retains()) request.spec.reset();  // nobody needs it any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
-    accept.members.push_back({member.connection, registration.name(), registration.data_address()});
+    RingMember& told = accept.members.emplace_back(
+        RingMember{member.connection, registration.name(), registration.data_address()});
+    if (accept.transport == v1::TRANSPORT_DIRECT_STREAM) {
+      told.client_data_address = registration.client_data_address();
+      told.token = TokenOf(request, static_cast<int>(accept.members.size()) - 1);
+    }
     request.member_names.push_back(registration.name());
   }
   turn_.Emit(std::move(accept));

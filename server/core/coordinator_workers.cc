@@ -139,11 +139,16 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
   for (const Operation::Member& member : operation.members) {
     advanced.received_bytes += static_cast<int64_t>(member.received_bytes);
     advanced.sent_bytes += static_cast<int64_t>(member.sent_bytes);
+    advanced.waits_for_client |= member.waits_for_client;
   }
   turn_.Emit(advanced);
   const int rank = ring_.RankOf(connection).value_or(-1);
   if (progress.region_released()) {
     return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
+  }
+  if (!progress.bad_chunk().empty()) {
+    return EndRequest(stream,
+                      BadShardChunk(rank, roster_.NameOf(connection), progress.bad_chunk()));
   }
   if (!progress.failure().empty() && !operation.pending_failure) {
     operations_.FailLater(

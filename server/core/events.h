@@ -91,6 +91,9 @@ struct RequestArrived {
   std::string residual;
   bool keep_residual = false;
   TransportChoice transport;
+  // 32 random bytes, the request's own: what the tokens of its operations are made of. Only if
+  // its tensors may go straight to workers.
+  std::string token_seed;
 };
 // The client cancelled, its deadline passed, its connection broke or its upload
 // was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
@@ -203,6 +206,9 @@ struct RingMember {
   ConnectionId connection = 0;
   std::string name;
   std::string data_address;
+  // Of DIRECT_STREAM: where the client reaches it, and what it shows there.
+  std::string client_data_address = {};
+  std::string token = {};
 };
 // Memory is reserved on every member: tell the client and open the shard streams.
 struct AcceptRequest {
@@ -274,11 +280,12 @@ struct AttachAnswered {
   std::optional<Failure> failure;
   v1::AttachResponse response;  // unless it failed
 };
-// How far the members' own copies of a request's tensors are, all of them together.
+// How far a request's tensors are that do not pass the coordinator, all members together.
 struct TransferAdvanced {
   StreamId stream = 0;
   int64_t received_bytes = 0;
   int64_t sent_bytes = 0;
+  bool waits_for_client = false;  // one of them does
 };
 struct DrainCompleted {};
 struct RingReformed {  // answers ReformRequested

@@ -43,6 +43,7 @@ void Operations::Start(const Order& order) {
   operation.is_express = order.is_express;
   operation.reserves_alone = order.reserves_alone;
   operation.by_host_memory = !order.reserve.places().empty();
+  operation.by_members = operation.by_host_memory || !order.tokens.empty();
   operation.progress_timeout = std::max(
       config_.progress_timeout, config_.progress_factor * absl::Seconds(order.step_seconds));
   operation.run_limit =
@@ -52,7 +53,9 @@ void Operations::Start(const Order& order) {
     Member& member = operation.members.emplace_back();
     member.connection = order.members[i];
     member.bytes = order.bytes[i];
-    *turn_.Send(member.connection)->mutable_reserve() = order.reserve;
+    v1::Reserve* reserve = turn_.Send(member.connection)->mutable_reserve();
+    *reserve = order.reserve;
+    if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
   }
 }
 
@@ -134,7 +137,7 @@ void Operations::OnTransferProgress(Operation& operation, Phase phase) {
 }
 
 void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
-  if (operation.by_host_memory) return;  // the members themselves say how they do
+  if (operation.by_members) return;  // the members themselves say how they do
   for (size_t rank = 0; rank < operation.members.size(); ++rank) {
     std::optional<absl::Time>& since = operation.members[rank].stalled_since;
     const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
@@ -145,9 +148,7 @@ void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) 
 Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
                                                        const v1::TransferProgress& progress) {
   const MemberRef ref = FindMember(connection, progress.operation_id(), progress.generation());
-  if (ref.operation == nullptr || !ref.operation->by_host_memory || !ref.operation->stream) {
-    return {};
-  }
+  if (ref.operation == nullptr || !ref.operation->by_members || !ref.operation->stream) return {};
   Member& member = *ref.member;
   const bool moved =
       progress.received() > member.received_bytes || progress.sent() > member.sent_bytes;
@@ -155,26 +156,29 @@ Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
   member.sent_bytes = std::max(member.sent_bytes, progress.sent());
   member.waits_for_client = progress.waits_for_client();
   if (moved || member.waits_for_client) member.stalled_since = turn_.now();
+  const Phase phase = ref.operation->phase;
+  if (moved && (phase == Phase::kUploading || phase == Phase::kDownloading)) {
+    ref.operation->last_advance = turn_.now();
+  }
   return {ref.operation, ref.ring_rank};
 }
 
 Operation* Operations::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
   const MemberRef ref = FindMember(connection, delivered.operation_id(), delivered.generation());
-  if (ref.operation == nullptr || !ref.operation->by_host_memory) return nullptr;
+  if (ref.operation == nullptr || !ref.operation->by_members) return nullptr;
   ref.member->delivered = true;
   return AllDelivered(*ref.operation) ? ref.operation : nullptr;
 }
 
 bool Operations::AllDelivered(const Operation& operation) {
-  return operation.by_host_memory &&
-         std::all_of(operation.members.begin(), operation.members.end(),
-                     [](const Member& member) { return member.delivered; });
+  return operation.by_members && std::all_of(operation.members.begin(), operation.members.end(),
+                                             [](const Member& member) { return member.delivered; });
 }
 
 // The client owes nothing but where a member waits for it.
-void Operations::WatchHostMemory(Operation& operation) {
+void Operations::WatchMembers(Operation& operation) {
   const bool uploading = operation.phase == Phase::kUploading;
-  if (!operation.by_host_memory || (!uploading && operation.phase != Phase::kDownloading)) return;
+  if (!operation.by_members || (!uploading && operation.phase != Phase::kDownloading)) return;
   bool waits_for_client = false;
   for (Member& member : operation.members) {
     if (uploading ? member.uploaded : member.delivered) continue;
@@ -317,7 +321,7 @@ std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
 Operations::Overdue Operations::CheckTimers() {
   Overdue overdue;
   for (auto& [id, operation] : operations_) {
-    WatchHostMemory(operation);
+    WatchMembers(operation);
     CheckMembers(operation, &overdue);
     if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
       operation.run_since = turn_.now();
@@ -351,7 +355,7 @@ void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase_since = turn_.now();
   operation.last_advance = turn_.now();
   const bool is_watched =
-      operation.by_host_memory && (phase == Phase::kUploading || phase == Phase::kDownloading);
+      operation.by_members && (phase == Phase::kUploading || phase == Phase::kDownloading);
   for (Member& member : operation.members) {
     member.stalled_since.reset();
     if (is_watched) member.stalled_since = turn_.now();

@@ -49,8 +49,8 @@ struct Operation {
     bool waits_for_peer = false;
     // Since when its transfer of this phase is stalled, although it is waited for.
     std::optional<absl::Time> stalled_since;
-    // Where members copy the tensors themselves. `stalled_since` is then since when nothing of
-    // them has moved that was not the client's turn.
+    // Where no tensor passes the coordinator. `stalled_since` is then since when nothing of them
+    // has moved that was not the client's turn.
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
@@ -73,7 +73,8 @@ struct Operation {
   bool reserves_alone = false;  // no other may ask for memory while it does
   bool was_accepted = false;    // every member said yes to Reserve
   bool was_refused = false;     // one said no
-  bool by_host_memory = false;  // the members copy its tensors themselves
+  bool by_members = false;      // its tensors pass by members alone, who say how they do
+  bool by_host_memory = false;  // likewise, and they copy from and to the client's memory
   // What the client is told once no member copies any more.
   std::optional<FailRequest> held_failure;
   uint64_t run_sequence = 0;  // place in the one order of runs; 0 = none yet
@@ -120,6 +121,7 @@ class Operations {
     // By ring rank.
     std::vector<ConnectionId> members;
     std::vector<int64_t> bytes;
+    std::vector<std::string> tokens;  // of clients' streams; empty: they send none
   };
   // Asks every member for its memory.
   void Start(const Order& order);
@@ -148,7 +150,7 @@ class Operations {
   // Ring ranks whose transfer is stalled; all others move or are not waited for.
   void OnStalled(Operation& operation, const std::vector<int>& ranks);
 
-  // Of one whose members copy its tensors themselves.
+  // Of one whose tensors pass by its members alone.
   struct Transferred {
     Operation* operation = nullptr;  // null: no news to anybody
     int ring_rank = 0;
@@ -235,7 +237,7 @@ class Operations {
                        uint64_t generation);
   void Enter(Operation& operation, Phase phase);
   void CompleteUpload(Operation& operation);
-  void WatchHostMemory(Operation& operation);
+  void WatchMembers(Operation& operation);
   bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
   double SecondsAhead(const Operation& operation) const;
   void StartRun(Operation& operation);

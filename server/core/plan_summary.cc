@@ -24,6 +24,10 @@ int64_t BytesOf(const std::vector<Shard>& shards) {
 }  // namespace
 
 Plan WithoutSpans(Plan plan) {
+  plan.spans = 0;
+  for (const std::vector<Shard>* shards : {&plan.shards.q, &plan.shards.kv}) {
+    for (const Shard& shard : *shards) plan.spans += static_cast<int64_t>(shard.size());
+  }
   plan.shards.q = Summary(plan.shards.q);
   plan.shards.kv = Summary(plan.shards.kv);
   return plan;

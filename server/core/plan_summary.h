@@ -10,7 +10,8 @@
 
 namespace ringattn::server {
 
-// Every shard becomes one span of as many rows (none if it has none).
+// Every shard becomes one span of as many rows (none if it has none); Plan::spans says how many
+// there were.
 Plan WithoutSpans(Plan plan);
 // As it was before WithoutSpans. REQUIRES: it is of this spec.
 Plan WithSpans(Plan plan, const AttentionSpec& spec);

@@ -171,25 +171,62 @@ std::string Regions::WhyNotAttached(const TransportChoice& choice,
   return "";
 }
 
+namespace {
+
+// Empty: clients can stream straight to the members.
+std::string WhyNotDirect(const TransportChoice& choice, const Roster& roster,
+                         const TransportRoute& route) {
+  if (!choice.why_not_direct.empty()) return choice.why_not_direct;
+  for (ConnectionId member : route.members) {
+    if (roster.at(member).registration.client_data_address().empty()) {
+      return absl::StrCat(roster.NameOf(member), " has no client data address");
+    }
+  }
+  if (route.spans > route.max_ticket_spans) {
+    return absl::StrCat("the layout cuts the tensors into ", route.spans, " spans, more than ",
+                        route.max_ticket_spans);
+  }
+  return "";
+}
+
+}  // namespace
+
 std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& choice,
                                                          const Regions& regions,
-                                                         const std::vector<ConnectionId>& members) {
+                                                         const Roster& roster,
+                                                         const TransportRoute& route) {
   if (choice.says_nothing()) return TransportDecision();
   std::string why_not;
+  const auto add = [&](const char* transport, const std::string& why) {
+    absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", "no ", transport, ": ", why);
+  };
   for (TransportKind kind : choice.accept) {
-    if (kind == TransportKind::kCoordinatorStream) {
-      return TransportDecision{
-          v1::TRANSPORT_COORDINATOR_STREAM,
-          why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
+    switch (kind) {
+      case TransportKind::kCoordinatorStream:
+        return TransportDecision{
+            v1::TRANSPORT_COORDINATOR_STREAM,
+            why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
+      case TransportKind::kDirectStream: {
+        const std::string why = WhyNotDirect(choice, roster, route);
+        if (why.empty()) {
+          return TransportDecision{v1::TRANSPORT_DIRECT_STREAM,
+                                   "direct stream: all members have a client data address"};
+        }
+        add("direct stream", why);
+        break;
+      }
+      case TransportKind::kHostMemory: {
+        const std::string why = choice.why_not_host_memory.empty()
+                                    ? regions.WhyNotAttached(choice, route.members)
+                                    : choice.why_not_host_memory;
+        if (why.empty()) {
+          return TransportDecision{v1::TRANSPORT_HOST_MEMORY,
+                                   "host memory: all members have the regions of all tensors"};
+        }
+        add("host memory", why);
+        break;
+      }
     }
-    const std::string why = choice.why_not_host_memory.empty()
-                                ? regions.WhyNotAttached(choice, members)
-                                : choice.why_not_host_memory;
-    if (why.empty()) {
-      return TransportDecision{v1::TRANSPORT_HOST_MEMORY,
-                               "host memory: all members have the regions of all tensors"};
-    }
-    why_not = absl::StrCat("no host memory: ", why);
   }
   if (choice.required) return TransportUnavailable(why_not);
   return TransportDecision{v1::TRANSPORT_COORDINATOR_STREAM, why_not};

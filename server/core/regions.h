@@ -70,11 +70,19 @@ struct TransportDecision {
   std::string reason;  // empty where the request says nothing of transports
 };
 
+// Where a request's tensors would go.
+struct TransportRoute {
+  std::vector<ConnectionId> members;  // by ring rank
+  int64_t spans = 0;                  // Plan::spans
+  int64_t max_ticket_spans = 0;       // Limits
+};
+
 // The first of the transports that the request accepts and can have.
 // FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE, if it requires another than it could.
 std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& choice,
                                                          const Regions& regions,
-                                                         const std::vector<ConnectionId>& members);
+                                                         const Roster& roster,
+                                                         const TransportRoute& route);
 
 }  // namespace ringattn::server
 

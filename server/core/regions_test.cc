@@ -16,6 +16,7 @@ class RegionsTest : public testing::Test {
       v1::Register registration;
       registration.set_name(std::string(1, static_cast<char>('a' + connection - 1)));
       if (connection < 3) registration.set_local_socket("/run/" + registration.name());
+      if (connection < 3) registration.set_client_data_address(registration.name() + ":2");
       roster_.Add(connection, registration, now_);
     }
   }
@@ -67,6 +68,7 @@ class RegionsTest : public testing::Test {
   Turn turn_;
   Roster roster_;
   Regions regions_{&config_, &turn_, &roster_};
+  int64_t spans_ = 2;  // of the plan
   std::map<ConnectionId, v1::ExpectRegion> expected_;
 };
 
@@ -173,7 +175,7 @@ TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
   Attach();
   Say(1, true);
   const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
-    return DecideTransport(choice, regions_, members);
+    return DecideTransport(choice, regions_, roster_, {members, spans_, 4096});
   };
   TransportChoice choice = QAt(0);
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1})).transport, v1::TRANSPORT_HOST_MEMORY);
@@ -188,6 +190,33 @@ TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport,
             v1::TRANSPORT_COORDINATOR_STREAM);
   EXPECT_EQ(std::get<TransportDecision>(decide({}, {1})).reason, "");
+}
+
+// a and b are reached by clients, c is not.
+TEST_F(RegionsTest, StreamsToTheMembersComeNext) {
+  const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
+    return DecideTransport(choice, regions_, roster_, {members, spans_, 4096});
+  };
+  TransportChoice choice;
+  choice.accept = {TransportKind::kHostMemory, TransportKind::kDirectStream};
+  choice.why_not_host_memory = "q has no place in a region";
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport,
+            v1::TRANSPORT_DIRECT_STREAM);
+  const auto relay = std::get<TransportDecision>(decide(choice, {1, 3}));
+  EXPECT_EQ(relay.transport, v1::TRANSPORT_COORDINATOR_STREAM);
+  EXPECT_EQ(relay.reason,
+            "no host memory: q has no place in a region; no direct stream: c has no client data "
+            "address");
+  spans_ = 4097;
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1})).reason,
+            "no host memory: q has no place in a region; no direct stream: the layout cuts the "
+            "tensors into 4097 spans, more than 4096");
+  spans_ = 4096;
+  choice.why_not_direct = "some of its tensors are inline";
+  choice.required = true;
+  EXPECT_EQ(std::get<Failure>(decide(choice, {1})).message,
+            "transport.required: no host memory: q has no place in a region; no direct stream: "
+            "some of its tensors are inline");
 }
 
 }  // namespace

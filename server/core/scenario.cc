@@ -181,6 +181,9 @@ class Scenario {
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_local_socket(absl::StrCat("/", words[1]));
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
+    if (!absl::StartsWith(words[1], "hidden")) {
+      joined.registration.set_client_data_address(absl::StrCat(words[1], ":2"));
+    }
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
     names_[joined.connection] = words[1];
@@ -260,7 +263,7 @@ class Scenario {
       message.mutable_finished()->set_reason(Rest(words, 3));
     } else if (verb == "delivered") {
       Name(message.mutable_delivered(), words[2]);
-    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck") {
+    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck" || verb == "got_wrong") {
       v1::TransferProgress* progress = message.mutable_transfer_progress();
       Name(progress, words[2]);
       if (verb == "moved") {
@@ -270,6 +273,7 @@ class Scenario {
       }
       progress->set_region_released(verb == "region_gone");
       if (verb == "stuck") progress->set_failure(Rest(words, 3));
+      if (verb == "got_wrong") progress->set_bad_chunk(Rest(words, 3));
     } else if (verb == "at") {
       v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
       Name(&heartbeat, words[2]);
@@ -304,7 +308,11 @@ class Scenario {
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
     const std::string region = Option(words, "region", "");
-    if (!region.empty()) {
+    if (const std::string spans = Option(words, "direct", ""); !spans.empty()) {
+      request.transport.accept = {TransportKind::kDirectStream};
+      request.transport.required = Option(words, "required", "") == "1";
+      request.token_seed = absl::StrCat("seed of ", words[1]);
+    } else if (!region.empty()) {
       request.transport.accept = {TransportKind::kHostMemory};
       request.transport.places = {{TensorId::kQ, RegionId(region), 0, 8}};
       request.transport.required = Option(words, "required", "") == "1";
@@ -542,6 +550,7 @@ class Scenario {
                             message.reserve().retain() ? " retain" : "",
                             message.reserve().residual().empty() ? "" : " reads ",
                             message.reserve().residual());
+        NoteToken(name, message.reserve());
         answered = false;
         break;
       case v1::JoinResponse::kRun:
@@ -573,6 +582,13 @@ class Scenario {
     } else {
       lines_.push_back({name, text});
     }
+  }
+
+  // Every member's is its own, of every operation.
+  void NoteToken(const std::string& worker, const v1::Reserve& reserve) {
+    if (reserve.token().empty()) return;
+    tokens_[{worker, reserve.operation_id()}] = reserve.token();
+    if (!known_tokens_.insert(reserve.token()).second) lines_.push_back({worker, "token again"});
   }
 
   void Note(const DropWorker& drop, std::deque<Event>*) {
@@ -616,6 +632,11 @@ class Scenario {
         absl::StrCat("accepted ", accept.operation_id, " on ", absl::StrJoin(members, " "));
     if (!accept.transport_reason.empty()) {
       absl::StrAppend(&text, " (", accept.transport_reason, ")");
+    }
+    for (const RingMember& member : accept.members) {
+      if (member.token.empty()) continue;
+      const bool same = tokens_[{member.name, accept.operation_id}] == member.token;
+      absl::StrAppend(&text, " ", member.client_data_address, same ? "" : " WRONG TOKEN");
     }
     lines_.push_back({StreamName(accept.stream), text});
   }
@@ -685,6 +706,8 @@ class Scenario {
   bool holds_plans_ = false;
   std::set<std::string> shared_;  // regions that were announced
   std::map<StreamId, PlanThis> held_plans_;
+  std::map<std::pair<std::string, std::string>, std::string> tokens_;  // by worker, operation
+  std::set<std::string> known_tokens_;
 };
 
 }  // namespace

@@ -16,16 +16,18 @@
 //   join NAME [version=V] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
 //   ring NAME...                             manual NAME...     silent NAME...
 //   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
-//   NAME leaving
+//   NAME leaving              # clients reach all but those whose name begins with "hidden"
 //   NAME reserved OP [residual=BYTES] | missing OP
 //   NAME refused OP [workspace=BYTES] REASON | uploaded OP | released OP
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME moved OP RECEIVED SENT [waits] | delivered OP | region_gone OP | stuck OP REASON
+//   NAME got_wrong OP REASON
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
 //             [option=segment_ids] [residual_bytes=N]
 //             [region=R [required=1]]     # all tensors lie in it
+//             [direct=1 [required=1]]     # its client can stream to the workers
 //             [retain=TTL]          # a Forward that is to be kept, as h-S
 //             [residual=H] [keep]   # a Backward that reads it
 //   share R NAME...    unshare R NAME...     # these workers have the region, or not any more

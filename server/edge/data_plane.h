@@ -45,7 +45,8 @@ struct TransferStalls {
   bool client = false;
   // Its next input bytes could be taken now.
   bool waits_for_input = false;
-  // False: nothing passes here that could be looked at; the members tell the core themselves.
+  // False: nothing passes here that could be looked at; the members tell the core themselves who
+  // stands. `waits_for_input` is known nevertheless.
   bool known = true;
 };
 
@@ -93,8 +94,8 @@ class DataPlane {
   // Called from time to time while the transfer lasts.
   virtual TransferStalls Look() = 0;
   virtual TransferTotals totals() const = 0;
-  // The members say how far their own copies are: where the bytes do not pass here.
-  virtual void Advanced(int64_t received_bytes, int64_t sent_bytes) {}
+  // The members say how far they are: where the bytes do not pass here.
+  virtual void Advanced(const TransferAdvanced& advanced) {}
   // The request has succeeded: everything is where it belongs.
   virtual void Succeeded() {}
 

@@ -58,6 +58,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
                                {"incarnation", registration.incarnation()},
                                {"device", registration.device()},
                                {"data_address", registration.data_address()},
+                               {"client_data_address", registration.client_data_address()},
                                {"connection", id_}});
       worker_ = registration.name();
       service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));

@@ -81,6 +81,32 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   return accepted;
 }
 
+namespace {
+
+void AddSpans(const Shard& shard, google::protobuf::RepeatedPtrField<v1::TokenSpan>* spans) {
+  for (const Span& span : shard) {
+    v1::TokenSpan* added = spans->Add();
+    added->set_begin(span.begin);
+    added->set_count(span.length);
+    added->set_stride(span.stride);
+  }
+}
+
+}  // namespace
+
+void AddTickets(const AcceptRequest& accept, const ShardPlan& shards, v1::Accepted* accepted) {
+  for (size_t rank = 0; rank < accept.members.size(); ++rank) {
+    const RingMember& member = accept.members[rank];
+    v1::ShardTicket* ticket = accepted->add_tickets();
+    ticket->set_rank(static_cast<uint32_t>(rank));
+    ticket->set_worker(member.name);
+    ticket->add_endpoints(member.client_data_address);
+    ticket->set_token(member.token);
+    AddSpans(shards.q[rank], ticket->mutable_q());
+    AddSpans(shards.kv[rank], ticket->mutable_kv());
+  }
+}
+
 v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals) {
   const auto fraction = [](int64_t part, int64_t whole) {
     return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);

@@ -24,6 +24,8 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
                           const std::string& traceparent, const Limits& limits);
+// Where the client sends and takes each member's part. `shards`: with their spans.
+void AddTickets(const AcceptRequest& accept, const ShardPlan& shards, v1::Accepted* accepted);
 
 // How far the operation's current state is.
 v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals);

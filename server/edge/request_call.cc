@@ -12,13 +12,14 @@
 #include "absl/time/clock.h"
 #include "common/attention/dtype.h"
 #include "common/observability/log.h"
+#include "common/security/token.h"
 #include "server/core/plan_summary.h"
 #include "server/edge/call_audit.h"
 #include "server/edge/call_failures.h"
 #include "server/edge/call_header.h"
 #include "server/edge/coordinator_relay.h"
 #include "server/edge/error_details.h"
-#include "server/edge/host_memory_plane.h"
+#include "server/edge/member_plane.h"
 #include "server/edge/replies.h"
 #include "server/edge/run_soon.h"
 
@@ -228,6 +229,10 @@ void RequestCall::Announce(HeaderRequest request) {
   arrived.residual = request.valid.residual_handle;
   arrived.keep_residual = request.valid.keep_residual;
   arrived.transport = request.valid.transport;
+  const std::vector<TransportKind>& accept = arrived.transport.accept;
+  if (std::find(accept.begin(), accept.end(), TransportKind::kDirectStream) != accept.end()) {
+    arrived.token_seed = RandomToken();
+  }
   LogArrival(request, traceparent_);
   request_ = std::move(request);
   PlacesFull full = context_->registry->HeaderCame(id_);
@@ -276,16 +281,22 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     generation_ = accept.generation;
     transport_ = accept.transport;
     context_->metrics->Accepted(transport_);
-    Enqueue(Wrap(direction_, MakeAccepted(*request_, accept, traceparent_, context_->limits)), 0);
+    v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
     TransferSpec spec{
         direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
         accept,     ShardPlan(),     traceparent_};
-    if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
+    if (transport_ == v1::TRANSPORT_DIRECT_STREAM) {
+      soon_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
+        HandOutTickets(spec, std::move(accepted));
+      };
+    } else if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
       // At once: nothing is to be opened, and the members may have done all before another
       // thread came to it.
-      plane_ = std::make_shared<HostMemoryPlane>(spec);
+      Enqueue(Wrap(direction_, std::move(accepted)), 0);
+      plane_ = std::make_shared<MemberPlane>(spec);
       life_.MoveTo(CallState::kTransferring);
     } else {
+      Enqueue(Wrap(direction_, std::move(accepted)), 0);
       soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     }
     todo = Next();
@@ -311,7 +322,7 @@ void RequestCall::Advance(const TransferAdvanced& advanced) {
     absl::MutexLock lock(&mutex_);
     plane = plane_;
   }
-  if (plane != nullptr) plane->Advanced(advanced.received_bytes, advanced.sent_bytes);
+  if (plane != nullptr) plane->Advanced(advanced);
 }
 
 void RequestCall::Succeed(const FinishRequest& finish) {
@@ -324,8 +335,8 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       End(why_);
     } else {
       plane_->Succeeded();
-      if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
-        context_->metrics->MovedByHostMemory(plane_->totals());
+      if (transport_ != v1::TRANSPORT_COORDINATOR_STREAM) {
+        context_->metrics->MovedByMembers(transport_, plane_->totals());
       }
       Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
       context_->metrics->StageTook("queue", download_->queue_time);
@@ -406,6 +417,17 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
   plane->Stop();
 }
 
+// The members have nothing to do before the client knows of them.
+void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) {
+  AddTickets(spec.accept, WithSpans(*spec.accept.plan, spec.request.spec).shards, &accepted);
+  absl::MutexLock lock(&mutex_);
+  if (life_.state() != CallState::kOpening) return;
+  Enqueue(Wrap(direction_, std::move(accepted)), 0);
+  plane_ = std::make_shared<MemberPlane>(spec);
+  life_.MoveTo(CallState::kTransferring);
+  if (download_.has_value()) DrainSoon();  // Unbusy goes on from here
+}
+
 // gRPC's threads put the result together, not the core's.
 void RequestCall::DrainSoon() {
   soon_ = [plane = plane_] { plane->Drain(); };
@@ -474,13 +496,13 @@ void RequestCall::LookAtTransfer(absl::Time now, const Coordinator& core) {
   if (now - looked_at_ < context_->report_interval) return;
   looked_at_ = now;
   TransferStalls stalls = plane_->Look();
-  if (!stalls.known) return;
-  context_->core->Post(MembersStalled{id_, std::move(stalls.members)});
+  if (stalls.known) context_->core->Post(MembersStalled{id_, std::move(stalls.members)});
+  const bool client_moves = stalls.known && !stalls.client;
   if (download_.has_value()) {
-    if (!stalls.client) context_->core->Post(DownloadProgressed{id_});
+    if (client_moves) context_->core->Post(DownloadProgressed{id_});
     return;
   }
-  if (!stalls.client) context_->core->Post(UploadProgressed{id_});
+  if (client_moves) context_->core->Post(UploadProgressed{id_});
   const int64_t received = plane_->totals().received_bytes;
   const bool contended = stalls.waits_for_input && core.stats().queued_requests > 0;
   meter_.Look(now, received - std::exchange(metered_bytes_, received), stalls.waits_for_input,

@@ -104,6 +104,7 @@ class RequestCall final : public ByteStreamReactor,
   // --- tensors
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
   void OpenDataPlane(TransferSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
+  void HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<DataPlane> MakePlane(TransferSpec spec);
   void CountInputs(const DataPlane& plane);
   void DrainSoon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -33,6 +33,8 @@ const char* TransportName(v1::Transport transport) {
   switch (transport) {
     case v1::TRANSPORT_COORDINATOR_STREAM:
       return "coordinator_stream";
+    case v1::TRANSPORT_DIRECT_STREAM:
+      return "direct_stream";
     case v1::TRANSPORT_HOST_MEMORY:
       return "host_memory";
     default:
@@ -63,10 +65,13 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
-  host_bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "host_memory"}});
-  host_bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "host_memory"}});
   for (const v1::Transport transport :
-       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_HOST_MEMORY}) {
+       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_DIRECT_STREAM, v1::TRANSPORT_HOST_MEMORY}) {
+    if (transport != v1::TRANSPORT_COORDINATOR_STREAM) {
+      const char* name = TransportName(transport);
+      member_bytes_up_[transport] = &bytes.Add({{"direction", "up"}, {"transport", name}});
+      member_bytes_down_[transport] = &bytes.Add({{"direction", "down"}, {"transport", name}});
+    }
     transports_.Add({{"transport", TransportName(transport)}});
   }
   const auto gauge = [metrics](const char* name, const char* help) {

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
 #define RINGATTN_SERVER_EDGE_SERVER_METRICS_H_
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@
 
 namespace ringattn::server {
 
-// In metrics and logs: "coordinator_stream", "host_memory"; "" of none.
+// In metrics and logs: "coordinator_stream", "direct_stream", "host_memory"; "" of none.
 const char* TransportName(v1::Transport transport);
 
 // Thread safe, but for the two Set functions and WorkerLost, which one thread calls.
@@ -38,9 +39,9 @@ class ServerMetrics {
 
   void Accepted(v1::Transport transport);
   // A request that ended well, whose members moved its tensors themselves.
-  void MovedByHostMemory(const TransferTotals& totals) {
-    host_bytes_up_->Increment(static_cast<double>(totals.bytes_up));
-    host_bytes_down_->Increment(static_cast<double>(totals.bytes_down));
+  void MovedByMembers(v1::Transport transport, const TransferTotals& totals) {
+    member_bytes_up_.at(transport)->Increment(static_cast<double>(totals.bytes_up));
+    member_bytes_down_.at(transport)->Increment(static_cast<double>(totals.bytes_down));
   }
 
   void SetStats(const CoordinatorStats& stats);
@@ -61,8 +62,8 @@ class ServerMetrics {
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;
-  prometheus::Counter* host_bytes_up_;
-  prometheus::Counter* host_bytes_down_;
+  // Of the transports whose bytes do not pass here.
+  std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
   prometheus::Family<prometheus::Counter>& transports_;
   prometheus::Gauge* regions_;
   prometheus::Gauge* queue_depth_;

@@ -118,11 +118,30 @@ pid_t Fork(int listener, const Serve& serve) {
   }
 }
 
+double ExchangeAt(int port, int streams, int64_t bytes_up, int64_t bytes_down) {
+  std::vector<int> sockets;
+  for (int i = 0; i < streams; ++i) sockets.push_back(Dial(port));
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::thread> threads;
+  for (const int fd : sockets) {
+    threads.emplace_back([=] {
+      std::vector<char> buffer(kBufferBytes, 'x');
+      const Sizes sizes{bytes_up, bytes_down};
+      WriteAll(fd, &sizes, sizeof(sizes));
+      Produce(fd, bytes_up, buffer);
+      Consume(fd, bytes_down, buffer);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto end = std::chrono::steady_clock::now();
+  for (const int fd : sockets) close(fd);
+  return std::chrono::duration<double>(end - begin).count();
+}
+
 }  // namespace
 
 TcpRelay::TcpRelay() {
-  int sink_port = 0;
-  const int sink_listener = Listen(&sink_port);
+  const int sink_listener = Listen(&sink_port_);
   sink_ = Fork(sink_listener, [](int fd) {
     std::vector<char> buffer(kBufferBytes);
     Sizes sizes;
@@ -132,7 +151,7 @@ TcpRelay::TcpRelay() {
     }
   });
   const int relay_listener = Listen(&port_);
-  relay_ = Fork(relay_listener, [sink_port](int fd) {
+  relay_ = Fork(relay_listener, [sink_port = sink_port_](int fd) {
     std::vector<char> buffer(kBufferBytes);
     const int sink = Dial(sink_port);
     Sizes sizes;
@@ -155,23 +174,11 @@ TcpRelay::~TcpRelay() {
 }
 
 double TcpRelay::Exchange(int streams, int64_t bytes_up, int64_t bytes_down) const {
-  std::vector<int> sockets;
-  for (int i = 0; i < streams; ++i) sockets.push_back(Dial(port_));
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::thread> threads;
-  for (const int fd : sockets) {
-    threads.emplace_back([=] {
-      std::vector<char> buffer(kBufferBytes, 'x');
-      const Sizes sizes{bytes_up, bytes_down};
-      WriteAll(fd, &sizes, sizeof(sizes));
-      Produce(fd, bytes_up, buffer);
-      Consume(fd, bytes_down, buffer);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  const auto end = std::chrono::steady_clock::now();
-  for (const int fd : sockets) close(fd);
-  return std::chrono::duration<double>(end - begin).count();
+  return ExchangeAt(port_, streams, bytes_up, bytes_down);
+}
+
+double TcpRelay::ExchangeWithSink(int streams, int64_t bytes_up, int64_t bytes_down) const {
+  return ExchangeAt(sink_port_, streams, bytes_up, bytes_down);
 }
 
 }  // namespace ringattn::bench

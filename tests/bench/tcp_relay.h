@@ -21,11 +21,14 @@ class TcpRelay {
   // Sends `bytes_up` through the relay to the sink, which answers with `bytes_down`
   // when it has them all, on each of `streams` connections at once. Seconds for all.
   double Exchange(int streams, int64_t bytes_up, int64_t bytes_down) const;
+  // The same with the sink itself: one hop.
+  double ExchangeWithSink(int streams, int64_t bytes_up, int64_t bytes_down) const;
 
  private:
   pid_t sink_ = 0;
   pid_t relay_ = 0;
   int port_ = 0;
+  int sink_port_ = 0;
 };
 
 }  // namespace ringattn::bench

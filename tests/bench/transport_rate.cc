@@ -1,31 +1,51 @@
-// How fast tensors get to a worker and back by host memory, beside the relay and beside a memcpy
-// out of the same memory and back by as many threads. Interleaved, in one run; every result is
-// checked.
+// How fast tensors get to workers and back, by each way beside its bound, interleaved in one run;
+// every result is checked.
 //
-//   transport_rate --server=127.0.0.1:7700 [--megabytes=256] [--threads=2] [--rounds=7]
+//   transport_rate --server=127.0.0.1:7700 [--paths=host,relay] [--megabytes=256] [--rounds=7]
+//                  [--workers=1] [--threads=2] [--channels=2] [--beside=COMMAND]
+//
+//   host    host memory; bound: a memcpy out of the same memory and back by --threads threads,
+//           which is what workers copy with (--copy_threads)
+//   direct  streams straight to the workers, --channels to each; bound: plain TCP on as many
+//           connections to one process. --beside: another program that moves as many bytes on as
+//           many streams: each round it gets a line on its standard input and answers with the
+//           seconds that it took (flight_rate.py)
+//   relay   through the coordinator, one stream
 //
 // The request is transport_bench's: causal with one key, which the last row sees, so that nothing
-// is computed. It goes to one worker; --threads is what that copies with (--copy_threads).
-// What is measured is a whole call less the time between the run's begin and end.
+// is computed. What is measured is a whole call less the time between the run's begin and end.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/region.h"
 #include "common/wire/durations.h"
+#include "tests/bench/tcp_relay.h"
 
 ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int, megabytes, 256, "bytes of q, and of out");
+ABSL_FLAG(std::vector<std::string>, paths, (std::vector<std::string>{"host", "relay"}),
+          "of host, direct, relay");
+ABSL_FLAG(int, workers, 1, "of the ring that serves the request");
 ABSL_FLAG(int, threads, 2, "of the memcpy");
+ABSL_FLAG(int, channels, 2, "direct: connections to each worker");
+ABSL_FLAG(std::string, beside, "", "direct: another program to compare with");
 ABSL_FLAG(int, rounds, 7, "rounds; medians are reported");
 
 namespace ringattn::bench {
@@ -79,6 +99,38 @@ void CopySideBySide(uint8_t* to, const uint8_t* from, int64_t bytes, int threads
   for (std::thread& copier : copiers) copier.join();
 }
 
+// Another program, one line in, one line out.
+class Beside {
+ public:
+  explicit Beside(const std::string& command) {
+    int in[2], out[2];
+    if (pipe(in) != 0 || pipe(out) != 0) Die("no pipe");
+    if (fork() == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      dup2(in[0], 0);
+      dup2(out[1], 1);
+      for (const int fd : {in[0], in[1], out[0], out[1]}) close(fd);
+      execl("/bin/sh", "sh", "-c", command.c_str(), static_cast<char*>(nullptr));
+      std::_Exit(127);
+    }
+    close(in[0]);
+    close(out[1]);
+    to_ = fdopen(in[1], "w");
+    from_ = fdopen(out[0], "r");
+  }
+  double Round() {
+    std::fputs("go\n", to_);
+    std::fflush(to_);
+    double seconds = 0;
+    if (std::fscanf(from_, "%lf", &seconds) != 1) Die("--beside does not answer");
+    return seconds;
+  }
+
+ private:
+  std::FILE* to_ = nullptr;
+  std::FILE* from_ = nullptr;
+};
+
 double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish) {
   ForwardArgs args;
   args.shape.set_batch(1);
@@ -88,14 +140,17 @@ double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish 
   args.shape.set_head_dim(kDim);
   args.dtype = v1::DATA_TYPE_FLOAT32;
   args.options.set_causal(true);
-  args.plan.set_schedule(v1::SCHEDULE_SINGLE);
+  const int workers = absl::GetFlag(FLAGS_workers);
+  args.plan.set_schedule(workers == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
+  args.plan.set_layout(v1::LAYOUT_CONTIGUOUS);
+  args.plan.set_world_size(workers);
   args.q = tensors.q;
   args.k = tensors.k;
   args.v = tensors.v;
   std::memset(tensors.out.data(), 0xff, tensors.out.size());
   CallOptions options;
   options.transport = wish;
-  options.transport_required = wish == TransportWish::kHost;
+  options.transport_required = wish != TransportWish::kRelay;
   options.with_crc32c = false;
   const CallResult result = client.Forward(args, {.out = tensors.out, .lse = tensors.lse}, options);
   if (!result.ok()) Die(FormatError(result.status()));
@@ -111,52 +166,150 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-int Run() {
-  const int64_t rows = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
-  const int threads = absl::GetFlag(FLAGS_threads);
-  auto client = Client::Connect(absl::GetFlag(FLAGS_server));
-  if (!client.ok()) Die(client.status().ToString());
-  auto region = Region::Allocate(client->get(), Tensors::Bytes(rows));
-  if (!region.ok()) Die(region.status().ToString());
-  const Tensors tensors((*region)->memory().data(), rows);
-  std::fill_n(reinterpret_cast<float*>(tensors.q.data()), tensors.q.size() / 4, 0.25f);
-  std::fill_n(reinterpret_cast<float*>(tensors.k.data()), tensors.k.size() / 4, 0.5f);
-  std::fill_n(reinterpret_cast<float*>(tensors.v.data()), tensors.v.size() / 4, 3.0f);
-  const auto bytes = static_cast<int64_t>(tensors.q.size());
-  std::vector<uint8_t> mine(bytes);
+struct Path {
+  std::string name;
+  std::string bound_name;
+  std::function<double()> run;
+  std::vector<double> seconds = {};
+};
 
-  std::vector<double> host, relay, copy, share;
-  for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    const double by_host = Call(**client, tensors, rows, TransportWish::kHost);
-    const double by_copy = Seconds([&] {
-      CopySideBySide(mine.data(), tensors.q.data(), bytes, threads);
-      CopySideBySide(tensors.out.data(), mine.data(), bytes, threads);
-    });
-    const double by_relay = Call(**client, tensors, rows, TransportWish::kRelay);
-    if (round < 0) continue;  // faults and connections
-    host.push_back(by_host);
-    copy.push_back(by_copy);
-    relay.push_back(by_relay);
-    share.push_back(by_copy / by_host);
-  }
-  const auto rate = [&](const std::vector<double>& seconds) {
-    return 2e-9 * static_cast<double>(bytes) / Median(seconds);
-  };
-  std::printf("%.0f MB up and %.0f MB down, medians of %zu rounds, GB/s\n", 1e-6 * bytes,
-              1e-6 * bytes, host.size());
-  std::printf("memcpy of the same memory, %d threads  %6.2f\n", threads, rate(copy));
-  std::printf("host memory                           %6.2f  %.2f of the memcpy (%.2f to %.2f)\n",
-              rate(host), Median(share), *std::min_element(share.begin(), share.end()),
-              *std::max_element(share.begin(), share.end()));
-  std::printf("relay, one stream                     %6.2f  %.2f of the memcpy\n", rate(relay),
-              Median(copy) / Median(relay));
-  return 0;
-}
+// What a path is compared with, round by round.
+struct Ratio {
+  size_t path;
+  size_t bound;
+};
 
 }  // namespace
+
+class Bench {
+ public:
+  Bench() : direct_(Has("direct")) {
+    // Before gRPC has threads, as they fork.
+    if (direct_) tcp_.emplace();
+    if (!absl::GetFlag(FLAGS_beside).empty()) beside_.emplace(absl::GetFlag(FLAGS_beside));
+    ClientOptions options;
+    options.channels_per_worker = absl::GetFlag(FLAGS_channels);
+    auto client = Client::Connect(absl::GetFlag(FLAGS_server), options);
+    if (!client.ok()) Die(client.status().ToString());
+    client_ = *std::move(client);
+    rows_ = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
+    if (Has("host")) {
+      auto region = Region::Allocate(client_.get(), Tensors::Bytes(rows_));
+      if (!region.ok()) Die(region.status().ToString());
+      region_ = *std::move(region);
+      tensors_.emplace(region_->memory().data(), rows_);
+    } else {
+      memory_.resize(Tensors::Bytes(rows_));
+      tensors_.emplace(memory_.data(), rows_);
+    }
+    Fill(tensors_->q, 0.25f);
+    Fill(tensors_->k, 0.5f);
+    Fill(tensors_->v, 3.0f);
+    bytes_ = static_cast<int64_t>(tensors_->q.size());
+    mine_.resize(bytes_);
+    AddPaths();
+  }
+
+  void Run() {
+    for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
+      for (Path& path : paths_) {
+        const double seconds = path.run();
+        if (round >= 0) path.seconds.push_back(seconds);  // the first: faults and connections
+      }
+    }
+  }
+
+  void Print() const {
+    std::printf("%.0f MB up and %.0f MB down, %d workers, medians of %d rounds, GB/s\n",
+                1e-6 * bytes_, 1e-6 * bytes_, absl::GetFlag(FLAGS_workers),
+                absl::GetFlag(FLAGS_rounds));
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      std::printf("%-42s %6.2f", paths_[i].name.c_str(),
+                  2e-9 * static_cast<double>(bytes_) / Median(paths_[i].seconds));
+      for (const Ratio& ratio : ratios_) {
+        if (ratio.path != i) continue;
+        std::vector<double> shares;
+        for (size_t round = 0; round < paths_[i].seconds.size(); ++round) {
+          shares.push_back(paths_[ratio.bound].seconds[round] / paths_[i].seconds[round]);
+        }
+        std::printf("  %.2f of %s (%.2f to %.2f)", Median(shares),
+                    paths_[ratio.bound].bound_name.c_str(),
+                    *std::min_element(shares.begin(), shares.end()),
+                    *std::max_element(shares.begin(), shares.end()));
+      }
+      std::printf("\n");
+    }
+  }
+
+ private:
+  static bool Has(const std::string& path) {
+    const std::vector<std::string> paths = absl::GetFlag(FLAGS_paths);
+    return std::find(paths.begin(), paths.end(), path) != paths.end();
+  }
+  static void Fill(const MutableBytes& tensor, float value) {
+    std::fill_n(reinterpret_cast<float*>(tensor.data()), tensor.size() / 4, value);
+  }
+
+  size_t Add(Path path) {
+    paths_.push_back(std::move(path));
+    return paths_.size() - 1;
+  }
+  size_t AddCall(const std::string& name, TransportWish wish) {
+    return Add({name, name, [this, wish] { return Call(*client_, *tensors_, rows_, wish); }});
+  }
+
+  void AddPaths() {
+    if (region_ != nullptr) {
+      const int threads = absl::GetFlag(FLAGS_threads);
+      const size_t host = AddCall("host memory", TransportWish::kHost);
+      const size_t copy =
+          Add({absl::StrCat("memcpy of the same memory, ", threads, " threads"), "the memcpy",
+               [this, threads] {
+                 return Seconds([&] {
+                   CopySideBySide(mine_.data(), tensors_->q.data(), bytes_, threads);
+                   CopySideBySide(tensors_->out.data(), mine_.data(), bytes_, threads);
+                 });
+               }});
+      ratios_.push_back({host, copy});
+    }
+    if (direct_) {
+      const int streams = absl::GetFlag(FLAGS_workers) * absl::GetFlag(FLAGS_channels);
+      const size_t direct =
+          AddCall(absl::StrCat("direct, ", streams, " streams"), TransportWish::kDirect);
+      const size_t tcp =
+          Add({absl::StrCat("plain TCP, one hop, ", streams, " connections"), "plain TCP",
+               [this, streams] {
+                 return tcp_->ExchangeWithSink(streams, bytes_ / streams, bytes_ / streams);
+               }});
+      ratios_.push_back({direct, tcp});
+      if (beside_) {
+        const size_t beside = Add({"--beside", "it", [this] { return beside_->Round(); }});
+        ratios_.push_back({direct, beside});
+      }
+    }
+    if (Has("relay")) AddCall("relay, one stream", TransportWish::kRelay);
+  }
+
+  const bool direct_;
+  std::optional<TcpRelay> tcp_;
+  std::optional<Beside> beside_;
+  std::unique_ptr<Client> client_;
+  int64_t rows_ = 0;
+  int64_t bytes_ = 0;
+  std::shared_ptr<Region> region_;
+  std::vector<uint8_t> memory_;
+  std::optional<Tensors> tensors_;
+  std::vector<uint8_t> mine_;
+  std::vector<Path> paths_;
+  std::vector<Ratio> ratios_;
+};
+
 }  // namespace ringattn::bench
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return ringattn::bench::Run();
+  ringattn::bench::Bench bench;
+  bench.Run();
+  bench.Print();
+  return 0;
 }

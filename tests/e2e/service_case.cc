@@ -44,10 +44,10 @@ MutableBytes Prepare(const AttentionSpec& spec, TensorId id, TensorMap* outputs)
 }
 
 CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
-                       absl::Duration deadline, bool by_host_memory, TensorMap* outputs) {
+                       absl::Duration deadline, const std::string& transport, TensorMap* outputs) {
   CallOptions options;
   options.deadline = deadline;
-  cli::SetTransport(by_host_memory ? "host" : "auto", &options);
+  cli::SetTransport(transport, &options);
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
@@ -79,14 +79,14 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
 }  // namespace
 
 ServiceOutcome RunThroughService(Client& client, const Case& c, absl::Duration deadline,
-                                 bool by_host_memory) {
+                                 const std::string& transport) {
   const bool backward = c.direction == Direction::kBackward;
   const oracle::InputTensors drawn = oracle::GenerateInputs(c.spec, c.data, c.data_seed, backward);
   const oracle::Result expected = oracle::EvaluateAll(c.spec, drawn.view());
   TensorMap inputs = ToTensorMap(drawn);
   if (backward && !c.recompute_forward) AddForwardResult(c.spec, expected, &inputs);
   TensorMap outputs;
-  const CallResult result = CallService(client, c, inputs, deadline, by_host_memory, &outputs);
+  const CallResult result = CallService(client, c, inputs, deadline, transport, &outputs);
   const absl::Time ended = absl::Now();
   if (!result.ok()) return {result.status(), ended, ""};
   const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(outputs));

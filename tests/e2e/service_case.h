@@ -21,10 +21,10 @@ struct ServiceOutcome {
 };
 
 // Blocks until the call has ended. The result's space is filled with a pattern before that no
-// result has. `by_host_memory`: the tensors lie in a region, and nothing else will do. Thread safe.
+// result has. `transport`: as the command line's. Thread safe.
 ServiceOutcome RunThroughService(client::Client& client, const Case& c,
                                  absl::Duration deadline = absl::Seconds(60),
-                                 bool by_host_memory = false);
+                                 const std::string& transport = "auto");
 
 }  // namespace ringattn::tests
 

@@ -32,7 +32,7 @@ ABSL_FLAG(bool, options, false,
           "add what only some requests have: attention sinks, a gradient of lse, score terms");
 ABSL_FLAG(bool, score_terms, true,
           "with --options: score terms too, which take GPUs off their tensor cores");
-ABSL_FLAG(bool, host_memory, false, "keep the tensors in memory that the workers share");
+ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host, as the command line's");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no case after this long");
@@ -56,7 +56,7 @@ void RunCases(Client& client, Progress& progress) {
   for (size_t i; (i = progress.next++) < progress.cases.size() && absl::Now() < progress.end;) {
     const Case& c = progress.cases[i];
     const ServiceOutcome outcome =
-        RunThroughService(client, c, absl::Seconds(60), absl::GetFlag(FLAGS_host_memory));
+        RunThroughService(client, c, absl::Seconds(60), absl::GetFlag(FLAGS_transport));
     absl::MutexLock lock(&progress.mutex);
     progress.run.push_back(c);
     if (outcome.passed()) continue;

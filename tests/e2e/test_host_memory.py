@@ -137,7 +137,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
 
     relay = call("forward", "relay")
     assert relay["transport"]["kind"] == "coordinator_stream"
-    assert relay["transport"]["reason"] == "the client has no region"
+    assert relay["transport"]["reason"].startswith("the client has no region")
     host = call("forward", "host", "--transport=host")
     assert host["transport"]["kind"] == "host_memory"
     assert host["bytes"]["host_memory"]["up"] > 0
@@ -207,7 +207,7 @@ def test_no_tensor_byte_passes_the_coordinator(ring, region):
 @pytest.mark.parametrize("flags", [[], ["--options", "--seed=79"]])
 def test_cases_of_the_sweep_match_the_oracle(ring, flags):
     done = subprocess.run([BIN / "tests/e2e/service_sweep", f"--server={ring.address}",
-                           "--cases=80", "--max_world_size=4", "--host_memory", *flags],
+                           "--cases=80", "--max_world_size=4", "--transport=host", *flags],
                           capture_output=True, text=True, timeout=600)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stderr

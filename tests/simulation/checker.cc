@@ -93,6 +93,10 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     const v1::Reserve& reserve = message.reserve();
     Operation& operation = operations_[reserve.operation_id()];
     operation.members.push_back(connection);
+    operation.tokens.push_back(reserve.token());
+    if (!reserve.token().empty() && !tokens_.insert(reserve.token()).second) {
+      world_->Violate("a token is used again for ", reserve.operation_id());
+    }
     const size_t ring_rank = operation.members.size() - 1;
     const bool matches = ring_rank < static_cast<size_t>(reserve.members_size()) &&
                          reserve.members(ring_rank) < members_.size() &&
@@ -132,6 +136,9 @@ void Checker::On(const AcceptRequest& accept) {
   std::vector<ConnectionId> members;
   for (const RingMember& member : accept.members) members.push_back(member.connection);
   if (members != operation.members) world_->Violate("accepted with members not asked to reserve");
+  std::vector<std::string> tokens;
+  for (const RingMember& member : accept.members) tokens.push_back(member.token);
+  if (tokens != operation.tokens) world_->Violate("accepted with tokens that members do not know");
   for (ConnectionId member : members) {
     if (dropped_.count(member) > 0 || operation.reserved.count(member) == 0) {
       world_->Violate("accepted ", accept.operation_id, " without memory on ", member);

@@ -29,6 +29,7 @@ class Checker {
   struct Operation {
     std::vector<ConnectionId> members;  // Reserve was sent to them
     std::set<ConnectionId> reserved, uploaded, run, finished;
+    std::vector<std::string> tokens;  // likewise, of clients' streams
     uint64_t run_sequence = 0;
     bool accepted = false;
   };
@@ -49,6 +50,7 @@ class Checker {
   std::set<ConnectionId> gone_;                  // closed by themselves
   std::map<std::string, Operation> operations_;  // of this generation
   std::map<StreamId, std::string> accepted_;     // operation ids
+  std::set<std::string> tokens_;                 // over all lives
   std::map<ConnectionId, uint64_t> last_run_;
   uint64_t runs_ = 0;
   std::set<StreamId> ended_;

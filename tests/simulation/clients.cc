@@ -46,6 +46,7 @@ void Clients::StartRandomCall(int max_world_size) {
     call.retain = random.Between(absl::Milliseconds(100), absl::Seconds(20));
   }
   if (call.backward && random.OneIn(2)) ReadSomething(&call);
+  call.direct = random.OneIn(3);
   const std::string id = call.id;
   calls_[id] = std::move(call);
   Open(id, /*other_header=*/false);
@@ -133,6 +134,10 @@ void Clients::Open(const std::string& call_id, bool other_header) {
   if (call.retain > absl::ZeroDuration()) {
     arrived.retain = RequestArrived::Retain{absl::StrCat("h-", id), call.retain};
   }
+  if (call.direct) {
+    arrived.transport.accept = {TransportKind::kDirectStream};
+    arrived.token_seed = absl::StrCat("seed ", id);
+  }
   if (!call.residual.empty()) FillResidual(call, &arrived);
   arrived.deadline = stream.deadline;
   world_->Trace("stream ", id, ": ", call_id, " tokens ", call.tokens, " world ", call.world_size,
@@ -188,7 +193,7 @@ void Clients::OnAction(const Action& action) {
                               [this, id = begin->stream, member] { EndRest(id, member); });
     }
     if (call.takes_nothing) return;
-    ReportDownload(begin->stream);
+    if (!stream.direct) ReportDownload(begin->stream);
     world_->scheduler.After(call.download_time,
                             [this, id = begin->stream] { TryFinishDownload(id); });
   } else if (const auto* finish = std::get_if<FinishRequest>(&action)) {
@@ -221,8 +226,40 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     absl::Duration time = world_->random.Between(0.5 * call.upload_time, call.upload_time);
     world_->scheduler.After(time, [this, id, i] { TakeUpload(id, i); });
   }
+  stream.direct = accept.transport == v1::TRANSPORT_DIRECT_STREAM;
+  if (stream.direct != call.direct) world_->Violate("another transport than could be had");
+  if (stream.direct) return ReportTransfers(id);
   if (!call.idles) ReportUpload(id);
   ReportMembers(id);
+}
+
+// As the members say it themselves: now and then not at all, twice, or late.
+void Clients::ReportTransfers(StreamId id) {
+  if (!InFlight(id)) return;
+  Stream& stream = streams_.at(id);
+  const Call& call = calls_.at(stream.call);
+  ++stream.moves;
+  Random& random = world_->random;
+  for (size_t i = 0; i < stream.members.size(); ++i) {
+    const int member = static_cast<int>(i);
+    const auto [worker, process] = stream.members[i];
+    v1::TransferProgress progress;
+    if (stream.uploading && worker->Reads(stream.operation_id)) {
+      progress.set_waits_for_client(stream.taken.count(member) == 0);
+      if (progress.waits_for_client() && !call.idles) progress.set_received(stream.moves);
+    } else if (stream.downloading && !StandsStill(stream, member)) {
+      progress.set_waits_for_client(true);
+      if (!call.takes_nothing) progress.set_sent(stream.moves);
+    }
+    if (world_->weather != Weather::kCalm && random.OneIn(5)) continue;
+    worker->SayTransfer(stream.operation_id, process, progress);
+    if (random.OneIn(10)) worker->SayTransfer(stream.operation_id, process, progress);
+    if (!random.OneIn(10)) continue;
+    world_->scheduler.After(random.Between(absl::ZeroDuration(), absl::Seconds(1)),
+                            [worker = worker, process = process, id = stream.operation_id,
+                             progress] { worker->SayTransfer(id, process, progress); });
+  }
+  world_->scheduler.After(absl::Milliseconds(500), [this, id] { ReportTransfers(id); });
 }
 
 void Clients::TakeUpload(StreamId id, int member) {
@@ -231,6 +268,7 @@ void Clients::TakeUpload(StreamId id, int member) {
   const auto [worker, process] = stream.members[member];
   if (!worker->Holds(stream.operation_id, process)) return FailShard(id, member);
   --stream.uploads_due;
+  stream.taken.insert(member);
   if (!worker->Reads(stream.operation_id)) return;
   if (!calls_.at(stream.call).good && world_->random.OneIn(15)) {
     stream.resting.insert(member);
@@ -285,7 +323,7 @@ void Clients::ReportDownload(StreamId stream) {
 
 void Clients::FailShard(StreamId id, int member) {
   Stream& stream = streams_.at(id);
-  if (std::exchange(stream.shard_failed, true)) return;
+  if (stream.direct || std::exchange(stream.shard_failed, true)) return;
   world_->scheduler.After(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(200)),
                           [this, id, member] {
                             if (InFlight(id))
@@ -304,7 +342,11 @@ void Clients::TryFinishDownload(StreamId id) {
       return;
     }
   }
-  control_->Feed(DownloadFinished{id});
+  if (!stream.direct) return control_->Feed(DownloadFinished{id});
+  for (const auto& [worker, process] : stream.members) {
+    worker->SayDelivered(stream.operation_id, process);
+    if (world_->random.OneIn(4)) worker->SayDelivered(stream.operation_id, process);
+  }
 }
 
 void Clients::OnFail(StreamId id, const Failure& failure) {

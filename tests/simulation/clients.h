@@ -54,6 +54,7 @@ class Clients {
     bool good = false;           // no mischief
     bool idles = false;          // stops uploading for ever
     bool takes_nothing = false;  // of its result
+    bool direct = false;         // it streams to the members itself
     absl::Duration upload_time;
     absl::Duration download_time;
     absl::Duration deadline = absl::InfiniteDuration();
@@ -81,6 +82,9 @@ class Clients {
     size_t uploads_due = 0;  // members whose bytes have not all come from the client yet
     std::set<int> resting;   // members that will move again
     bool shard_failed = false;
+    bool direct = false;
+    std::set<int> taken;  // members that have all of the client's bytes
+    uint64_t moves = 0;   // of a direct stream's bytes, as members report them
   };
 
   void ReadSomething(Call* call);
@@ -94,6 +98,7 @@ class Clients {
   void EndRest(StreamId stream, int member);
   void ReportUpload(StreamId stream);
   void ReportMembers(StreamId stream);
+  void ReportTransfers(StreamId stream);
   bool StandsStill(const Stream& stream, int member) const;
   void ReportDownload(StreamId stream);
   void FailShard(StreamId stream, int member);

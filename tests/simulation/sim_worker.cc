@@ -50,6 +50,7 @@ void SimWorker::Dial() {
   registration.set_name(name_);
   registration.set_incarnation(absl::StrCat(process_));
   registration.set_data_address(name_ + ":1");
+  registration.set_client_data_address(name_ + ":2");
   if (traits_.reports_memory) registration.set_memory_bytes(traits_.memory_bytes);
   v1::KernelRate* rate = registration.add_kernel_rates();
   rate->set_family("simulated");
@@ -297,6 +298,28 @@ void SimWorker::FinishUpload(const std::string& operation_id, uint64_t process) 
     v1::JoinRequest message;
     message.mutable_uploaded()->set_operation_id(operation_id);
     message.mutable_uploaded()->set_generation(generation_);
+    Say(message);
+  });
+}
+
+void SimWorker::SayTransfer(const std::string& operation_id, uint64_t process,
+                            const v1::TransferProgress& progress) {
+  if (!Holds(operation_id, process)) return;
+  Later(absl::ZeroDuration(), [this, operation_id, progress] {
+    v1::JoinRequest message;
+    *message.mutable_transfer_progress() = progress;
+    message.mutable_transfer_progress()->set_operation_id(operation_id);
+    message.mutable_transfer_progress()->set_generation(generation_);
+    Say(message);
+  });
+}
+
+void SimWorker::SayDelivered(const std::string& operation_id, uint64_t process) {
+  if (!Holds(operation_id, process)) return;
+  Later(absl::ZeroDuration(), [this, operation_id] {
+    v1::JoinRequest message;
+    message.mutable_delivered()->set_operation_id(operation_id);
+    message.mutable_delivered()->set_generation(generation_);
     Say(message);
   });
 }

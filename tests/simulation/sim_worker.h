@@ -60,6 +60,10 @@ class SimWorker {
   // The data path's: true if this process still holds the operation.
   bool Holds(const std::string& operation_id, uint64_t process) const;
   void FinishUpload(const std::string& operation_id, uint64_t process);
+  // Of an operation whose client streams to its members: what this one says of it.
+  void SayTransfer(const std::string& operation_id, uint64_t process,
+                   const v1::TransferProgress& progress);
+  void SayDelivered(const std::string& operation_id, uint64_t process);
   // True unless it holds the operation and lets its bytes lie.
   bool Reads(const std::string& operation_id) const;
   bool Sends(const std::string& operation_id) const;

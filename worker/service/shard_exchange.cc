@@ -17,11 +17,14 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 }  // namespace
 
-ShardExchange::ShardExchange(grpc::CallbackServerContext* context, OperationRegistry* registry,
+ShardExchange::ShardExchange(grpc::CallbackServerContext* context, ShardAccess* access,
                              const ShardServiceHooks* hooks)
-    : context_(context), registry_(registry), hooks_(hooks) {}
+    : context_(context), access_(access), hooks_(hooks) {}
 
-void ShardExchange::Begin() { StartRead(&incoming_); }
+void ShardExchange::Begin() {
+  access_->OnWaiting(this);
+  StartRead(&incoming_);
+}
 
 void ShardExchange::Reject(grpc::Status status) {
   absl::MutexLock lock(&mutex_);
@@ -34,8 +37,8 @@ void ShardExchange::OnReadDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     if (operation_ == nullptr) {
       Fail({grpc::StatusCode::INVALID_ARGUMENT, "the stream ended before OpenShard"});
-    } else if (!operation_->InputsComplete()) {
-      Fail({grpc::StatusCode::INVALID_ARGUMENT, "the stream ended before all inputs arrived"});
+    } else if (absl::Status status = lease_->OnInputsEnd(); !status.ok()) {
+      Fail(ToGrpc(status));
     }
     return;
   }
@@ -47,6 +50,10 @@ void ShardExchange::OnReadDone(bool ok) {
 }
 
 grpc::Status ShardExchange::HandleMessage() {
+  if (operation_ == nullptr &&
+      static_cast<int64_t>(incoming_.Length()) > access_->max_open_bytes()) {
+    return {grpc::StatusCode::INVALID_ARGUMENT, "the first message is too large for OpenShard"};
+  }
   absl::StatusOr<wire::ReceivedMessage> message =
       wire::ReceivedMessage::Parse(wire::kExchangeRequest, incoming_);
   if (!message.ok()) return ToGrpc(message.status());
@@ -61,8 +68,10 @@ grpc::Status ShardExchange::HandleMessage() {
   if (operation_ == nullptr) {
     return {grpc::StatusCode::INVALID_ARGUMENT, "OpenShard must come first, once"};
   }
+  lease_->OnChunk();
   absl::Status status =
       operation_->Write(message->chunk(), message->payload(), message->payload_bytes());
+  lease_->OnChunkTaken(static_cast<int64_t>(message->payload_bytes()), status);
   if (!status.ok()) return ToGrpc(status);
   hooks_->on_received_bytes(message->payload_bytes());
   if (operation_->TakeUploadedNotice()) hooks_->on_uploaded(operation_->info());
@@ -70,11 +79,10 @@ grpc::Status ShardExchange::HandleMessage() {
 }
 
 grpc::Status ShardExchange::Open(const v1::OpenShard& open) {
-  std::shared_ptr<ShardOperation> operation =
-      registry_->Find(open.operation_id(), open.generation());
-  if (operation == nullptr) {
-    return {grpc::StatusCode::NOT_FOUND, "no such operation is reserved in this generation"};
-  }
+  absl::StatusOr<std::unique_ptr<ShardLease>> lease = access_->Open(open, this);
+  if (!lease.ok()) return ToGrpc(lease.status());
+  access_->OnWaited(this);
+  lease_ = *std::move(lease);
   const Limits limits;
   if (open.max_chunk_bytes() > limits.max_chunk_bytes_up) {
     return {grpc::StatusCode::INVALID_ARGUMENT,
@@ -83,11 +91,8 @@ grpc::Status ShardExchange::Open(const v1::OpenShard& open) {
   max_chunk_bytes_ =
       open.max_chunk_bytes() == 0 ? limits.max_chunk_bytes_down_default : open.max_chunk_bytes();
   with_crc32c_ = open.with_crc32c();
-  if (!operation->SetListener(this)) {
-    return {grpc::StatusCode::INVALID_ARGUMENT, "the operation has an open exchange already"};
-  }
   absl::MutexLock lock(&mutex_);
-  operation_ = std::move(operation);
+  operation_ = lease_->operation();
   opened_ = true;
   return grpc::Status::OK;
 }
@@ -96,6 +101,11 @@ void ShardExchange::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
   writing_ = false;
   outgoing_.Clear();
+  if (lease_ != nullptr) {
+    const int64_t sent = std::exchange(in_flight_bytes_, 0);
+    lease_->OnSent(ok ? sent : 0);
+    if (ok && done_sent_) lease_->OnDone();
+  }
   if (!ok && !failure_.has_value()) {
     failure_ = grpc::Status(grpc::StatusCode::CANCELLED, "the peer is gone");
   }
@@ -108,7 +118,8 @@ void ShardExchange::OnCancel() {
 }
 
 void ShardExchange::OnDone() {
-  if (operation_ != nullptr) operation_->RemoveListener();
+  access_->OnWaited(this);
+  lease_.reset();
   std::unique_ptr<Download> download;
   {
     absl::MutexLock lock(&mutex_);
@@ -147,6 +158,7 @@ void ShardExchange::Advance() {
   if (writing_ || !opened_) return;
   if (NextMessage()) {
     writing_ = true;
+    lease_->OnSend();
     StartWrite(&outgoing_);
   } else if (failure_.has_value()) {
     Advance();
@@ -166,8 +178,10 @@ bool ShardExchange::NextMessage() {
   }
   if (done_sent_ || !operation_->finished()) return false;
   if (download_ == nullptr) {
-    outputs_ = operation_->Outputs();
-    download_ = operation_->BeginDownload([this] { OnOperationChanged(); });
+    outputs_ = lease_->Outputs();
+    std::vector<DeviceRange> ranges;
+    for (const ShardLease::Part& output : outputs_) ranges.push_back(output.memory);
+    download_ = operation_->BeginDownload(std::move(ranges), [this] { OnOperationChanged(); });
   }
   if (!download_->finished()) {
     absl::StatusOr<std::optional<Download::HostRange>> piece = download_->Next(max_chunk_bytes_);
@@ -188,8 +202,9 @@ bool ShardExchange::NextMessage() {
 }
 
 void ShardExchange::MakeChunk(const Download::HostRange& piece) {
-  wire::ChunkHeader header{static_cast<int32_t>(outputs_[piece.range].id),
-                           static_cast<uint64_t>(piece.offset), std::nullopt};
+  const ShardLease::Part& output = outputs_[piece.range];
+  wire::ChunkHeader header{static_cast<int32_t>(output.id),
+                           static_cast<uint64_t>(output.begin + piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);
   // The slice keeps the memory, the operation's or staging, until gRPC has sent it.
   using Keeper = std::pair<std::shared_ptr<ShardOperation>, std::shared_ptr<const void>>;
@@ -198,6 +213,7 @@ void ShardExchange::MakeChunk(const Download::HostRange& piece) {
       wire::EncodeChunkPrefix(wire::kExchangeResponse, header, piece.bytes),
       {wire::BorrowSlice(piece.data, piece.bytes, drop, new Keeper(operation_, piece.keeper))});
   sent_bytes_ += piece.bytes;
+  in_flight_bytes_ = piece.bytes;
   hooks_->on_sent_bytes(piece.bytes);
 }
 

@@ -11,9 +11,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "ringattn/v1/shard.pb.h"
-#include "worker/service/operation_registry.h"
+#include "worker/service/shard_access.h"
+#include "worker/service/shard_hooks.h"
 #include "worker/service/shard_operation.h"
-#include "worker/service/shard_service.h"
 
 namespace ringattn::worker {
 
@@ -23,7 +23,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
                       public OperationListener {
  public:
   // All arguments outlive the call. Deletes itself when the call is done.
-  ShardExchange(grpc::CallbackServerContext* context, OperationRegistry* registry,
+  ShardExchange(grpc::CallbackServerContext* context, ShardAccess* access,
                 const ShardServiceHooks* hooks);
 
   void Begin();
@@ -48,11 +48,12 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   grpc::CallbackServerContext* const context_;
-  OperationRegistry* const registry_;
+  ShardAccess* const access_;
   const ShardServiceHooks* const hooks_;
 
   grpc::ByteBuffer incoming_;  // belongs to the outstanding read
   // Written once, before the first chunk is read.
+  std::unique_ptr<ShardLease> lease_;
   std::shared_ptr<ShardOperation> operation_;
   int64_t max_chunk_bytes_ = 0;
   bool with_crc32c_ = false;
@@ -65,9 +66,10 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   bool done_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ShardOperation::Output> outputs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ShardLease::Part> outputs_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);  // of outputs_
   int64_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the outstanding write
 };
 
 }  // namespace ringattn::worker

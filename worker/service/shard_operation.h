@@ -93,9 +93,9 @@ class ShardOperation {
 
   // --- outputs
   std::vector<Output> Outputs() const;
-  // The outputs on their way to the host (Device::BeginDownload). REQUIRES: finished.
+  // The outputs on their way to the host (Device::BeginDownload), or ranges of them. REQUIRES:
+  // finished.
   std::unique_ptr<Download> BeginDownload(std::function<void()> on_ready) const;
-  // Of some of Outputs() only.
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) const;
 

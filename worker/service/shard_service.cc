@@ -6,6 +6,33 @@
 #include "worker/service/shard_exchange.h"
 
 namespace ringattn::worker {
+namespace {
+
+// The coordinator's stream: all of the shard, alone.
+class WholeLease final : public ShardLease {
+ public:
+  explicit WholeLease(std::shared_ptr<ShardOperation> operation)
+      : operation_(std::move(operation)) {}
+  ~WholeLease() override { operation_->RemoveListener(); }
+
+  const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
+  std::vector<Part> Outputs() const override {
+    std::vector<Part> parts;
+    for (const ShardOperation::Output& output : operation_->Outputs()) {
+      parts.push_back({output.id, 0, output.memory});
+    }
+    return parts;
+  }
+  absl::Status OnInputsEnd() override {
+    if (operation_->InputsComplete()) return absl::OkStatus();
+    return absl::InvalidArgumentError("the stream ended before all inputs arrived");
+  }
+
+ private:
+  const std::shared_ptr<ShardOperation> operation_;
+};
+
+}  // namespace
 
 ShardServiceImpl::ShardServiceImpl(OperationRegistry* registry, std::string secret,
                                    ShardServiceHooks hooks)
@@ -14,13 +41,26 @@ ShardServiceImpl::ShardServiceImpl(OperationRegistry* registry, std::string secr
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ShardServiceImpl::Exchange(
     grpc::CallbackServerContext* context) {
   // Deletes itself when the call is done.
-  auto* exchange = new ShardExchange(context, registry_, &hooks_);
+  auto* exchange = new ShardExchange(context, this, &hooks_);
   if (grpc::Status status = CheckSecret(*context, secret_); status.ok()) {
     exchange->Begin();
   } else {
     exchange->Reject(std::move(status));
   }
   return exchange;
+}
+
+absl::StatusOr<std::unique_ptr<ShardLease>> ShardServiceImpl::Open(const v1::OpenShard& open,
+                                                                   OperationListener* listener) {
+  std::shared_ptr<ShardOperation> operation =
+      registry_->Find(open.operation_id(), open.generation());
+  if (operation == nullptr) {
+    return absl::NotFoundError("no such operation is reserved in this generation");
+  }
+  if (!operation->SetListener(listener)) {
+    return absl::InvalidArgumentError("the operation has an open exchange already");
+  }
+  return std::make_unique<WholeLease>(std::move(operation));
 }
 
 }  // namespace ringattn::worker

@@ -4,30 +4,22 @@
 #ifndef RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_
 #define RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_
 
-#include <functional>
+#include <memory>
 #include <string>
 
 #include <grpcpp/grpcpp.h>
 
-#include "absl/time/time.h"
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "worker/service/operation_registry.h"
+#include "worker/service/shard_access.h"
+#include "worker/service/shard_hooks.h"
 
 namespace ringattn::worker {
 
-struct ShardServiceHooks {
-  // All inputs of the operation have arrived. Called once per operation at most.
-  std::function<void(const OperationInfo&)> on_uploaded;
-  // Tensor bytes received from and sent to the coordinator, for metrics.
-  std::function<void(int64_t)> on_received_bytes;
-  std::function<void(int64_t)> on_sent_bytes;
-  // Outputs are on the host; what copying them from the device took. Once per exchange.
-  std::function<void(absl::Duration)> on_downloaded;
-};
-
 // Thread safe.
 class ShardServiceImpl
-    : public v1::ShardService::WithRawCallbackMethod_Exchange<v1::ShardService::Service> {
+    : public v1::ShardService::WithRawCallbackMethod_Exchange<v1::ShardService::Service>,
+      private ShardAccess {
  public:
   // `registry` outlives the server that serves this.
   ShardServiceImpl(OperationRegistry* registry, std::string secret, ShardServiceHooks hooks);
@@ -36,6 +28,9 @@ class ShardServiceImpl
       grpc::CallbackServerContext* context) override;
 
  private:
+  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+                                                   OperationListener* listener) override;
+
   OperationRegistry* const registry_;
   const std::string secret_;
   const ShardServiceHooks hooks_;

@@ -71,9 +71,10 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory,
                RingTransport* transport, std::function<void(const std::string&)> on_stuck)
     : options_(std::move(options)),
       local_memory_(std::move(local_memory)),
+      direct_streams_(MakeDirectStreams()),
       core_(
           {options_.name, options_.memory_limit_bytes, options_.ring,
-           [this](bool member) { SetReady(member); }, local_memory_.get()},
+           [this](bool member) { SetReady(member); }, local_memory_.get(), direct_streams_.get()},
           device, transport, &metrics_,
           [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
           std::move(on_stuck)),
@@ -90,7 +91,32 @@ void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();
   if (local_memory_ != nullptr) local_memory_->Stop();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kServerShutdown);
+  const auto end = std::chrono::system_clock::now() + kServerShutdown;
+  if (client_port_ != nullptr) client_port_->Stop(end);
+  if (server_ != nullptr) server_->Shutdown(end);
+}
+
+std::unique_ptr<DirectStreams> Worker::MakeDirectStreams() {
+  if (options_.client_data_listen.empty()) return nullptr;
+  return std::make_unique<DirectStreams>(
+      DirectStreamsOptions(),
+      DirectStreamsHooks{
+          .send = [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
+          .on_refused = [this](StreamRefusal refusal) { metrics_.CountRefusedStream(refusal); }});
+}
+
+absl::Status Worker::ListenForClients() {
+  if (direct_streams_ == nullptr) return absl::OkStatus();
+  auto port = ClientPort::Start(
+      {.listen = options_.client_data_listen, .security = options_.client_security},
+      direct_streams_.get(),
+      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
+       [this](int64_t bytes) { metrics_.CountDirectIn(bytes); },
+       [this](int64_t bytes) { metrics_.CountDirectOut(bytes); },
+       [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }});
+  if (!port.ok()) return port.status();
+  client_port_ = *std::move(port);
+  return absl::OkStatus();
 }
 
 void Worker::SetReady(bool ready) {
@@ -115,6 +141,7 @@ absl::Status Worker::Listen(const std::string& device_description) {
     metrics_address_ = *std::move(metrics_address);
   }
 
+  if (absl::Status status = ListenForClients(); !status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -154,6 +181,11 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
     control.registration.add_options(option);
   }
   control.registration.set_local_socket(options_.local_socket_path);
+  if (client_port_ != nullptr) {
+    control.registration.set_client_data_address(options_.client_data_address.empty()
+                                                     ? client_port_->address()
+                                                     : options_.client_data_address);
+  }
   if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);

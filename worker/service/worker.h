@@ -18,6 +18,8 @@
 #include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
+#include "worker/direct/client_port.h"
+#include "worker/direct/direct_streams.h"
 #include "worker/region/local_memory.h"
 #include "worker/service/control_client.h"
 #include "worker/service/shard_service.h"
@@ -46,6 +48,11 @@ struct WorkerOptions {
   std::vector<uid_t> local_uids;
   int copy_threads = 2;
   int64_t max_pinned_bytes = 0;  // of regions, for the device's own copies
+  // Where clients stream tensors straight to this worker: where it listens, where they reach that
+  // (as bound unless given), and how it is protected. Empty: they do not.
+  std::string client_data_listen;
+  std::string client_data_address;
+  TransportSecurity client_security;
 };
 
 // Thread safe.
@@ -73,6 +80,10 @@ class Worker {
   void Stop();
 
   const std::string& data_address() const { return data_address_; }
+  // As bound; empty without.
+  std::string client_data_address() const {
+    return client_port_ == nullptr ? "" : client_port_->address();
+  }
   const std::string& metrics_address() const { return metrics_address_; }
   const std::string& health_address() const { return health_address_; }
   const WorkerMetrics& metrics() const { return metrics_; }
@@ -81,16 +92,20 @@ class Worker {
   Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory, Device* device,
          RingTransport* transport, std::function<void(const std::string&)> on_stuck);
 
+  std::unique_ptr<DirectStreams> MakeDirectStreams();
   absl::Status Listen(const std::string& device_description);
+  absl::Status ListenForClients();
   // Whether this worker is a member of a ring.
   void SetReady(bool ready);
   void Join(const Device& device, std::function<void(const std::string&)> on_leave);
 
   const WorkerOptions options_;
   WorkerMetrics metrics_;
-  std::unique_ptr<LocalMemory> local_memory_;  // null without
+  std::unique_ptr<LocalMemory> local_memory_;      // null without
+  std::unique_ptr<DirectStreams> direct_streams_;  // null without
   WorkerCore core_;
   ShardServiceImpl shard_service_;
+  std::unique_ptr<ClientPort> client_port_;       // null without
   std::unique_ptr<wire::HealthListener> health_;  // null without
   std::unique_ptr<grpc::Server> server_;
   std::string data_address_;

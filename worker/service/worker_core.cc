@@ -112,6 +112,7 @@ void WorkerCore::LeaveRing(const std::string& reason,
       [this, reason, on_membership] {
         on_membership(false);
         reservations_.ForgetAll();
+        if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
         ring_.Forget(reason);
         residuals_.Clear();
         metrics_->SetRank(std::nullopt);
@@ -195,6 +196,7 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   if (teardown.generation() < ring_.generation()) return;
   options_.on_membership(false);
   reservations_.ForgetAll();
+  if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
   metrics_->SetRank(std::nullopt);
   v1::JoinRequest message;
@@ -210,6 +212,7 @@ void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {
 void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
                                const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                                int64_t workspace_bytes) {
+  if (operation.ok() && !reserve.token().empty()) ExpectStreams(reserve, *operation);
   v1::JoinRequest message;
   v1::Reserved* reserved = message.mutable_reserved();
   reserved->set_operation_id(reserve.operation_id());
@@ -242,11 +245,21 @@ void WorkerCore::BeginCopies(const v1::Reserve& reserve,
   if (options_.local_memory != nullptr) {
     return options_.local_memory->Begin(operation, reserve, static_cast<int>(rank));
   }
+  SendTransferFailed(reserve, "this worker takes no host memory");
+}
+
+void WorkerCore::ExpectStreams(const v1::Reserve& reserve,
+                               const std::shared_ptr<ShardOperation>& operation) {
+  if (options_.direct_streams != nullptr) return options_.direct_streams->Begin(operation, reserve);
+  SendTransferFailed(reserve, "clients do not reach this worker");
+}
+
+void WorkerCore::SendTransferFailed(const v1::Reserve& reserve, const std::string& why) {
   v1::JoinRequest message;
   v1::TransferProgress* progress = message.mutable_transfer_progress();
   progress->set_operation_id(reserve.operation_id());
   progress->set_generation(reserve.generation());
-  progress->set_failure("this worker takes no host memory");
+  progress->set_failure(why);
   send_(std::move(message));
 }
 
@@ -257,6 +270,9 @@ void WorkerCore::OnRelease(const v1::Release& release) {
     std::shared_ptr<const Residual> residual =
         operation == nullptr ? nullptr : operation->TakeResidual();
     if (residual != nullptr) residuals_.Put(release.operation_id(), std::move(residual));
+  }
+  if (options_.direct_streams != nullptr) {
+    options_.direct_streams->Forget(release.operation_id(), release.generation());
   }
   reservations_.Release(release.operation_id(), release.generation());
 }

@@ -15,6 +15,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
+#include "worker/direct/direct_streams.h"
 #include "worker/region/local_memory.h"
 #include "worker/service/activity_probe.h"
 #include "worker/service/memory_budget.h"
@@ -37,6 +38,8 @@ struct WorkerCoreOptions {
   std::function<void(bool member)> on_membership = [](bool) {};
   // Null: this worker takes no memory of clients. Outlives the core.
   LocalMemory* local_memory = nullptr;
+  // Null: clients do not reach this worker. Outlives the core.
+  DirectStreams* direct_streams = nullptr;
 };
 
 // Thread safe. Control messages are handled in the order of OnMessage; those that may
@@ -75,8 +78,11 @@ class WorkerCore {
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
   void OnRelease(const v1::Release& release);
+  // Its client streams to this worker: from now on it may. Before anybody learns of the token.
+  void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   // Its tensors lie in regions: nobody opens a stream for them.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
+  void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);
   void OnReleased(const OperationInfo& info);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);

@@ -60,6 +60,13 @@ WorkerMetrics::WorkerMetrics()
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "host_memory"}})),
       copied_out_bytes_(
           TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "host_memory"}})),
+      direct_in_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "direct_stream"}})),
+      direct_out_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "direct_stream"}})),
+      refused_streams_(metrics_.Counters("ringattn_refused_streams_total",
+                                         "Streams of clients to this worker that were turned away "
+                                         "before they moved anything, by the reason.")),
       regions_(metrics_
                    .Gauges("ringattn_worker_regions",
                            "Regions of clients' host memory that are mapped here.")
@@ -105,6 +112,9 @@ WorkerMetrics::WorkerMetrics()
   for (const char* reason : {"not_understood", "token", "descriptor", "map", "user"}) {
     refused_attaches_.Add({{"reason", reason}});
   }
+  for (const StreamRefusal refusal : kStreamRefusals) {
+    refused_streams_.Add({{"reason", StreamRefusalName(refusal)}});
+  }
 }
 
 void WorkerMetrics::Describe(const std::string& worker, const std::string& device,
@@ -117,6 +127,10 @@ void WorkerMetrics::Describe(const std::string& worker, const std::string& devic
     device_ = device;
   }
   SetRank(std::nullopt);
+}
+
+void WorkerMetrics::CountRefusedStream(StreamRefusal refusal) {
+  refused_streams_.Add({{"reason", StreamRefusalName(refusal)}}).Increment();
 }
 
 void WorkerMetrics::SetRank(std::optional<int> rank) {

@@ -14,6 +14,7 @@
 #include "common/observability/metrics.h"
 #include "common/security/security_metrics.h"
 #include "worker/device/device.h"
+#include "worker/direct/direct_streams.h"
 #include "worker/executor/executor.h"
 
 namespace ringattn::worker {
@@ -55,6 +56,10 @@ class WorkerMetrics {
   // Out of clients' memory and into it.
   void CountCopiedIn(int64_t bytes) { copied_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountCopiedOut(int64_t bytes) { copied_out_bytes_.Increment(static_cast<double>(bytes)); }
+  // From and to clients' own streams.
+  void CountDirectIn(int64_t bytes) { direct_in_bytes_.Increment(static_cast<double>(bytes)); }
+  void CountDirectOut(int64_t bytes) { direct_out_bytes_.Increment(static_cast<double>(bytes)); }
+  void CountRefusedStream(StreamRefusal refusal);
   void SetRegions(size_t regions) { regions_.Set(static_cast<double>(regions)); }
   void SetPinnedBytes(int64_t bytes) { pinned_bytes_.Set(static_cast<double>(bytes)); }
   void CountRefusedAttach(AttachCode code);
@@ -87,6 +92,9 @@ class WorkerMetrics {
   prometheus::Counter& sent_bytes_;
   prometheus::Counter& copied_in_bytes_;
   prometheus::Counter& copied_out_bytes_;
+  prometheus::Counter& direct_in_bytes_;
+  prometheus::Counter& direct_out_bytes_;
+  prometheus::Family<prometheus::Counter>& refused_streams_;
   prometheus::Gauge& regions_;
   prometheus::Gauge& pinned_bytes_;
   prometheus::Family<prometheus::Counter>& refused_attaches_;

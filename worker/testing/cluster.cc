@@ -82,11 +82,25 @@ TestExchange::TestExchange(const std::string& data_address, const std::string& s
 
 absl::Status TestExchange::Open(const std::string& operation_id, uint64_t generation,
                                 uint32_t max_chunk_bytes) {
+  v1::OpenShard open;
+  open.set_operation_id(operation_id);
+  open.set_generation(generation);
+  open.set_max_chunk_bytes(max_chunk_bytes);
+  open.set_with_crc32c(true);
+  return Open(open);
+}
+
+absl::Status TestExchange::OpenPart(const std::string& token, uint32_t part, uint32_t parts) {
+  v1::OpenShard open;
+  open.set_token(token);
+  open.set_part(part);
+  open.set_parts(parts);
+  return Open(open);
+}
+
+absl::Status TestExchange::Open(const v1::OpenShard& open) {
   v1::ExchangeRequest request;
-  request.mutable_open()->set_operation_id(operation_id);
-  request.mutable_open()->set_generation(generation);
-  request.mutable_open()->set_max_chunk_bytes(max_chunk_bytes);
-  request.mutable_open()->set_with_crc32c(true);
+  *request.mutable_open() = open;
   v1::ExchangeResponse response;
   if (stream_->Write(request) && stream_->Read(&response) && response.has_opened()) {
     return absl::OkStatus();
@@ -225,7 +239,8 @@ void Cluster::TearDown(uint64_t generation) {
   }
 }
 
-void Cluster::Reserve(const TestRequest& request, const std::string& id, uint64_t generation) {
+void Cluster::Reserve(const TestRequest& request, const std::string& id, uint64_t generation,
+                      const std::string& token) {
   v1::JoinResponse message;
   v1::Reserve* reserve = message.mutable_reserve();
   reserve->set_operation_id(id);
@@ -236,7 +251,10 @@ void Cluster::Reserve(const TestRequest& request, const std::string& id, uint64_
   reserve->set_schedule(size() == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
   reserve->set_stripe(1);
   reserve->set_with_timeline(true);
-  for (int rank = 0; rank < size(); ++rank) coordinator_->Send(Name(rank), message);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!token.empty()) reserve->set_token(absl::StrCat(token, rank));
+    coordinator_->Send(Name(rank), message);
+  }
   for (int rank = 0; rank < size(); ++rank) {
     const auto reserved = coordinator_->Await(Name(rank), Message::kReserved);
     ASSERT_TRUE(reserved.has_value());

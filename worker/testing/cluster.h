@@ -43,6 +43,8 @@ class TestExchange {
   // The stream's status if it ended before ShardOpened.
   absl::Status Open(const std::string& operation_id, uint64_t generation,
                     uint32_t max_chunk_bytes = 0);
+  // Likewise, of a client.
+  absl::Status OpenPart(const std::string& token, uint32_t part, uint32_t parts);
   bool SendChunk(TensorId id, uint64_t offset, const std::string& data,
                  std::optional<uint32_t> crc32c = std::nullopt);
   // All inputs of `rank`, in pieces of `piece_bytes`.
@@ -53,6 +55,8 @@ class TestExchange {
   void Cancel() { context_.TryCancel(); }
 
  private:
+  absl::Status Open(const v1::OpenShard& open);
+
   grpc::ClientContext context_;
   std::unique_ptr<v1::ShardService::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeRequest, v1::ExchangeResponse>> stream_;
@@ -74,7 +78,9 @@ class Cluster {
   void WaitForAll();
   std::vector<v1::Committed> Form(uint64_t generation);
   void TearDown(uint64_t generation);
-  void Reserve(const TestRequest& request, const std::string& id, uint64_t generation);
+  // `token`: of clients' streams, followed by the rank; empty: none.
+  void Reserve(const TestRequest& request, const std::string& id, uint64_t generation,
+               const std::string& token = "");
   void SendRun(const std::string& id, uint64_t generation);
   void SendCancel(const std::string& id, uint64_t generation);
   void Release(const std::string& id, uint64_t generation);

@@ -1,8 +1,8 @@
-// HostMemoryPlane: the data plane of a request whose tensors lie in memory that its client shares
-// with the members. They copy, and tell the core how they do; here nothing passes. What is left
-// is to refuse chunks and to know the sums.
-#ifndef RINGATTN_SERVER_EDGE_HOST_MEMORY_PLANE_H_
-#define RINGATTN_SERVER_EDGE_HOST_MEMORY_PLANE_H_
+// MemberPlane: the data plane of a request whose tensors do not pass here: its members copy them
+// from and to memory that the client shares, or the client streams to the members. They tell the
+// core how they do. What is left is to refuse chunks and to know the sums.
+#ifndef RINGATTN_SERVER_EDGE_MEMBER_PLANE_H_
+#define RINGATTN_SERVER_EDGE_MEMBER_PLANE_H_
 
 #include <cstdint>
 #include <optional>
@@ -16,9 +16,9 @@
 namespace ringattn::server {
 
 // Thread safe.
-class HostMemoryPlane final : public DataPlane {
+class MemberPlane final : public DataPlane {
  public:
-  explicit HostMemoryPlane(const TransferSpec& spec);
+  explicit MemberPlane(const TransferSpec& spec);
 
   std::optional<Failure> Open() override { return std::nullopt; }
   std::optional<Failure> Feed(const grpc::ByteBuffer& message) override;
@@ -29,15 +29,17 @@ class HostMemoryPlane final : public DataPlane {
   void Delivered(int64_t) override {}
   TransferStalls Look() override;
   TransferTotals totals() const override ABSL_LOCKS_EXCLUDED(mutex_);
-  void Advanced(int64_t received_bytes, int64_t sent_bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Advanced(const TransferAdvanced& advanced) override ABSL_LOCKS_EXCLUDED(mutex_);
   void Succeeded() override ABSL_LOCKS_EXCLUDED(mutex_);
   void Stop() override {}
 
  private:
   mutable absl::Mutex mutex_;
   TransferTotals totals_ ABSL_GUARDED_BY(mutex_);
+  bool waits_for_client_ ABSL_GUARDED_BY(mutex_) = false;
+  const bool by_host_memory_;
 };
 
 }  // namespace ringattn::server
 
-#endif  // RINGATTN_SERVER_EDGE_HOST_MEMORY_PLANE_H_
+#endif  // RINGATTN_SERVER_EDGE_MEMBER_PLANE_H_

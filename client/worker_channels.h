@@ -1,0 +1,90 @@
+// WorkerChannels: connections straight to workers, which calls share, and whether they are worth
+// a try right now.
+#ifndef RINGATTN_CLIENT_WORKER_CHANNELS_H_
+#define RINGATTN_CLIENT_WORKER_CHANNELS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/channel.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace ringattn::client {
+
+// Thread safe.
+class WorkerChannels {
+ public:
+  using Dial = std::function<std::shared_ptr<grpc::Channel>(const std::string& endpoint)>;
+  using Channels = std::vector<std::shared_ptr<grpc::Channel>>;
+
+  // REQUIRES: per_worker >= 1.
+  WorkerChannels(Dial dial, int per_worker) : dial_(std::move(dial)), per_worker_(per_worker) {}
+
+  int per_worker() const { return per_worker_; }
+
+  // As many connections as there are per worker, the same for every call.
+  Channels To(const std::string& endpoint) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    Entry& entry = entries_[endpoint];
+    while (static_cast<int>(entry.channels.size()) < per_worker_) {
+      entry.channels.push_back(dial_(endpoint));
+    }
+    entry.used = absl::Now();
+    return entry.channels;
+  }
+
+  // Lets go of those that nobody has used for long: workers come back under other ports. Not from
+  // one of gRPC's threads, which must not drop a channel's last reference.
+  void Prune() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::map<std::string, Entry> gone;  // let go of without the lock
+    absl::MutexLock lock(&mutex_);
+    if (entries_.size() <= kUnpruned) return;
+    const absl::Time old = absl::Now() - kKept;
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (entry->second.used < old) gone.insert(entries_.extract(entry));
+      entry = next;
+    }
+  }
+
+  // A worker could not be reached: for a while calls need not find that out again.
+  void NoteUnreachable(const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    unreachable_ = why;
+    unreachable_until_ = absl::Now() + kTriedAgainAfter;
+  }
+  // Why a call should not try; empty: it may.
+  std::string WhyNot() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return absl::Now() < unreachable_until_ ? unreachable_ : "";
+  }
+
+ private:
+  static constexpr size_t kUnpruned = 64;
+  static constexpr absl::Duration kKept = absl::Minutes(10);
+  static constexpr absl::Duration kTriedAgainAfter = absl::Seconds(30);
+
+  struct Entry {
+    Channels channels;
+    absl::Time used;
+  };
+
+  const Dial dial_;
+  const int per_worker_;
+  mutable absl::Mutex mutex_;
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::string unreachable_ ABSL_GUARDED_BY(mutex_);
+  absl::Time unreachable_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+}  // namespace ringattn::client
+
+#endif  // RINGATTN_CLIENT_WORKER_CHANNELS_H_

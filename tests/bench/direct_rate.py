@@ -1,0 +1,47 @@
+#!/usr/bin/python3
+"""Direct streams beside plain TCP, Arrow Flight and the relay, in one run, rounds interleaved:
+
+  tests/bench/direct_rate.py [--workers=4] [--channels=2] [--megabytes=256] [--rounds=7] [--flight=PYTHON]
+
+Starts a ring of CPU workers and runs transport_rate against it. --flight: a Python that has pyarrow, in an
+environment of its own; without it, no Flight. Bazel targets needed: //server:ringattn-server
+//worker:ringattn-worker //tests/bench:transport_rate.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "e2e"))
+
+from cluster import BIN, Cluster  # noqa: E402
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name, default in (("workers", 4), ("channels", 2), ("megabytes", 256), ("rounds", 7)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--paths", default="direct,relay")
+    parser.add_argument("--flight", default="")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        ring = Cluster(directory, workers=options.workers,
+                       worker_flags=["--client_data_listen=127.0.0.1:0"])
+        try:
+            command = [BIN / "tests/bench/transport_rate", f"--server={ring.address}",
+                       f"--paths={options.paths}", f"--workers={options.workers}",
+                       f"--channels={options.channels}", f"--megabytes={options.megabytes}",
+                       f"--rounds={options.rounds}"]
+            if options.flight:
+                command.append(f"--beside={options.flight} {HERE / 'flight_rate.py'} "
+                               f"{options.megabytes} {options.workers} {options.channels}")
+            subprocess.run([str(word) for word in command], check=True)
+        finally:
+            ring.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+#include "worker/direct/client_port.h"
+
+#include <utility>
+#include <vector>
+
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/wire/transport.h"
+#include "worker/service/shard_exchange.h"
+
+namespace ringattn::worker {
+namespace {
+
+// A client has one stream on a connection for each of its requests that this worker serves.
+constexpr int kMaxStreamsPerConnection = 128;
+// Until a token is there.
+constexpr int kHandshakeTimeoutMs = 5'000;
+// One without a stream gives its place back; a client that comes again connects again.
+constexpr int kMaxConnectionIdleMs = 30'000;
+// What gRPC holds of messages that are on their way in: 16 chunks of the largest size, 256 of the
+// recommended one.
+constexpr size_t kMaxTransportBytes = size_t{256} << 20;
+
+// What the process registers for all its servers is not for this one.
+class NoPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->clear();
+  }
+};
+
+}  // namespace
+
+class ClientPort::Service final
+    : public v1::ShardService::WithRawCallbackMethod_Exchange<v1::ShardService::Service> {
+ public:
+  Service(ShardAccess* access, ShardServiceHooks hooks)
+      : access_(access), hooks_(std::move(hooks)) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
+      grpc::CallbackServerContext* context) override {
+    auto* exchange = new ShardExchange(context, access_, &hooks_);  // deletes itself
+    exchange->Begin();
+    return exchange;
+  }
+
+ private:
+  ShardAccess* const access_;
+  const ShardServiceHooks hooks_;
+};
+
+absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOptions& options,
+                                                              ShardAccess* access,
+                                                              ShardServiceHooks hooks) {
+  absl::StatusOr<std::unique_ptr<wire::Listener>> listener =
+      wire::Listener::Bind({.address = options.listen, .max_connections = options.max_connections});
+  if (!listener.ok()) {
+    return absl::UnavailableError(absl::StrCat("clients: ", listener.status().message()));
+  }
+  std::unique_ptr<ClientPort> port(new ClientPort);
+  port->listener_ = *std::move(listener);
+  port->service_ = std::make_unique<Service>(access, std::move(hooks));
+  grpc::ResourceQuota quota("ringattn-clients");
+  quota.Resize(kMaxTransportBytes);
+  grpc::ServerBuilder builder;
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.max_message_bytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
+  wire::SetTransport(&builder);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.SetOption(std::make_unique<NoPlugins>());
+  builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+  builder.RegisterService(port->service_.get());
+  port->listener_->AddTo(&builder, options.security.ServerCredentials());
+  port->server_ = builder.BuildAndStart();
+  if (port->server_ == nullptr) return absl::UnavailableError("clients: gRPC does not start");
+  port->listener_->Start();
+  return port;
+}
+
+ClientPort::~ClientPort() { Stop(std::chrono::system_clock::now()); }
+
+void ClientPort::Stop(std::chrono::system_clock::time_point deadline) {
+  if (listener_ != nullptr) listener_->Stop();
+  if (server_ != nullptr) server_->Shutdown(deadline);
+}
+
+}  // namespace ringattn::worker

@@ -1,0 +1,55 @@
+// ClientPort: the listener where clients reach this worker's ShardService, and nothing else: no
+// reflection, no health, and no secret but the tokens of operations.
+#ifndef RINGATTN_WORKER_DIRECT_CLIENT_PORT_H_
+#define RINGATTN_WORKER_DIRECT_CLIENT_PORT_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <grpcpp/server.h>
+
+#include "absl/status/statusor.h"
+#include "common/base/limits.h"
+#include "common/security/credentials.h"
+#include "common/wire/listener.h"
+#include "ringattn/v1/shard.grpc.pb.h"
+#include "worker/service/shard_access.h"
+#include "worker/service/shard_hooks.h"
+
+namespace ringattn::worker {
+
+struct ClientPortOptions {
+  std::string listen;  // "host:port"; port 0 picks a free one
+  TransportSecurity security;
+  int64_t max_connections = 1024;
+  Limits limits;
+};
+
+// Thread safe.
+class ClientPort {
+ public:
+  // Serves from here on. `access` outlives it. UNAVAILABLE if it cannot bind.
+  static absl::StatusOr<std::unique_ptr<ClientPort>> Start(const ClientPortOptions& options,
+                                                           ShardAccess* access,
+                                                           ShardServiceHooks hooks);
+  ~ClientPort();
+
+  const std::string& address() const { return listener_->address(); }
+
+  // Takes no connection any more; streams that still send have until `deadline`. Idempotent.
+  void Stop(std::chrono::system_clock::time_point deadline);
+
+ private:
+  class Service;
+
+  ClientPort() = default;
+
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<wire::Listener> listener_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_DIRECT_CLIENT_PORT_H_

@@ -1,0 +1,92 @@
+// DirectStreams: the operations of this worker whose clients stream to it themselves, and who may
+// open a stream for one. What becomes of them the coordinator is told.
+#ifndef RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_
+#define RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "ringattn/v1/worker_control.pb.h"
+#include "worker/direct/direct_transfer.h"
+#include "worker/service/shard_access.h"
+
+namespace ringattn::worker {
+
+// Why a stream was turned away, for metrics.
+enum class StreamRefusal : uint8_t {
+  kToken,   // good for nothing: wrong, stale, used
+  kParts,   // with the right token
+  kLate,    // no token in time
+  kCrowded  // made room for a newer one that had none either
+};
+inline constexpr StreamRefusal kStreamRefusals[] = {StreamRefusal::kToken, StreamRefusal::kParts,
+                                                    StreamRefusal::kLate, StreamRefusal::kCrowded};
+const char* StreamRefusalName(StreamRefusal refusal);
+
+struct DirectStreamsOptions {
+  Limits limits;
+  absl::Duration report_interval = absl::Milliseconds(200);
+};
+
+struct DirectStreamsHooks {
+  std::function<void(v1::JoinRequest)> send;  // to the coordinator; never blocks
+  std::function<void(StreamRefusal)> on_refused;
+};
+
+// Thread safe.
+class DirectStreams final : public ShardAccess {
+ public:
+  DirectStreams(DirectStreamsOptions options, DirectStreamsHooks hooks);
+  // REQUIRES: no stream is open.
+  ~DirectStreams() override;
+
+  // From now on streams with reserve.token() may be opened for the operation.
+  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Its token opens nothing any more; open streams go on.
+  void Forget(const std::string& operation_id, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ForgetAll() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // ShardAccess
+  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+                                                   OperationListener* listener) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t max_open_bytes() const override { return options_.limits.max_open_shard_bytes; }
+  void OnWaiting(ShardExchange* exchange) override ABSL_LOCKS_EXCLUDED(waiting_mutex_);
+  void OnWaited(ShardExchange* exchange) override ABSL_LOCKS_EXCLUDED(waiting_mutex_);
+
+ private:
+  struct Entry {
+    std::shared_ptr<DirectTransfer> transfer;
+    DirectTransfer::Progress reported;
+  };
+
+  void SendFailed(const OperationInfo& info, bool bad_chunk, const std::string& why);
+  void Report() ABSL_LOCKS_EXCLUDED(mutex_);
+  void RefuseLate() ABSL_LOCKS_EXCLUDED(waiting_mutex_);
+
+  const DirectStreamsOptions options_;
+  const DirectStreamsHooks hooks_;
+  DirectHooks transfer_hooks_;
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::string, Entry> transfers_ ABSL_GUARDED_BY(mutex_);  // by their tokens' digests
+  // Those without a token yet, the oldest first.
+  absl::Mutex waiting_mutex_;
+  std::deque<std::pair<ShardExchange*, absl::Time>> waiting_ ABSL_GUARDED_BY(waiting_mutex_);
+  std::thread reporter_;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_

@@ -1,0 +1,176 @@
+// Whole workers around a fake coordinator, and clients that stream to them.
+#include "worker/direct/direct_streams.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/testing/cluster.h"
+
+namespace ringattn::worker {
+namespace {
+
+using Message = v1::JoinRequest;
+using testing::HasSubstr;
+
+WorkerOptions WithPort() {
+  WorkerOptions options;
+  options.client_data_listen = "127.0.0.1:0";
+  return options;
+}
+
+class DirectStreamsTest : public testing::Test {
+ protected:
+  std::unique_ptr<TestExchange> Open(int rank, const std::string& token, uint32_t part,
+                                     uint32_t parts, absl::Status* status) {
+    auto exchange = std::make_unique<TestExchange>(cluster_.worker(rank).client_data_address());
+    *status = exchange->OpenPart(token, part, parts);
+    return exchange;
+  }
+  absl::Status Refused(int rank, const std::string& token, uint32_t part = 0, uint32_t parts = 1) {
+    absl::Status status;
+    Open(rank, token, part, parts, &status);
+    return status;
+  }
+  // The first one that is as wanted.
+  v1::TransferProgress AwaitProgress(int rank,
+                                     const std::function<bool(const v1::TransferProgress&)>& is) {
+    while (true) {
+      const auto message =
+          cluster_.coordinator().Await(Cluster::Name(rank), Message::kTransferProgress);
+      if (!message.has_value()) {
+        ADD_FAILURE() << "no such progress";
+        return {};
+      }
+      if (is(message->transfer_progress())) return message->transfer_progress();
+    }
+  }
+
+  Cluster cluster_{2, WithPort()};
+  const TestRequest request_ = TestRequest::Make(61, 2);
+};
+
+TEST_F(DirectStreamsTest, WorkersSayWhereClientsReachThem) {
+  const auto registration = cluster_.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
+  ASSERT_TRUE(registration.has_value());
+  EXPECT_EQ(registration->client_data_address(), cluster_.worker(0).client_data_address());
+  EXPECT_NE(registration->client_data_address(), registration->data_address());
+}
+
+TEST_F(DirectStreamsTest, SeveralStreamsMoveOneOperation) {
+  cluster_.Form(1);
+  for (const uint32_t parts : {1u, 2u, 5u}) {
+    const std::string id = absl::StrCat("1-", parts);
+    cluster_.Reserve(request_, id, 1, "token");
+    std::vector<std::vector<std::unique_ptr<TestExchange>>> exchanges(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      for (uint32_t part = 0; part < parts; ++part) {
+        absl::Status status;
+        exchanges[rank].push_back(Open(rank, absl::StrCat("token", rank), part, parts, &status));
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      // All by the last one: inputs come on any.
+      EXPECT_TRUE(exchanges[rank].back()->Upload(request_, rank, 777));
+      EXPECT_TRUE(
+          cluster_.coordinator().Await(Cluster::Name(rank), Message::kUploaded).has_value());
+    }
+    cluster_.SendRun(id, 1);
+    cluster_.AwaitFinished();
+    TensorMap outputs;
+    for (int rank = 0; rank < 2; ++rank) {
+      for (auto& exchange : exchanges[rank]) {
+        const absl::Status status = exchange->Download(request_, rank, &outputs);
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      const auto delivered = cluster_.coordinator().Await(Cluster::Name(rank), Message::kDelivered);
+      ASSERT_TRUE(delivered.has_value());
+      EXPECT_EQ(delivered->delivered().operation_id(), id);
+    }
+    EXPECT_TRUE(outputs == request_.expected);
+    cluster_.Release(id, 1);
+  }
+}
+
+TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  const absl::Status refusal = DirectTransfer::Refusal();
+  EXPECT_EQ(Refused(0, "token1"), refusal);  // another rank's
+  EXPECT_EQ(Refused(0, "token"), refusal);
+  EXPECT_EQ(Refused(0, ""), refusal);
+  EXPECT_EQ(Refused(0, kTestSecret), refusal);
+  EXPECT_TRUE(absl::IsInvalidArgument(Refused(0, "token0", 2, 2)));
+  EXPECT_TRUE(absl::IsInvalidArgument(Refused(0, "token0", 0, 17)));
+  absl::Status status;
+  const auto first = Open(0, "token0", 1, 2, &status);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Refused(0, "token0", 1, 2), refusal);  // used
+  EXPECT_EQ(Refused(0, "token0", 0, 3), refusal);  // another set
+  const auto second = Open(0, "token0", 0, 2, &status);
+  EXPECT_TRUE(status.ok()) << status;
+  cluster_.Release("1-1", 1);
+  EXPECT_TRUE(absl::IsAborted(first->Finish()));
+  EXPECT_TRUE(absl::IsAborted(second->Finish()));
+  EXPECT_EQ(Refused(1, "token1"), refusal);  // stale, though never used
+  EXPECT_THAT(cluster_.worker(0).metrics().Text(),
+              HasSubstr("ringattn_refused_streams_total{reason=\"parts\"} 2"));
+}
+
+TEST_F(DirectStreamsTest, TheNextGenerationForgetsTheTokens) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  cluster_.TearDown(1);
+  cluster_.Form(2);
+  EXPECT_EQ(Refused(0, "token0"), DirectTransfer::Refusal());
+}
+
+TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  // For the client, before it has come at all.
+  EXPECT_EQ(AwaitProgress(0, [](const auto& p) { return p.waits_for_client(); }).received(), 0u);
+  std::vector<std::unique_ptr<TestExchange>> exchanges;
+  uint64_t bytes = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    absl::Status status;
+    exchanges.push_back(Open(rank, absl::StrCat("token", rank), 0, 1, &status));
+    exchanges.back()->Upload(request_, rank, 1000);
+  }
+  for (const auto& [id, tensor] : request_.inputs) bytes += request_.MapOf(id).local_bytes(0);
+  // For nobody while it could compute.
+  const auto uploaded = AwaitProgress(0, [&](const auto& p) { return p.received() == bytes; });
+  EXPECT_FALSE(uploaded.waits_for_client());
+  cluster_.SendRun("1-1", 1);
+  cluster_.AwaitFinished();
+  TensorMap outputs;
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(exchanges[rank]->Download(request_, rank, &outputs).ok());
+  }
+  const auto last = AwaitProgress(0, [](const auto& p) { return p.sent() > 0; });
+  EXPECT_FALSE(last.waits_for_client());
+  cluster_.Release("1-1", 1);
+}
+
+TEST_F(DirectStreamsTest, WhatIsWrongIsToldTheCoordinator) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  absl::Status status;
+  const auto wrong = Open(0, "token0", 0, 1, &status);
+  wrong->SendChunk(TensorId::kQ, 0, std::string(8, 0));
+  wrong->SendChunk(TensorId::kQ, 4, std::string(8, 0));
+  EXPECT_TRUE(absl::IsInvalidArgument(wrong->Finish()));
+  EXPECT_THAT(AwaitProgress(0, [](const auto& p) { return !p.bad_chunk().empty(); }).bad_chunk(),
+              HasSubstr("were sent twice"));
+  const auto broken = Open(1, "token1", 0, 1, &status);
+  broken->Cancel();
+  EXPECT_THAT(AwaitProgress(1, [](const auto& p) { return !p.failure().empty(); }).failure(),
+              HasSubstr("ended early"));
+  cluster_.Release("1-1", 1);
+}
+
+}  // namespace
+}  // namespace ringattn::worker

@@ -1,0 +1,195 @@
+#include "worker/direct/direct_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/security/secret.h"
+
+namespace ringattn::worker {
+namespace {
+
+// Where a part begins: on a cache line, so that no two parts share one.
+int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
+  if (part == parts) return bytes;
+  return bytes / parts * part / 64 * 64;
+}
+
+}  // namespace
+
+// One stream's.
+class DirectTransfer::Lease final : public ShardLease {
+ public:
+  Lease(std::shared_ptr<DirectTransfer> transfer, std::shared_ptr<ShardOperation> operation,
+        OperationListener* listener, uint32_t part, uint32_t parts)
+      : transfer_(std::move(transfer)),
+        operation_(std::move(operation)),
+        listener_(listener),
+        part_(part),
+        parts_(parts) {}
+  ~Lease() override { transfer_->Leave(listener_, delivered_.load()); }
+
+  const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
+
+  std::vector<Part> Outputs() const override {
+    std::vector<Part> outputs;
+    for (const ShardOperation::Output& output : operation_->Outputs()) {
+      const int64_t begin = PartBegin(output.memory.bytes, part_, parts_);
+      const int64_t end = PartBegin(output.memory.bytes, part_ + 1, parts_);
+      outputs.push_back({output.id,
+                         begin,
+                         {static_cast<const uint8_t*>(output.memory.data) + begin, end - begin}});
+    }
+    return outputs;
+  }
+
+  void OnChunk() override {
+    absl::MutexLock lock(&transfer_->mutex_);
+    ++transfer_->counts_.chunks;
+  }
+  void OnChunkTaken(int64_t bytes, const absl::Status& status) override {
+    {
+      absl::MutexLock lock(&transfer_->mutex_);
+      --transfer_->counts_.chunks;
+      if (status.ok()) transfer_->counts_.received_bytes += bytes;
+    }
+    if (status.ok()) return;
+    const bool is_wrong = absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
+    transfer_->Fail(is_wrong, std::string(status.message()));
+  }
+  // More may come on the others.
+  absl::Status OnInputsEnd() override {
+    if (operation_->InputsComplete()) return absl::OkStatus();
+    return absl::AbortedError("the stream ended before all inputs arrived");
+  }
+  void OnSend() override {
+    absl::MutexLock lock(&transfer_->mutex_);
+    ++transfer_->counts_.sends;
+  }
+  void OnSent(int64_t bytes) override {
+    absl::MutexLock lock(&transfer_->mutex_);
+    --transfer_->counts_.sends;
+    transfer_->counts_.sent_bytes += bytes;
+  }
+  void OnDone() override {
+    if (!delivered_.exchange(true)) transfer_->OnDelivered();
+  }
+
+ private:
+  const std::shared_ptr<DirectTransfer> transfer_;
+  const std::shared_ptr<ShardOperation> operation_;
+  OperationListener* const listener_;
+  const uint32_t part_;
+  const uint32_t parts_;
+  std::atomic<bool> delivered_{false};
+};
+
+DirectTransfer::DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
+                               const DirectHooks* hooks)
+    : info_(operation->info()), operation_(operation), token_(std::move(token)), hooks_(hooks) {}
+
+DirectTransfer::~DirectTransfer() {
+  if (const auto operation = operation_.lock()) operation->RemoveListener();
+}
+
+bool DirectTransfer::Start() {
+  const auto operation = operation_.lock();
+  return operation != nullptr && operation->SetListener(this);
+}
+
+void DirectTransfer::Forget() {
+  absl::MutexLock lock(&mutex_);
+  counts_.forgotten = true;
+}
+
+absl::Status DirectTransfer::Refusal() {
+  return absl::UnauthenticatedError("the token opens no stream here");
+}
+
+absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
+  const bool is_right = open.token().size() == token_.size() && SecretsEqual(open.token(), token_);
+  const uint32_t parts = std::max(1u, open.parts());
+  absl::MutexLock lock(&mutex_);
+  if (!is_right || counts_.forgotten) return Refusal();
+  const uint32_t most = static_cast<uint32_t>(Limits().max_streams_per_ticket);
+  if (parts > most || open.part() >= parts) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "part ", open.part(), " of ", parts, ": parts must be in 1..", most, " and part below it"));
+  }
+  if (counts_.parts == 0) {
+    counts_.parts = parts;
+    counts_.opened.resize(parts);
+  }
+  if (counts_.parts != parts || counts_.opened[open.part()]) return Refusal();
+  counts_.opened[open.part()] = true;
+  ++counts_.open;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ShardLease>> DirectTransfer::Open(const v1::OpenShard& open,
+                                                                 OperationListener* listener) {
+  if (absl::Status status = Admit(open); !status.ok()) return status;
+  const auto operation = operation_.lock();
+  if (operation == nullptr) return Refusal();
+  {
+    absl::MutexLock lock(&listeners_mutex_);
+    listeners_.insert(listener);
+  }
+  return std::make_unique<Lease>(shared_from_this(), operation, listener, open.part(),
+                                 std::max(1u, open.parts()));
+}
+
+DirectTransfer::Progress DirectTransfer::progress() const {
+  const auto operation = operation_.lock();
+  const bool complete = operation == nullptr || operation->InputsComplete();
+  const bool finished = operation != nullptr && operation->finished();
+  absl::MutexLock lock(&mutex_);
+  Progress progress{counts_.received_bytes, counts_.sent_bytes, false};
+  const bool all_came =
+      counts_.parts > 0 &&
+      std::all_of(counts_.opened.begin(), counts_.opened.end(), [](bool opened) { return opened; });
+  if (!complete) {
+    progress.waits_for_client = counts_.chunks == 0;
+  } else if (finished) {
+    progress.waits_for_client = !all_came || counts_.sends > 0;
+  }
+  return progress;
+}
+
+void DirectTransfer::OnOperationChanged() {
+  absl::MutexLock lock(&listeners_mutex_);
+  for (OperationListener* listener : listeners_) listener->OnOperationChanged();
+}
+
+void DirectTransfer::OnDelivered() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (++counts_.delivered < counts_.parts) return;
+  }
+  hooks_->on_delivered(info_);
+}
+
+void DirectTransfer::Fail(bool bad_chunk, const std::string& why) {
+  const auto operation = operation_.lock();
+  if (operation == nullptr || !operation->ended().ok()) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (counts_.forgotten || std::exchange(counts_.failed, true)) return;
+  }
+  hooks_->on_failed(info_, bad_chunk, why);
+}
+
+void DirectTransfer::Leave(OperationListener* listener, bool delivered) {
+  {
+    absl::MutexLock lock(&listeners_mutex_);
+    listeners_.erase(listener);
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    --counts_.open;
+  }
+  if (!delivered) Fail(false, "a stream of the client's ended early");
+}
+
+}  // namespace ringattn::worker

@@ -1,0 +1,67 @@
+// ShardAccess: who may open a shard stream, on which terms, and who learns how it does. The
+// coordinator's streams (shard_service) show the cluster's secret; clients' own (worker/direct) a
+// token.
+#ifndef RINGATTN_WORKER_SERVICE_SHARD_ACCESS_H_
+#define RINGATTN_WORKER_SERVICE_SHARD_ACCESS_H_
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ringattn/v1/shard.pb.h"
+#include "worker/service/shard_operation.h"
+
+namespace ringattn::worker {
+
+class ShardExchange;
+
+// An open stream's hold on its operation; destroyed when the stream is done, and then its listener
+// hears nothing any more. Thread safe, but for the destructor.
+class ShardLease {
+ public:
+  // Bytes of one output that this stream carries.
+  struct Part {
+    TensorId id;
+    int64_t begin = 0;  // in the shard's tensor
+    DeviceRange memory;
+  };
+
+  virtual ~ShardLease() = default;
+
+  virtual const std::shared_ptr<ShardOperation>& operation() const = 0;
+  // In the order in which they are sent.
+  virtual std::vector<Part> Outputs() const = 0;
+
+  // A chunk of an input is being taken, and has been, or was wrong.
+  virtual void OnChunk() {}
+  virtual void OnChunkTaken(int64_t bytes, const absl::Status& status) {}
+  // No more comes on this stream. What is wrong with that, if anything.
+  virtual absl::Status OnInputsEnd() = 0;
+  // A message has been given to the transport, and the transport has taken so many bytes of it.
+  virtual void OnSend() {}
+  virtual void OnSent(int64_t bytes) {}
+  // Everything has been taken, ShardDone included.
+  virtual void OnDone() {}
+};
+
+// Thread safe.
+class ShardAccess {
+ public:
+  virtual ~ShardAccess() = default;
+
+  // The stream that asks so may go on: `listener` hears of its operation until the lease is gone.
+  virtual absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+                                                           OperationListener* listener) = 0;
+  // The largest message that OpenShard may come in.
+  virtual int64_t max_open_bytes() const { return std::numeric_limits<int64_t>::max(); }
+  // The exchange begins to wait for its OpenShard, and does not any more: it came or never will.
+  virtual void OnWaiting(ShardExchange* exchange) {}
+  virtual void OnWaited(ShardExchange* exchange) {}
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_SERVICE_SHARD_ACCESS_H_
