@@ -1,6 +1,6 @@
 // What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
 // are sent from it and outputs are written to it, without a copy in between (but see
-// CallOptions::streams).
+// CallOptions::streams and TransportWish).
 #ifndef RINGATTN_CLIENT_CALL_H_
 #define RINGATTN_CLIENT_CALL_H_
 
@@ -98,9 +98,11 @@ inline constexpr int kMaxStreams = 64;
 
 // How a call's tensors are to travel.
 enum class TransportWish {
-  kAuto,   // by host memory if all of them lie in regions (region.h), else by the coordinator
+  // By host memory if all of them lie in regions (region.h), or can pass through one of the
+  // library's (ClientOptions::staging_bytes) and are worth it; else by the coordinator.
+  kAuto,
   kRelay,  // by the coordinator
-  kHost,   // by host memory; see CallOptions::transport_required
+  kHost,   // by host memory, staged if need be; see CallOptions::transport_required
 };
 
 struct CallOptions {
@@ -121,7 +123,8 @@ struct CallOptions {
   // them (BackwardArgs::residual_handle); 0: for as long as the server thinks right. A Forward does
   // not fail because they cannot be kept. INVALID_ARGUMENT beside `streams`, and for Backward.
   std::optional<absl::Duration> retain = {};
-  // Of tensors in regions a call is one request, whatever `streams` says.
+  // Of tensors in regions a call is one request, whatever `streams` says. With `streams` and
+  // kAuto nothing is staged.
   TransportWish transport = TransportWish::kAuto;
   // With kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the coordinator.
   bool transport_required = false;
@@ -142,7 +145,8 @@ struct CallOptions {
 
 // Moments of the attempt that succeeded, in seconds since it began. Of a call in
 // several streams: the first to be accepted, the last to be uploaded, the first
-// output, the last to finish, since the first began.
+// output, the last to finish, since the first began. Of a staged call: since its tensors began to be
+// copied, until its results were.
 struct ClientTimes {
   std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;
@@ -158,6 +162,8 @@ struct CallReport {
   // Why the tensors travelled as `accepted.transport()` says: the service's words, or this
   // library's where it did not ask for anything else.
   std::string transport_reason = {};
+  // Copied by this library into and out of regions of its own, as the tensors lay in none.
+  uint64_t staged_bytes = 0;
   // Of a call in several streams: each request's own report, in order of rows; the
   // fields above are then what merged_report.h makes of them. Else empty.
   std::vector<CallReport> parts = {};

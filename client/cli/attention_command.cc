@@ -48,6 +48,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   if (!deadline.ok()) return deadline.status();
   ClientOptions client_options;
   client_options.channels = flags.streams;
+  client_options.staging_bytes = flags.staging_bytes;
   auto client = flags.server.Connect(client_options);
   if (!client.ok()) return client.status();
 
@@ -123,7 +124,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
                       "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
-  AddTransportFlag(command, &transport);
+  AddTransportFlags(command, &transport, &staging_bytes);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
   AddProgressFlag(command, &progress_interval);

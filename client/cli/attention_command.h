@@ -29,6 +29,7 @@ struct AttentionFlags {
   bool keep_residual = false;
   int streams = 1;
   std::string transport = "auto";
+  int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
   std::string progress_interval = "10s";
   bool json = false;

@@ -33,6 +33,7 @@ struct Flags {
   std::string deadline;
   int streams = 1;
   std::string transport = "auto";
+  int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
   LoadFlags load;
   bool json = false;
@@ -94,7 +95,7 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   Bench bench;
-  auto client = flags.server.Connect({.channels = channels});
+  auto client = flags.server.Connect({.channels = channels, .staging_bytes = flags.staging_bytes});
   if (!client.ok()) return client.status();
   bench.client = *std::move(client);
   bench.options = {.streams = flags.streams, .deadline = *deadline};
@@ -340,7 +341,7 @@ void AddBench(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
-  AddTransportFlag(command, &flags->transport);
+  AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "
                       "ui.perfetto.dev");

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/cli/region_stage.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
@@ -47,12 +46,12 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
                        absl::Duration deadline, bool by_host_memory, TensorMap* outputs) {
   CallOptions options;
   options.deadline = deadline;
-  cli::SetTransport(by_host_memory ? "host" : "auto", &options);
+  options.transport = by_host_memory ? TransportWish::kHost : TransportWish::kRelay;
+  options.transport_required = by_host_memory;
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
-    return cli::CallStaged(client, args,
-                           ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
+    return client.Forward(args, ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
                                           .lse = Prepare(c.spec, TensorId::kLse, outputs)},
                            options);
   }
@@ -68,8 +67,7 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
     if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
-  return cli::CallStaged(client, args,
-                         BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
+  return client.Backward(args, BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
                                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
                                          .dv = Prepare(c.spec, TensorId::kDv, outputs),
                                          .more = std::move(more)},
