@@ -1,8 +1,8 @@
 // How fast tensors get to a worker and back by host memory, beside the relay and beside a memcpy
-// out of the same memory and back by as many threads. Interleaved, in one run; every result is
-// checked.
+// out of the same memory and back by as many threads; also tensors that lie in no region and are
+// staged by the client library. Interleaved, in one run; every result is checked.
 //
-//   transport_rate --server=127.0.0.1:7700 [--megabytes=256] [--threads=2] [--rounds=7]
+//   transport_rate --server=127.0.0.1:7700 [--kilobytes=256000] [--threads=2] [--rounds=7]
 //
 // The request is transport_bench's: causal with one key, which the last row sees, so that nothing
 // is computed. It goes to one worker; --threads is what that copies with (--copy_threads).
@@ -24,7 +24,7 @@
 #include "common/wire/durations.h"
 
 ABSL_FLAG(std::string, server, "", "host:port of the service");
-ABSL_FLAG(int, megabytes, 256, "bytes of q, and of out");
+ABSL_FLAG(int, kilobytes, 256'000, "bytes of q, and of out");
 ABSL_FLAG(int, threads, 2, "of the memcpy");
 ABSL_FLAG(int, rounds, 7, "rounds; medians are reported");
 
@@ -112,22 +112,26 @@ double Median(std::vector<double> values) {
 }
 
 int Run() {
-  const int64_t rows = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
+  const int64_t rows = std::max<int64_t>(2, absl::GetFlag(FLAGS_kilobytes) * int64_t{1000} / kRowBytes);
   const int threads = absl::GetFlag(FLAGS_threads);
   auto client = Client::Connect(absl::GetFlag(FLAGS_server));
   if (!client.ok()) Die(client.status().ToString());
   auto region = Region::Allocate(client->get(), Tensors::Bytes(rows));
   if (!region.ok()) Die(region.status().ToString());
   const Tensors tensors((*region)->memory().data(), rows);
+  std::vector<uint8_t> outside(Tensors::Bytes(rows));
+  const Tensors elsewhere(outside.data(), rows);
   std::fill_n(reinterpret_cast<float*>(tensors.q.data()), tensors.q.size() / 4, 0.25f);
   std::fill_n(reinterpret_cast<float*>(tensors.k.data()), tensors.k.size() / 4, 0.5f);
   std::fill_n(reinterpret_cast<float*>(tensors.v.data()), tensors.v.size() / 4, 3.0f);
+  std::memcpy(outside.data(), tensors.q.data(), outside.size());
   const auto bytes = static_cast<int64_t>(tensors.q.size());
   std::vector<uint8_t> mine(bytes);
 
-  std::vector<double> host, relay, copy, share;
+  std::vector<double> host, relay, staged, copy, share;
   for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
     const double by_host = Call(**client, tensors, rows, TransportWish::kHost);
+    const double by_stage = Call(**client, elsewhere, rows, TransportWish::kHost);
     const double by_copy = Seconds([&] {
       CopySideBySide(mine.data(), tensors.q.data(), bytes, threads);
       CopySideBySide(tensors.out.data(), mine.data(), bytes, threads);
@@ -135,6 +139,7 @@ int Run() {
     const double by_relay = Call(**client, tensors, rows, TransportWish::kRelay);
     if (round < 0) continue;  // faults and connections
     host.push_back(by_host);
+    staged.push_back(by_stage);
     copy.push_back(by_copy);
     relay.push_back(by_relay);
     share.push_back(by_copy / by_host);
@@ -142,14 +147,18 @@ int Run() {
   const auto rate = [&](const std::vector<double>& seconds) {
     return 2e-9 * static_cast<double>(bytes) / Median(seconds);
   };
-  std::printf("%.0f MB up and %.0f MB down, medians of %zu rounds, GB/s\n", 1e-6 * bytes,
+  std::printf("%.2f MB up and %.2f MB down, medians of %zu rounds, GB/s\n", 1e-6 * bytes,
               1e-6 * bytes, host.size());
   std::printf("memcpy of the same memory, %d threads  %6.2f\n", threads, rate(copy));
   std::printf("host memory                           %6.2f  %.2f of the memcpy (%.2f to %.2f)\n",
               rate(host), Median(share), *std::min_element(share.begin(), share.end()),
               *std::max_element(share.begin(), share.end()));
+  std::printf("host memory, staged                   %6.2f  %.2f of the memcpy\n", rate(staged),
+              Median(copy) / Median(staged));
   std::printf("relay, one stream                     %6.2f  %.2f of the memcpy\n", rate(relay),
               Median(copy) / Median(relay));
+  std::printf("a call, ms: host %.3f, staged %.3f, relay %.3f\n", 1e3 * Median(host),
+              1e3 * Median(staged), 1e3 * Median(relay));
   return 0;
 }
 
