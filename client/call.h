@@ -98,8 +98,9 @@ inline constexpr int kMaxStreams = 64;
 
 // How a call's tensors are to travel.
 enum class TransportWish {
-  // By host memory if all of them lie in regions (region.h), or can pass through one of the
-  // library's (ClientOptions::staging_bytes) and are worth it; else by the coordinator.
+  // By host memory if all of them lie in regions (region.h), or if they are 1 MiB or more and can
+  // pass through one of the library's that is ready: such are made, in the background, from a
+  // client's second such call on (ClientOptions::staging_bytes). Else by the coordinator.
   kAuto,
   kRelay,  // by the coordinator
   kHost,   // by host memory, staged if need be; see CallOptions::transport_required
@@ -145,8 +146,8 @@ struct CallOptions {
 
 // Moments of the attempt that succeeded, in seconds since it began. Of a call in
 // several streams: the first to be accepted, the last to be uploaded, the first
-// output, the last to finish, since the first began. Of a staged call: since its tensors began to be
-// copied, until its results were.
+// output, the last to finish, since the first began. Of a staged call: since its tensors began to
+// be copied, until its results were.
 struct ClientTimes {
   std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;

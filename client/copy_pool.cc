@@ -88,8 +88,8 @@ void CopyPool::Run(bool minds_idleness) {
     std::function<void()> work;
     {
       absl::MutexLock lock(&mutex_);
-      const bool news = mutex_.AwaitWithTimeout(
-          absl::Condition(&has_news), minds_idleness ? idle_ : absl::InfiniteDuration());
+      const bool news = mutex_.AwaitWithTimeout(absl::Condition(&has_news),
+                                                minds_idleness ? idle_ : absl::InfiniteDuration());
       if (news && work_.empty()) return;  // closing
       if (news) {
         work = std::move(work_.front());

@@ -108,8 +108,7 @@ class FakeRegionWorker {
   }
 
   void ServeComing(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto received =
-        ReceiveMessage(coming_[i].get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
+    const auto received = ReceiveMessage(coming_[i].get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
     if (absl::IsUnavailable(received.status())) return;
     const auto message =
         received.ok() ? ReadClientMessage(received->bytes) : std::optional<ClientMessage>();
@@ -123,8 +122,7 @@ class FakeRegionWorker {
   }
 
   void ServeAttached(size_t i) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto received =
-        ReceiveMessage(attached_[i].get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
+    const auto received = ReceiveMessage(attached_[i].get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
     if (absl::IsUnavailable(received.status())) return;
     if (!received.ok() || received->bytes.empty()) {
       attached_.erase(attached_.begin() + static_cast<ptrdiff_t>(i));

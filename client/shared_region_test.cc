@@ -178,8 +178,7 @@ TEST_F(SharedRegionTest, WithoutWorkersItIsMemoryLikeAnyOther) {
 TEST_F(SharedRegionTest, BadSizesAreRefused) {
   const auto attach = [this](const v1::AttachRequest& request) { return Attach(request); };
   EXPECT_TRUE(absl::IsInvalidArgument(SharedRegion::Make(0, attach).status()));
-  EXPECT_TRUE(
-      absl::IsResourceExhausted(SharedRegion::Make(int64_t{1} << 60, attach).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(SharedRegion::Make(int64_t{1} << 60, attach).status()));
 }
 
 TEST_F(SharedRegionTest, TheIndexFindsWhatLiesInside) {

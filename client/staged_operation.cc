@@ -65,10 +65,13 @@ class StagedCall final : public Operation::State, public std::enable_shared_from
   // --- One after another, each on a thread of copies or of the call's `done`.
 
   void TakeRegion() {
+    region_ = std::move(params_.region);
     if (const auto stopped = Stopped()) return End(*stopped);
-    auto region = params_.pool->Take(static_cast<int64_t>(params_.plan.region_bytes));
-    if (!region.ok()) return Call(nullptr, std::string(region.status().message()));
-    region_ = *std::move(region);
+    if (region_ == nullptr) {
+      auto region = params_.pool->Take(static_cast<int64_t>(params_.plan.region_bytes));
+      if (!region.ok()) return Call(nullptr, std::string(region.status().message()));
+      region_ = *std::move(region);
+    }
     std::vector<CopyPool::Piece> pieces;
     for (const StagingPlan::Tensor& input : params_.plan.inputs) {
       pieces.push_back({region_->data() + input.offset, input.data, input.bytes});
@@ -128,8 +131,9 @@ class StagedCall final : public Operation::State, public std::enable_shared_from
   void End(CallResult result) ABSL_LOCKS_EXCLUDED(mutex_) {
     if (region_ != nullptr) {
       // A status of the service comes when nobody writes any more. After any other a frozen
-      // worker may still have a piece to finish.
-      const bool reusable = result.ok() || !DetailsOf(result.status()).reason.empty();
+      // worker may still have a piece to finish, if the call was made at all.
+      const bool made = staging_seconds_ > 0;
+      const bool reusable = !made || result.ok() || !DetailsOf(result.status()).reason.empty();
       params_.pool->GiveBack(std::move(region_), reusable);
     }
     if (params_.done) params_.done(result);

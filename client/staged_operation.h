@@ -44,6 +44,8 @@ void PointToStage(const StagingPlan& plan, uint8_t* base, Args* args, Results* r
 struct StagedParams {
   std::string request_id;
   StagingPlan plan;
+  // What to stage in, if it is there already; null: `pool` makes one.
+  std::shared_ptr<SharedRegion> region;
   StagingPool* pool = nullptr;  // both outlive the call
   CopyPool* copies = nullptr;
   std::shared_ptr<CallRegistry> registry;  // the call is in it until its end

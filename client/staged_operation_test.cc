@@ -67,6 +67,7 @@ class StagedOperationTest : public testing::Test {
     StagedParams params;
     params.request_id = "one";
     params.plan = PlanStaging(args_, results_, *index_);
+    params.region = std::move(region_);
     params.pool = &pool_;
     params.copies = &copies_;
     params.registry = registry_;
@@ -103,6 +104,7 @@ class StagedOperationTest : public testing::Test {
                     [this] { return [this](const auto& request) { return Attach(request); }; },
                     index_};
   CopyPool copies_{2, absl::Minutes(1), [] {}};
+  std::shared_ptr<SharedRegion> region_;
   absl::Mutex mutex_;
   std::shared_ptr<HeldCall> held_;
   std::string why_not_;
@@ -214,6 +216,22 @@ TEST_F(StagedOperationTest, CancelledBeforeItBeganItIsNeverMade) {
   EXPECT_TRUE(absl::IsCancelled(operation.Wait().status()));
   const absl::MutexLock lock(&mutex_);
   EXPECT_EQ(held_, nullptr);
+}
+
+TEST_F(StagedOperationTest, AReadyRegionIsTakenAndGivenBackWhateverHappens) {
+  region_ = *pool_.Take(4 << 20);
+  const uint8_t* const data = region_->data();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Start(absl::Nanoseconds(1)).Wait().status()));
+  registry_->CancelAllAndWait();
+  bool prepare = false;
+  region_ = pool_.TakeReady(4 << 20, &prepare);
+  ASSERT_NE(region_, nullptr);
+  const Operation operation = Start();
+  const std::shared_ptr<HeldCall> held = Held();
+  EXPECT_EQ(here_.q.data(), data);
+  held->End(ReportBy(v1::TRANSPORT_HOST_MEMORY));
+  EXPECT_TRUE(operation.Wait().ok());
+  EXPECT_EQ(worker_.attaches(), 2);
 }
 
 TEST_F(StagedOperationTest, TheDeadlineCountsFromTheBeginning) {

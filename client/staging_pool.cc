@@ -72,7 +72,7 @@ int64_t StagingPool::bytes() const {
 
 bool StagingPool::MayTake(int64_t bytes, std::string* why) const {
   absl::MutexLock lock(&mutex_);
-  if (options_.max_bytes <= 0) {
+  if (options_.max_bytes <= 0 || closed_) {
     *why = "it is turned off";
   } else if (Rounded(bytes) > options_.max_bytes) {
     *why = std::string(TooMuch(bytes, "the limit of staging", options_.max_bytes).message());
@@ -105,9 +105,8 @@ absl::Status StagingPool::Probe() {
   const std::string trouble = (*page)->trouble();
   (*page)->Stop();
   if (!taken) {
-    return Refuse(absl::FailedPreconditionError(
-        absl::StrCat("no worker of this machine took memory", trouble.empty() ? "" : ": ",
-                     trouble)));
+    return Refuse(absl::FailedPreconditionError(absl::StrCat(
+        "no worker of this machine took memory", trouble.empty() ? "" : ": ", trouble)));
   }
   absl::MutexLock lock(&mutex_);
   probed_ = true;
@@ -119,13 +118,34 @@ absl::Status StagingPool::Probe() {
 std::shared_ptr<SharedRegion> StagingPool::TakeIdle(int64_t bytes) {
   auto best = idle_.end();
   for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-    if (it->region->bytes() < bytes) continue;
+    // One that no worker has now goes with time, or is shown to them again.
+    if (it->region->bytes() < bytes || it->region->workers().empty()) continue;
     if (best == idle_.end() || it->region->bytes() < best->region->bytes()) best = it;
   }
   if (best == idle_.end()) return nullptr;
   std::shared_ptr<SharedRegion> region = std::move(best->region);
   idle_.erase(best);
   return region;
+}
+
+std::shared_ptr<SharedRegion> StagingPool::TakeReady(int64_t bytes, bool* prepare) {
+  absl::MutexLock lock(&mutex_);
+  std::shared_ptr<SharedRegion> region = TakeIdle(Rounded(bytes));
+  *prepare = region == nullptr && misses_++ > 0 && !preparing_;
+  if (*prepare) preparing_ = true;
+  return region;
+}
+
+void StagingPool::Prepare(int64_t bytes) {
+  auto region = Take(bytes);
+  if (region.ok()) GiveBack(*std::move(region), /*reusable=*/true);
+  absl::MutexLock lock(&mutex_);
+  preparing_ = false;
+}
+
+void StagingPool::Close() {
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
 }
 
 absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {

@@ -127,6 +127,30 @@ TEST_F(StagingPoolTest, WhatIsNotReusableIsUnmapped) {
   EXPECT_EQ(index_->Find(data, 1), nullptr);
 }
 
+TEST_F(StagingPoolTest, OneIsMadeReadyFromTheSecondMissOn) {
+  const auto pool = Make({.max_bytes = 64 * kMiB});
+  bool prepare = true;
+  EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
+  EXPECT_FALSE(prepare);  // a client of one call
+  EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
+  EXPECT_TRUE(prepare);
+  EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
+  EXPECT_FALSE(prepare);  // somebody does it
+  EXPECT_EQ(calls_, 0);
+  pool->Prepare(3 * kMiB);
+  std::shared_ptr<SharedRegion> ready = pool->TakeReady(4 * kMiB, &prepare);
+  ASSERT_NE(ready, nullptr);
+  EXPECT_FALSE(prepare);
+  EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
+  EXPECT_TRUE(prepare);  // for two at a time
+  pool->GiveBack(std::move(ready), true);
+  pool->Close();
+  const int calls = calls_;
+  pool->Prepare(20 * kMiB);
+  EXPECT_EQ(calls_, calls);
+  EXPECT_EQ(pool->bytes(), 4 * kMiB);
+}
+
 TEST_F(StagingPoolTest, WhatIsIdleForLongIsLetGoOf) {
   const auto pool = Make({.max_bytes = 64 * kMiB, .idle = absl::Milliseconds(50)});
   auto taken = pool->Take(kMiB);
@@ -153,13 +177,14 @@ TEST_F(StagingPoolTest, ARegionThatNoWorkerHasAnyMoreIsNotUsed) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_EQ(pool->Take(kMiB).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(pool->bytes(), 0);
+  bool prepare = false;
+  EXPECT_EQ(pool->TakeReady(kMiB, &prepare), nullptr);
+  EXPECT_EQ(pool->bytes(), 2 * kMiB);  // its own, until it has been idle for long
 }
 
 TEST(AvailableMemoryTest, IsSomeOfTheMachines) {
   EXPECT_GT(AvailableMemoryBytes(), 1 << 20);
-  EXPECT_LE(AvailableMemoryBytes(),
-            int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+  EXPECT_LE(AvailableMemoryBytes(), int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace

@@ -38,11 +38,12 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
     *target = *bytes;
   }
   args.more = files.option_tensors;
-  return client.Backward(args, BackwardResults{.dq = files.output->data("dq"),
-                                    .dk = files.output->data("dk"),
-                                    .dv = files.output->data("dv"),
-                                    .more = OptionResults(files)},
-                    options);
+  return client.Backward(args,
+                         BackwardResults{.dq = files.output->data("dq"),
+                                         .dk = files.output->data("dk"),
+                                         .dv = files.output->data("dv"),
+                                         .more = OptionResults(files)},
+                         options);
 }
 
 }  // namespace

@@ -17,10 +17,11 @@ CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& op
   args.k = {files.input.Find("k")->data, static_cast<size_t>(files.input.Find("k")->bytes)};
   args.v = {files.input.Find("v")->data, static_cast<size_t>(files.input.Find("v")->bytes)};
   args.more = files.option_tensors;
-  return client.Forward(args, ForwardResults{.out = files.output->data("out"),
-                                   .lse = files.output->data("lse"),
-                                   .more = OptionResults(files)},
-                    options);
+  return client.Forward(args,
+                        ForwardResults{.out = files.output->data("out"),
+                                       .lse = files.output->data("lse"),
+                                       .more = OptionResults(files)},
+                        options);
 }
 
 }  // namespace

@@ -7,7 +7,8 @@ void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* stagi
       ->add_option("--transport", *transport,
                    "How tensors travel. host: workers of this machine copy them out of and into "
                    "memory that they are shown (--local_memory of ringattn-worker), or the call "
-                   "fails; relay: through the coordinator; auto: host where it can be had")
+                   "fails; relay: through the coordinator; auto: host where memory stands ready, "
+                   "which a command's first call finds none of")
       ->check(CLI::IsMember({"auto", "relay", "host"}))
       ->capture_default_str();
   command

@@ -70,8 +70,7 @@ py::tuple CancelOperation(ClientHandle& client, const std::string& request_id,
   return ValueOrError(status, py::none());
 }
 
-py::tuple DeleteResidual(ClientHandle& client, const std::string& handle,
-                         double deadline_seconds) {
+py::tuple DeleteResidual(ClientHandle& client, const std::string& handle, double deadline_seconds) {
   const absl::Status status = [&] {
     const GilReleased released;
     return client.get().DeleteResidual(handle, absl::Seconds(deadline_seconds));

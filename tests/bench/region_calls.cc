@@ -1,7 +1,8 @@
 // Calls by host memory, one for each line on stdin: what a program in another language measures
 // itself beside (tests/bench/python_call.py).
 //
-//   region_calls --server=127.0.0.1:7700 [--tokens=65536] [--heads=32] [--kv_heads=8] [--dim=128] [--window=64]
+//   region_calls --server=127.0.0.1:7700 [--tokens=65536] [--heads=32] [--kv_heads=8] [--dim=128]
+//   [--window=64]
 //
 // Prints the seconds of each call as the caller sees them, from its begin until it has returned.
 #include <chrono>

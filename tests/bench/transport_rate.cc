@@ -112,7 +112,8 @@ double Median(std::vector<double> values) {
 }
 
 int Run() {
-  const int64_t rows = std::max<int64_t>(2, absl::GetFlag(FLAGS_kilobytes) * int64_t{1000} / kRowBytes);
+  const int64_t rows =
+      std::max<int64_t>(2, absl::GetFlag(FLAGS_kilobytes) * int64_t{1000} / kRowBytes);
   const int threads = absl::GetFlag(FLAGS_threads);
   auto client = Client::Connect(absl::GetFlag(FLAGS_server));
   if (!client.ok()) Die(client.status().ToString());

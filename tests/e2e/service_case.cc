@@ -51,9 +51,10 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
-    return client.Forward(args, ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
-                                          .lse = Prepare(c.spec, TensorId::kLse, outputs)},
-                           options);
+    return client.Forward(args,
+                          ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
+                                         .lse = Prepare(c.spec, TensorId::kLse, outputs)},
+                          options);
   }
   BackwardArgs args;
   FillArgs(c, inputs, &args);
@@ -67,7 +68,8 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
     if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
-  return client.Backward(args, BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
+  return client.Backward(args,
+                         BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
                                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
                                          .dv = Prepare(c.spec, TensorId::kDv, outputs),
                                          .more = std::move(more)},

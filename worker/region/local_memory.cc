@@ -34,8 +34,8 @@ absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptio
   LocalMemory* const self = memory.get();
   auto listener = RegionListener::Start(
       {.socket_path = self->options_.socket_path, .uids = self->options_.uids},
-      {.on_attached =
-           [self](const std::shared_ptr<Region>& r, size_t n) { self->OnAttached(r, n); },
+      {.on_attached = [self](const std::shared_ptr<Region>& r,
+                             size_t n) { self->OnAttached(r, n); },
        .on_gone = [self](const std::shared_ptr<Region>& r, size_t n) { self->OnGone(r, n); },
        .on_refused = self->hooks_.on_refused});
   if (!listener.ok()) return listener.status();

@@ -15,7 +15,7 @@
 #include "common/wire/durations.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/region/copied_operation.h"
+#include "worker/testing/copied_operation.h"
 
 namespace ringattn::worker {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/region/copied_operation.h"
+#include "worker/testing/copied_operation.h"
 
 namespace ringattn::worker {
 namespace {
@@ -85,8 +85,7 @@ TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
   EXPECT_TRUE(copied.HasLeft(TensorId::kOut, region->data()));
   EXPECT_TRUE(copied.HasLeft(TensorId::kLse, region->data()));
   EXPECT_EQ(transfer->sent_bytes(), sent_);
-  EXPECT_EQ(sent_,
-            BytesOf(copied.spec(), TensorId::kOut) + BytesOf(copied.spec(), TensorId::kLse));
+  EXPECT_EQ(sent_, BytesOf(copied.spec(), TensorId::kOut) + BytesOf(copied.spec(), TensorId::kLse));
   EXPECT_EQ(downloads_, 1);
   // Nothing between the tensors was touched.
   for (TensorId id : {TensorId::kQ, TensorId::kOut, TensorId::kLse}) {
@@ -128,8 +127,7 @@ TEST_F(RegionTransferTest, WhatHasNoPlaceIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(Make(copied, region).status()));
   *out = right;
   out->set_region_id("another");
-  EXPECT_EQ(Make(copied, region).status(),
-            absl::CancelledError("the region of out is not here"));
+  EXPECT_EQ(Make(copied, region).status(), absl::CancelledError("the region of out is not here"));
   *out = right;
   out->set_tensor(v1::TENSOR_ID_DQ);
   EXPECT_EQ(Make(copied, region).status(), absl::InvalidArgumentError("out has no place"));

@@ -1,7 +1,7 @@
 // An operation whose tensors lie in a region, for tests: a forward on one rank of a ring, the
 // region, and what the coordinator says of both.
-#ifndef RINGATTN_WORKER_REGION_COPIED_OPERATION_H_
-#define RINGATTN_WORKER_REGION_COPIED_OPERATION_H_
+#ifndef RINGATTN_WORKER_TESTING_COPIED_OPERATION_H_
+#define RINGATTN_WORKER_TESTING_COPIED_OPERATION_H_
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -124,8 +124,7 @@ class CopiedOperation {
  private:
   void Place(const std::string& region_id) {
     int64_t end = 0;
-    for (TensorId id :
-         {TensorId::kQ, TensorId::kK, TensorId::kV, TensorId::kOut, TensorId::kLse}) {
+    for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV, TensorId::kOut, TensorId::kLse}) {
       offsets_[id] = end + kGap;
       end = offsets_[id] + BytesOf(spec_, id);
       v1::TensorPlace* place = reserve_.add_places();
@@ -150,4 +149,4 @@ class CopiedOperation {
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_REGION_COPIED_OPERATION_H_
+#endif  // RINGATTN_WORKER_TESTING_COPIED_OPERATION_H_
