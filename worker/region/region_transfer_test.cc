@@ -41,17 +41,20 @@ class RegionTransferTest : public testing::Test {
         [region](const std::string& id) { return id == "region" ? region : nullptr; }, &hooks_,
         {&up_, &down_});
   }
-  std::shared_ptr<RegionTransfer> Start(CopiedOperation& copied,
-                                        const std::shared_ptr<Region>& region) {
+  RegionTransfer* Start(CopiedOperation& copied, const std::shared_ptr<Region>& region) {
     auto made = Make(copied, region);
     EXPECT_TRUE(made.ok()) << made.status();
+    kept_ = *made;
     (*made)->Start([this] { ++over_; });
-    return *made;
+    return kept_.get();
   }
-  // The operation's end, after which nothing is copied.
+  // The operation's end, after which nothing is copied and nobody has it.
   void End(CopiedOperation& copied) {
     copied.operation()->End(absl::CancelledError("released"));
     EXPECT_TRUE(Await([&] { return over_ == 1; }));
+    kept_.reset();
+    copied.LetGo();
+    EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
   }
   std::string why() {
     const absl::MutexLock lock(&mutex_);
@@ -65,12 +68,13 @@ class RegionTransferTest : public testing::Test {
   std::string why_;
   TransferHooks hooks_;
   CopyThreads up_{2}, down_{2};
+  std::shared_ptr<RegionTransfer> kept_;  // as its owner has to
 };
 
 TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
   CopiedOperation copied(/*tokens=*/30'000);  // several blocks
   const std::shared_ptr<Region> region = copied.MakeRegion();
-  const std::shared_ptr<RegionTransfer> transfer = Start(copied, region);
+  RegionTransfer* const transfer = Start(copied, region);
   ASSERT_TRUE(Await([&] { return uploaded_ == 1; }));
   int64_t up = 0;
   for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
@@ -104,7 +108,7 @@ TEST_F(RegionTransferTest, ARankTakesItsShardAlone) {
     over_ = uploaded_ = 0;
     CopiedOperation copied(/*tokens=*/101, /*ranks=*/2, layout);
     const std::shared_ptr<Region> region = copied.MakeRegion();
-    const std::shared_ptr<RegionTransfer> transfer = Start(copied, region);
+    RegionTransfer* const transfer = Start(copied, region);
     ASSERT_TRUE(Await([&] { return uploaded_ == 1; }));
     for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
       EXPECT_TRUE(copied.HasArrived(id, region->data()));
@@ -140,7 +144,7 @@ TEST_F(RegionTransferTest, AReleasedRegionFailsItOnce) {
   const std::shared_ptr<Region> region = copied.MakeRegion();
   CopiedOperation other;
   const std::shared_ptr<Region> stranger = other.MakeRegion();
-  const std::shared_ptr<RegionTransfer> transfer = Start(copied, region);
+  RegionTransfer* const transfer = Start(copied, region);
   ASSERT_TRUE(Await([&] { return uploaded_ == 1; }));
   transfer->OnRegionGone(*stranger);
   EXPECT_EQ(failed_, 0);
@@ -188,12 +192,12 @@ TEST_F(RegionTransferTest, AfterAFenceNothingIsWritten) {
 TEST_F(RegionTransferTest, TheOperationsEndEndsItWithoutAWord) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
-  std::weak_ptr<RegionTransfer> transfer = Start(copied, region);
+  Start(copied, region);
+  const std::weak_ptr<RegionTransfer> transfer = kept_;
   End(copied);
   EXPECT_EQ(failed_, 0);
   EXPECT_EQ(delivered_, 0);
-  copied.LetGo();
-  EXPECT_TRUE(Await([&] { return transfer.expired() && copied.destroyed(); }));
+  EXPECT_TRUE(transfer.expired());
 }
 
 TEST_F(RegionTransferTest, AnOperationWithAShardStreamIsNotCopied) {
@@ -208,6 +212,7 @@ TEST_F(RegionTransferTest, AnOperationWithAShardStreamIsNotCopied) {
   EXPECT_FALSE(released_);
   EXPECT_THAT(why(), HasSubstr("shard stream"));
   copied.operation()->RemoveListener();
+  kept_.reset();
 }
 
 }  // namespace
