@@ -11,14 +11,15 @@ namespace {
 
 // A thread's part of a copy, large beside the time to hand it over.
 constexpr uint64_t kPartBytes = 4 << 20;
-// One thread moves some 8 GB/s; more than these fill the memory's bandwidth.
-constexpr int kMaxThreads = 8;
+// One thread moves some 8 GB/s; more than these fill the memory's bandwidth. While one waits for
+// memory to be made, another goes on.
+constexpr int kMinThreads = 2, kMaxThreads = 8;
 
 }  // namespace
 
 int CopyPool::DefaultThreads() {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(cores / 2, 1, kMaxThreads);
+  return std::clamp(cores / 2, kMinThreads, kMaxThreads);
 }
 
 CopyPool::CopyPool(int threads, absl::Duration idle, std::function<void()> on_idle)
