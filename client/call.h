@@ -1,6 +1,6 @@
 // What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
 // are sent from it and outputs are written to it, without a copy in between (but see
-// CallOptions::streams).
+// CallOptions::streams and TransportWish).
 #ifndef RINGATTN_CLIENT_CALL_H_
 #define RINGATTN_CLIENT_CALL_H_
 
@@ -98,12 +98,14 @@ inline constexpr int kMaxStreams = 64;
 
 // How a call's tensors are to travel.
 enum class TransportWish {
-  // By host memory if all of them lie in regions (region.h), else straight to the workers if they
-  // are a MiB and more and the workers can be reached, else by the coordinator.
+  // By host memory if all of them lie in regions (region.h), or if they are 1 MiB or more and can
+  // pass through one of the library's that is ready: such are made, in the background, from a
+  // client's second such call on (ClientOptions::staging_bytes). Else straight to the workers if
+  // they are a MiB and more and the workers can be reached, else by the coordinator.
   kAuto,
   kRelay,   // by the coordinator
   kDirect,  // straight to the workers; see CallOptions::transport_required
-  kHost,    // by host memory; likewise
+  kHost,    // by host memory, staged if need be; likewise
 };
 
 struct CallOptions {
@@ -124,7 +126,8 @@ struct CallOptions {
   // them (BackwardArgs::residual_handle); 0: for as long as the server thinks right. A Forward does
   // not fail because they cannot be kept. INVALID_ARGUMENT beside `streams`, and for Backward.
   std::optional<absl::Duration> retain = {};
-  // Of tensors in regions a call is one request, whatever `streams` says.
+  // Of tensors in regions a call is one request, whatever `streams` says. With `streams` and
+  // kAuto nothing is staged.
   TransportWish transport = TransportWish::kAuto;
   // With kDirect and kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
   // coordinator.
@@ -146,7 +149,8 @@ struct CallOptions {
 
 // Moments of the attempt that succeeded, in seconds since it began. Of a call in
 // several streams: the first to be accepted, the last to be uploaded, the first
-// output, the last to finish, since the first began.
+// output, the last to finish, since the first began. Of a staged call: since its tensors began to
+// be copied, until its results were.
 struct ClientTimes {
   std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;
@@ -162,6 +166,8 @@ struct CallReport {
   // Why the tensors travelled as `accepted.transport()` says: the service's words, or this
   // library's where it did not ask for anything else.
   std::string transport_reason = {};
+  // Copied by this library into and out of regions of its own, as the tensors lay in none.
+  uint64_t staged_bytes = 0;
   // Of a call in several streams: each request's own report, in order of rows; the
   // fields above are then what merged_report.h makes of them. Else empty.
   std::vector<CallReport> parts = {};

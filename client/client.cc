@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <type_traits>
 #include <utility>
 
 #include <grpcpp/client_context.h>
@@ -10,8 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/call_plan.h"
 #include "client/split_operation.h"
 #include "client/split_plan.h"
+#include "client/staged_operation.h"
 #include "common/process/loopback.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -31,6 +34,11 @@ constexpr int kMessageSlackBytes = 16 << 20;
 
 // Limits::max_streams_per_ticket.
 constexpr int kMostChannelsPerWorker = 16;
+// What idle staging memory waits for (StagingOptions::idle), looked at so often.
+constexpr absl::Duration kTrimInterval = absl::Seconds(5);
+
+// Below, staging saves some 2 ms of a call: not worth regions that stand ready.
+constexpr uint64_t kMinStagedBytes = 1 << 20;
 
 // The coordinator answers from memory.
 constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
@@ -75,6 +83,44 @@ absl::Status InField(absl::string_view field, const absl::Status& status) {
 void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* context) {
   SetDeadline(deadline, context);
   if (token != nullptr) token->AddTo(context);
+}
+
+// What to stage; nothing if the call cannot use it or is not worth it.
+template <typename Args, typename Results>
+StagingPlan StagingFor(const Args& args, const Results& results, const CallOptions& options,
+                       const RegionIndex& regions) {
+  const bool asked = options.transport == TransportWish::kHost;
+  const bool may = options.transport == TransportWish::kAuto && options.streams <= 1;
+  if (!asked && !may) return {};
+  bool only_dout = false;
+  if constexpr (std::is_same_v<Args, BackwardArgs>) {
+    // The other tensors travel only if the residual is gone.
+    only_dout = !args.residual_handle.empty() && !options.transport_required;
+    if (args.residual_handle.empty() && !CheckBackwardSizes(args, results).ok()) return {};
+  } else {
+    if (!CheckForwardSizes(args, results).ok()) return {};
+  }
+  StagingPlan plan = PlanStaging(args, results, regions, only_dout);
+  if (!asked && plan.copied_bytes < kMinStagedBytes) return {};
+  // Tensors without bytes lie in any region, but in one.
+  if (asked && plan.region_bytes == 0 && regions.Any() == nullptr) plan.region_bytes = 1;
+  return plan;
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const ForwardArgs& args,
+                                                         const ForwardResults& results,
+                                                         const CallOptions& options,
+                                                         const ChunkLimits& limits,
+                                                         const RegionIndex& regions) {
+  return PlanForwardRequests(args, results, options, limits, regions);
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const BackwardArgs& args,
+                                                         const BackwardResults& results,
+                                                         const CallOptions& options,
+                                                         const ChunkLimits& limits,
+                                                         const RegionIndex& regions) {
+  return PlanBackwardRequests(args, results, options, limits, regions);
 }
 
 template <typename Response, typename Call>
@@ -155,7 +201,16 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   return client;
 }
 
-Client::~Client() { registry_->CancelAllAndWait(); }
+Client::Client(const ClientOptions& options)
+    : options_(options),
+      staging_(
+          {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions_),
+      copies_(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_.Trim(); }) {}
+
+Client::~Client() {
+  staging_.Close();
+  registry_->CancelAllAndWait();
+}
 
 const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
   return channels_[next_channel_.fetch_add(1) % channels_.size()];
@@ -171,11 +226,15 @@ SharedRegion::AttachCall Client::AttachCall() {
 }
 
 Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
-                        const CallOptions& options, const Done& done) {
+                        const CallOptions& options, const std::string& why_not_staged,
+                        const Done& done) {
   if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
   workers_->Prune();
   std::vector<SplitRequest> ready;
   for (PlannedRequest& request : *requests) {
+    if (request.plan.host == nullptr && !why_not_staged.empty()) {
+      absl::StrAppend(&request.plan.no_host_reason, ", and is not staged: ", why_not_staged);
+    }
     ready.push_back({.params = {.request_id = std::move(request.request_id),
                                 .channel = NextChannel(),
                                 .workers = workers_,
@@ -195,18 +254,55 @@ Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
       {.request_id = options.request_id, .requests = std::move(ready), .done = done});
 }
 
+template <typename Args, typename Results>
+Operation Client::StartCall(const Args& args, const Results& results, const CallOptions& options,
+                            const Done& done) {
+  const CallOptions named = Named(options);
+  StagingPlan staging = StagingFor(args, results, named, *regions_);
+  const auto bytes = static_cast<int64_t>(staging.region_bytes);
+  std::string why_not;
+  bool stages = bytes > 0 && staging_.MayTake(bytes, &why_not);
+  std::shared_ptr<SharedRegion> region;
+  if (stages && named.transport == TransportWish::kAuto) {
+    bool prepare = false;
+    region = staging_.TakeReady(bytes, &prepare);
+    if (prepare) copies_.Add([this, bytes] { staging_.Prepare(bytes); });
+    stages = region != nullptr;
+    if (!stages) why_not = "no memory is ready for it yet";
+  }
+  if (!stages) {
+    return Start(PlanRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+                 why_not, done);
+  }
+  // A call lives no longer than this client.
+  auto start = [this, args, results, named, staging](uint8_t* base, const std::string& why,
+                                                     absl::Duration deadline, const Done& ended) {
+    Args in = args;
+    Results out = results;
+    CallOptions rest = named;
+    rest.deadline = deadline;
+    if (base != nullptr) PointToStage(staging, base, &in, &out);
+    return Start(PlanRequests(in, out, rest, ChunkLimitsOf(options_), *regions_), rest, why, ended);
+  };
+  return StartStagedOperation({.request_id = named.request_id,
+                               .plan = std::move(staging),
+                               .region = std::move(region),
+                               .pool = &staging_,
+                               .copies = &copies_,
+                               .registry = registry_,
+                               .deadline = named.deadline,
+                               .start = std::move(start),
+                               .done = done});
+}
+
 Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
                                const CallOptions& options, const Done& done) {
-  const CallOptions named = Named(options);
-  return Start(PlanForwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
-               done);
+  return StartCall(args, results, options, done);
 }
 
 Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
                                 const CallOptions& options, const Done& done) {
-  const CallOptions named = Named(options);
-  return Start(PlanBackwardRequests(args, results, named, ChunkLimitsOf(options_), *regions_),
-               named, done);
+  return StartCall(args, results, options, done);
 }
 
 CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,

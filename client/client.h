@@ -23,10 +23,12 @@
 #include "absl/time/time.h"
 #include "client/call.h"
 #include "client/call_registry.h"
+#include "client/copy_pool.h"
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/region_index.h"
 #include "client/retry_policy.h"
+#include "client/staging_pool.h"
 #include "client/worker_channels.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -59,6 +61,10 @@ struct ClientOptions {
   // is for slow lines: a chunk should not take longer than 5 s. The server takes 16 MiB.
   uint32_t max_chunk_bytes_up = 0;
   uint32_t max_chunk_bytes_down = 1 << 20;
+  // Of regions in which the library puts tensors that lie in none, for calls that may go by host
+  // memory: together no more than this, nor than half of the free memory; idle ones go back to the
+  // system after 20 s. 0: nothing is staged.
+  int64_t staging_bytes = int64_t{4} << 30;
   RetryOptions retry = {};
 };
 
@@ -123,15 +129,19 @@ class Client {
  private:
   friend class Region;
 
-  explicit Client(const ClientOptions& options) : options_(options) {}
+  explicit Client(const ClientOptions& options);
 
   const std::shared_ptr<grpc::Channel>& NextChannel();
   // For regions, which may outlive this client.
   SharedRegion::AttachCall AttachCall();
   const std::shared_ptr<RegionIndex>& regions() const { return regions_; }
-  // REQUIRES: options.request_id is set.
+  // Staged if that makes sense. `Args`, `Results`: of Forward or Backward.
+  template <typename Args, typename Results>
+  Operation StartCall(const Args& args, const Results& results, const CallOptions& options,
+                      const Done& done);
+  // REQUIRES: options.request_id is set. `why_not_staged` goes into the report.
   Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests, const CallOptions& options,
-                  const Done& done);
+                  const std::string& why_not_staged, const Done& done);
 
   const ClientOptions options_;
   const wire::KeepAwake keep_awake_;
@@ -140,6 +150,8 @@ class Client {
   std::shared_ptr<BearerToken> token_;                    // likewise; null: none is shown
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<RegionIndex> regions_ = std::make_shared<RegionIndex>();
+  StagingPool staging_;
+  CopyPool copies_;  // uses staging_
   const std::shared_ptr<CallRegistry> registry_ = std::make_shared<CallRegistry>();
 };
 

@@ -5,7 +5,9 @@
 //   ForwardArgs args;                       // q, k, v and the results lie in (*region)->memory()
 //   client->Forward(args, results);         // finds them there by their addresses
 //
-// The report says which way the tensors took and why (CallReport::transport_reason).
+// The report says which way the tensors took and why (CallReport::transport_reason). Tensors that
+// lie in no region pass through one of the library's where that pays
+// (ClientOptions::staging_bytes), at the cost of a copy each.
 #ifndef RINGATTN_CLIENT_REGION_H_
 #define RINGATTN_CLIENT_REGION_H_
 
@@ -41,6 +43,10 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   MutableBytes memory() const { return {shared_->data(), static_cast<size_t>(shared_->bytes())}; }
+
+  // The memory stays mapped for as long as anybody has this, also when the region is gone and no
+  // worker has it any more.
+  std::shared_ptr<const void> mapping() const { return shared_; }
 
   // By name, the workers that have it now. One that is started again gets it within seconds.
   std::vector<std::string> workers() const { return shared_->workers(); }

@@ -49,6 +49,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   ClientOptions client_options;
   client_options.channels = flags.streams;
   client_options.channels_per_worker = flags.channels_per_worker;
+  client_options.staging_bytes = flags.staging_bytes;
   auto client = flags.server.Connect(client_options);
   if (!client.ok()) return client.status();
 
@@ -124,7 +125,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
                       "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
-  AddTransportFlag(command, &transport);
+  AddTransportFlags(command, &transport, &staging_bytes);
   AddChannelsFlag(command, &channels_per_worker);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");

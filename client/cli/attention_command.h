@@ -30,6 +30,7 @@ struct AttentionFlags {
   int streams = 1;
   std::string transport = "auto";
   int channels_per_worker = ClientOptions().channels_per_worker;
+  int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
   std::string progress_interval = "10s";
   bool json = false;

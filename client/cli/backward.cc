@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
-#include "client/cli/region_stage.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -39,12 +38,12 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
     *target = *bytes;
   }
   args.more = files.option_tensors;
-  return CallStaged(client, args,
-                    BackwardResults{.dq = files.output->data("dq"),
-                                    .dk = files.output->data("dk"),
-                                    .dv = files.output->data("dv"),
-                                    .more = OptionResults(files)},
-                    options);
+  return client.Backward(args,
+                         BackwardResults{.dq = files.output->data("dq"),
+                                         .dk = files.output->data("dk"),
+                                         .dv = files.output->data("dv"),
+                                         .more = OptionResults(files)},
+                         options);
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ struct Flags {
   int streams = 1;
   std::string transport = "auto";
   int channels_per_worker = ClientOptions().channels_per_worker;
+  int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
   LoadFlags load;
   bool json = false;
@@ -98,6 +99,7 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   ClientOptions options;
   options.channels = channels;
   options.channels_per_worker = flags.channels_per_worker;
+  options.staging_bytes = flags.staging_bytes;
   auto client = flags.server.Connect(options);
   if (!client.ok()) return client.status();
   bench.client = *std::move(client);
@@ -344,7 +346,7 @@ void AddBench(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
-  AddTransportFlag(command, &flags->transport);
+  AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
   AddChannelsFlag(command, &flags->channels_per_worker);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "

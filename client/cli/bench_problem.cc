@@ -105,8 +105,8 @@ BenchCaller::BenchCaller(Client* client, const BenchProblem* problem)
     : client_(client), problem_(problem), results_(problem->MakeResults()) {}
 
 CallResult BenchCaller::CallForward(const CallOptions& options) {
-  return CallStaged(*client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
-                    options);
+  return client_->Forward(problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
+                          options);
 }
 
 CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& forward) {

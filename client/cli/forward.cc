@@ -2,7 +2,6 @@
 
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
-#include "client/cli/region_stage.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -18,11 +17,11 @@ CallResult CallForward(Client& client, OpenedFiles& files, const CallOptions& op
   args.k = {files.input.Find("k")->data, static_cast<size_t>(files.input.Find("k")->bytes)};
   args.v = {files.input.Find("v")->data, static_cast<size_t>(files.input.Find("v")->bytes)};
   args.more = files.option_tensors;
-  return CallStaged(client, args,
-                    ForwardResults{.out = files.output->data("out"),
-                                   .lse = files.output->data("lse"),
-                                   .more = OptionResults(files)},
-                    options);
+  return client.Forward(args,
+                        ForwardResults{.out = files.output->data("out"),
+                                       .lse = files.output->data("lse"),
+                                       .more = OptionResults(files)},
+                        options);
 }
 
 }  // namespace

@@ -1,40 +1,22 @@
 #include "client/cli/region_stage.h"
 
 namespace ringattn::client::cli {
-namespace {
 
-CallResult Call(Client& client, const ForwardArgs& args, const ForwardResults& results,
-                const CallOptions& options) {
-  return client.Forward(args, results, options);
-}
-
-CallResult Call(Client& client, const BackwardArgs& args, const BackwardResults& results,
-                const CallOptions& options) {
-  return client.Backward(args, results, options);
-}
-
-template <typename Args, typename Results>
-CallResult Stage(Client& client, const Args& args, const Results& results,
-                 const CallOptions& options) {
-  if (options.transport != TransportWish::kHost) return Call(client, args, results, options);
-  auto stage = RegionStage<Args, Results>::Make(&client, args, results);
-  if (!stage.ok()) return stage.status();
-  CallResult report = Call(client, stage->args(), stage->results(), options);
-  if (report.ok()) stage->CopyBack();
-  return report;
-}
-
-}  // namespace
-
-void AddTransportFlag(CLI::App* command, std::string* transport) {
+void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes) {
   command
       ->add_option("--transport", *transport,
                    "How tensors travel. host: workers of this machine copy them out of and into "
                    "memory that they are shown (--local_memory of ringattn-worker), or the call "
                    "fails; direct: straight to the workers (their --client_data_listen), or the "
-                   "call fails; relay: through the coordinator; auto: the best that serves the "
-                   "tensors where they lie: of files, direct, else relay")
+                   "call fails; relay: through the coordinator; auto: host where memory stands "
+                   "ready, which a command's first call finds none of, else direct, else relay")
       ->check(CLI::IsMember({"auto", "relay", "direct", "host"}))
+      ->capture_default_str();
+  command
+      ->add_option("--staging_limit", *staging_bytes,
+                   "Bytes of such memory, 512MiB or 4GiB; no more than half of what is free is "
+                   "taken. 0: only tensors that lie in it already go by host memory")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->capture_default_str();
 }
 
@@ -52,16 +34,6 @@ void SetTransport(const std::string& transport, CallOptions* options) {
                        : transport == "direct" ? TransportWish::kDirect
                                                : TransportWish::kRelay;
   options->transport_required = transport != "relay";
-}
-
-CallResult CallStaged(Client& client, const ForwardArgs& args, const ForwardResults& results,
-                      const CallOptions& options) {
-  return Stage(client, args, results, options);
-}
-
-CallResult CallStaged(Client& client, const BackwardArgs& args, const BackwardResults& results,
-                      const CallOptions& options) {
-  return Stage(client, args, results, options);
 }
 
 }  // namespace ringattn::client::cli

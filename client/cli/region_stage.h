@@ -1,8 +1,9 @@
-// RegionStage: a call's tensors in memory that workers share, for --transport=host: inputs are
-// copied there, results back from there.
+// RegionStage: a call's tensors in memory that workers share for as long as this lives, so that
+// calls can be measured that find them there.
 #ifndef RINGATTN_CLIENT_CLI_REGION_STAGE_H_
 #define RINGATTN_CLIENT_CLI_REGION_STAGE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -13,13 +14,14 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "client/call.h"
+#include "client/call_tensors.h"
 #include "client/client.h"
 #include "client/region.h"
 
 namespace ringattn::client::cli {
 
-// Adds --transport=auto|relay|direct|host.
-void AddTransportFlag(CLI::App* command, std::string* transport);
+// Adds --transport=auto|relay|direct|host and --staging_limit.
+void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes);
 // Adds --channels_per_worker.
 void AddChannelsFlag(CLI::App* command, int* channels);
 // REQUIRES: one of the flag's values. What is asked for by name is required.
@@ -36,8 +38,8 @@ class RegionStage {
     const auto add = [&](auto& tensor) { bytes += Rounded(tensor.size()); };
     Args sized_args = args;
     Results sized_results = results;
-    ForEach(sized_args, add);
-    ForEach(sized_results, add);
+    ForEachTensor(sized_args, add);
+    ForEachTensor(sized_results, add);
     absl::StatusOr<std::unique_ptr<Region>> region =
         Region::Allocate(client, std::max<int64_t>(bytes, 1));
     if (!region.ok()) return region.status();
@@ -60,29 +62,6 @@ class RegionStage {
     return static_cast<int64_t>((bytes + kAlignment - 1) / kAlignment * kAlignment);
   }
 
-  template <typename Visit>
-  static void ForEach(ForwardArgs& args, const Visit& visit) {
-    for (ConstBytes* tensor : {&args.q, &args.k, &args.v}) visit(*tensor);
-    for (auto& [id, tensor] : args.more) visit(tensor);
-  }
-  template <typename Visit>
-  static void ForEach(BackwardArgs& args, const Visit& visit) {
-    for (ConstBytes* tensor : {&args.q, &args.k, &args.v, &args.dout, &args.out, &args.lse}) {
-      visit(*tensor);
-    }
-    for (auto& [id, tensor] : args.more) visit(tensor);
-  }
-  template <typename Visit>
-  static void ForEach(ForwardResults& results, const Visit& visit) {
-    for (MutableBytes* tensor : {&results.out, &results.lse}) visit(*tensor);
-    for (auto& [id, tensor] : results.more) visit(tensor);
-  }
-  template <typename Visit>
-  static void ForEach(BackwardResults& results, const Visit& visit) {
-    for (MutableBytes* tensor : {&results.dq, &results.dk, &results.dv}) visit(*tensor);
-    for (auto& [id, tensor] : results.more) visit(tensor);
-  }
-
   RegionStage(std::unique_ptr<Region> region, const Args& args, const Results& results)
       : region_(std::move(region)), args_(args), results_(results) {
     uint8_t* at = region_->memory().data();
@@ -91,13 +70,13 @@ class RegionStage {
       at += Rounded(bytes);
       return place;
     };
-    ForEach(args_, [&](ConstBytes& tensor) {
+    ForEachTensor(args_, [&](ConstBytes& tensor) {
       if (tensor.empty()) return;
       const MutableBytes place = take(tensor.size());
       std::memcpy(place.data(), tensor.data(), tensor.size());
       tensor = place;
     });
-    ForEach(results_, [&](MutableBytes& tensor) {
+    ForEachTensor(results_, [&](MutableBytes& tensor) {
       const MutableBytes place = take(tensor.size());
       back_.emplace_back(place, tensor);
       tensor = place;
@@ -109,12 +88,6 @@ class RegionStage {
   Results results_;
   std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's
 };
-
-// One call, staged if the options ask for host memory.
-CallResult CallStaged(Client& client, const ForwardArgs& args, const ForwardResults& results,
-                      const CallOptions& options);
-CallResult CallStaged(Client& client, const BackwardArgs& args, const BackwardResults& results,
-                      const CallOptions& options);
 
 }  // namespace ringattn::client::cli
 

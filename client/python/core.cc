@@ -2,16 +2,19 @@
 // written in Python on top of it (client/python/ringattn), and so are defaults, shapes, exceptions
 // and event loops.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/client.h"
 #include "client/error.h"
 #include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 #include "client/python/python_call.h"
+#include "client/python/python_region.h"
 #include "common/base/version.h"
 
 namespace ringattn::python {
@@ -35,6 +38,7 @@ py::tuple Connect(const std::string& target, const py::dict& options) {
   ReadItem(options, "token_file", &client_options.token_file);
   ReadItem(options, "channels", &client_options.channels);
   ReadItem(options, "max_chunk_bytes_up", &client_options.max_chunk_bytes_up);
+  ReadItem(options, "staging_bytes", &client_options.staging_bytes);
   ReadItem(options, "max_replays", &client_options.retry.max_replays);
   ReadItem(options, "connect_timeout", &connect_timeout_seconds);
   client_options.retry.connect_timeout = absl::Seconds(connect_timeout_seconds);
@@ -66,11 +70,45 @@ py::tuple CancelOperation(ClientHandle& client, const std::string& request_id,
   return ValueOrError(status, py::none());
 }
 
+py::tuple DeleteResidual(ClientHandle& client, const std::string& handle, double deadline_seconds) {
+  const absl::Status status = [&] {
+    const GilReleased released;
+    return client.get().DeleteResidual(handle, absl::Seconds(deadline_seconds));
+  }();
+  return ValueOrError(status, py::none());
+}
+
+py::tuple RenewResiduals(ClientHandle& client, const std::vector<std::string>& handles,
+                         double ttl_seconds, double deadline_seconds) {
+  const auto reasons = [&] {
+    const GilReleased released;
+    return client.get().RenewResiduals(handles, absl::Seconds(ttl_seconds),
+                                       absl::Seconds(deadline_seconds));
+  }();
+  if (!reasons.ok()) return ValueOrError(reasons.status(), py::none());
+  return ValueOrError(absl::OkStatus(), py::cast(*reasons));
+}
+
+py::tuple AllocateRegion(ClientHandle& client, int64_t bytes) {
+  auto region = PythonRegion::Allocate(client, bytes);
+  if (!region.ok()) return ValueOrError(region.status(), py::none());
+  return ValueOrError(absl::OkStatus(), py::cast(*region));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ client library of ringattn. Use the package ringattn.";
   module.attr("VERSION") = kVersion;
+  module.attr("TRANSPORTS") = py::tuple(py::cast(TransportNames()));
+
+  py::class_<PythonRegion, std::shared_ptr<PythonRegion>>(module, "Region")
+      .def_property_readonly("address", &PythonRegion::address)
+      .def_property_readonly("nbytes", &PythonRegion::bytes)
+      .def_property_readonly("closed", &PythonRegion::closed)
+      .def_property_readonly("workers", &PythonRegion::workers)
+      .def_property_readonly("trouble", &PythonRegion::trouble)
+      .def("close", &PythonRegion::Close);
 
   py::class_<ClientHandle, std::shared_ptr<ClientHandle>>(module, "Client")
       .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"),
@@ -88,7 +126,10 @@ PYBIND11_MODULE(_core, module) {
              return Unary(
                  [&] { return client.get().GetOperation(request_id, absl::Seconds(deadline)); });
            })
-      .def("cancel_operation", &CancelOperation);
+      .def("cancel_operation", &CancelOperation)
+      .def("delete_residual", &DeleteResidual)
+      .def("renew_residuals", &RenewResiduals)
+      .def("allocate_region", &AllocateRegion);
 
   py::class_<PythonCall>(module, "Call")
       .def_property_readonly("request_id", &PythonCall::request_id)

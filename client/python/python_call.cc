@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <chrono>
 #include <limits>
+#include <map>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -51,9 +53,32 @@ void FillHeader(const py::dict& request, Args* args) {
   args->output_dtype = DTypeOf(request, "output_dtype");
 }
 
+// By the names that Python has for them. What is missing here, Python refuses by name.
+const std::map<std::string, client::TransportWish>& Transports() {
+  static const auto* const transports = new std::map<std::string, client::TransportWish>{
+      {"auto", client::TransportWish::kAuto},
+      {"relay", client::TransportWish::kRelay},
+      {"host", client::TransportWish::kHost},
+  };
+  return *transports;
+}
+
 client::CallOptions CallOptionsOf(const py::dict& call) {
   client::CallOptions options;
   double deadline_seconds = std::numeric_limits<double>::infinity();
+  std::string transport = "auto";
+  double retain_seconds = -1;
+  ReadItem(call, "transport", &transport);
+  ReadItem(call, "retain", &retain_seconds);
+  const auto wish = Transports().find(transport);
+  if (wish == Transports().end()) {
+    throw py::value_error(absl::StrCat("transport: there is no ", transport));
+  }
+  options.transport = wish->second;
+  // What is asked for by name is required.
+  options.transport_required =
+      transport != "auto" && options.transport != client::TransportWish::kRelay;
+  if (retain_seconds >= 0) options.retain = absl::Seconds(retain_seconds);
   ReadItem(call, "request_id", &options.request_id);
   ReadItem(call, "streams", &options.streams);
   ReadItem(call, "timeline", &options.with_timeline);
@@ -64,6 +89,12 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
 }
 
 }  // namespace
+
+std::vector<std::string> TransportNames() {
+  std::vector<std::string> names;
+  for (const auto& [name, wish] : Transports()) names.push_back(name);
+  return names;
+}
 
 HeldBuffers::~HeldBuffers() {
   for (const auto& buffer : held_) PyBuffer_Release(buffer.get());
@@ -179,6 +210,8 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
     FillHeader(request, &forward);
   } else {
     FillHeader(request, &backward);
+    ReadItem(request, "residual_handle", &backward.residual_handle);
+    ReadItem(request, "keep_residual", &backward.keep_residual);
   }
   const GilReleased released;
   client::Client& library = made->client_->get();
@@ -229,6 +262,9 @@ py::tuple PythonCall::Result() {
   report["accepted"] = ToDict(result->accepted);
   report["summary"] = ToDict(result->summary);
   report["streams"] = result->streams();
+  report["transport_reason"] = result->transport_reason;
+  report["staged_bytes"] = result->staged_bytes;
+  report["residual_failure"] = result->residual_failure;
   py::dict times;
   times["accepted"] = result->times.accepted_seconds;
   times["uploaded"] = result->times.uploaded_seconds;

@@ -54,10 +54,11 @@ class ClientHandle {
 // condition variable, and by an eventfd that an event loop can watch.
 class PythonCall {
  public:
-  // `request`: {"shape", "dtype", "output_dtype", "options", "plan"}, as the protos name them.
-  // `inputs`, `outputs`: tensors' names to objects with the buffer protocol. `call`: {"request_id",
-  // "streams", "deadline", "timeline", "traceparent"}. Throws: pybind11::value_error naming a
-  // field; what HeldBuffers throws.
+  // `request`: {"shape", "dtype", "output_dtype", "options", "plan"}, as the protos name them, and
+  // of a backward "residual_handle", "keep_residual". `inputs`, `outputs`: tensors' names to
+  // objects with the buffer protocol. `call`: {"request_id", "streams", "deadline", "timeline",
+  // "traceparent", "transport", "retain"}, the last in seconds, 0 for as long as the service thinks
+  // right. Throws: pybind11::value_error naming a field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
                                            const pybind11::dict& request,
                                            const pybind11::dict& inputs,
@@ -90,6 +91,9 @@ class PythonCall {
   HeldBuffers buffers_;
   std::optional<client::Operation> operation_;
 };
+
+// What "transport" may be.
+std::vector<std::string> TransportNames();
 
 // An error as a dict: code, message, reason, metadata, violations [(field, description)],
 // retry_after or None.

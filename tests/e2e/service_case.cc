@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/cli/region_stage.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
@@ -51,10 +50,10 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
-    return cli::CallStaged(client, args,
-                           ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
-                                          .lse = Prepare(c.spec, TensorId::kLse, outputs)},
-                           options);
+    return client.Forward(args,
+                          ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
+                                         .lse = Prepare(c.spec, TensorId::kLse, outputs)},
+                          options);
   }
   BackwardArgs args;
   FillArgs(c, inputs, &args);
@@ -68,7 +67,7 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   for (TensorId id : OutputsOf(c.spec, Direction::kBackward)) {
     if (InfoOf(id).is_present != nullptr) more[ToProto(id)] = Prepare(c.spec, id, outputs);
   }
-  return cli::CallStaged(client, args,
+  return client.Backward(args,
                          BackwardResults{.dq = Prepare(c.spec, TensorId::kDq, outputs),
                                          .dk = Prepare(c.spec, TensorId::kDk, outputs),
                                          .dv = Prepare(c.spec, TensorId::kDv, outputs),

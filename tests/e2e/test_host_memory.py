@@ -151,6 +151,63 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     assert json.loads(bench.stdout)["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
 
 
+def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
+    """--transport=auto of one call: making memory for it takes longer than the relay."""
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=4096", "--heads=4",
+                    "--head_dim=64", "--dtype=bf16", "--seed=3"], check=True, capture_output=True)
+
+    def call(*flags, server=ring.address):
+        out.unlink(missing_ok=True)
+        done = subprocess.run([CLI, "forward", f"--server={server}", f"--input={source}",
+                               f"--output={out}", "--window=64,0", "--json", *flags],
+                              capture_output=True, text=True, timeout=120)
+        reply = json.loads(done.stdout)
+        return reply, out.read_bytes() if done.returncode == 0 else None
+
+    staged, results = call("--transport=host")
+    assert staged["transport"]["kind"] == "host_memory"
+    assert "; staged: " in staged["transport"]["reason"]
+    moved = 4 * 4096 * 4 * 64 * 2 + 4096 * 4 * 4
+    assert staged["transport"]["staged_bytes"] == moved
+    seconds = staged["client_seconds"]
+    assert 0 < seconds["accepted"] < seconds["finished"]
+    relayed, expected = call("--transport=relay")
+    assert relayed["transport"]["kind"] == "coordinator_stream"
+    assert relayed["transport"]["staged_bytes"] == 0
+    assert results == expected
+    reasons = {"": "is not staged: no memory is ready for it yet",
+               "--staging_limit=0": "is not staged: it is turned off",
+               "--staging_limit=4MiB": "are more than the limit of staging (4194304)"}
+    for flag, reason in reasons.items():
+        relayed, results = call(*flag.split())
+        assert relayed["transport"]["kind"] == "coordinator_stream" and results == expected
+        assert reason in relayed["transport"]["reason"]
+    refused, _ = call("--staging_limit=4MiB", "--transport=host")
+    assert refused["error"]["reason"] == "TRANSPORT_UNAVAILABLE"
+    assert "the limit of staging" in refused["error"]["message"]
+    await_unmapped(ring)
+
+
+def test_the_load_generator_finds_memory_ready(ring):
+    """Many calls of one client: from the third or so on, auto goes by host memory."""
+    done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=4096", "--heads=4",
+                           "--head_dim=64", "--window=16,0", "--runs=8", "--json"],
+                          capture_output=True, text=True, timeout=120)
+    transport = json.loads(done.stdout)["last_run"]["transport"]
+    assert transport["kind"] == "host_memory" and transport["staged_bytes"] > 0, done.stdout
+
+
+def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
+    ring = make_ring(workers=1)
+    done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=4096", "--heads=4",
+                           "--head_dim=64", "--window=16,0", "--runs=8", "--json"],
+                          capture_output=True, text=True, timeout=120)
+    transport = json.loads(done.stdout)["last_run"]["transport"]
+    assert transport["kind"] == "coordinator_stream" and transport["staged_bytes"] == 0
+    assert "is not staged: no worker of this machine took memory" in transport["reason"]
+
+
 def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_path):
     """q, k, v, out and lse stay with the workers; dout alone is copied out of the client's memory."""
     # Of its own: what was read stays a minute, should the answer have been lost.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the standard tier runs a part of: 10,000 simulated clusters, 20,000 drawn cases of the
-# sweep, from seeds of their own, two minutes of clients beside each other, ten of every fault, and
-# the live page in a browser. Full tier.
+# sweep, from seeds of their own, two minutes of clients beside each other, ten of every fault, many
+# thousand calls from Python, and the live page in a browser. Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -34,6 +34,14 @@ fi
 name="chaos, ten minutes"
 if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker \
   //tests/chaos/... && /usr/bin/python3 tests/chaos/chaos.py --minutes=10; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
+
+name="100,000 Python calls, 10,000 regions, 10,000 residuals"
+if RINGATTN_PYTHON_LOAD=full ./tests/lib/python_tests.sh -k test_load; then
   record "pass $name"
 else
   record "fail $name"

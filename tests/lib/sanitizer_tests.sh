@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Address and undefined-behaviour sanitizers: every unit test, and the end-to-end
-# suite's service, tools and fault cases against instrumented processes. Full tier.
+# suite's service, tools, fault, host memory and residual cases against instrumented processes. Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -23,5 +23,5 @@ done < <(grep -E '^//[^ ]+ +(\(cached\)|PASSED|FAILED|TIMEOUT|FLAKY|NO STATUS)' 
 export ASAN_OPTIONS=quarantine_size_mb=4:thread_local_quarantine_size_kb=64
 bazel build --noshow_progress --config=asan //server:ringattn-server //worker:ringattn-worker \
   //client/... && bin=$(bazel info --config=asan bazel-bin 2>/dev/null) &&
-  RINGATTN_BIN=$bin ./tests/lib/e2e_tests.sh -k 'test_service or test_tools or test_faults' || status=1
+  RINGATTN_BIN=$bin ./tests/lib/e2e_tests.sh -k 'test_service or test_tools or test_faults or test_host_memory or test_residuals' || status=1
 exit "$status"

@@ -16,10 +16,15 @@ BIN = pathlib.Path(os.environ.get("RINGATTN_BIN", ROOT / "bazel-bin"))
 EXAMPLES = ROOT / "client/python/examples"
 
 
+@pytest.fixture(scope="session")
+def state(tmp_path_factory):
+    """The service's folder."""
+    return tmp_path_factory.mktemp("service")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def address(tmp_path_factory):
+def address(state):
     """The address of a coordinator with three CPU workers."""
-    state = tmp_path_factory.mktemp("service")
     command = [BIN / "client/ringattn"]
     up = subprocess.run([*command, "up", "--workers=3", "--port=0", "--device=cpu", "--threads=1", "--detach",
                          f"--state_dir={state}"], capture_output=True, text=True, timeout=120,
@@ -29,6 +34,15 @@ def address(tmp_path_factory):
     os.environ["RINGATTN_ADDRESS"] = found[1]
     yield found[1]
     subprocess.run([*command, "down", f"--state_dir={state}"], capture_output=True, timeout=120)
+
+
+@pytest.fixture
+def service_pids(address, state):
+    """The coordinator's process and the workers'."""
+    launcher = (state / "launcher.pid").read_text().strip()
+    children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    assert len(children) == 4, children
+    return [int(child) for child in children]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Gradients against PyTorch's own, with every argument; torch.compile, checkpointing, autograd's corners."""
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -121,16 +122,22 @@ def test_zero_copy():
         assert take(tensor, "q").memory.__array_interface__["data"][0] == tensor.data_ptr()
 
 
-def test_compile_whole():
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_whole(backend, tmp_path, monkeypatch):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("inductor: there is no C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
     q, k, v = leaves()
 
     def model(q, k, v):
         return (ringattn.flash_attn_func(q * 2, k, v, causal=True, softcap=2.0) ** 2).sum()
 
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     expected = torch.autograd.grad(model(q, k, v), (q, k, v))
-    for ours, theirs in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v)), expected):
-        reference.close(ours, theirs, 1e-6)
+    for _ in range(2):  # compiled, and found again
+        for ours, theirs in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v)), expected):
+            reference.close(ours, theirs, 1e-6)
 
 
 def test_operators_are_well_made():
@@ -138,7 +145,8 @@ def test_operators_are_well_made():
     from ringattn.torch_ops import _attention
 
     q, k, v = leaves()
-    arguments = (q, k, v, None, None, None, None, None, None, None, None, None, 0.0, None, True, -1, -1, 0.0, False)
+    arguments = (q, k, v, None, None, None, None, None, None, None, None, None, 0.0, None, True, -1, -1, 0.0, False,
+                 "off", False)
     torch.library.opcheck(_attention, arguments)
 
 

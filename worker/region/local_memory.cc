@@ -34,8 +34,9 @@ absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptio
   LocalMemory* const self = memory.get();
   auto listener = RegionListener::Start(
       {.socket_path = self->options_.socket_path, .uids = self->options_.uids},
-      {.on_attached = [self](const std::shared_ptr<Region>& r) { self->OnAttached(r); },
-       .on_gone = [self](const std::shared_ptr<Region>& r) { self->OnGone(r); },
+      {.on_attached = [self](const std::shared_ptr<Region>& r,
+                             size_t n) { self->OnAttached(r, n); },
+       .on_gone = [self](const std::shared_ptr<Region>& r, size_t n) { self->OnGone(r, n); },
        .on_refused = self->hooks_.on_refused});
   if (!listener.ok()) return listener.status();
   memory->listener_ = *std::move(listener);
@@ -74,12 +75,12 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
 LocalMemory::~LocalMemory() { Stop(); }
 
 void LocalMemory::Stop() {
-  listener_.reset();
-  pinner_.reset();
+  if (listener_ != nullptr) listener_->Stop();  // null: Start has failed
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
+  pinner_.reset();  // nobody asks for more
   if (reporter_.joinable()) reporter_.join();
 }
 
@@ -90,9 +91,7 @@ void LocalMemory::Expect(const v1::ExpectRegion& expect) {
 
 void LocalMemory::Forget(const v1::ForgetRegion& forget) { listener_->Forget(forget.region_id()); }
 
-void LocalMemory::ForgetAll() {
-  if (listener_ != nullptr) listener_->ForgetAll();
-}
+void LocalMemory::ForgetAll() { listener_->ForgetAll(); }
 
 void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
                         const v1::Reserve& reserve, int rank) {
@@ -123,9 +122,9 @@ void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
   });
 }
 
-void LocalMemory::OnAttached(const std::shared_ptr<Region>& region) {
+void LocalMemory::OnAttached(const std::shared_ptr<Region>& region, size_t regions) {
   SendRegion(*region, true);
-  hooks_.on_regions(listener_ == nullptr ? 1 : listener_->regions());
+  hooks_.on_regions(regions);
   Populate(region, 0);
 }
 
@@ -140,7 +139,7 @@ void LocalMemory::Populate(const std::shared_ptr<Region>& region, int64_t offset
   });
 }
 
-void LocalMemory::OnGone(const std::shared_ptr<Region>& region) {
+void LocalMemory::OnGone(const std::shared_ptr<Region>& region, size_t regions) {
   std::vector<std::shared_ptr<RegionTransfer>> transfers;
   {
     absl::MutexLock lock(&mutex_);
@@ -148,7 +147,7 @@ void LocalMemory::OnGone(const std::shared_ptr<Region>& region) {
   }
   for (const auto& transfer : transfers) transfer->OnRegionGone(*region);
   SendRegion(*region, false);
-  hooks_.on_regions(listener_ == nullptr ? 0 : listener_->regions());
+  hooks_.on_regions(regions);
 }
 
 void LocalMemory::SendRegion(const Region& region, bool attached) {

@@ -67,14 +67,16 @@ class LocalMemory {
   void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, int rank)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // No more regions, no more hooks for them. Idempotent.
-  void Stop();
+  // No more regions, no more hooks for them, no more reports; what is asked of it from then on has
+  // no effect, and Begin fails. Idempotent; once at a time.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks);
 
-  void OnAttached(const std::shared_ptr<Region>& region);
-  void OnGone(const std::shared_ptr<Region>& region) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The listener's hooks, which run beside Start: they ask nothing of the listener.
+  void OnAttached(const std::shared_ptr<Region>& region, size_t regions);
+  void OnGone(const std::shared_ptr<Region>& region, size_t regions) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendRegion(const Region& region, bool attached);
   void SendFailed(const OperationInfo& info, bool released, const std::string& why);
   void Populate(const std::shared_ptr<Region>& region, int64_t offset);
@@ -85,6 +87,7 @@ class LocalMemory {
   TransferHooks transfer_hooks_;
   std::unique_ptr<RegionPinner> pinner_;      // null: nothing is pinned
   std::unique_ptr<RegionListener> listener_;  // null after Stop
+  std::unique_ptr<RegionListener> listener_;  // from Start on
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // With what was last reported of them, received and sent.

@@ -62,10 +62,13 @@ RegionListener::RegionListener(RegionListenerOptions options, RegionListenerHook
       wake_(std::move(wake)),
       thread_([this] { Run(); }) {}
 
-RegionListener::~RegionListener() {
+RegionListener::~RegionListener() { Stop(); }
+
+void RegionListener::Stop() {
+  std::map<std::string, std::shared_ptr<Region>> regions;
   {
     absl::MutexLock lock(&mutex_);
-    stopping_ = true;
+    if (std::exchange(stopping_, true)) return;
   }
   Wake();
   thread_.join();
@@ -73,6 +76,11 @@ RegionListener::~RegionListener() {
   for (const Connection& connection : connections_) {
     if (connection.region != nullptr) connection.region->Release();
   }
+  connections_.clear();
+  absl::MutexLock lock(&mutex_);
+  regions.swap(regions_);  // unmapped without the lock
+  expected_.clear();
+  forgotten_.clear();
 }
 
 // ------------------------------------------------------------------ from others
@@ -266,7 +274,7 @@ bool RegionListener::Attach(Connection& connection) {
     regions_[expected->region_id] = *region;
   }
   LogInfo("region attached", {{"bytes", (*region)->bytes()}, {"regions", regions()}});
-  hooks_.on_attached(*region);
+  hooks_.on_attached(*region, regions());
   return Answer(connection, {AttachCode::kAttached, "", 0});
 }
 
@@ -306,7 +314,7 @@ void RegionListener::Close(size_t index) {
       if (found != regions_.end() && found->second == region) regions_.erase(found);
     }
     LogInfo("region released", {{"bytes", region->bytes()}, {"regions", regions()}});
-    hooks_.on_gone(region);
+    hooks_.on_gone(region, regions());
   }
   connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));
 }

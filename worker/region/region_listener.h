@@ -35,11 +35,12 @@ struct RegionListenerOptions {
   size_t max_regions = 512;
 };
 
-// Called by the listener's thread, without locks.
+// Called by the listener's thread, without locks, perhaps before Start has returned. `regions`: how
+// many there are now.
 struct RegionListenerHooks {
-  std::function<void(const std::shared_ptr<Region>&)> on_attached;
+  std::function<void(const std::shared_ptr<Region>&, size_t regions)> on_attached;
   // The client has closed the socket, or is gone. The region is released already.
-  std::function<void(const std::shared_ptr<Region>&)> on_gone;
+  std::function<void(const std::shared_ptr<Region>&, size_t regions)> on_gone;
   std::function<void(AttachCode)> on_refused;
 };
 
@@ -49,8 +50,10 @@ class RegionListener {
   // Takes a socket's file that a dead worker left at the path away. The errors are the listener's.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Start(RegionListenerOptions options,
                                                                RegionListenerHooks hooks);
-  // Releases all regions; the hooks hear of none.
   ~RegionListener();
+  // Releases all regions, of which the hooks hear nothing, and takes no more. When it returns no
+  // hook is running. Idempotent; not from a hook.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A client may come with this token until `deadline`, once.
   void Expect(const std::string& region_id, const std::string& token, int64_t bytes,

@@ -46,7 +46,8 @@ struct TransferThreads {
   CopyThreads* down = nullptr;
 };
 
-// Thread safe. Keeps itself alive while it copies, and for as long as it is wanted by its owner.
+// Thread safe. Keeps itself alive while it copies; between copies its owner does, which has to keep
+// it until `on_over`: the operation knows it as its listener.
 class RegionTransfer final : public OperationListener,
                              public std::enable_shared_from_this<RegionTransfer> {
  public:

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
-from ringattn._default import default_client, set_default_client
+from ringattn._default import default_client, empty, set_default_client
 from ringattn._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError,
                               FailedPreconditionError, FieldViolation, InvalidArgumentError, NotFoundError,
                               PermissionDeniedError, ResourceExhaustedError, RingattnError, UnavailableError,
                               UnimplementedError)
-from ringattn._options import AttentionOptions, BackwardOptions, CallOptions, Document
+from ringattn._options import AttentionOptions, BackwardOptions, CallOptions, Document, ForwardOptions
+from ringattn._regions import Region
 from ringattn._report import Plan, Report
+from ringattn._residuals import Residual
 
 if TYPE_CHECKING:
     from ringattn.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
@@ -45,9 +47,9 @@ _OF_TORCH = {
 __all__ = [
     "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
     "Client", "DataLossError", "DeadlineExceededError", "Document", "FailedPreconditionError", "FieldViolation",
-    "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan", "Report",
-    "ResourceExhaustedError", "RingattnError", "UnavailableError", "UnimplementedError", "__version__", "connect",
-    "default_client", "set_default_client", *_OF_TORCH,
+    "ForwardOptions", "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan",
+    "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError", "UnavailableError",
+    "UnimplementedError", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 
 

@@ -32,8 +32,8 @@ class Array:
 class Library(Protocol):
     """Where results are made, and of which kind."""
 
-    def empty(self, shape: Sequence[int], dtype: str) -> tuple[Any, np.ndarray]:
-        """A new tensor and its memory. `dtype`: of DTYPES."""
+    def empty(self, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
+        """A new tensor and its memory: in `memory`, bytes that it keeps, if that is given. `dtype`: of DTYPES."""
 
     def finish(self, tensor: Any) -> Any:
         """The tensor as the caller gets it, when its memory is filled."""
@@ -48,19 +48,46 @@ def _host_memory(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def numpy_dtype(name: str) -> np.dtype:
+    """Of one of DTYPES. bfloat16 is ml_dtypes'."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def service_dtype(dtype: Any) -> str:
+    """Of DTYPES (booleans are bytes), for a type of numpy's or PyTorch's or its name. InvalidArgumentError: for others."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return _dtype_named(str(dtype).removeprefix("torch."), "dtype")
+    return _dtype_named("bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name, "dtype")
+
+
+def _shaped(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    return memory.view(dtype).reshape(tuple(shape))
+
+
+def tensor_in(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> Any:
+    """A numpy array, or for a dtype of PyTorch's a tensor, in these bytes, which it keeps."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(dtype, torch.dtype):
+        return _shaped(memory, shape, numpy_dtype(dtype))
+    of = {torch.bfloat16: np.int16, torch.bool: np.uint8}.get(dtype) or numpy_dtype(service_dtype(dtype))
+    if memory.nbytes == 0:  # PyTorch makes no tensor of a place without bytes
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.from_numpy(_shaped(memory, shape, of)).view(dtype)
+
+
 class _Numpy:
     def __init__(self, bfloat16: np.dtype | None = None) -> None:
         self._bfloat16 = bfloat16
 
-    def empty(self, shape: Sequence[int], dtype: str) -> tuple[np.ndarray, np.ndarray]:
-        if dtype == "bfloat16":
-            if self._bfloat16 is None:
-                import ml_dtypes  # somebody made a bfloat16 array by it
-
-                self._bfloat16 = np.dtype(ml_dtypes.bfloat16)
-            array: np.ndarray = np.empty(shape, self._bfloat16)
-        else:
-            array = np.empty(shape, dtype)
+    def empty(self, shape: Sequence[int], dtype: str,
+              memory: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        of = self._bfloat16 if dtype == "bfloat16" and self._bfloat16 is not None else numpy_dtype(dtype)
+        array: np.ndarray = np.empty(shape, of) if memory is None else _shaped(memory, shape, of)
         return array, _host_memory(array)
 
     def finish(self, tensor: np.ndarray) -> np.ndarray:
@@ -71,10 +98,11 @@ class _Torch:
     def __init__(self, device: Any) -> None:
         self._device = device
 
-    def empty(self, shape: Sequence[int], dtype: str) -> tuple[Any, np.ndarray]:
+    def empty(self, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         import torch
 
-        tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+        of = getattr(torch, dtype)
+        tensor = torch.empty(tuple(shape), dtype=of) if memory is None else tensor_in(memory, shape, of)
         return tensor, _torch_memory(tensor)
 
     def finish(self, tensor: Any) -> Any:

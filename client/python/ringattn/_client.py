@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
+import numpy as np
+
 from ringattn import _core
-from ringattn._errors import error_of
-from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, AttentionOptions, BackwardOptions,
-                               check_names)
+from ringattn._errors import error_of, invalid
+from ringattn._options import BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, check_names
+from ringattn._regions import Arena, Region
 from ringattn._report import Report, report_of
 from ringattn._request import Request, backward_request, forward_request
+from ringattn._residuals import Residual, handle_of
 
 # The process that first had a client. gRPC's threads and locks do not survive a fork.
 _process: int | None = None
@@ -66,8 +70,9 @@ class Client:
     Not across fork(): a client, and the package once it has connected, are of the process that did so.
     """
 
-    def __init__(self, core: _core.Client, target: str) -> None:
+    def __init__(self, core: _core.Client, target: str, region_bytes: int) -> None:
         self._core: _core.Client | None = core
+        self._arena = Arena(region_bytes)
         self._target = target
         self._process = os.getpid()
 
@@ -94,8 +99,8 @@ class Client:
     # ------------------------------------------------------------------ attention
 
     def forward(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
-                **options: Unpack[AttentionOptions]) -> ForwardResult:
-        """Exact attention of q over k and v. Options: `AttentionOptions`.
+                **options: Unpack[ForwardOptions]) -> ForwardResult:
+        """Exact attention of q over k and v. Options: `ForwardOptions`.
 
         Raises:
             RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
@@ -105,19 +110,22 @@ class Client:
         request = forward_request(q, k, v, options)
         return _forward_result(request, self._call(request))
 
-    def backward(self, dout: ArrayLike, q: ArrayLike, k: ArrayLike, v: ArrayLike, *,
-                 out: ArrayLike | None = None, lse: ArrayLike | None = None,
+    def backward(self, dout: ArrayLike, q: ArrayLike | None = None, k: ArrayLike | None = None,
+                 v: ArrayLike | None = None, *, out: ArrayLike | None = None, lse: ArrayLike | None = None,
                  **options: Unpack[BackwardOptions]) -> BackwardResult:
         """Gradients of q, k and v from dout, the gradient of out. Options: `BackwardOptions`.
 
-        Without `out` and `lse`, forward's results, the service computes them again. Raises as `forward` does.
+        Without `out` and `lse`, forward's results, the service computes them again. With `residual`, what a forward
+        left with the workers, dout is all that is sent, and q, k, v need not be given. Raises as `forward` does;
+        FailedPreconditionError or NotFoundError for a residual that is gone (`reason`: RESIDUAL_...), if there are no
+        tensors to send instead.
         """
         check_names(options, BACKWARD_NAMES, "backward")
         request = backward_request(dout, q, k, v, out, lse, options)
         return _backward_result(request, self._call(request))
 
     async def forward_async(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
-                            **options: Unpack[AttentionOptions]) -> ForwardResult:
+                            **options: Unpack[ForwardOptions]) -> ForwardResult:
         """`forward` in an event loop.
 
         Cancelling the task cancels the operation; the await ends, with asyncio.CancelledError, when the workers
@@ -127,22 +135,31 @@ class Client:
         request = forward_request(q, k, v, options)
         return _forward_result(request, await self._call_async(request))
 
-    async def backward_async(self, dout: ArrayLike, q: ArrayLike, k: ArrayLike, v: ArrayLike, *,
-                             out: ArrayLike | None = None, lse: ArrayLike | None = None,
-                             **options: Unpack[BackwardOptions]) -> BackwardResult:
+    async def backward_async(self, dout: ArrayLike, q: ArrayLike | None = None, k: ArrayLike | None = None,
+                             v: ArrayLike | None = None, *, out: ArrayLike | None = None,
+                             lse: ArrayLike | None = None, **options: Unpack[BackwardOptions]) -> BackwardResult:
         """`backward` in an event loop; cancelled as `forward_async` is."""
         check_names(options, BACKWARD_NAMES, "backward_async")
         request = backward_request(dout, q, k, v, out, lse, options)
         return _backward_result(request, await self._call_async(request))
 
     def _start(self, request: Request, with_event: bool) -> _core.Call:
-        return self._connected().start(request.is_forward, request.header, request.inputs, request.outputs,
+        core = self._connected()
+        request.make_room(self._room_of(request, core))
+        return core.start(request.is_forward, request.header, request.inputs, request.outputs,
                                        request.call, with_event)
+
+    def _room_of(self, request: Request, core: _core.Client) -> Any:
+        """Results are born where workers can write, if host memory is what the call asks for or comes from."""
+        transport = request.call["transport"]
+        if transport == "host" or (transport == "auto" and self._arena.hold(list(request.inputs.values()))):
+            return lambda nbytes: None if (block := self._arena.take(core, nbytes)) is None else np.asarray(block)
+        return None
 
     def _call(self, request: Request) -> Report:
         call = self._start(request, with_event=False)
         call.wait()
-        return report_of(_values(call.result()))
+        return report_of(_values(call.result()), request.residual)
 
     async def _call_async(self, request: Request) -> Report:
         loop = asyncio.get_running_loop()
@@ -163,7 +180,41 @@ class Client:
         report, failure = call.result()
         if cancelled is not None:
             raise cancelled
-        return report_of(_values((report, failure)))
+        return report_of(_values((report, failure)), request.residual)
+
+    # ------------------------------------------------------------------ memory
+
+    def region(self, nbytes: int) -> Region:
+        """Memory for tensors that the workers of this machine read and write themselves: allocate by `Region.empty`.
+
+        At the cost of filling it (about 3 GB/s). Raises ResourceExhaustedError without memory or descriptors.
+        """
+        return self._arena.make(self._connected(), nbytes)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """An array or tensor, its contents undefined, in a region that is made if need be.
+
+        A PyTorch tensor for a dtype of PyTorch's, else a numpy array. Its memory is used again when the last view of
+        it is gone. Raises MemoryError beyond `region_bytes` of `connect`.
+        """
+        return self._arena.empty(self._connected(), shape, dtype)
+
+    # ------------------------------------------------------------------ residuals
+
+    def delete_residual(self, residual: Residual | str, *, deadline: float = 10.0) -> None:
+        """Has the workers let go of what a forward left. Raises NotFoundError for one that is unknown."""
+        _values(self._connected().delete_residual(handle_of(residual), deadline))
+
+    def renew_residuals(self, residuals: Sequence[Residual | str], seconds: float | None = None, *,
+                        deadline: float = 10.0) -> list[str]:
+        """Keeps them for so many seconds from now on; None: as long as the service thinks right.
+
+        Returns for each an empty string, or the reason why it is gone. At most 1,024 at a time.
+        """
+        if seconds is not None and not seconds > 0:
+            raise invalid("seconds", f"is {seconds}, must be positive")
+        handles = [handle_of(residual) for residual in residuals]
+        return _values(self._connected().renew_residuals(handles, seconds or 0.0, deadline))
 
     # ------------------------------------------------------------------ operations and cluster
 
@@ -188,7 +239,7 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
             tls_cert: str | os.PathLike[str] | None = None, tls_key: str | os.PathLike[str] | None = None,
             tls_server_name: str | None = None, token_file: str | os.PathLike[str] | None = None,
             channels: int = 4, max_chunk_bytes_up: int = 0, max_replays: int = 10,
-            connect_timeout: float = 5.0) -> Client:
+            connect_timeout: float = 5.0, staging_bytes: int = 4 << 30, region_bytes: int = 8 << 30) -> Client:
     """A client of the coordinator at `target`, "host:port". Does not dial yet.
 
     Args:
@@ -201,6 +252,9 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
         max_chunk_bytes_up: 0: as the server recommends.
         max_replays: how often a call is sent again, under one request id, after a worker was lost.
         connect_timeout: seconds after which a server that has never answered is given up.
+        staging_bytes: memory shared with workers that tensors pass through which do not lie in any; no more than half
+            of what is free is taken, and what is idle for 20 s is given back. 0: none.
+        region_bytes: memory shared with workers that `empty` and results may take.
 
     Raises:
         InvalidArgumentError: for a target, a file or a token of no use.
@@ -212,7 +266,7 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
     files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key, "token_file": token_file}
     options: dict[str, Any] = {name: os.fspath(path) for name, path in files.items() if path is not None}
     options |= {"tls_server_name": tls_server_name, "channels": channels, "max_chunk_bytes_up": max_chunk_bytes_up,
-                "max_replays": max_replays, "connect_timeout": connect_timeout}
-    client = Client(_values(_core.connect(target, options)), target)
+                "max_replays": max_replays, "connect_timeout": connect_timeout, "staging_bytes": staging_bytes}
+    client = Client(_values(_core.connect(target, options)), target, region_bytes)
     _process = os.getpid()
     return client

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from ringattn._residuals import Residual
+
 #: Anything that holds a tensor in host memory: a numpy array, a PyTorch tensor, what speaks DLPack.
 ArrayLike = Any
 Window = tuple[int, int]
@@ -38,6 +40,10 @@ class CallOptions(TypedDict, total=False):
     timeline: bool
     #: A W3C trace context that the call belongs to.
     traceparent: str
+    #: How tensors travel. "host": workers of this machine copy them out of and into memory that they are shown, or
+    #: the call fails; "relay": through the coordinator; "auto", the default: host memory where it can be had.
+    #: `Report.transport_reason` says why it came as it did.
+    transport: Literal["auto", "relay", "host", "direct"]
 
 
 class AttentionOptions(CallOptions, total=False):
@@ -78,6 +84,17 @@ class AttentionOptions(CallOptions, total=False):
     output_dtype: Literal["float32"] | None
     #: Equal calls give equal bits on the same ring.
     deterministic: bool
+    #: Backward: return the gradient of `bias`. Forward with `retain`: the backward that reads it will.
+    bias_gradient: bool
+
+
+class ForwardOptions(AttentionOptions, total=False):
+    """Of forward alone."""
+
+    #: Keep inputs and results with the workers for so many seconds (True: as long as the service thinks right), for a
+    #: backward that then sends dout alone: `Report.residual`. A forward never fails because nothing can be kept:
+    #: `Report.residual_reason` says why.
+    retain: float | bool | None
 
 
 class BackwardOptions(AttentionOptions, total=False):
@@ -85,12 +102,17 @@ class BackwardOptions(AttentionOptions, total=False):
 
     #: The gradient of lse, fp32 in its shape.
     dlse: ArrayLike | None
-    #: Return the gradient of `bias`.
-    bias_gradient: bool
+    #: What a forward left, `Report.residual`: only dout and dlse are sent. Where it is gone, q, k, v (out, lse) are,
+    #: if they are given, and `Report.residual_failure` says why. Without them the options are the forward's; with them
+    #: a handle alone will do.
+    residual: Residual | str | None
+    #: The residual stays, for another backward.
+    keep_residual: bool
 
 
 CALL_NAMES = frozenset(CallOptions.__annotations__)
-FORWARD_NAMES = frozenset(AttentionOptions.__annotations__)
+ATTENTION_NAMES = frozenset(AttentionOptions.__annotations__) - CALL_NAMES
+FORWARD_NAMES = frozenset(ForwardOptions.__annotations__)
 BACKWARD_NAMES = frozenset(BackwardOptions.__annotations__)
 
 

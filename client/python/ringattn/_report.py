@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ringattn._residuals import Residual
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class Report:
 
     request_id: str
     plan: Plan
-    transport: str  #: how tensors travelled, "coordinator_stream"
+    transport: str  #: how tensors travelled, "coordinator_stream" or "host_memory"
+    transport_reason: str  #: why so, in words
+    staged_bytes: int  #: copied into and out of shared memory, as the tensors did not lie in it
     stages: Mapping[str, float]  #: "queue", "upload", "compute", "download" of the service
     times: Mapping[str, float]  #: "accepted", "uploaded", "first_output", "finished", since the client began
     compute_seconds: float
@@ -35,13 +39,16 @@ class Report:
     bytes_down: int
     attempts: int  #: 1, and one more for each replay
     streams: int  #: requests that the call was sent as
+    residual: Residual | None  #: forward with `retain`: what `Client.backward` takes; None: nothing was kept,
+    residual_reason: str  #: for this reason
+    residual_failure: str  #: backward: why the residual could not be read and tensors were sent; empty: it was
     details: Mapping[str, Any] = field(repr=False)  #: all that came, as the protos Accepted and Summary name it
 
 
-def report_of(values: dict[str, Any]) -> Report:
-    """From the extension module's dict."""
+def report_of(values: dict[str, Any], residual: Callable[[str], Residual] | None = None) -> Report:
+    """From the extension module's dict. `residual` makes one of a handle."""
     accepted, summary = values["accepted"], values["summary"]
-    plan = accepted.get("plan", {})
+    plan, handle = accepted.get("plan", {}), summary["residual_handle"]
     return Report(
         request_id=values["request_id"],
         plan=Plan(schedule=plan.get("schedule", ""), layout=plan.get("layout", ""),
@@ -50,6 +57,8 @@ def report_of(values: dict[str, Any]) -> Report:
                   predicted_compute_seconds=plan.get("predicted_compute_time", 0.0),
                   exchanged_bytes=plan.get("exchanged_bytes", 0)),
         transport=accepted["transport"],
+        transport_reason=values["transport_reason"],
+        staged_bytes=values["staged_bytes"],
         stages={stage["stage"]: stage.get("time", 0.0) for stage in summary["stages"]},
         times=values["times"],
         compute_seconds=summary.get("compute_time", 0.0),
@@ -58,5 +67,8 @@ def report_of(values: dict[str, Any]) -> Report:
         bytes_down=summary["bytes_down"],
         attempts=summary["attempts"],
         streams=values["streams"],
+        residual=residual(handle) if residual is not None and handle else None,
+        residual_reason=summary["residual_reason"],
+        residual_failure=values["residual_failure"],
         details={"accepted": accepted, "summary": summary},
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ringattn import _core
 from ringattn._arrays import Array, floats, integers, take
 from ringattn._errors import invalid
-from ringattn._options import Document, Window
+from ringattn._options import ATTENTION_NAMES, Document, Window
+from ringattn._residuals import Residual, handle_of
+
+#: Room for so many bytes where workers can write, as an array of them; None: there is none.
+Room = Callable[[int], "np.ndarray | None"]
 
 
 @dataclass
@@ -25,6 +30,17 @@ class Request:
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)  #: tensors of the caller's library, filled by the call
     library: Any = None
+    shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  #: of the results, with their types
+    residual: Callable[[str], Residual] | None = None  #: of the handle that a forward came back with
+
+    def make_room(self, room: Room | None = None) -> None:
+        """Memory for the results: `room`'s where there is some, else the caller's library's."""
+        for name, (shape, dtype) in self.shapes.items():
+            memory = None
+            if room is not None:
+                itemsize = 2 if dtype in ("bfloat16", "float16") else 4
+                memory = room(math.prod(shape) * itemsize)
+            self.results[name], self.outputs[name] = self.library.empty(shape, dtype, memory)
 
     def finish(self, name: str) -> Any:
         """A result, or None where the call has none of that name."""
@@ -115,8 +131,21 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     deadline = options.get("deadline")
     if deadline is not None and not 0 < deadline < math.inf:
         raise invalid("deadline", f"is {deadline}, must be a positive number of seconds")
+    transport = options.get("transport") or "auto"
+    if transport not in ("auto", "relay", "host", "direct"):
+        raise invalid("transport", f"is {transport!r}, must be auto, relay, host or direct")
+    if transport not in _core.TRANSPORTS:
+        raise NotImplementedError(f"transport: {transport!r} is not served by this version")
+    retain = options.get("retain")
+    if retain is None or retain is False:
+        retain = None
+    elif retain is True:
+        retain = 0.0
+    elif not 0 < retain < math.inf:
+        raise invalid("retain", f"is {retain}, must be a positive number of seconds, or True")
     return {"request_id": options.get("request_id"), "streams": options.get("streams", 1), "deadline": deadline,
-            "timeline": options.get("timeline", False), "traceparent": options.get("traceparent")}
+            "timeline": options.get("timeline", False), "traceparent": options.get("traceparent"),
+            "transport": transport, "retain": retain}
 
 
 def _score_terms(options: Mapping[str, Any], shape: _Shape, q: Array, header: dict[str, Any],
@@ -195,42 +224,96 @@ def _build(is_forward: bool, q: Array, k: Array, v: Array, options: Mapping[str,
     return request, shape
 
 
-def _make_room(request: Request, shapes: dict[str, tuple[tuple[int, ...], str]]) -> Request:
-    for name, (shape, dtype) in shapes.items():
-        request.results[name], request.outputs[name] = request.library.empty(shape, dtype)
-    return request
+def _residual_maker(request: Request, shape: _Shape, q: Array, k: Array, v: Array,
+                    options: Mapping[str, Any]) -> Callable[[str], Residual]:
+    shapes = {"q": q.shape, "k": k.shape, "v": v.shape, "out": shape.out, "lse": shape.lse}
+    dtypes = {"q": q.dtype, "out": request.header["output_dtype"] or q.dtype}
+    if options.get("bias_gradient"):
+        bias = take(options["bias"], "bias")
+        shapes["bias"], dtypes["bias"] = bias.shape, bias.dtype
+    if "sinks" in request.inputs:
+        shapes["sinks"] = (shape.heads,)
+    header = {name: value for name, value in request.header.items() if name != "plan"}
+    return lambda handle: Residual(handle, header, shapes, dtypes, request.library)
+
+
+def _gradient_shapes(shapes: Mapping[str, tuple[int, ...]],
+                     dtypes: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
+    results = {f"d{name}": (shapes[name], dtypes["out"]) for name in ("q", "k", "v")}
+    if "sinks" in shapes:
+        results["dsinks"] = (shapes["sinks"], "float32")
+    if "bias" in shapes:
+        results["dbias"] = (shapes["bias"], dtypes["bias"])
+    return results
 
 
 def forward_request(q: Any, k: Any, v: Any, options: Mapping[str, Any]) -> Request:
     """Raises InvalidArgumentError, naming the field, for what does not fit together."""
-    query = take(q, "q")
-    request, shape = _build(True, query, take(k, "k"), take(v, "v"), options)
+    query, key, value = take(q, "q"), take(k, "k"), take(v, "v")
+    request, shape = _build(True, query, key, value, options)
     result = options.get("output_dtype") or query.dtype
-    return _make_room(request, {"out": (shape.out, result), "lse": (shape.lse, "float32")})
+    request.shapes = {"out": (shape.out, result), "lse": (shape.lse, "float32")}
+    if request.call["retain"] is not None:
+        request.residual = _residual_maker(request, shape, query, key, value, options)
+    return request
 
 
-def backward_request(dout: Any, q: Any, k: Any, v: Any, out: Any | None, lse: Any | None,
+def _take_as(request: Request, name: str, value: Any, expected: tuple[int, ...], dtype: str) -> None:
+    tensor = take(value, name)
+    if tensor.shape != expected:
+        raise invalid(name, f"has the shape {list(tensor.shape)}, must be {list(expected)}")
+    if tensor.dtype != dtype:
+        raise invalid(name, f"is {tensor.dtype}, must be {dtype}")
+    request.inputs[name] = tensor.memory
+
+
+def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
+    """Without the tensors: all that is known of them is in the residual."""
+    residual = options["residual"]
+    if not isinstance(residual, Residual):
+        raise TypeError("residual: a handle alone is not enough without q, k and v: give Report.residual")
+    for name in sorted(ATTENTION_NAMES & set(options)):
+        if options[name] is not None and options[name] is not False:
+            raise invalid(name, "is the forward's, which the residual has; give q, k and v beside it to say it again")
+    header = {**residual.header, "plan": {}, "residual_handle": residual.handle,
+              "keep_residual": options.get("keep_residual", False)}
+    request = Request(False, header, {}, _call_dict(options), library=residual.library)
+    _take_as(request, "dout", dout, residual.shapes["out"], residual.dtypes["q"])
+    if options.get("dlse") is not None:
+        _take_as(request, "dlse", options["dlse"], residual.shapes["lse"], "float32")
+    request.shapes = _gradient_shapes(residual.shapes, residual.dtypes)
+    return request
+
+
+def backward_request(dout: Any, q: Any | None, k: Any | None, v: Any | None, out: Any | None, lse: Any | None,
                      options: Mapping[str, Any]) -> Request:
     """As forward_request. `out` and `lse`: both, or neither to have them computed again."""
+    if dout is None:
+        raise TypeError("dout is None")
+    residual = options.get("residual")
+    if residual is None and options.get("keep_residual"):
+        raise invalid("keep_residual", "there is no residual")
+    if (out is None) != (lse is None):
+        raise invalid("out" if lse is None else "lse", "out and lse go together")
+    if q is None and k is None and v is None and out is None and residual is not None:
+        return _backward_of_residual(dout, options)
     query, key, value = take(q, "q"), take(k, "k"), take(v, "v")
     request, shape = _build(False, query, key, value, options)
     result = options.get("output_dtype") or query.dtype
-    if (out is None) != (lse is None):
-        raise invalid("out" if lse is None else "lse", "out and lse go together")
-    wanted = {"dout": (dout, shape.out, query.dtype), "out": (out, shape.out, result),
-              "lse": (lse, shape.lse, "float32"), "dlse": (options.get("dlse"), shape.lse, "float32")}
-    for name, (tensor, expected, dtype) in wanted.items():
-        if tensor is None:
-            if name == "dout":
-                raise TypeError("dout is None")
-            continue
-        taken = take(tensor, name)
-        shape.require(name, taken, expected, (dtype,))
-        request.inputs[name] = taken.memory
-    results = {"dq": (query.shape, result), "dk": (key.shape, result), "dv": (value.shape, result)}
+    _take_as(request, "dout", dout, shape.out, query.dtype)
+    if out is not None:
+        _take_as(request, "out", out, shape.out, result)
+        _take_as(request, "lse", lse, shape.lse, "float32")
+    if options.get("dlse") is not None:
+        _take_as(request, "dlse", options["dlse"], shape.lse, "float32")
+    if residual is not None:
+        request.header |= {"residual_handle": handle_of(residual),
+                           "keep_residual": options.get("keep_residual", False)}
+    shapes, dtypes = {"q": query.shape, "k": key.shape, "v": value.shape}, {"out": result}
     if "sinks" in request.inputs:
-        results["dsinks"] = ((shape.heads,), "float32")
+        shapes["sinks"] = (shape.heads,)
     if options.get("bias_gradient"):
         bias = take(options["bias"], "bias")
-        results["dbias"] = (bias.shape, bias.dtype)
-    return _make_room(request, results)
+        shapes["bias"], dtypes["bias"] = bias.shape, bias.dtype
+    request.shapes = _gradient_shapes(shapes, dtypes)
+    return request
