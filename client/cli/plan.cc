@@ -87,7 +87,8 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
   if (!plan.ok()) return plan.status();
   Schedule schedule =
-      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward);
+      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward,
+                   plan->heads_per_step);
   return Planned{*inputs, std::move(valid->spec), *std::move(plan), std::move(schedule)};
 }
 
@@ -150,6 +151,7 @@ Json ToJson(const Flags& flags, const Planned& planned) {
             {"layout", LayoutName(plan.shards.layout)},
             {"world_size", plan.shards.world_size},
             {"stripe", plan.shards.stripe},
+            {"heads_per_step", plan.heads_per_step},
             {"reason", plan.reason},
             {"predicted_compute_seconds", plan.predicted_compute_seconds},
             {"rates",

@@ -11,7 +11,7 @@ from typing import Any
 class Plan:
     """Where and how the call was computed."""
 
-    schedule: str  #: "single", "ring" or "all_gather"
+    schedule: str  #: "single", "ring", "all_gather", "pass_q" or "replicated_q"
     layout: str
     world_size: int
     members: tuple[str, ...]  #: names of workers, by ring rank
