@@ -99,8 +99,8 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
   if (choice.schedule.has_value()) {
     return RingSize{inputs.ready_workers,
-                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, ", HeadsText(choice),
-                                 "over all ", inputs.ready_workers, " workers")};
+                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, ",
+                                 HeadsText(choice), "over all ", inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
   // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
@@ -170,15 +170,18 @@ class CostSum {
     plan_.sent_bytes.push_back(program.SentBytes());
     plan_.exchanged_bytes += plan_.sent_bytes.back();
     step_seconds_.resize(program.steps.size(), 0.0);
+    double rank_seconds = 0;
     for (size_t i = 0; i < program.steps.size(); ++i) {
       const Step& step = program.steps[i];
-      step_seconds_[i] = std::max(step_seconds_[i], SecondsOfStep(spec_, step, inputs_));
+      const double seconds = SecondsOfStep(spec_, step, inputs_);
+      rank_seconds += seconds;
+      step_seconds_[i] = std::max(step_seconds_[i], seconds);
       for (const ComputeCall& call : step.calls) {
-        plan_.flops +=
-            FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
-            static_cast<double>(call.pairs);
+        plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
+                       static_cast<double>(call.pairs);
       }
     }
+    plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
   }
 
   Plan Finish(ShardPlan shards, ScheduleKind schedule, int64_t heads_per_step) && {
@@ -331,18 +334,19 @@ absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction di
   const PlannerInputs rates = nominal ? PlannerInputs() : inputs;
   absl::StatusOr<Candidate> passing = describe(ScheduleKind::kPassQ, rates);
   if (!passing.ok()) return passing.status();
-  double ring_seconds = ring.plan.predicted_compute_seconds;
+  double ring_seconds = ring.plan.busiest_rank_seconds;
   if (nominal) {
     const absl::StatusOr<Candidate> same = describe(ScheduleKind::kRing, rates);
     if (!same.ok()) return same.status();
-    ring_seconds = same->plan.predicted_compute_seconds;
+    ring_seconds = same->plan.busiest_rank_seconds;
   }
-  const double seconds = passing->plan.predicted_compute_seconds;
+  const double seconds = passing->plan.busiest_rank_seconds;
   if (seconds >= ring_seconds) return ring;
   if (nominal) passing = describe(ScheduleKind::kPassQ, inputs);
   if (!passing.ok()) return passing.status();
   absl::StrAppendFormat(
-      &passing->why, "%spass_q, predicted %.3g s against %.3g s with K/V going around%s",
+      &passing->why,
+      "%spass_q, predicted %.3g s of the busiest rank against %.3g s with K/V going around%s",
       passing->why.empty() ? "" : "; ", seconds, ring_seconds,
       nominal ? " at nominal rates, as it is to be deterministic" : "");
   return passing;

@@ -82,8 +82,12 @@ struct Plan {
   // where compute and exchange overlap.
   double predicted_compute_seconds = 0;
   double predicted_step_seconds = 0;  // the longest step
-  double flops = 0;                   // of unmasked pairs, multiply-adds counted twice
-  std::string reason;                 // one sentence: why this plan
+  // Of the busiest rank, its steps one after another, as if it never waited for others. Where
+  // ranks have much to do at different steps, the sum of the busiest ones says too much; this
+  // compares schedules.
+  double busiest_rank_seconds = 0;
+  double flops = 0;    // of unmasked pairs, multiply-adds counted twice
+  std::string reason;  // one sentence: why this plan
 };
 
 //   UNAVAILABLE          no worker is ready

@@ -47,11 +47,7 @@ bool VisibleKeys::SeesAny(int rank, int source) const {
 
 ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan,
                                      const Schedule& schedule)
-    : spec_(spec),
-      plan_(plan),
-      schedule_(schedule),
-      visible_(spec, plan),
-      memory_(spec, schedule) {
+    : spec_(spec), plan_(plan), schedule_(schedule), visible_(spec, plan), memory_(spec, schedule) {
   const size_t world_size = schedule.programs.size();
   std::vector<std::vector<uint64_t>> none;
   for (const Shard& shard : plan.kv) none.emplace_back(RowsIn(shard), 0);
@@ -72,13 +68,18 @@ void ScheduleSimulator::FillInputs() {
       if (!input.has_value()) continue;
       ByteRange range = memory_.Whole(rank, static_cast<BufferId>(id));
       const TensorForm form = InfoOf(*input).form;
-      if (form == TensorForm::kPerHead || form == TensorForm::kPairs) {
+      if (form == TensorForm::kPerHead) {
         memory_.Write(rank, range, kNumbers);
         continue;
       }
+      if (form == TensorForm::kPairs) {
+        memory_.WritePairs(rank, range);
+        continue;
+      }
       // The buffer may be larger, for what comes to lie there later.
-      range.bytes = std::min(range.bytes, LayoutOf(spec_, *input).ShardBytes(ShardRows(
-                                              plan_, LayoutOf(spec_, *input), rank)));
+      range.bytes = std::min(
+          range.bytes,
+          LayoutOf(spec_, *input).ShardBytes(ShardRows(plan_, LayoutOf(spec_, *input), rank)));
       memory_.WriteRows(rank, range, ShardBlock(*input, rank));
     }
   }
@@ -253,8 +254,8 @@ bool ScheduleSimulator::CheckOutputs() {
       for (const auto& [caller, calls] : forward_calls_[rank]) {
         const auto done = forward_done_[rank].find(caller.second);
         if (done == forward_done_[rank].end() || (done->second & BitOf(caller.first)) == 0) {
-          return Fail(absl::StrCat("rank ", rank, ": the partial of rank ", caller.first,
-                                   " is lost"));
+          return Fail(
+              absl::StrCat("rank ", rank, ": the partial of rank ", caller.first, " is lost"));
         }
       }
     }

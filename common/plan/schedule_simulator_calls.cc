@@ -72,8 +72,7 @@ Block ScheduleSimulator::QOf(const ComputeCall& call) const {
 }
 
 Block ScheduleSimulator::DoutOf(const ComputeCall& call) const {
-  return QBlock(call, TensorOf(TensorId::kDout), spec_.shape.head_dim_v,
-                ElementBytes(spec_.dtype));
+  return QBlock(call, TensorOf(TensorId::kDout), spec_.shape.head_dim_v, ElementBytes(spec_.dtype));
 }
 
 Block ScheduleSimulator::KvBlock(const ComputeCall& call, const KvOperand& operand, TensorId id,
@@ -93,8 +92,8 @@ Block ScheduleSimulator::KvBlock(const ComputeCall& call, const KvOperand& opera
 
 bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
   const HeadRange& heads = call.heads;
-  if (!heads.all() && (heads.of != spec_.shape.num_kv_heads || heads.begin < 0 ||
-                       heads.count < 1 || heads.begin + heads.count > heads.of)) {
+  if (!heads.all() && (heads.of != spec_.shape.num_kv_heads || heads.begin < 0 || heads.count < 1 ||
+                       heads.begin + heads.count > heads.of)) {
     return Fail("heads that the problem does not have");
   }
   switch (call.op) {
@@ -256,14 +255,21 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
       if (!memory_.CheckRows(rank, range, ids)) return false;
       continue;
     }
-    const bool per_head = id == TensorId::kBias ? spec_.options.bias->per_head
-                                                : spec_.options.mask->per_head;
+    const bool per_head =
+        id == TensorId::kBias ? spec_.options.bias->per_head : spec_.options.mask->per_head;
     int64_t bytes = LayoutOf(spec_, id).ShardBytes(RowsIn(plan_.q[rank]));
     if (per_head) bytes = bytes / spec_.shape.num_kv_heads * KvHeads(call);
-    if (call.q.source_rank != rank || range.bytes != bytes ||
-        !memory_.Require(rank, range, "a call with score terms")) {
+    if (call.q.source_rank != rank || range.bytes != bytes) {
       return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
     }
+    const TensorLayout layout = LayoutOf(spec_, id);
+    const int64_t group = spec_.shape.group_size();
+    const bool right =
+        per_head ? memory_.CheckPairs(rank, range, RowsIn(plan_.q[rank]) * layout.inner_bytes,
+                                      spec_.shape.num_heads, call.heads.begin * group,
+                                      KvHeads(call) * group)
+                 : memory_.Require(rank, range, "a call with score terms");
+    if (!right) return false;
   }
   return true;
 }

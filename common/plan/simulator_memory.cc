@@ -83,8 +83,7 @@ bool SymbolicMemory::ForEach(Cell* cells, int64_t count, const Block& block, con
         const int64_t row = block.row_begin + (block.statistic ? j : i);
         const int64_t head = block.head_begin + (block.statistic ? i : j);
         for (int64_t cell = 0; cell < block.cells_per_head; ++cell) {
-          const int64_t identity =
-              Identity(block, batch, row, head * block.cells_per_head + cell);
+          const int64_t identity = Identity(block, batch, row, head * block.cells_per_head + cell);
           if (!visit(*cells++, identity)) return false;
         }
       }
@@ -103,11 +102,35 @@ bool SymbolicMemory::ForEach(int rank, const ByteRange& range, const Block& bloc
 bool SymbolicMemory::CheckRows(int rank, const ByteRange& range, const Block& block) {
   return ForEach(rank, range, block, [&](Cell& cell, int64_t identity) {
     if (cell.state == Cell::State::kRows && cell.identity == identity) return true;
-    return Fail(absl::StrCat("rank ", rank, ": ",
-                             schedule_.programs[rank].buffers[range.buffer].name,
-                             " does not hold rows of tensor ", block.tensor, " of rank ",
-                             block.source));
+    return Fail(
+        absl::StrCat("rank ", rank, ": ", schedule_.programs[rank].buffers[range.buffer].name,
+                     " does not hold rows of tensor ", block.tensor, " of rank ", block.source));
   });
+}
+
+bool SymbolicMemory::WritePairs(int rank, const ByteRange& range) {
+  Cell* cells;
+  int64_t count;
+  if (!Slice(rank, range, &cells, &count)) return false;
+  for (int64_t i = 0; i < count; ++i) cells[i] = {Cell::State::kNumbers, i, 0};
+  return true;
+}
+
+bool SymbolicMemory::CheckPairs(int rank, const ByteRange& range, int64_t head_bytes,
+                                int64_t num_heads, int64_t head_begin, int64_t head_count) {
+  Cell* cells;
+  int64_t count;
+  if (!Slice(rank, range, &cells, &count)) return false;
+  if (head_bytes % kCellBytes != 0) return Require(rank, range, "a call with score terms");
+  const int64_t run = head_count * head_bytes / kCellBytes;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t plane = i / run;
+    const int64_t expected = (plane * num_heads + head_begin) * head_bytes / kCellBytes + i % run;
+    if (cells[i].state != Cell::State::kNumbers || cells[i].identity != expected) {
+      return Fail("a bias or a mask of other heads");
+    }
+  }
+  return true;
 }
 
 bool SymbolicMemory::WriteRows(int rank, const ByteRange& range, const Block& block) {

@@ -71,6 +71,11 @@ class SymbolicMemory {
   // Holds exactly the block's rows.
   bool CheckRows(int rank, const ByteRange& range, const Block& block);
   bool WriteRows(int rank, const ByteRange& range, const Block& block);
+  // The cells of a bias or a mask, by number; and that `range` has those of some heads of each of
+  // its planes, where a head's bytes are whole cells.
+  bool WritePairs(int rank, const ByteRange& range);
+  bool CheckPairs(int rank, const ByteRange& range, int64_t head_bytes, int64_t num_heads,
+                  int64_t head_begin, int64_t head_count);
 
  private:
   int64_t Identity(const Block& block, int64_t batch, int64_t row, int64_t inner) const;
