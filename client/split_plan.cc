@@ -105,8 +105,9 @@ absl::Status CheckHeadGroups(const std::vector<CallPart>& parts, const BackwardA
   const uint32_t heads = args.plan.heads_per_step();
   for (const CallPart& part : parts) {
     if (parts.size() > 1 && heads != 0 && part.kv_heads.size() % heads != 0) {
-      return RefuseStreams(absl::StrCat("plan.heads_per_step is ", heads, ", but a part would have ",
-                                        part.kv_heads.size(), " key/value heads"));
+      return RefuseStreams(absl::StrCat("plan.heads_per_step is ", heads,
+                                        ", but a part would have ", part.kv_heads.size(),
+                                        " key/value heads"));
     }
   }
   return absl::OkStatus();

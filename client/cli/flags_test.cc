@@ -69,9 +69,9 @@ TEST(Flags, EverythingArrives) {
 
 TEST(Flags, EverySchedule) {
   const std::pair<const char*, v1::Schedule> schedules[] = {
-      {"auto", v1::SCHEDULE_UNSPECIFIED},     {"single", v1::SCHEDULE_SINGLE},
-      {"ring", v1::SCHEDULE_RING},            {"all_gather", v1::SCHEDULE_ALL_GATHER},
-      {"pass_q", v1::SCHEDULE_PASS_Q},        {"replicated_q", v1::SCHEDULE_REPLICATED_Q}};
+      {"auto", v1::SCHEDULE_UNSPECIFIED}, {"single", v1::SCHEDULE_SINGLE},
+      {"ring", v1::SCHEDULE_RING},        {"all_gather", v1::SCHEDULE_ALL_GATHER},
+      {"pass_q", v1::SCHEDULE_PASS_Q},    {"replicated_q", v1::SCHEDULE_REPLICATED_Q}};
   for (const auto& [name, schedule] : schedules) {
     const auto problem = Parse(std::string("--seq_len=10 --schedule=") + name);
     ASSERT_TRUE(problem.ok()) << problem.status();

@@ -86,9 +86,8 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   if (!inputs.ok()) return inputs.status();
   auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule =
-      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward,
-                   plan->heads_per_step);
+  Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->schedule, direction,
+                                   valid->recompute_forward, plan->heads_per_step);
   return Planned{*inputs, std::move(valid->spec), *std::move(plan), std::move(schedule)};
 }
 

@@ -26,12 +26,12 @@ bool SamePart(const PartialOperand& a, const PartialOperand& b) {
 }
 
 bool SameCall(const ComputeCall& a, const ComputeCall& b) {
-  bool same = a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
-              a.initial == b.initial && a.final == b.final && a.source == b.source &&
-              a.target == b.target && a.heads == b.heads && a.copy == b.copy &&
-              std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(),
-                         SamePart) &&
-              a.tiles == b.tiles && a.pairs == b.pairs;
+  bool same =
+      a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
+      a.initial == b.initial && a.final == b.final && a.source == b.source &&
+      a.target == b.target && a.heads == b.heads && a.copy == b.copy &&
+      std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), SamePart) &&
+      a.tiles == b.tiles && a.pairs == b.pairs;
   for (size_t i = 0; same && i < a.kv.size(); ++i) same = SameOperand(a.kv[i], b.kv[i]);
   return same;
 }

@@ -27,10 +27,12 @@ double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
                                 : documents + tokens / static_cast<double>(choice.stripe);
   }
   // Few queries of many keys: it may try another schedule, and compare.
-  const bool few_queries = !choice.schedule.has_value() && world > 1 &&
-                           spec.shape.seq_len_q < spec.shape.seq_len_kv;
+  const bool few_queries =
+      !choice.schedule.has_value() && world > 1 && spec.shape.seq_len_q < spec.shape.seq_len_kv;
   const bool chooses = !choice.layout.has_value() && documents > 1 && world > 1;
-  return kSecondsPerPlan + kSecondsPerVisit * pieces * world * ((chooses ? kLayoutsTried : 1) + (few_queries ? kSchedulesTried : 0));
+  return kSecondsPerPlan +
+         kSecondsPerVisit * pieces * world *
+             ((chooses ? kLayoutsTried : 1) + (few_queries ? kSchedulesTried : 0));
 }
 
 }  // namespace ringattn::server

@@ -111,8 +111,8 @@ TEST(ScheduleMemory, AsPlannedAndAsTheScheduleSays) {
       }
       SCOPED_TRACE(setting.name);
       // From 2 on a ring's forward holds two blocks, however many ranks there are.
-      const bool falls = KeepsKeysInPlace(setting.kind) ||
-                         (setting.kind == ScheduleKind::kRing && !backward);
+      const bool falls =
+          KeepsKeysInPlace(setting.kind) || (setting.kind == ScheduleKind::kRing && !backward);
       const double keys = parts[8].keys * 8 / (parts[2].keys * 2);
       const double queries = parts[8].queries * 8 / (parts[2].queries * 2);
       if (falls) {

@@ -100,9 +100,8 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const int64_t heads_per_step = reserve.heads_per_step();
   const bool shares_dbias =
       options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
-  if (heads_per_step != 0 &&
-      (*kind != ScheduleKind::kAllGather || shares_dbias ||
-       result.spec.shape.num_kv_heads % heads_per_step != 0)) {
+  if (heads_per_step != 0 && (*kind != ScheduleKind::kAllGather || shares_dbias ||
+                              result.spec.shape.num_kv_heads % heads_per_step != 0)) {
     return Malformed("heads_per_step");
   }
   const int64_t stripe = reserve.stripe() == 0 ? 1 : static_cast<int64_t>(reserve.stripe());
@@ -114,10 +113,10 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (reads_residual && (!reserve.backward() || reserve.recompute_forward())) {
     return Malformed("residual");
   }
-  result.program = MakeProgram(result.spec, result.plan, *kind,
-                               reserve.backward() ? Direction::kBackward : Direction::kForward,
-                               reserve.recompute_forward(), ring_rank, reserve.retain(),
-                               heads_per_step);
+  result.program =
+      MakeProgram(result.spec, result.plan, *kind,
+                  reserve.backward() ? Direction::kBackward : Direction::kForward,
+                  reserve.recompute_forward(), ring_rank, reserve.retain(), heads_per_step);
   return result;
 }
 

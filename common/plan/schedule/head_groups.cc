@@ -109,7 +109,7 @@ class HeadGroups {
     return RowsForm(id, rows, ElementBytes(DTypeOf(builder_.spec(), id)));
   }
   HeadForm StatisticsForm() const {
-    return {batch(), builder_.spec().shape.num_heads, builder_.q_rows() * 4};
+    return {batch(), builder_.spec().shape.num_heads, builder_.q_rows() * 4, /*anywhere=*/true};
   }
 
   int64_t query_heads() const { return heads_ * builder_.spec().shape.group_size(); }
@@ -134,7 +134,8 @@ class HeadGroups {
     const bool per_batch = is_mask ? spec.options.mask->per_batch : spec.options.bias->per_batch;
     return {per_head,
             {per_batch ? batch() : 1, spec.shape.num_heads,
-             SaturatingProduct({builder_.q_rows(), LayoutOf(spec, id).inner_bytes})}};
+             SaturatingProduct({builder_.q_rows(), LayoutOf(spec, id).inner_bytes}),
+             /*anywhere=*/true}};
   }
 
   void AddTerms(int64_t step, int64_t group, QOperand& operand) {

@@ -33,7 +33,7 @@ ByteRange HeadViews::Packed(BufferId buffer, int64_t bytes) {
 ByteRange HeadViews::Read(int64_t step, BufferId buffer, const HeadForm& form, int64_t begin,
                           int64_t count) {
   const int64_t run_bytes = count * form.head_bytes;
-  if (form.outer <= 1) return {buffer, begin * form.head_bytes, form.outer * run_bytes};
+  if (form.outer == 1 && form.anywhere) return {buffer, begin * form.head_bytes, run_bytes};
   const ByteRange packed = Packed(buffer, form.outer * run_bytes);
   builder_.AddCall(step, CopyOfHeads(form, begin, count, builder_.Whole(buffer), packed, true));
   return packed;
@@ -41,7 +41,7 @@ ByteRange HeadViews::Read(int64_t step, BufferId buffer, const HeadForm& form, i
 
 ByteRange HeadViews::Write(BufferId buffer, const HeadForm& form, int64_t begin, int64_t count) {
   const int64_t run_bytes = count * form.head_bytes;
-  if (form.outer <= 1) return {buffer, begin * form.head_bytes, form.outer * run_bytes};
+  if (form.outer == 1 && form.anywhere) return {buffer, begin * form.head_bytes, run_bytes};
   const ByteRange packed = Packed(buffer, form.outer * run_bytes);
   to_write_back_.push_back(CopyOfHeads(form, begin, count, builder_.Whole(buffer), packed, false));
   return packed;

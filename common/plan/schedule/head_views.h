@@ -1,5 +1,6 @@
 // Some heads of tensors that lie with all of them, as kernels take them: by themselves. Where they
-// are one run of bytes, that run; else a copy, which is made before the call or after it.
+// are one run of bytes that kernels take, that run; else a copy, which is made before the call or
+// after it.
 #ifndef RINGATTN_COMMON_PLAN_SCHEDULE_HEAD_VIEWS_H_
 #define RINGATTN_COMMON_PLAN_SCHEDULE_HEAD_VIEWS_H_
 
@@ -20,6 +21,8 @@ struct HeadForm {
   int64_t outer = 0;
   int64_t heads = 0;
   int64_t head_bytes = 0;
+  // Kernels take it at any multiple of its elements. Rows of heads begin where rows may.
+  bool anywhere = false;
 };
 
 // The bytes of heads [begin, begin + count) from the first to the last, and the copy that

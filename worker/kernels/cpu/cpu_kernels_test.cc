@@ -1,7 +1,7 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 
-#include <bit>
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -293,8 +293,8 @@ TEST(CpuKernelsTest, CopiesRuns) {
     const int64_t source_pitch = run_bytes + 13, target_pitch = run_bytes + 3;
     std::vector<uint8_t> source(kRuns * source_pitch), target(kRuns * target_pitch, 0xee);
     for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 31);
-    RunOrDie(kernels, CopyCall{target.data(), source.data(), kRuns, run_bytes, source_pitch,
-                               target_pitch});
+    RunOrDie(kernels,
+             CopyCall{target.data(), source.data(), kRuns, run_bytes, source_pitch, target_pitch});
     for (int64_t r = 0; r < kRuns; ++r) {
       for (int64_t b = 0; b < target_pitch; ++b) {
         EXPECT_EQ(target[r * target_pitch + b],
