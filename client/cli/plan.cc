@@ -124,7 +124,9 @@ Json StepJson(const Program& program, const Step& step) {
                          {"bytes", transfer.range.bytes}});
   }
   int64_t tiles = 0;
-  for (const ComputeCall& call : step.calls) tiles += call.tiles;
+  for (const ComputeCall& call : step.calls) {
+    tiles += call.heads.all() ? call.tiles : call.tiles * call.heads.count / call.heads.of;
+  }
   return {{"transfers", transfers}, {"calls", step.calls.size()}, {"tiles", tiles}};
 }
 
