@@ -100,6 +100,19 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanWithResidual(const BackwardArgs&
   return requests;
 }
 
+// Each part has some of the K/V heads, which must be whole groups of them.
+absl::Status CheckHeadGroups(const std::vector<CallPart>& parts, const BackwardArgs& args) {
+  const uint32_t heads = args.plan.heads_per_step();
+  for (const CallPart& part : parts) {
+    if (parts.size() > 1 && heads != 0 && part.kv_heads.size() % heads != 0) {
+      return RefuseStreams(absl::StrCat("plan.heads_per_step is ", heads,
+                                        ", but a part would have ", part.kv_heads.size(),
+                                        " key/value heads"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Take(absl::StatusOr<CallPlan> plan, CallPlan* target) {
   if (!plan.ok()) return plan.status();
   *target = *std::move(plan);
@@ -149,6 +162,7 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanBackwardRequests(const BackwardA
   const auto parts = SplitBackward(args.shape, args.options, streams);
   if (!parts.ok()) return parts.status();
   if (absl::Status status = CheckCut(*parts, args, results); !status.ok()) return status;
+  if (absl::Status status = CheckHeadGroups(*parts, args); !status.ok()) return status;
   if (absl::Status status = CheckBackwardSizes(args, results); !status.ok()) return status;
   return PlanParts(*parts, options, [&](const CallPart& part, PlannedRequest* request) {
     BackwardPartArgs source = PartOf(args, part);

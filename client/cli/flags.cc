@@ -1,5 +1,7 @@
 #include "client/cli/flags.h"
 
+#include <algorithm>
+#include <limits>
 #include <numeric>
 #include <variant>
 
@@ -177,14 +179,19 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
       ->capture_default_str();
   command
       ->add_option("--schedule", schedule_,
-                   "One device, a ring of them, or all K/V gathered on each of them first")
+                   "One device; a ring of them on which K/V go around; all K/V gathered on each of "
+                   "them first; a ring on which q goes around; all q on each of them")
       ->group(kPlanGroup)
-      ->check(CLI::IsMember({"auto", "single", "ring", "all_gather"}))
+      ->check(CLI::IsMember({"auto", "single", "ring", "all_gather", "pass_q", "replicated_q"}))
       ->capture_default_str();
   AddCount(command, "--world_size", world_size_, "Ring members; the server's choice unless given")
       ->group(kPlanGroup);
   AddCount(command, "--stripe", stripe_,
            "Tokens per stripe of the striped layout, at most 65,536 stripes; 1 unless given")
+      ->group(kPlanGroup);
+  AddCount(command, "--heads_per_step", heads_per_step_,
+           "Of --schedule=all_gather: gather and compute K/V of so many kv heads at a time, which "
+           "bounds the memory for them; all of them unless given")
       ->group(kPlanGroup);
 }
 
@@ -205,13 +212,19 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
                            : layout_ == "striped"             ? v1::LAYOUT_STRIPED
                            : layout_ == "zigzag_per_document" ? v1::LAYOUT_ZIGZAG_PER_DOCUMENT
                                                               : v1::LAYOUT_UNSPECIFIED);
-  problem->plan.set_schedule(schedule_ == "single"       ? v1::SCHEDULE_SINGLE
-                             : schedule_ == "ring"       ? v1::SCHEDULE_RING
-                             : schedule_ == "all_gather" ? v1::SCHEDULE_ALL_GATHER
-                                                         : v1::SCHEDULE_UNSPECIFIED);
+  problem->plan.set_schedule(schedule_ == "single"         ? v1::SCHEDULE_SINGLE
+                             : schedule_ == "ring"         ? v1::SCHEDULE_RING
+                             : schedule_ == "all_gather"   ? v1::SCHEDULE_ALL_GATHER
+                             : schedule_ == "pass_q"       ? v1::SCHEDULE_PASS_Q
+                             : schedule_ == "replicated_q" ? v1::SCHEDULE_REPLICATED_Q
+                                                           : v1::SCHEDULE_UNSPECIFIED);
   if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
+  if (heads_per_step_) {
+    problem->plan.set_heads_per_step(static_cast<uint32_t>(
+        std::min<uint64_t>(*heads_per_step_, std::numeric_limits<uint32_t>::max())));
+  }
   return absl::OkStatus();
 }
 

@@ -72,6 +72,7 @@ class OptionFlags {
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;
   std::optional<uint64_t> stripe_;
+  std::optional<uint64_t> heads_per_step_;
 };
 
 // Adds --dlse, of what has to do with backward.

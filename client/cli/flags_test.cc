@@ -67,6 +67,22 @@ TEST(Flags, EverythingArrives) {
   EXPECT_EQ(problem->plan.world_size(), 4u);
 }
 
+TEST(Flags, EverySchedule) {
+  const std::pair<const char*, v1::Schedule> schedules[] = {
+      {"auto", v1::SCHEDULE_UNSPECIFIED}, {"single", v1::SCHEDULE_SINGLE},
+      {"ring", v1::SCHEDULE_RING},        {"all_gather", v1::SCHEDULE_ALL_GATHER},
+      {"pass_q", v1::SCHEDULE_PASS_Q},    {"replicated_q", v1::SCHEDULE_REPLICATED_Q}};
+  for (const auto& [name, schedule] : schedules) {
+    const auto problem = Parse(std::string("--seq_len=10 --schedule=") + name);
+    ASSERT_TRUE(problem.ok()) << problem.status();
+    EXPECT_EQ(problem->plan.schedule(), schedule);
+    EXPECT_FALSE(problem->plan.has_heads_per_step());
+  }
+  const auto groups = Parse("--seq_len=10 --schedule=all_gather --heads_per_step=2");
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->plan.heads_per_step(), 2u);
+}
+
 TEST(Flags, DocumentsBecomeCumulativeLengths) {
   const auto problem = Parse("--documents=3,0,5 --documents_kv=1,2,3");
   ASSERT_TRUE(problem.ok()) << problem.status();

@@ -86,8 +86,8 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   if (!inputs.ok()) return inputs.status();
   auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule =
-      MakeSchedule(valid->spec, plan->shards, plan->schedule, direction, valid->recompute_forward);
+  Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->schedule, direction,
+                                   valid->recompute_forward, plan->heads_per_step);
   return Planned{*inputs, std::move(valid->spec), *std::move(plan), std::move(schedule)};
 }
 
@@ -124,7 +124,9 @@ Json StepJson(const Program& program, const Step& step) {
                          {"bytes", transfer.range.bytes}});
   }
   int64_t tiles = 0;
-  for (const ComputeCall& call : step.calls) tiles += call.tiles;
+  for (const ComputeCall& call : step.calls) {
+    tiles += call.heads.all() ? call.tiles : call.tiles * call.heads.count / call.heads.of;
+  }
   return {{"transfers", transfers}, {"calls", step.calls.size()}, {"tiles", tiles}};
 }
 
@@ -150,6 +152,7 @@ Json ToJson(const Flags& flags, const Planned& planned) {
             {"layout", LayoutName(plan.shards.layout)},
             {"world_size", plan.shards.world_size},
             {"stripe", plan.shards.stripe},
+            {"heads_per_step", plan.heads_per_step},
             {"reason", plan.reason},
             {"predicted_compute_seconds", plan.predicted_compute_seconds},
             {"rates",

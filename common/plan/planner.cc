@@ -36,7 +36,7 @@ double HeadRows(const AttentionSpec& spec) {
 double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerInputs& inputs) {
   double flops = 0, sent = 0, received = 0, exchange = 0;
   for (const ComputeCall& call : step.calls) {
-    flops += FlopsPerPair(spec, call.op) * HeadRows(spec) *
+    flops += FlopsPerPair(spec, call.op) * HeadRows(spec) * call.share_of_heads() *
              static_cast<double>(call.tiles * kTileRows * kTileRows);
   }
   for (const Transfer& transfer : step.transfers) {
@@ -69,6 +69,12 @@ struct RingSize {
   std::string reason;
 };
 
+std::string HeadsText(const PlanChoice& choice) {
+  if (choice.heads_per_step == 0) return "";
+  return absl::StrCat(choice.heads_per_step, " kv ", choice.heads_per_step == 1 ? "head" : "heads",
+                      " at a time, ");
+}
+
 absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanChoice& choice,
                                         const PlannerInputs& inputs) {
   if (inputs.ready_workers < 1) return absl::UnavailableError("no worker is ready");
@@ -83,14 +89,18 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
           absl::StrCat("plan.world_size: asks for ", asked, " workers, ", inputs.ready_workers,
                        inputs.ready_workers == 1 ? " is ready" : " are ready"));
     }
+    if (choice.heads_per_step != 0 && asked > 1) {
+      return RingSize{asked, absl::StrCat("all_gather, ", HeadsText(choice), "over ", asked,
+                                          " workers, as asked")};
+    }
     return RingSize{asked, absl::StrCat("ring size ", asked, " as asked")};
   }
   if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as asked"};
   if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
   if (choice.schedule.has_value()) {
     return RingSize{inputs.ready_workers,
-                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, over all ",
-                                 inputs.ready_workers, " workers")};
+                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, ",
+                                 HeadsText(choice), "over all ", inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
   // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
@@ -160,19 +170,24 @@ class CostSum {
     plan_.sent_bytes.push_back(program.SentBytes());
     plan_.exchanged_bytes += plan_.sent_bytes.back();
     step_seconds_.resize(program.steps.size(), 0.0);
+    double rank_seconds = 0;
     for (size_t i = 0; i < program.steps.size(); ++i) {
       const Step& step = program.steps[i];
-      step_seconds_[i] = std::max(step_seconds_[i], SecondsOfStep(spec_, step, inputs_));
+      const double seconds = SecondsOfStep(spec_, step, inputs_);
+      rank_seconds += seconds;
+      step_seconds_[i] = std::max(step_seconds_[i], seconds);
       for (const ComputeCall& call : step.calls) {
-        plan_.flops +=
-            FlopsPerPair(spec_, call.op) * HeadRows(spec_) * static_cast<double>(call.pairs);
+        plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
+                       static_cast<double>(call.pairs);
       }
     }
+    plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
   }
 
-  Plan Finish(ShardPlan shards, ScheduleKind schedule) && {
+  Plan Finish(ShardPlan shards, ScheduleKind schedule, int64_t heads_per_step) && {
     plan_.shards = std::move(shards);
     plan_.schedule = schedule;
+    plan_.heads_per_step = heads_per_step;
     plan_.step_count = static_cast<int64_t>(step_seconds_.size());
     for (double seconds : step_seconds_) {
       plan_.predicted_compute_seconds += seconds;
@@ -196,15 +211,17 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
       MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? choice.stripe : 1);
   const ScheduleKind kind =
       world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
+  const int64_t heads_per_step = kind == ScheduleKind::kAllGather ? choice.heads_per_step : 0;
   CostSum costs(spec, inputs);
   // One program at a time: the plan keeps their sums.
   ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,
-                          control.cancelled, choice.keeps_inputs);
+                          control.cancelled, choice.keeps_inputs, heads_per_step);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
     costs.Add(builder.MakeProgram(rank));
   }
   if (builder.cancelled()) return absl::CancelledError("planning was cancelled");
-  return Candidate{std::move(costs).Finish(std::move(shards), kind), std::move(why)};
+  return Candidate{std::move(costs).Finish(std::move(shards), kind, heads_per_step),
+                   std::move(why)};
 }
 
 absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction direction,
@@ -264,6 +281,77 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   return describe(winner.plan.shards.layout, winner.why);
 }
 
+// Bytes of a query row and of a key row, with all that goes around with either of them.
+double BytesOfQueryRow(const AttentionSpec& spec, Direction direction, bool recompute_forward) {
+  const AttentionShape& shape = spec.shape;
+  const double element = static_cast<double>(ElementBytes(spec.dtype));
+  const double dim = static_cast<double>(shape.head_dim);
+  const double dim_v = static_cast<double>(shape.head_dim_v);
+  double bytes = 0;  // of a head
+  if (direction == Direction::kForward || recompute_forward) bytes += dim * element + dim_v * 4 + 4;
+  if (direction == Direction::kBackward) bytes += (dim + dim_v) * element + 8 + dim * 4;
+  return bytes * static_cast<double>(shape.num_heads);
+}
+
+double BytesOfKeyRow(const AttentionSpec& spec, Direction direction, bool recompute_forward) {
+  const AttentionShape& shape = spec.shape;
+  const double dims = static_cast<double>(shape.head_dim + shape.head_dim_v);
+  const double element = static_cast<double>(ElementBytes(spec.dtype));
+  double bytes = 0;
+  if (direction == Direction::kForward || recompute_forward) bytes += dims * element;
+  if (direction == Direction::kBackward) bytes += dims * (element + 4);
+  return bytes * static_cast<double>(shape.num_kv_heads);
+}
+
+// Few queries of many keys: those travel in fewer bytes than these, so that pass_q may win.
+bool MayPassQueries(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
+                    int world_size) {
+  if (choice.schedule.has_value() || world_size == 1) return false;
+  if (spec.options.bias.has_value() || spec.options.mask.has_value()) return false;
+  const AttentionShape& shape = spec.shape;
+  return shape.seq_len_q < shape.seq_len_kv &&
+         static_cast<double>(shape.seq_len_q) *
+                 BytesOfQueryRow(spec, direction, choice.recompute_forward) <
+             static_cast<double>(shape.seq_len_kv) *
+                 BytesOfKeyRow(spec, direction, choice.recompute_forward);
+}
+
+// The ring's candidate, or pass_q over the same shards where that is predicted to be faster.
+// all_gather and replicated_q are never chosen: what they save is overheads of steps, for memory
+// that grows with the whole of an axis on every device.
+absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction direction,
+                                         const PlanChoice& choice, const PlannerInputs& inputs,
+                                         Candidate ring, const PlanControl& control) {
+  const ShardPlan& shards = ring.plan.shards;
+  if (!MayPassQueries(spec, direction, choice, shards.world_size)) return ring;
+  const auto describe = [&](ScheduleKind kind, const PlannerInputs& rates) {
+    PlanChoice forced = choice;
+    forced.schedule = kind;
+    return Describe(spec, direction, forced, rates, shards.layout, shards.world_size, ring.why,
+                    control);
+  };
+  const bool nominal = spec.options.deterministic;
+  const PlannerInputs rates = nominal ? PlannerInputs() : inputs;
+  absl::StatusOr<Candidate> passing = describe(ScheduleKind::kPassQ, rates);
+  if (!passing.ok()) return passing.status();
+  double ring_seconds = ring.plan.busiest_rank_seconds;
+  if (nominal) {
+    const absl::StatusOr<Candidate> same = describe(ScheduleKind::kRing, rates);
+    if (!same.ok()) return same.status();
+    ring_seconds = same->plan.busiest_rank_seconds;
+  }
+  const double seconds = passing->plan.busiest_rank_seconds;
+  if (seconds >= ring_seconds) return ring;
+  if (nominal) passing = describe(ScheduleKind::kPassQ, inputs);
+  if (!passing.ok()) return passing.status();
+  absl::StrAppendFormat(
+      &passing->why,
+      "%spass_q, predicted %.3g s of the busiest rank against %.3g s with K/V going around%s",
+      passing->why.empty() ? "" : "; ", seconds, ring_seconds,
+      nominal ? " at nominal rates, as it is to be deterministic" : "");
+  return passing;
+}
+
 }  // namespace
 
 double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
@@ -287,6 +375,8 @@ absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
   }
   absl::StatusOr<Candidate> chosen =
       ChooseLayout(spec, direction, choice, inputs, size->world_size, control);
+  if (!chosen.ok()) return chosen.status();
+  chosen = ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
   if (!chosen.ok()) return chosen.status();
   chosen->plan.reason =
       chosen->why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen->why);

@@ -22,6 +22,8 @@ struct PlanChoice {
   std::optional<ScheduleKind> schedule;
   std::optional<int> world_size;  // 1..Limits::max_world_size
   int64_t stripe = 1;             // striped only; >= 1
+  // kAllGather only: K/V of so many kv heads at a time, a divisor of theirs; 0: of all.
+  int64_t heads_per_step = 0;
   // Backward without out and lse: the program computes them first.
   bool recompute_forward = false;
   // The forward's inputs stay, for a backward later (ScheduleBuilder).
@@ -67,6 +69,7 @@ struct PlanControl {
 struct Plan {
   ShardPlan shards;  // layout, world size, stripe, spans
   ScheduleKind schedule = ScheduleKind::kSingle;
+  int64_t heads_per_step = 0;  // of ScheduleBuilder: 0 unless K/V of some heads are gathered
   // Per rank, as the schedule has them.
   std::vector<int64_t> buffer_bytes;  // memory to reserve
   // What workers' kernels need beside it: theirs to say, so empty until they have.
@@ -80,8 +83,12 @@ struct Plan {
   // where compute and exchange overlap.
   double predicted_compute_seconds = 0;
   double predicted_step_seconds = 0;  // the longest step
-  double flops = 0;                   // of unmasked pairs, multiply-adds counted twice
-  std::string reason;                 // one sentence: why this plan
+  // Of the busiest rank, its steps one after another, as if it never waited for others. Where
+  // ranks have much to do at different steps, the sum of the busiest ones says too much; this
+  // compares schedules.
+  double busiest_rank_seconds = 0;
+  double flops = 0;    // of unmasked pairs, multiply-adds counted twice
+  std::string reason;  // one sentence: why this plan
 };
 
 //   UNAVAILABLE          no worker is ready

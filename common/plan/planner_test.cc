@@ -1,6 +1,7 @@
 #include "common/plan/planner.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <limits>
 #include <numeric>
@@ -367,6 +368,131 @@ TEST(PlannerTest, ALargeBiasIsSpread) {
   EXPECT_EQ(plan.shards.world_size, 4);
   EXPECT_NE(plan.reason.find("bias or mask"), std::string::npos) << plan.reason;
   EXPECT_EQ(MustPlan(spec, {}, 1, Direction::kBackward).shards.world_size, 1);
+}
+
+// The schedules that the planner does not choose among for a plain request: as before.
+TEST(PlannerTest, EqualAxesStayARing) {
+  for (bool causal : {false, true}) {
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (int64_t tokens : {40000, 65536, 1 << 20}) {
+        for (double link : {1e7, 1e9, 1e11}) {
+          PlannerInputs inputs = Workers(8);
+          inputs.link_bytes_per_s = link;
+          const auto plan = PlanRequest(Spec(tokens, causal), direction, {}, inputs);
+          EXPECT_EQ(plan->schedule, ScheduleKind::kRing);
+        }
+      }
+    }
+  }
+}
+
+// Over a grid of both axes and rates: what is chosen is no slower, by the model, than the best of
+// the schedules whose memory falls with the ring, by more than 5%. All the others are reported.
+TEST(PlannerTest, ChoosesTheScheduleWithLittleRegret) {
+  struct Rates {
+    const char* name;
+    PlannerInputs inputs;
+  };
+  std::vector<Rates> rates = {
+      {"nominal", Workers(8)}, {"slow links", Workers(8)}, {"gpu", Workers(8)}};
+  rates[1].inputs.link_bytes_per_s = 1e8;
+  rates[1].inputs.exchange_overhead_s = 1e-3;
+  rates[2].inputs.device_flops_per_s = 5e14;
+  rates[2].inputs.link_bytes_per_s = 2e11;
+  rates[2].inputs.step_overhead_s = 1e-5;
+  rates[2].inputs.exchange_overhead_s = 3e-5;
+  int passing = 0, asked = 0;
+  double best_gain = 1, worst_regret = 1, equal_regret = 1;
+  double gather_gain = 1, replicated_gain = 1;
+  for (const Rates& rate : rates) {
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (int64_t keys : {int64_t{65536}, int64_t{1} << 19}) {
+        for (int64_t ratio : {1, 2, 4, 8, 16, 64, 256, 4096}) {
+          AttentionSpec spec = Spec(keys, true);
+          spec.shape.seq_len_q = keys / ratio;
+          spec.shape.cu_seqlens_q = {0, keys / ratio};
+          const auto seconds = [&](ScheduleKind kind) {
+            PlanChoice choice;
+            choice.schedule = kind;
+            return PlanRequest(spec, direction, choice, rate.inputs)->busiest_rank_seconds;
+          };
+          const Plan chosen = *PlanRequest(spec, direction, {}, rate.inputs);
+          const double ring = seconds(ScheduleKind::kRing);
+          const double pass_q = seconds(ScheduleKind::kPassQ);
+          const double best = std::min(ring, pass_q);
+          const double regret = chosen.busiest_rank_seconds / best;
+          if (ratio == 1) {  // always a ring, where overheads of many steps may count
+            EXPECT_EQ(chosen.schedule, ScheduleKind::kRing);
+            equal_regret = std::max(equal_regret, regret);
+            continue;
+          }
+          EXPECT_LE(regret, 1.05) << rate.name << " 1/" << ratio << " of " << keys;
+          const bool passes = chosen.schedule == ScheduleKind::kPassQ;
+          EXPECT_EQ(absl::StrContains(chosen.reason, "pass_q"), passes) << chosen.reason;
+          ++asked;
+          passing += passes;
+          best_gain = std::max(best_gain, ring / chosen.busiest_rank_seconds);
+          worst_regret = std::max(worst_regret, regret);
+          gather_gain = std::max(gather_gain, best / seconds(ScheduleKind::kAllGather));
+          replicated_gain = std::max(replicated_gain, best / seconds(ScheduleKind::kReplicatedQ));
+        }
+      }
+    }
+  }
+  std::printf(
+      "pass_q chosen %d of %d times, at most %.2f times as fast as the ring; regret %.3f "
+      "(%.3f of equal axes); on request only: all_gather at most %.2f and replicated_q %.2f times "
+      "as fast\n",
+      passing, asked, best_gain, worst_regret, equal_regret, gather_gain, replicated_gain);
+  EXPECT_GT(passing, 10);
+  EXPECT_GT(best_gain, 1.5);
+}
+
+TEST(PlannerTest, PassQIsChosenOnlyForWhatItTakes) {
+  AttentionSpec spec = Spec(1 << 19, true);
+  spec.shape.seq_len_q = 1024;
+  spec.shape.cu_seqlens_q = {0, 1024};
+  PlannerInputs inputs = Workers(8);
+  inputs.link_bytes_per_s = 1e7;
+  const auto schedule = [&](const PlanChoice& choice) {
+    return PlanRequest(spec, Direction::kForward, choice, inputs)->schedule;
+  };
+  EXPECT_EQ(schedule({}), ScheduleKind::kPassQ);
+  PlanChoice ring;
+  ring.schedule = ScheduleKind::kRing;
+  EXPECT_EQ(schedule(ring), ScheduleKind::kRing);
+  PlanChoice one;
+  one.world_size = 1;
+  EXPECT_EQ(schedule(one), ScheduleKind::kSingle);
+  spec.options.deterministic = true;
+  const ScheduleKind nominal = schedule({});
+  for (double link : {1e6, 1e12}) {
+    inputs.link_bytes_per_s = link;
+    EXPECT_EQ(schedule({}), nominal);
+  }
+  inputs.link_bytes_per_s = 1e7;
+  spec.options.deterministic = false;
+  spec.options.mask = MaskForm{};
+  EXPECT_EQ(schedule({}), ScheduleKind::kRing);
+}
+
+// Memory and time of groups of heads are the program's.
+TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
+  AttentionSpec spec = Spec(65536, true);
+  spec.shape.num_kv_heads = 8;
+  PlanChoice choice;
+  choice.schedule = ScheduleKind::kAllGather;
+  const Plan all = MustPlan(spec, choice, 8);
+  choice.heads_per_step = 1;
+  const Plan one = MustPlan(spec, choice, 8);
+  EXPECT_EQ(one.heads_per_step, 1);
+  EXPECT_DOUBLE_EQ(one.flops, all.flops);
+  EXPECT_EQ(one.exchanged_bytes, all.exchanged_bytes);
+  EXPECT_LT(one.buffer_bytes[0], 0.55 * all.buffer_bytes[0]);
+  EXPECT_TRUE(absl::StrContains(one.reason, "1 kv head at a time")) << one.reason;
+  choice.world_size = 1;  // nothing is gathered
+  EXPECT_EQ(MustPlan(spec, choice, 8).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(spec, choice, 8).heads_per_step, 0);
 }
 
 // limits.h promises that no product of legal dimensions overflows.

@@ -3,6 +3,25 @@
 #include <cassert>
 
 namespace ringattn {
+namespace {
+
+// Of calls that each have some of the heads, as if each head were counted by itself.
+int64_t PerHead(const std::vector<Step>& steps, int64_t ComputeCall::*count) {
+  int64_t whole = 0, parts = 0, of = 1;
+  for (const Step& step : steps) {
+    for (const ComputeCall& call : step.calls) {
+      if (call.heads.all()) {
+        whole += call.*count;
+      } else {
+        parts += call.*count * call.heads.count;
+        of = call.heads.of;
+      }
+    }
+  }
+  return whole + parts / of;
+}
+
+}  // namespace
 
 const ByteRange& QOperand::Option(TensorId tensor) const {
   for (const OptionOperand& operand : options) {
@@ -29,6 +48,10 @@ const char* OpName(ComputeCall::Op op) {
       return "add";
     case ComputeCall::Op::kConvert:
       return "convert";
+    case ComputeCall::Op::kMerge:
+      return "merge";
+    case ComputeCall::Op::kCopy:
+      return "copy";
   }
   assert(false && "unknown Op");
   return "";
@@ -50,20 +73,8 @@ int64_t Program::SentBytes() const {
   return bytes;
 }
 
-int64_t Program::TileCount() const {
-  int64_t tiles = 0;
-  for (const Step& step : steps) {
-    for (const ComputeCall& call : step.calls) tiles += call.tiles;
-  }
-  return tiles;
-}
+int64_t Program::TileCount() const { return PerHead(steps, &ComputeCall::tiles); }
 
-int64_t Program::PairCount() const {
-  int64_t pairs = 0;
-  for (const Step& step : steps) {
-    for (const ComputeCall& call : step.calls) pairs += call.pairs;
-  }
-  return pairs;
-}
+int64_t Program::PairCount() const { return PerHead(steps, &ComputeCall::pairs); }
 
 }  // namespace ringattn

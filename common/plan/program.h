@@ -114,6 +114,35 @@ struct KvOperand {
   int64_t rows() const { return row_end - row_begin; }
 };
 
+// A partial result over some keys, of the rows of the call's q operand:
+//   out [batch, rows, num_heads, head_dim_v] fp32, lse [batch, num_heads, rows] fp32
+struct PartialOperand {
+  ByteRange out;
+  ByteRange lse;
+};
+
+// Heads that a call works on: kv heads [begin, begin + count) of `of`, with the query heads that
+// share them. Its operands then have these heads alone, but for what has no heads.
+struct HeadRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t of = 0;  // 0: all heads, and the other two mean nothing
+
+  bool all() const { return of == 0; }
+  bool operator==(const HeadRange&) const = default;
+};
+
+// Which bytes of source and target a copy is of: `runs` runs of run_bytes, each `pitch` bytes
+// behind the one before it. Source and target of the call reach from the first to the last.
+struct CopyForm {
+  int64_t runs = 0;
+  int64_t run_bytes = 0;
+  int64_t source_pitch = 0;
+  int64_t target_pitch = 0;
+
+  bool operator==(const CopyForm&) const = default;
+};
+
 struct ComputeCall {
   enum class Op : uint8_t {
     // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it
@@ -134,20 +163,33 @@ struct ComputeCall {
     kZero,     // target = 0
     kAdd,      // target += source, fp32
     kConvert,  // target (the spec's result_dtype()) = source (fp32)
+    // The partials of q's rows become one, in their order. Has lse and out_acc; if it is final
+    // out instead, and then sinks where the request has them. Targets may be a part's bytes.
+    kMerge,
+    kCopy,  // target = source, in runs
   };
   Op op = Op::kForward;
 
-  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward, kBiasGradient
+  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward, kBiasGradient, kMerge
   std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient
   bool initial = false;       // kForward: there is no previous partial
-  bool final = false;         // kForward: write out, in the results' dtype
-  ByteRange source;           // kAdd, kConvert
-  ByteRange target;           // kZero, kAdd, kConvert, kSinkGradient, kBiasGradient
+  bool final = false;         // kForward, kMerge: write out, in the results' dtype
+  HeadRange heads;            // kForward, kBackward, kBiasGradient
+  std::vector<PartialOperand> parts;  // kMerge
+  ByteRange source;                   // kAdd, kConvert, kCopy
+  ByteRange target;                   // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient
+  CopyForm copy;                      // kCopy
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
-  // query head, and pairs (i, j) that are not masked, per batch row and head.
+  // query head, and pairs (i, j) that are not masked, per batch row and head that the
+  // call works on.
   int64_t tiles = 0;
   int64_t pairs = 0;
+
+  // The part of all heads that it works on.
+  double share_of_heads() const {
+    return heads.all() ? 1.0 : static_cast<double>(heads.count) / static_cast<double>(heads.of);
+  }
 };
 
 const char* OpName(ComputeCall::Op op);  // "forward", "zero", ...
@@ -164,7 +206,8 @@ struct Program {
 
   int64_t BufferBytes() const;
   int64_t SentBytes() const;
-  int64_t TileCount() const;  // per batch row and query head, as in ComputeCall
+  // Per batch row and query head, of all heads.
+  int64_t TileCount() const;
   int64_t PairCount() const;
 };
 

@@ -5,8 +5,11 @@
 
 #include "common/plan/schedule/all_gather.h"
 #include "common/plan/schedule/cancel_latch.h"
+#include "common/plan/schedule/head_groups.h"
 #include "common/plan/schedule/kv_route.h"
 #include "common/plan/schedule/program_builder.h"
+#include "common/plan/schedule/q_route.h"
+#include "common/plan/schedule/resident_keys.h"
 #include "common/plan/schedule/ring_backward.h"
 #include "common/plan/schedule/ring_forward.h"
 #include "common/plan/schedule/ring_rank.h"
@@ -23,25 +26,34 @@ struct ScheduleBuilder::Shared {
   std::unique_ptr<const RingPieces> pieces;
   KvRoute route;       // kRing
   GatherRoute gather;  // kAllGather
+  QRoute queries;      // KeepsKeysInPlace
 };
 
 ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan,
                                  ScheduleKind kind, Direction direction, bool recompute_forward,
-                                 Cancelled cancelled, bool keeps_inputs)
+                                 Cancelled cancelled, bool keeps_inputs, int64_t heads_per_step)
     : spec_(spec),
       plan_(plan),
       kind_(kind),
       direction_(direction),
       recompute_forward_(recompute_forward),
       keeps_inputs_(keeps_inputs),
+      heads_per_step_(heads_per_step == spec.shape.num_kv_heads ? 0 : heads_per_step),
       shared_(std::make_unique<Shared>(std::move(cancelled))) {
   assert(plan.world_size >= 1);
   assert(kind != ScheduleKind::kSingle || plan.world_size == 1);
   assert(direction == Direction::kBackward || !recompute_forward);
+  assert(heads_per_step == 0 ||
+         (kind == ScheduleKind::kAllGather && spec.shape.num_kv_heads % heads_per_step == 0));
   if (kind == ScheduleKind::kSingle) return;
   shared_->pieces = std::make_unique<RingPieces>(spec, plan, &shared_->latch);
   if (kind == ScheduleKind::kAllGather) {
     shared_->gather = MakeGatherRoute(plan, *shared_->pieces);
+    return;
+  }
+  if (KeepsKeysInPlace(kind)) {
+    shared_->queries =
+        MakeQRoute(plan, *shared_->pieces, /*gathered=*/kind == ScheduleKind::kReplicatedQ);
     return;
   }
   shared_->route =
@@ -51,12 +63,22 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
 
 ScheduleBuilder::~ScheduleBuilder() = default;
 
-bool ScheduleBuilder::direct() const { return shared_->route.direct; }
+bool ScheduleBuilder::direct() const {
+  return KeepsKeysInPlace(kind_) ? shared_->queries.direct : shared_->route.direct;
+}
 bool ScheduleBuilder::cancelled() const { return shared_->latch.cancelled(); }
 
 Program ScheduleBuilder::MakeProgram(int rank) {
   if (kind_ == ScheduleKind::kSingle) {
     return MakeSingleProgram(spec_, plan_, direction_, recompute_forward_, shared_->latch);
+  }
+  if (KeepsKeysInPlace(kind_)) {
+    return MakeResidentKeysProgram(spec_, plan_, direction_, recompute_forward_, shared_->queries,
+                                   rank);
+  }
+  if (heads_per_step_ != 0) {
+    return MakeHeadGroupsProgram(spec_, plan_, direction_, recompute_forward_, shared_->gather,
+                                 *shared_->pieces, heads_per_step_, rank);
   }
   if (kind_ == ScheduleKind::kAllGather) {
     return MakeAllGatherProgram(spec_, plan_, direction_, recompute_forward_, shared_->gather,
@@ -74,14 +96,17 @@ Program ScheduleBuilder::MakeProgram(int rank) {
 }
 
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                    Direction direction, bool recompute_forward, int rank, bool keeps_inputs) {
-  return ScheduleBuilder(spec, plan, kind, direction, recompute_forward, {}, keeps_inputs)
+                    Direction direction, bool recompute_forward, int rank, bool keeps_inputs,
+                    int64_t heads_per_step) {
+  return ScheduleBuilder(spec, plan, kind, direction, recompute_forward, {}, keeps_inputs,
+                         heads_per_step)
       .MakeProgram(rank);
 }
 
 Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                      Direction direction, bool recompute_forward) {
-  ScheduleBuilder builder(spec, plan, kind, direction, recompute_forward);
+                      Direction direction, bool recompute_forward, int64_t heads_per_step) {
+  ScheduleBuilder builder(spec, plan, kind, direction, recompute_forward, {}, false,
+                          heads_per_step);
   Schedule schedule{kind, direction, recompute_forward, builder.direct(), {}};
   for (int rank = 0; rank < plan.world_size; ++rank) {
     schedule.programs.push_back(builder.MakeProgram(rank));

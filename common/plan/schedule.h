@@ -20,7 +20,19 @@ enum class ScheduleKind : uint8_t {
   kSingle = 0,     // one rank, nothing travels
   kRing = 1,       // K/V travels (schedule/ring_forward.h, ring_backward.h), over 1 rank or more
   kAllGather = 2,  // K/V is gathered first (schedule/all_gather.h), over 1 rank or more
+  // Queries travel, K/V stays (schedule/resident_keys.h), over 1 rank or more.
+  kPassQ = 3,
+  kReplicatedQ = 4,
 };
+// Every kind, in the order of their numbers.
+inline constexpr ScheduleKind kAllScheduleKinds[] = {ScheduleKind::kSingle, ScheduleKind::kRing,
+                                                     ScheduleKind::kAllGather, ScheduleKind::kPassQ,
+                                                     ScheduleKind::kReplicatedQ};
+// Whether K/V stay where they are. Such kinds take neither a bias nor a mask: a rank has those of
+// its own queries, and computes on others'.
+inline bool KeepsKeysInPlace(ScheduleKind kind) {
+  return kind == ScheduleKind::kPassQ || kind == ScheduleKind::kReplicatedQ;
+}
 const char* ScheduleKindName(ScheduleKind kind);
 
 struct Schedule {
@@ -28,7 +40,7 @@ struct Schedule {
   Direction direction = Direction::kForward;
   // Backward without out and lse: a forward pass runs first in the same program.
   bool recompute_forward = false;
-  // Blocks go straight from their owner to the ranks that need them.
+  // Blocks, of keys or of queries, go straight from their owner to the ranks that need them.
   bool direct = false;
   std::vector<Program> programs;  // one per rank
 };
@@ -45,10 +57,14 @@ class ScheduleBuilder {
   // before each pass over the pieces of two ranks' shards.
   // `keeps_inputs`: no input's buffer is written to, so that it can outlive the program or be
   // lent to it. Backward programs never do; a forward one takes one more K/V buffer for it.
-  // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward.
+  // `heads_per_step`: kAllGather gathers and computes K/V of so many kv heads at a time
+  // (schedule/head_groups.h); 0: of all of them.
+  // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward; no bias
+  // and no mask where KeepsKeysInPlace(kind); heads_per_step 0, or a divisor of num_kv_heads with
+  // kAllGather and no gradient of a bias that heads share.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
                   Direction direction, bool recompute_forward, Cancelled cancelled = {},
-                  bool keeps_inputs = false);
+                  bool keeps_inputs = false, int64_t heads_per_step = 0);
   ~ScheduleBuilder();
   ScheduleBuilder(const ScheduleBuilder&) = delete;
   ScheduleBuilder& operator=(const ScheduleBuilder&) = delete;
@@ -67,17 +83,18 @@ class ScheduleBuilder {
   const Direction direction_;
   const bool recompute_forward_;
   const bool keeps_inputs_;
+  const int64_t heads_per_step_;  // 0: all at once
   std::unique_ptr<Shared> shared_;
 };
 
 // The program of one rank. REQUIRES: as ScheduleBuilder.
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
                     Direction direction, bool recompute_forward, int rank,
-                    bool keeps_inputs = false);
+                    bool keeps_inputs = false, int64_t heads_per_step = 0);
 
 // The programs of all ranks.
 Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                      Direction direction, bool recompute_forward);
+                      Direction direction, bool recompute_forward, int64_t heads_per_step = 0);
 
 // A table: buffers, then per rank and step the transfers with peers and bytes and
 // the calls with tiles, then totals.

@@ -1,4 +1,5 @@
 // Programs built one by one: that they are those of the whole schedule, and what one costs.
+#include <algorithm>
 #include <random>
 
 #include "common/plan/schedule.h"
@@ -20,10 +21,17 @@ bool SameOperand(const KvOperand& a, const KvOperand& b) {
          a.k == b.k && a.v == b.v && a.dk == b.dk && a.dv == b.dv;
 }
 
+bool SamePart(const PartialOperand& a, const PartialOperand& b) {
+  return a.out == b.out && a.lse == b.lse;
+}
+
 bool SameCall(const ComputeCall& a, const ComputeCall& b) {
-  bool same = a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
-              a.initial == b.initial && a.final == b.final && a.source == b.source &&
-              a.target == b.target && a.tiles == b.tiles && a.pairs == b.pairs;
+  bool same =
+      a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
+      a.initial == b.initial && a.final == b.final && a.source == b.source &&
+      a.target == b.target && a.heads == b.heads && a.copy == b.copy &&
+      std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), SamePart) &&
+      a.tiles == b.tiles && a.pairs == b.pairs;
   for (size_t i = 0; same && i < a.kv.size(); ++i) same = SameOperand(a.kv[i], b.kv[i]);
   return same;
 }
@@ -58,11 +66,9 @@ TEST(ScheduleBuilderTest, ARanksProgramIsTheSameByItself) {
   for (int i = 0; i < 300; ++i) {
     std::mt19937 random(900000 + i);
     const ScheduleCase c = DrawScheduleCase(random, 400);
-    const Schedule schedule =
-        MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
+    const Schedule schedule = c.Make();
     for (int rank = 0; rank < c.plan.world_size; ++rank) {
-      ExpectSame(MakeProgram(c.spec, c.plan, c.kind, c.direction, c.recompute_forward, rank),
-                 schedule.programs[rank]);
+      ExpectSame(c.MakeProgram(rank), schedule.programs[rank]);
     }
     ASSERT_FALSE(HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
   }
@@ -92,22 +98,25 @@ TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
     std::mt19937 random(920000 + i);
     ScheduleCase c = DrawScheduleCase(random, 400);
     if (c.direction == Direction::kBackward) continue;
-    const Schedule plain = MakeSchedule(c.spec, c.plan, c.kind, c.direction, false);
+    const Schedule plain = c.Make();
     Schedule keeping = plain;
     for (int rank = 0; rank < c.plan.world_size; ++rank) {
       Program& program = keeping.programs[rank];
-      program = MakeProgram(c.spec, c.plan, c.kind, c.direction, false, rank, true);
+      program = c.MakeProgram(rank, /*keeps_inputs=*/true);
       EXPECT_FALSE(WritesToInput(program));
       other_programs += WritesToInput(plain.programs[rank]);
       EXPECT_EQ(program.TileCount(), plain.programs[rank].TileCount());
       EXPECT_EQ(program.SentBytes(), plain.programs[rank].SentBytes());
-      const Program backward =
-          MakeProgram(c.spec, c.plan, c.kind, Direction::kBackward, false, rank);
+      ScheduleCase reader = c;
+      reader.direction = Direction::kBackward;
+      const Program backward = reader.MakeProgram(rank);
       EXPECT_FALSE(WritesToInput(backward));
       for (const BufferSpec& read : backward.buffers) {
         for (const BufferSpec& kept : program.buffers) {
           const bool is_kept = kept.input == read.input || kept.output == read.input;
-          if (read.input.has_value() && is_kept) EXPECT_EQ(kept.bytes, read.bytes) << read.name;
+          if (read.input.has_value() && is_kept) {
+            EXPECT_EQ(kept.bytes, read.bytes) << read.name;
+          }
         }
       }
     }

@@ -1,5 +1,8 @@
 #include "common/plan/schedule_cases.h"
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <vector>
 
 namespace ringattn {
@@ -33,8 +36,9 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   AttentionSpec spec;
   spec.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
   AttentionShape& shape = spec.shape;
-  shape.num_heads = 2;
-  shape.num_kv_heads = 1;
+  const bool is_long = longest > 1000;  // and takes long to simulate
+  shape.num_kv_heads = int64_t{1} << random() % (is_long ? 2 : 3);
+  shape.num_heads = shape.num_kv_heads * (is_long ? 1 : 1 + random() % 2);
   shape.head_dim = 1 + random() % 2;
   shape.head_dim_v = 1 + random() % 2;
   shape.packed = random() % 3 == 0;
@@ -61,26 +65,38 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                  random() % 2 == 0 ? 1 : 1 + random() % 40);
   const Direction direction = random() % 3 == 0 ? Direction::kForward : Direction::kBackward;
   const bool recompute = direction == Direction::kBackward && random() % 2 == 0;
-  const ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0 ? ScheduleKind::kSingle
-                            : random() % 3 == 0                       ? ScheduleKind::kAllGather
-                                                                      : ScheduleKind::kRing;
+  constexpr ScheduleKind kKinds[] = {ScheduleKind::kRing,        ScheduleKind::kRing,
+                                     ScheduleKind::kAllGather,   ScheduleKind::kPassQ,
+                                     ScheduleKind::kReplicatedQ, ScheduleKind::kAllGather};
+  const ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0
+                                ? ScheduleKind::kSingle
+                                : kKinds[random() % std::size(kKinds)];
   spec.options.sinks = random() % 3 == 0;
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
   spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;
   spec.options.segment_ids = random() % 3 == 0;
-  if (random() % 3 == 0) {
+  if (random() % 3 == 0 && !KeepsKeysInPlace(kind)) {
     spec.options.bias = BiasForm{.per_batch = random() % 2 == 0,
                                  .per_head = random() % 2 == 0,
                                  .gradient = random() % 2 == 0};
   }
-  if (random() % 3 == 0) spec.options.mask = MaskForm{.bits = random() % 2 == 0};
-  return {spec, plan, kind, direction, recompute};
+  if (random() % 3 == 0 && !KeepsKeysInPlace(kind)) {
+    spec.options.mask = MaskForm{
+        .per_batch = random() % 2 == 0, .per_head = random() % 2 == 0, .bits = random() % 2 == 0};
+  }
+  const std::optional<BiasForm>& bias = spec.options.bias;
+  const bool sums_over_heads = bias.has_value() && bias->gradient && !bias->per_head;
+  int64_t heads_per_step = 0;
+  if (kind == ScheduleKind::kAllGather && !sums_over_heads && random() % 2 == 0) {
+    heads_per_step = std::min<int64_t>(1 << random() % 3, shape.num_kv_heads);
+  }
+  return {spec, plan, kind, direction, recompute, heads_per_step};
 }
 
 std::string Describe(const ScheduleCase& c, const Schedule& schedule) {
-  return ToString(c.plan) + ToString(schedule, c.spec) + "causal " +
-         std::to_string(c.spec.options.causal) + " window " +
-         std::to_string(c.spec.options.window_left) + "," +
+  return "heads_per_step " + std::to_string(c.heads_per_step) + "\n" + ToString(c.plan) +
+         ToString(schedule, c.spec) + "causal " + std::to_string(c.spec.options.causal) +
+         " window " + std::to_string(c.spec.options.window_left) + "," +
          std::to_string(c.spec.options.window_right);
 }
 

@@ -19,9 +19,18 @@ struct ScheduleCase {
   ScheduleKind kind;
   Direction direction;
   bool recompute_forward;
+  int64_t heads_per_step = 0;
+
+  Schedule Make() const {
+    return MakeSchedule(spec, plan, kind, direction, recompute_forward, heads_per_step);
+  }
+  Program MakeProgram(int rank, bool keeps_inputs = false) const {
+    return ringattn::MakeProgram(spec, plan, kind, direction, recompute_forward, rank, keeps_inputs,
+                                 heads_per_step);
+  }
 };
 
-// Every option, layout, direction and ring sizes 1 to 8, axes up to `longest`.
+// Every option, schedule, layout, direction and ring sizes 1 to 8, axes up to `longest`.
 ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest);
 
 std::string Describe(const ScheduleCase& c, const Schedule& schedule);

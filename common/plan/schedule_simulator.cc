@@ -9,12 +9,10 @@
 namespace ringattn {
 namespace {
 
-// Bytes per cell. Gradients (fp32) have as many cells per row as keys in fp32; the
-// element counts per row, not the bytes, are compared.
-constexpr int64_t kCellBytes = 2;
-// Segment ids are told from keys by cells that no row of keys has (Identity).
-constexpr int64_t kFirstIdCell = 4000;
-constexpr int64_t kIdCells = 4 / kCellBytes;
+constexpr int64_t kFloatCells = 4 / SymbolicMemory::kCellBytes;
+constexpr Cell kNumbers = {Cell::State::kNumbers, -1, 0};
+
+uint64_t BitOf(int64_t rank) { return uint64_t{1} << rank; }
 
 }  // namespace
 
@@ -42,108 +40,47 @@ VisibleKeys::VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan) {
   }
 }
 
+bool VisibleKeys::SeesAny(int rank, int source) const {
+  const std::vector<char>& rows = seen[rank][source];
+  return std::find(rows.begin(), rows.end(), 1) != rows.end();
+}
+
 ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan,
                                      const Schedule& schedule)
-    : spec_(spec), plan_(plan), schedule_(schedule), visible_(spec, plan) {
-  const int64_t element_cells = ElementBytes(spec.dtype) / kCellBytes;
-  key_cells_ = spec.shape.num_kv_heads * spec.shape.head_dim * element_cells;
-  value_cells_ = spec.shape.num_kv_heads * spec.shape.head_dim_v * element_cells;
+    : spec_(spec), plan_(plan), schedule_(schedule), visible_(spec, plan), memory_(spec, schedule) {
   const size_t world_size = schedule.programs.size();
-  std::vector<std::vector<int>> none;
+  std::vector<std::vector<uint64_t>> none;
   for (const Shard& shard : plan.kv) none.emplace_back(RowsIn(shard), 0);
-  forward_.computed.assign(world_size, none);
-  backward_.computed.assign(world_size, none);
-  bias_gradient_.computed.assign(world_size, none);
-  forward_calls_.assign(world_size, 0);
-  forward_done_.assign(world_size, 0);
+  for (Coverage* coverage : {&forward_, &backward_, &bias_gradient_}) {
+    coverage->computed.assign(world_size, none);
+  }
+  forward_calls_.resize(world_size);
+  forward_done_.resize(world_size);
   converted_.resize(world_size);
   bytes_sent_.assign(world_size, std::vector<int64_t>(world_size, 0));
-  for (const Program& program : schedule.programs) {
-    memory_.emplace_back();
-    for (const BufferSpec& buffer : program.buffers) {
-      memory_.back().emplace_back((buffer.bytes + kCellBytes - 1) / kCellBytes);
-    }
-  }
-}
-
-bool ScheduleSimulator::Fail(std::string what) {
-  if (error_.empty()) error_ = std::move(what);
-  return false;
-}
-
-ByteRange ScheduleSimulator::Whole(int rank, BufferId id) const {
-  return {id, 0, schedule_.programs[rank].buffers[id].bytes};
-}
-
-bool ScheduleSimulator::Slice(int rank, const ByteRange& range, Cell** begin, int64_t* count) {
-  if (range.buffer < 0 || range.buffer >= static_cast<int>(memory_[rank].size())) {
-    return Fail("no such buffer");
-  }
-  Cells& cells = memory_[rank][range.buffer];
-  if (range.offset < 0 || range.bytes < 0 ||
-      range.offset + range.bytes > schedule_.programs[rank].buffers[range.buffer].bytes) {
-    return Fail(
-        absl::StrCat("range outside buffer ", schedule_.programs[rank].buffers[range.buffer].name));
-  }
-  *begin = cells.data() + range.offset / kCellBytes;
-  *count = (range.bytes + kCellBytes - 1) / kCellBytes;
-  return true;
-}
-
-bool ScheduleSimulator::Require(int rank, const ByteRange& range, const char* what) {
-  Cell* cells;
-  int64_t count;
-  if (!Slice(rank, range, &cells, &count)) return false;
-  for (int64_t i = 0; i < count; ++i) {
-    if (cells[i].state == Cell::State::kUnwritten) {
-      return Fail(absl::StrCat(what, " reads unwritten bytes of ",
-                               schedule_.programs[rank].buffers[range.buffer].name));
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::Write(int rank, const ByteRange& range, Cell value) {
-  Cell* cells;
-  int64_t count;
-  if (!Slice(rank, range, &cells, &count)) return false;
-  std::fill(cells, cells + count, value);
-  return true;
-}
-
-int64_t ScheduleSimulator::Identity(int source, bool is_value, int64_t batch, int64_t row,
-                                    int64_t inner) const {
-  int64_t identity = source * 2 + (is_value ? 1 : 0);
-  identity = identity * spec_.shape.batch + batch;
-  identity = identity * (spec_.shape.seq_len_kv + 1) + row;
-  return identity * 4096 + inner;
 }
 
 void ScheduleSimulator::FillInputs() {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+  for (int rank = 0; rank < memory_.ranks(); ++rank) {
     const Program& program = schedule_.programs[rank];
     for (size_t id = 0; id < program.buffers.size(); ++id) {
       const std::optional<TensorId> input = program.buffers[id].input;
       if (!input.has_value()) continue;
-      Cells& cells = memory_[rank][id];
-      const bool is_ids = *input == TensorId::kKvSegmentIds;
-      if (*input != TensorId::kK && *input != TensorId::kV && !is_ids) {
-        std::fill(cells.begin(), cells.end(), Cell{Cell::State::kNumbers, -1, 0});
+      ByteRange range = memory_.Whole(rank, static_cast<BufferId>(id));
+      const TensorForm form = InfoOf(*input).form;
+      if (form == TensorForm::kPerHead) {
+        memory_.Write(rank, range, kNumbers);
         continue;
       }
-      const bool is_value = *input == TensorId::kV;
-      const int64_t inner_cells = is_ids ? kIdCells : is_value ? value_cells_ : key_cells_;
-      size_t at = 0;
-      for (int64_t b = 0; b < spec_.shape.batch; ++b) {
-        for (int64_t row = 0; row < RowsIn(plan_.kv[rank]); ++row) {
-          for (int64_t inner = 0; inner < inner_cells; ++inner) {
-            cells[at++] = {Cell::State::kKeys,
-                           Identity(static_cast<int>(rank), is_value, b, row,
-                                    is_ids ? kFirstIdCell + inner : inner),
-                           0};
-          }
-        }
+      if (form == TensorForm::kPairs) {
+        memory_.WritePairs(rank, range);
+        continue;
       }
+      // The buffer may be larger, for what comes to lie there later.
+      range.bytes = std::min(
+          range.bytes,
+          LayoutOf(spec_, *input).ShardBytes(ShardRows(plan_, LayoutOf(spec_, *input), rank)));
+      memory_.WriteRows(rank, range, ShardBlock(*input, rank));
     }
   }
 }
@@ -154,26 +91,26 @@ std::string ScheduleSimulator::Run() {
   for (const Program& program : schedule_.programs) {
     if (program.steps.size() != steps) return "programs differ in their number of steps";
   }
-  for (size_t step = 0; step < steps && error_.empty(); ++step) {
+  for (size_t step = 0; step < steps && memory_.error().empty(); ++step) {
     bool any = false;
     for (const Program& program : schedule_.programs) {
       any = any || !program.steps[step].transfers.empty() || !program.steps[step].calls.empty();
     }
     if (!any) Fail("a step in which nobody does anything");
     if (!RunTransfers(step)) break;
-    for (size_t rank = 0; rank < memory_.size() && error_.empty(); ++rank) {
+    for (int rank = 0; rank < memory_.ranks() && memory_.error().empty(); ++rank) {
       for (const ComputeCall& call : schedule_.programs[rank].steps[step].calls) {
-        if (!RunCall(static_cast<int>(rank), call)) break;
+        if (!RunCall(rank, call)) break;
       }
     }
-    if (!error_.empty()) absl::StrAppend(&error_, " (step ", step, ")");
+    if (!memory_.error().empty()) return absl::StrCat(memory_.error(), " (step ", step, ")");
   }
-  if (error_.empty()) CheckOutputs();
-  return error_;
+  if (memory_.error().empty()) CheckOutputs();
+  return memory_.error();
 }
 
 bool ScheduleSimulator::RunTransfers(size_t step) {
-  const int world_size = static_cast<int>(memory_.size());
+  const int world_size = memory_.ranks();
   // Per pair of ranks, in order: what was sent.
   std::map<std::pair<int, int>, std::vector<Cells>> wires;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -196,10 +133,10 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
         written.push_back(transfer.range);
         continue;
       }
-      if (!Require(rank, transfer.range, "send")) return false;
+      if (!memory_.Require(rank, transfer.range, "send")) return false;
       Cell* cells;
       int64_t count;
-      Slice(rank, transfer.range, &cells, &count);
+      memory_.Slice(rank, transfer.range, &cells, &count);
       wires[{rank, transfer.peer}].emplace_back(cells, cells + count);
       bytes_sent_[rank][transfer.peer] += transfer.range.bytes;
     }
@@ -214,7 +151,7 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
       const Cells& sent = wires[wire][index++];
       Cell* cells;
       int64_t count;
-      if (!Slice(rank, transfer.range, &cells, &count)) return false;
+      if (!memory_.Slice(rank, transfer.range, &cells, &count)) return false;
       if (count != static_cast<int64_t>(sent.size())) return Fail("send and receive differ");
       std::copy(sent.begin(), sent.end(), cells);
     }
@@ -225,283 +162,58 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
   return true;
 }
 
-bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
-  const Cell numbers{Cell::State::kNumbers, -1, 0};
-  switch (call.op) {
-    case ComputeCall::Op::kForward:
-      return RunForward(rank, call);
-    case ComputeCall::Op::kBackward:
-      return RunBackward(rank, call);
-    case ComputeCall::Op::kBiasGradient:
-      return RunBiasGradient(rank, call);
-    case ComputeCall::Op::kAdd:
-      return RunAdd(rank, call);
-    case ComputeCall::Op::kDelta:
-      return RunDelta(rank, call);
-    case ComputeCall::Op::kSinkGradient:
-      return RunSinkGradient(rank, call);
-    case ComputeCall::Op::kZero:
-      return Write(rank, call.target, {Cell::State::kGradients, -1, 0});
-    case ComputeCall::Op::kConvert: {
-      Cell* cells;
-      int64_t count;
-      if (!Require(rank, call.source, "convert")) return false;
-      Slice(rank, call.source, &cells, &count);
-      if (call.target.bytes * 4 != call.source.bytes * ElementBytes(spec_.result_dtype())) {
-        return Fail("convert between different numbers of elements");
-      }
-      if (call.target.offset != 0 || call.target.bytes != Whole(rank, call.target.buffer).bytes) {
-        return Fail("convert of a part");
-      }
-      converted_[rank][call.target.buffer] = Cells(cells, cells + count);
-      return Write(rank, call.target, numbers);
-    }
-  }
-  return Fail("unknown call");
-}
-
-bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& coverage) {
-  for (const KvOperand& operand : call.kv) {
-    if (operand.rows() <= 0) return Fail("operand without rows");
-    if (!CheckKeys(rank, operand, false) || !CheckKeys(rank, operand, true) ||
-        !CheckSegmentIds(rank, operand)) {
-      return false;
-    }
-    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
-      ++coverage.computed[rank][operand.source_rank][row];
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::RunForward(int rank, const ComputeCall& call) {
-  const Cell numbers{Cell::State::kNumbers, -1, 0};
-  if (call.initial != (forward_calls_[rank]++ == 0)) return Fail("initial flag is wrong");
-  if (forward_done_[rank]) return Fail("forward call after the final one");
-  if (!call.initial &&
-      !(Require(rank, call.q.lse, "forward") && Require(rank, call.q.out_acc, "forward"))) {
-    return false;
-  }
-  // Once: joined to every partial they would count as often.
-  const bool has_sinks = call.q.Option(TensorId::kSinks).buffer != kNoBuffer;
-  if (has_sinks != (spec_.options.sinks && call.final) ||
-      (has_sinks && !Require(rank, call.q.Option(TensorId::kSinks), "forward"))) {
-    return Fail("sinks in a call that is not the last");
-  }
-  if (!RequireTerms(rank, call)) return false;
-  if (!Cover(rank, call, forward_)) return false;
-  forward_pairs_ += call.pairs;
-  forward_done_[rank] = call.final;
-  if (!call.final && !Write(rank, call.q.out_acc, numbers)) return false;
-  return Require(rank, call.q.q, "forward") && Write(rank, call.q.lse, numbers) &&
-         (!call.final || Write(rank, call.q.out, numbers));
-}
-
-bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
-  for (TensorId id : {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds}) {
-    const ByteRange& range = call.q.Option(id);
-    if ((range.buffer != kNoBuffer) != InfoOf(id).is_present(spec_)) {
-      return Fail(absl::StrCat(TensorName(id), " is not where it belongs"));
-    }
-    if (range.buffer == kNoBuffer) continue;
-    if (range.bytes != LayoutOf(spec_, id).ShardBytes(RowsIn(plan_.q[rank])) ||
-        !Require(rank, range, "a call with score terms")) {
-      return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::RunBiasGradient(int rank, const ComputeCall& call) {
-  for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.target}) {
-    if (!Require(rank, range, "bias_gradient")) return false;
-  }
-  if (call.target.bytes != LayoutOf(spec_, TensorId::kDbias).ShardBytes(RowsIn(plan_.q[rank]))) {
-    return Fail("dbias of a wrong size");
-  }
-  if (!RequireTerms(rank, call) || !Cover(rank, call, bias_gradient_)) return false;
-  bias_gradient_pairs_ += call.pairs;
-  return true;
-}
-
-bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
-  for (const ByteRange& range : {call.q.out, call.q.dout}) {
-    if (!Require(rank, range, "delta")) return false;
-  }
-  if (spec_.has_dlse && !(Require(rank, call.q.Option(TensorId::kDlse), "delta") &&
-                          Require(rank, call.q.lse, "delta"))) {
-    return false;
-  }
-  if (!spec_.has_dlse && !call.q.options.empty()) return Fail("dlse that nobody sent");
-  return Write(rank, call.q.delta, {Cell::State::kNumbers, -1, 0});
-}
-
-bool ScheduleSimulator::RunSinkGradient(int rank, const ComputeCall& call) {
-  for (const ByteRange& range : {call.q.Option(TensorId::kSinks), call.q.lse, call.q.delta}) {
-    if (!Require(rank, range, "sink_gradient")) return false;
-  }
-  if (call.target.bytes != spec_.shape.num_heads * 4) return Fail("dsinks of a wrong size");
-  return Write(rank, call.target, {Cell::State::kGradients, -1, uint64_t{1} << rank});
-}
-
-bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
-  for (const ByteRange& range : {call.q.q, call.q.dout, call.q.lse, call.q.delta, call.q.dq_acc}) {
-    if (!Require(rank, range, "backward")) return false;
-  }
-  if (!RequireTerms(rank, call) || !Cover(rank, call, backward_)) return false;
-  backward_pairs_ += call.pairs;
-  for (const KvOperand& operand : call.kv) {
-    if (!Contribute(rank, operand, false) || !Contribute(rank, operand, true)) return false;
-  }
-  return true;
-}
-
-bool ScheduleSimulator::CheckKeys(int rank, const KvOperand& operand, bool is_value) {
-  const int64_t inner_cells = is_value ? value_cells_ : key_cells_;
-  Cell* cells;
-  int64_t count;
-  if (!Slice(rank, is_value ? operand.v : operand.k, &cells, &count)) return false;
-  if (count != spec_.shape.batch * operand.rows() * inner_cells) {
-    return Fail("operand of a wrong size");
-  }
-  for (int64_t b = 0; b < spec_.shape.batch; ++b) {
-    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
-      for (int64_t inner = 0; inner < inner_cells; ++inner, ++cells) {
-        if (cells->state != Cell::State::kKeys ||
-            cells->identity != Identity(operand.source_rank, is_value, b, row, inner)) {
-          return Fail(absl::StrCat("rank ", rank, ": operand does not hold row ", row, " of rank ",
-                                   operand.source_rank));
-        }
-      }
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::CheckSegmentIds(int rank, const KvOperand& operand) {
-  if (!spec_.options.segment_ids) {
-    return operand.segment_ids.buffer == kNoBuffer || Fail("segment ids that nobody sent");
-  }
-  Cell* cells;
-  int64_t count;
-  if (!Slice(rank, operand.segment_ids, &cells, &count)) return false;
-  if (count != spec_.shape.batch * operand.rows() * kIdCells) return Fail("ids of a wrong size");
-  for (int64_t b = 0; b < spec_.shape.batch; ++b) {
-    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
-      for (int64_t inner = 0; inner < kIdCells; ++inner, ++cells) {
-        if (cells->state != Cell::State::kKeys ||
-            cells->identity != Identity(operand.source_rank, false, b, row, kFirstIdCell + inner)) {
-          return Fail(absl::StrCat("rank ", rank, ": segment ids are not those of row ", row,
-                                   " of rank ", operand.source_rank));
-        }
-      }
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::Contribute(int rank, const KvOperand& operand, bool is_value) {
-  const int64_t inner_cells = spec_.shape.num_kv_heads *
-                              (is_value ? spec_.shape.head_dim_v : spec_.shape.head_dim) *
-                              (4 / kCellBytes);
-  Cell* cells;
-  int64_t count;
-  if (!Slice(rank, is_value ? operand.dv : operand.dk, &cells, &count)) return false;
-  if (count != spec_.shape.batch * operand.rows() * inner_cells) {
-    return Fail("gradients of a wrong size");
-  }
-  for (int64_t b = 0; b < spec_.shape.batch; ++b) {
-    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
-      for (int64_t inner = 0; inner < inner_cells; ++inner, ++cells) {
-        const int64_t identity = Identity(operand.source_rank, is_value, b, row, inner);
-        if (cells->state != Cell::State::kGradients) return Fail("accumulator was not zeroed");
-        if (cells->identity != -1 && cells->identity != identity) {
-          return Fail("accumulator belongs to another row");
-        }
-        if ((cells->contributors >> rank & 1) != 0) return Fail("contribution made twice");
-        cells->identity = identity;
-        cells->contributors |= uint64_t{1} << rank;
-      }
-    }
-  }
-  return true;
-}
-
-bool ScheduleSimulator::RunAdd(int rank, const ComputeCall& call) {
-  Cell *source, *target;
-  int64_t source_count, target_count;
-  if (!Slice(rank, call.source, &source, &source_count) ||
-      !Slice(rank, call.target, &target, &target_count)) {
-    return false;
-  }
-  if (source_count != target_count) return Fail("add of different sizes");
-  for (int64_t i = 0; i < source_count; ++i) {
-    if (source[i].state != Cell::State::kGradients || target[i].state != Cell::State::kGradients) {
-      return Fail("add of something that is no gradient");
-    }
-    if (source[i].identity != -1 && target[i].identity != -1 &&
-        source[i].identity != target[i].identity) {
-      return Fail("add of another row");
-    }
-    if ((source[i].contributors & target[i].contributors) != 0) {
-      return Fail("contribution added twice");
-    }
-    target[i].identity = std::max(source[i].identity, target[i].identity);
-    target[i].contributors |= source[i].contributors;
-  }
-  return true;
-}
-
-bool ScheduleSimulator::CheckCoverage(const Coverage& coverage, const char* pass, int64_t pairs) {
-  for (size_t rank = 0; rank < memory_.size(); ++rank) {
-    for (size_t source = 0; source < memory_.size(); ++source) {
+bool ScheduleSimulator::CheckCoverage(const Coverage& coverage, const char* pass) {
+  const uint64_t all_heads = BitOf(spec_.shape.num_kv_heads) - 1;
+  for (int rank = 0; rank < memory_.ranks(); ++rank) {
+    for (int source = 0; source < memory_.ranks(); ++source) {
       for (size_t row = 0; row < visible_.seen[rank][source].size(); ++row) {
-        const int computed = coverage.computed[rank][source][row];
-        if (computed > 1 || (computed == 0 && visible_.seen[rank][source][row])) {
-          return Fail(absl::StrCat(pass, ": rank ", rank, " computed ", computed, " times on row ",
-                                   row, " of rank ", source));
+        const uint64_t computed = coverage.computed[rank][source][row];
+        if (computed != all_heads && (computed != 0 || visible_.seen[rank][source][row])) {
+          return Fail(absl::StrCat(pass, ": queries of rank ", rank, " have heads ", computed,
+                                   " of row ", row, " of rank ", source));
         }
       }
     }
   }
-  if (pairs != visible_.pairs) {
-    return Fail(absl::StrCat(pass, ": counts ", pairs, " pairs, there are ", visible_.pairs));
+  if (coverage.pairs != visible_.pairs * spec_.shape.num_kv_heads) {
+    return Fail(absl::StrCat(pass, ": counts ", coverage.pairs, " pairs of all heads, there are ",
+                             visible_.pairs, " of each"));
   }
   return true;
 }
 
-bool ScheduleSimulator::CheckGradients(int rank, TensorId id, bool is_value) {
+bool ScheduleSimulator::CheckGradients(int rank, TensorId id) {
   const Program& program = schedule_.programs[rank];
+  const bool of_keys = InfoOf(id).axis == Axis::kKv;
+  Block block = ShardBlock(id, rank);
+  block.cells_per_head =
+      (id == TensorId::kDv ? spec_.shape.head_dim_v : spec_.shape.head_dim) * kFloatCells;
   for (size_t buffer = 0; buffer < program.buffers.size(); ++buffer) {
     if (program.buffers[buffer].output != id) continue;
     const auto converted = converted_[rank].find(static_cast<BufferId>(buffer));
-    const Cells& cells =
-        converted == converted_[rank].end() ? memory_[rank][buffer] : converted->second;
-    const int64_t rows = RowsIn(plan_.kv[rank]);
-    const int64_t inner_cells = spec_.shape.num_kv_heads *
-                                (is_value ? spec_.shape.head_dim_v : spec_.shape.head_dim) *
-                                (4 / kCellBytes);
-    if (static_cast<int64_t>(cells.size()) != spec_.shape.batch * rows * inner_cells) {
-      return Fail("gradient output of a wrong size");
-    }
-    for (int64_t b = 0; b < spec_.shape.batch; ++b) {
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t inner = 0; inner < inner_cells; ++inner) {
-          const Cell& cell = cells[(b * rows + row) * inner_cells + inner];
+    Cells cells = converted == converted_[rank].end()
+                      ? memory_.Of(rank, static_cast<BufferId>(buffer))
+                      : converted->second;
+    const int64_t cells_per_row = block.head_count * block.cells_per_head;
+    int64_t at = 0;
+    return memory_.ForEach(
+        cells.data(), static_cast<int64_t>(cells.size()), block,
+        [&](const Cell& cell, int64_t identity) {
+          const int64_t row = at++ / cells_per_row % block.row_end;
           if (cell.state != Cell::State::kGradients) return Fail("gradient never written");
-          if (cell.identity != -1 && cell.identity != Identity(rank, is_value, b, row, inner)) {
+          if (cell.identity != -1 && cell.identity != identity) {
             return Fail("gradient of another row");
           }
-          for (size_t from = 0; from < memory_.size(); ++from) {
-            if (visible_.seen[from][rank][row] && (cell.contributors >> from & 1) == 0) {
-              return Fail(absl::StrCat("rank ", rank, " row ", row, ": contribution of rank ", from,
-                                       " is missing"));
+          for (int from = 0; from < memory_.ranks(); ++from) {
+            const bool needed =
+                of_keys ? visible_.seen[from][rank][row] != 0 : visible_.SeesAny(rank, from);
+            if (needed && (cell.contributors & BitOf(from)) == 0) {
+              return Fail(absl::StrCat("rank ", rank, " row ", row, " of ", TensorName(id),
+                                       ": contribution of rank ", from, " is missing"));
             }
           }
-        }
-      }
-    }
-    return true;
+          return true;
+        });
   }
   return Fail("no gradient output");
 }
@@ -510,10 +222,10 @@ bool ScheduleSimulator::CheckSinkGradients() {
   const Program& program = schedule_.programs[0];
   for (size_t buffer = 0; buffer < program.buffers.size(); ++buffer) {
     if (program.buffers[buffer].output != TensorId::kDsinks) continue;
-    for (const Cell& cell : memory_[0][buffer]) {
+    for (const Cell& cell : memory_.Of(0, static_cast<BufferId>(buffer))) {
       if (cell.state != Cell::State::kGradients) return Fail("dsinks never written");
-      for (size_t rank = 0; rank < memory_.size(); ++rank) {
-        if (RowsIn(plan_.q[rank]) > 0 && (cell.contributors >> rank & 1) == 0) {
+      for (int rank = 0; rank < memory_.ranks(); ++rank) {
+        if (RowsIn(plan_.q[rank]) > 0 && (cell.contributors & BitOf(rank)) == 0) {
           return Fail(absl::StrCat("dsinks lacks the part of rank ", rank));
         }
       }
@@ -524,36 +236,42 @@ bool ScheduleSimulator::CheckSinkGradients() {
 }
 
 bool ScheduleSimulator::CheckOutputs() {
-  for (size_t r = 0; r < memory_.size(); ++r) {
-    const int rank = static_cast<int>(r);
+  const bool forward = schedule_.direction == Direction::kForward || schedule_.recompute_forward;
+  for (int rank = 0; rank < memory_.ranks(); ++rank) {
     const Program& program = schedule_.programs[rank];
     for (size_t id = 0; id < program.buffers.size(); ++id) {
-      if (program.buffers[id].output.has_value() &&
-          !Require(rank, Whole(rank, static_cast<BufferId>(id)), "client")) {
+      const ByteRange whole = memory_.Whole(rank, static_cast<BufferId>(id));
+      const std::optional<TensorId> output = program.buffers[id].output;
+      if (!output.has_value()) continue;
+      if (!memory_.Require(rank, whole, "client")) return false;
+      if ((output == TensorId::kOut || output == TensorId::kLse) &&
+          !memory_.CheckRows(rank, whole, ShardBlock(*output, rank))) {
         return false;
       }
     }
-    const bool forward = schedule_.direction == Direction::kForward || schedule_.recompute_forward;
-    if (forward && RowsIn(plan_.q[rank]) > 0 && !forward_done_[rank]) {
-      return Fail("no final forward call");
+    if (forward && RowsIn(plan_.q[rank]) > 0) {
+      if (forward_done_[rank].empty()) return Fail("no final forward call");
+      for (const auto& [caller, calls] : forward_calls_[rank]) {
+        const auto done = forward_done_[rank].find(caller.second);
+        if (done == forward_done_[rank].end() || (done->second & BitOf(caller.first)) == 0) {
+          return Fail(
+              absl::StrCat("rank ", rank, ": the partial of rank ", caller.first, " is lost"));
+        }
+      }
     }
-    if (schedule_.direction == Direction::kBackward &&
-        !(CheckGradients(rank, TensorId::kDk, false) &&
-          CheckGradients(rank, TensorId::kDv, true))) {
-      return false;
+    if (schedule_.direction == Direction::kForward) continue;
+    for (TensorId id : {TensorId::kDq, TensorId::kDk, TensorId::kDv}) {
+      if (!CheckGradients(rank, id)) return false;
     }
   }
-  if ((schedule_.direction == Direction::kForward || schedule_.recompute_forward) &&
-      !CheckCoverage(forward_, "forward", forward_pairs_)) {
-    return false;
-  }
+  if (forward && !CheckCoverage(forward_, "forward")) return false;
   if (schedule_.direction == Direction::kForward) return true;
   if (spec_.options.sinks && !CheckSinkGradients()) return false;
   if (InfoOf(TensorId::kDbias).is_present(spec_) &&
-      !CheckCoverage(bias_gradient_, "bias_gradient", bias_gradient_pairs_)) {
+      !CheckCoverage(bias_gradient_, "bias_gradient")) {
     return false;
   }
-  return CheckCoverage(backward_, "backward", backward_pairs_);
+  return CheckCoverage(backward_, "backward");
 }
 
 }  // namespace ringattn

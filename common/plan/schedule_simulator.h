@@ -1,19 +1,21 @@
-// Executes schedules on symbols instead of numbers: every cell of a K/V buffer
-// knows which row of whose shard it holds, every cell of a gradient buffer which
-// ranks have contributed to which row. Whatever a schedule does wrong (a read of
-// something never written, a transfer without its counterpart, a key seen twice or
-// not at all, a contribution lost on its way home) comes out as an error.
+// Executes schedules on symbols instead of numbers: every cell of a buffer knows which row of
+// whose shard of which tensor it holds, a partial result which ranks' keys are in it, a gradient
+// which ranks have contributed to which row. Whatever a schedule does wrong (a read of something
+// never written, a transfer without its counterpart, a key seen twice or not at all, a partial
+// or a contribution lost on its way home) comes out as an error.
 #ifndef RINGATTN_COMMON_PLAN_SCHEDULE_SIMULATOR_H_
 #define RINGATTN_COMMON_PLAN_SCHEDULE_SIMULATOR_H_
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/attention/attention_spec.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
+#include "common/plan/simulator_memory.h"
 
 namespace ringattn {
 
@@ -21,6 +23,8 @@ namespace ringattn {
 // has the definition of the masks).
 struct VisibleKeys {
   VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan);
+  bool SeesAny(int rank, int source) const;
+
   std::vector<std::vector<std::vector<char>>> seen;  // [rank][source][row]
   int64_t pairs = 0;
 };
@@ -33,70 +37,68 @@ class ScheduleSimulator {
   // Empty if the schedule is right, else what is wrong with it first.
   std::string Run();
 
-  // K/V rows that each rank sent to each other rank, by key tensors.
+  // Bytes that each rank sent to each other rank.
   const std::vector<std::vector<int64_t>>& bytes_sent() const { return bytes_sent_; }
 
  private:
-  // What a few bytes of a buffer hold.
-  struct Cell {
-    enum class State : uint8_t { kUnwritten, kNumbers, kKeys, kGradients };
-    State state = State::kUnwritten;
-    int64_t identity = -1;      // kKeys, kGradients: see Identity(); -1 = only zeros
-    uint64_t contributors = 0;  // kGradients: ranks that have added to it
-  };
-  using Cells = std::vector<Cell>;
-
   struct Coverage {
-    // [rank][source][row]: how often rank computed on the row, and whether it must.
-    std::vector<std::vector<std::vector<int>>> computed;
+    // [rank][source][row]: kv heads of source's row that rank's queries were computed with.
+    std::vector<std::vector<std::vector<uint64_t>>> computed;
+    int64_t pairs = 0;  // times kv heads
   };
 
-  bool Fail(std::string what);
-  // The cells of a range; false and an error if it leaves the buffer.
-  bool Slice(int rank, const ByteRange& range, Cell** begin, int64_t* count);
-  bool Require(int rank, const ByteRange& range, const char* what);
-  bool Write(int rank, const ByteRange& range, Cell value);
-  ByteRange Whole(int rank, BufferId id) const;
-  int64_t Identity(int source, bool is_value, int64_t batch, int64_t row, int64_t inner) const;
+  bool Fail(std::string what) { return memory_.Fail(std::move(what)); }
+
+  // What operands are to hold. Of a call's heads; `element_bytes` those of kRows forms.
+  Block ShardBlock(TensorId id, int rank) const;  // all rows and heads
+  Block QBlock(const ComputeCall& call, int tensor, int64_t dim, int64_t element_bytes) const;
+  Block QStatistic(const ComputeCall& call, int tensor) const;
+  Block QOf(const ComputeCall& call) const;
+  Block DoutOf(const ComputeCall& call) const;
+  Block KvBlock(const ComputeCall& call, const KvOperand& operand, TensorId id,
+                int64_t element_bytes) const;
+  int64_t KvHeads(const ComputeCall& call) const;
+  uint64_t KvHeadMask(const ComputeCall& call) const;
 
   void FillInputs();
   bool RunTransfers(size_t step);
   bool RunCall(int rank, const ComputeCall& call);
   bool RunForward(int rank, const ComputeCall& call);
+  bool RunMerge(int rank, const ComputeCall& call);
+  bool Finish(int rank, const ComputeCall& call, uint64_t contributors);
   bool RunDelta(int rank, const ComputeCall& call);
   bool RunSinkGradient(int rank, const ComputeCall& call);
   bool RunBackward(int rank, const ComputeCall& call);
   bool RunBiasGradient(int rank, const ComputeCall& call);
+  bool CheckGradientInputs(int rank, const ComputeCall& call);
+  bool CheckSinks(int rank, const ComputeCall& call);
   // What every call with keys has of the score terms.
   bool RequireTerms(int rank, const ComputeCall& call);
   bool RunAdd(int rank, const ComputeCall& call);
-  bool CheckKeys(int rank, const KvOperand& operand, bool is_value);
-  bool CheckSegmentIds(int rank, const KvOperand& operand);
-  bool Contribute(int rank, const KvOperand& operand, bool is_value);
+  bool RunConvert(int rank, const ComputeCall& call);
+  bool RunCopy(int rank, const ComputeCall& call);
+  // Into sums of `block`'s rows.
+  bool Contribute(int rank, const ByteRange& range, const Block& block, uint64_t contributors,
+                  bool once);
   bool Cover(int rank, const ComputeCall& call, Coverage& coverage);
 
   bool CheckOutputs();
-  bool CheckGradients(int rank, TensorId id, bool is_value);
+  bool CheckGradients(int rank, TensorId id);
   bool CheckSinkGradients();
-  bool CheckCoverage(const Coverage& coverage, const char* pass, int64_t pairs);
+  bool CheckCoverage(const Coverage& coverage, const char* pass);
 
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
   const Schedule& schedule_;
   const VisibleKeys visible_;
-  std::string error_;
-  int64_t key_cells_;  // per row
-  int64_t value_cells_;
-  std::vector<std::vector<Cells>> memory_;            // [rank][buffer]
+  SymbolicMemory memory_;
   std::vector<std::map<BufferId, Cells>> converted_;  // [rank]: source of a kConvert
-  std::vector<int> forward_calls_;
-  std::vector<char> forward_done_;
+  // [rank whose queries they are][rank that computed on them, first kv head]: forward calls.
+  std::vector<std::map<std::pair<int, int64_t>, int>> forward_calls_;
+  std::vector<std::map<int64_t, uint64_t>> forward_done_;  // [rank][first kv head]: contributors
   Coverage forward_;
   Coverage backward_;
   Coverage bias_gradient_;
-  int64_t forward_pairs_ = 0;
-  int64_t backward_pairs_ = 0;
-  int64_t bias_gradient_pairs_ = 0;
   std::vector<std::vector<int64_t>> bytes_sent_;
 };
 

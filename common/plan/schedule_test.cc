@@ -1,7 +1,10 @@
 #include "common/plan/schedule.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
+#include <initializer_list>
+#include <map>
 #include <random>
 #include <string>
 
@@ -71,23 +74,91 @@ void ExpectAllGatherMemory(const ScheduleCase& c, const Schedule& schedule) {
   }
 }
 
+int64_t BytesNamed(const Program& program, std::initializer_list<absl::string_view> prefixes) {
+  int64_t bytes = 0;
+  for (const BufferSpec& buffer : program.buffers) {
+    for (absl::string_view prefix : prefixes) {
+      bytes += absl::StartsWith(buffer.name, prefix) ? buffer.bytes : 0;
+    }
+  }
+  return bytes;
+}
+
+// Of the heads of a group, twice: what is put together of the own shard and what comes of others.
+// Their gradients alike, and those that land once. The q side and the request's K/V are whole.
+void ExpectHeadGroupsMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t per_row = shape.batch * c.heads_per_step * (shape.head_dim + shape.head_dim_v);
+  const int64_t element_bytes = ElementBytes(c.spec.dtype);
+  for (const Program& program : schedule.programs) {
+    const int64_t own_rows = RowsIn(c.plan.kv[program.rank]);
+    const int64_t others_rows = shape.seq_len_kv - own_rows;
+    EXPECT_LE(BytesNamed(program, {"own0.k", "own0.v", "own1.k", "own1.v"}),
+              2 * own_rows * per_row * element_bytes);
+    EXPECT_LE(BytesNamed(program, {"gathered0.k", "gathered0.v", "gathered1.k", "gathered1.v"}),
+              2 * others_rows * per_row * element_bytes);
+    EXPECT_LE(BytesNamed(program, {"gathered0.d", "gathered1.d"}), 2 * others_rows * per_row * 4);
+    EXPECT_LE(BytesNamed(program, {"own0.d", "own1.d"}), 2 * own_rows * per_row * 4);
+    EXPECT_LE(BytesNamed(program, {"landing"}), (c.plan.world_size - 1) * own_rows * per_row * 4);
+  }
+}
+
+// K/V and their gradients are the shard's alone. Others' queries, with what goes with them: of two
+// shards, or of all; partials: of three, or of as many as there are ranks.
+void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  int64_t largest = 0;
+  for (const Shard& shard : c.plan.q) largest = std::max(largest, RowsIn(shard));
+  const int64_t heads = shape.batch * shape.num_heads;
+  const bool backward = c.direction == Direction::kBackward;
+  int64_t per_row = heads * shape.head_dim * ElementBytes(c.spec.dtype);
+  if (backward) per_row += heads * (shape.head_dim_v * ElementBytes(c.spec.dtype) + 8);
+  if (c.spec.options.segment_ids) per_row += shape.batch * 4;
+  int64_t part = 0;
+  if (!backward || c.recompute_forward) part += heads * (shape.head_dim_v + 1) * 4;
+  if (backward) part += heads * shape.head_dim * 4;
+  const bool gathered = c.kind == ScheduleKind::kReplicatedQ;
+  const int ranks = c.plan.world_size;
+  for (const Program& program : schedule.programs) {
+    const int64_t own = RowsIn(c.plan.q[program.rank]);
+    const int64_t others =
+        gathered ? shape.seq_len_q - own : std::min<int64_t>(2, ranks - 1) * largest;
+    EXPECT_LE(BytesNamed(program, {"others"}), others * per_row);
+    EXPECT_LE(BytesNamed(program, {"part"}), (ranks == 1 ? 0
+                                              : gathered ? ranks
+                                                         : 3) *
+                                                 largest * part);
+    EXPECT_EQ(BytesNamed(program, {"gathered", "kv_slot", "dkv_slot", "landing"}), 0);
+  }
+}
+
+void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
+  if (KeepsKeysInPlace(c.kind)) return ExpectResidentKeysMemory(c, schedule);
+  if (c.heads_per_step != 0 && c.heads_per_step != c.spec.shape.num_kv_heads) {
+    return ExpectHeadGroupsMemory(c, schedule);
+  }
+  c.kind == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
+                                     : ExpectMemoryIsBounded(c, schedule);
+}
+
 void RunCases(int seed, int count, int64_t longest) {
-  int direct = 0;
+  std::map<ScheduleKind, int> direct, relayed;
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
-    const Schedule schedule =
-        MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
+    const Schedule schedule = c.Make();
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
-    c.kind == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
-                                       : ExpectMemoryIsBounded(c, schedule);
+    ExpectMemory(c, schedule);
     ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
-    direct += schedule.direct ? 1 : 0;
+    if (c.kind != ScheduleKind::kRing && c.kind != ScheduleKind::kPassQ) continue;
+    ++(schedule.direct ? direct : relayed)[c.kind];
   }
-  EXPECT_GT(direct, count / 50);
-  EXPECT_LT(direct, count / 2);
+  for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kPassQ}) {
+    EXPECT_GT(direct[kind], relayed[kind] / 50) << ScheduleKindName(kind);
+    EXPECT_LT(direct[kind], relayed[kind]) << ScheduleKindName(kind);
+  }
 }
 
 TEST(ScheduleTest, ManyShortSequences) { RunCases(1, 8000, 40); }
@@ -102,7 +173,7 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
   for (int i = 0; i < 400; ++i) {
     std::mt19937 random(7000 + i);
     const ScheduleCase c = DrawScheduleCase(random, 40);
-    const Schedule intact = MakeSchedule(c.spec, c.plan, c.kind, c.direction, c.recompute_forward);
+    const Schedule intact = c.Make();
     for (size_t step = 0; step < intact.programs[0].steps.size(); ++step) {
       Schedule schedule = intact;
       bool any = false;
@@ -120,8 +191,11 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
       std::vector<ComputeCall>& calls = (schedule = intact).programs[rank].steps[step].calls;
       if (calls.empty()) continue;
       const size_t victim = random() % calls.size();
-      // Nobody misses the delta of a rank that has no backward call.
+      // Nobody misses the delta of a rank that has no backward call; zeros under what the groups of
+      // heads write in full, each for its own; copies that the forward pass has made before.
       if (calls[victim].op == ComputeCall::Op::kDelta) continue;
+      if (c.heads_per_step != 0 && calls[victim].op == ComputeCall::Op::kZero) continue;
+      if (c.recompute_forward && calls[victim].op == ComputeCall::Op::kCopy) continue;
       calls.erase(calls.begin() + victim);
       EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
           << "case " << i << " rank " << rank << " step " << step;
@@ -267,6 +341,98 @@ TEST(ScheduleTest, AllGatherFetchesWhatAWindowReaches) {
   for (int from = 0; from < 4; ++from) {
     for (int to = 0; to < 4; ++to) {
       EXPECT_EQ(simulator.bytes_sent()[from][to], to == from + 1 ? 1024 * 4 : 0);
+    }
+  }
+}
+
+// Queries go around, K/V do not: per rank W - 1 hops of q and as many partials that go home.
+TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
+  AttentionSpec spec = DenseSpec(512, 8192);
+  spec.shape.num_heads = 4;
+  spec.shape.num_kv_heads = 2;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const int64_t rows = 512 / 4;
+  const int64_t q = rows * 4 * 2, part = rows * 4 * 4, statistic = rows * 4 * 4;
+  const Schedule forward =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+  EXPECT_FALSE(forward.direct);
+  for (const Program& program : forward.programs) {
+    EXPECT_EQ(program.SentBytes(), 3 * (q + part + statistic));
+    // The partial that leaves in a step was computed in the one before: nothing waits for it.
+    ASSERT_EQ(program.steps.size(), 5u);
+    for (size_t step = 0; step < 4; ++step) {
+      const ComputeCall& call = program.steps[step].calls.at(0);
+      EXPECT_TRUE(call.op == ComputeCall::Op::kForward && call.initial && !call.final);
+      for (const Transfer& transfer : program.steps[step].transfers) {
+        EXPECT_NE(transfer.range.buffer, call.q.out_acc.buffer);
+        EXPECT_NE(transfer.range.buffer, call.q.lse.buffer);
+      }
+    }
+    EXPECT_TRUE(program.steps.back().calls.back().final);
+  }
+  const Schedule backward =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kBackward, false);
+  for (const Program& program : backward.programs) {
+    EXPECT_EQ(program.SentBytes(), 3 * (2 * q + 2 * statistic + part));
+  }
+}
+
+// Of all partials, in the order of ranks, whichever came in first.
+TEST(ScheduleTest, ReplicatedQMergesInTheOrderOfRanks) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kReplicatedQ, Direction::kForward, false);
+  int64_t least = int64_t{1} << 60, most = 0;
+  for (const Program& program : schedule.programs) {
+    least = std::min(least, program.TileCount());
+    most = std::max(most, program.TileCount());
+    const ComputeCall& merge = program.steps.back().calls.back();
+    ASSERT_EQ(merge.op, ComputeCall::Op::kMerge);
+    ASSERT_EQ(merge.parts.size(), 8u);
+    // The part of the rank s steps to the left comes in at step s + 1, into slot s - 1.
+    for (int from = 0; from < 8; ++from) {
+      const std::string& name = program.buffers[merge.parts[from].lse.buffer].name;
+      const int step = (from - program.rank + 8) % 8;
+      EXPECT_EQ(name, step == 0 ? "lse" : "part" + std::to_string(step - 1) + ".lse");
+    }
+  }
+  // K/V are cut zigzag, so no rank idles where only late queries see late keys.
+  EXPECT_LE(most, 1.1 * least);
+}
+
+// 16 groups of one head in the memory of two, and the same bytes on their way.
+TEST(ScheduleTest, HeadsPerStepBoundsTheMemory) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.shape.num_heads = spec.shape.num_kv_heads = 16;
+  spec.shape.head_dim = spec.shape.head_dim_v = 64;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Schedule whole = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false);
+    const Schedule one = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false, 1);
+    const int64_t gathered = BytesNamed(whole.programs[0], {"gathered"});
+    EXPECT_EQ(BytesNamed(one.programs[0], {"gathered"}), gathered / 16 * 2);
+    EXPECT_LT(one.programs[0].BufferBytes(), whole.programs[0].BufferBytes() - gathered * 3 / 4);
+    EXPECT_EQ(one.programs[0].SentBytes(), whole.programs[0].SentBytes());
+    EXPECT_EQ(one.programs[0].PairCount(), whole.programs[0].PairCount());
+    EXPECT_EQ(one.programs[0].TileCount(), whole.programs[0].TileCount());
+  }
+}
+
+// A window of a few shards: only who sees keys gets queries, and then straight from their owner.
+TEST(ScheduleTest, PassQSkipsRanksWithoutWork) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.options.window_left = spec.options.window_right = 512;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+  EXPECT_TRUE(schedule.direct);
+  ScheduleSimulator simulator(spec, plan, schedule);
+  ASSERT_EQ(simulator.Run(), "");
+  for (int from = 0; from < 8; ++from) {
+    for (int to = 0; to < 8; ++to) {
+      EXPECT_EQ(simulator.bytes_sent()[from][to] != 0, std::abs(from - to) == 1);
     }
   }
 }

@@ -43,12 +43,20 @@ std::string TransfersOf(const Step& step, Transfer::Kind kind) {
 std::string CallText(const ComputeCall& call, const Program& program) {
   std::string text = OpName(call.op);
   if (!call.kv.empty() || call.op == ComputeCall::Op::kForward) {
+    if (call.q.source_rank != program.rank)
+      absl::StrAppendFormat(&text, " q%d", call.q.source_rank);
+    if (!call.heads.all()) {
+      absl::StrAppendFormat(&text, " heads[%d,%d)", call.heads.begin,
+                            call.heads.begin + call.heads.count);
+    }
     for (const KvOperand& kv : call.kv) {
       absl::StrAppendFormat(&text, " kv%d[%d,%d)", kv.source_rank, kv.row_begin, kv.row_end);
     }
     absl::StrAppendFormat(&text, " %d tiles", call.tiles);
     if (call.initial) absl::StrAppend(&text, " initial");
     if (call.final) absl::StrAppend(&text, " final");
+  } else if (call.op == ComputeCall::Op::kMerge) {
+    absl::StrAppendFormat(&text, " %d partials%s", call.parts.size(), call.final ? " final" : "");
   } else if (call.target.buffer != kNoBuffer) {
     absl::StrAppend(&text, " ", program.buffers[call.target.buffer].name);
   }
@@ -85,6 +93,10 @@ const char* ScheduleKindName(ScheduleKind kind) {
       return "ring";
     case ScheduleKind::kAllGather:
       return "all_gather";
+    case ScheduleKind::kPassQ:
+      return "pass_q";
+    case ScheduleKind::kReplicatedQ:
+      return "replicated_q";
   }
   return "unknown";
 }

@@ -73,6 +73,10 @@ void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violat
   if (said.has_stripe() && said.stripe() != static_cast<uint64_t>(plan.stripe)) {
     differs("plan.stripe");
   }
+  if (said.has_heads_per_step() &&
+      said.heads_per_step() != static_cast<uint32_t>(plan.heads_per_step)) {
+    differs("plan.heads_per_step");
+  }
 }
 
 }  // namespace
@@ -106,6 +110,9 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
   header->mutable_plan()->set_world_size(static_cast<uint32_t>(*plan.world_size));
   if (*plan.layout == Layout::kStriped) {
     header->mutable_plan()->set_stripe(static_cast<uint64_t>(plan.stripe));
+  }
+  if (plan.heads_per_step != 0) {
+    header->mutable_plan()->set_heads_per_step(static_cast<uint32_t>(plan.heads_per_step));
   }
   return std::nullopt;
 }

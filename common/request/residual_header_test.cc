@@ -82,6 +82,7 @@ TEST_F(ResidualHeaderTest, WhatItSaysMustBeTheForwards) {
   EXPECT_EQ(Refused("plan { schedule: SCHEDULE_SINGLE }"), "plan.schedule");
   EXPECT_EQ(Refused("plan { world_size: 2 }"), "plan.world_size");
   EXPECT_EQ(Refused("plan { stripe: 2 }"), "plan.stripe");
+  EXPECT_EQ(Refused("plan { heads_per_step: 1 }"), "plan.heads_per_step");
   EXPECT_EQ(Refused("reply { output_dtype: DATA_TYPE_FLOAT32 }"), "reply.output_dtype");
   EXPECT_EQ(Refused("has_forward_result: true"), "has_forward_result");
   EXPECT_EQ(Refused("inline_tensors { tensor: TENSOR_ID_Q }"), "inline_tensors[0].tensor");
@@ -95,6 +96,15 @@ TEST_F(ResidualHeaderTest, NothingThatIsUnknownIsReplacedUnseen) {
   const auto rejected = FillFromResidual(spec_, plan_, limits_, &header);
   ASSERT_TRUE(rejected.has_value());
   EXPECT_NE(rejected->violations[0].field.find("999"), std::string::npos);
+}
+
+TEST_F(ResidualHeaderTest, HeadsPerStepAreTheForwards) {
+  plan_.schedule = ScheduleKind::kAllGather;
+  plan_.heads_per_step = 1;
+  ASSERT_EQ(Refused(""), "");
+  EXPECT_EQ(request_.choice, plan_);
+  EXPECT_EQ(Refused("plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }"), "");
+  EXPECT_EQ(Refused("plan { heads_per_step: 2 }"), "plan.heads_per_step");
 }
 
 class RichResidualHeaderTest : public ResidualHeaderTest {

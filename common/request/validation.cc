@@ -41,6 +41,13 @@ PlanChoice CheckPlan(const v1::PlanOptions& plan, const Limits& limits, Violatio
                          absl::StrCat("is ", plan.world_size(), ", but plan.schedule is single"));
     }
   }
+  if (plan.has_heads_per_step()) {
+    choice.heads_per_step =
+        violations.Bounded("plan.heads_per_step", plan.heads_per_step(), 1, limits.max_heads);
+    if (choice.schedule != ScheduleKind::kAllGather) {
+      violations.Invalid("plan.heads_per_step", "is set, but plan.schedule is not all_gather");
+    }
+  }
   if (plan.has_stripe()) {
     choice.stripe = violations.Bounded("plan.stripe", plan.stripe(), 1, limits.max_tokens);
     if (choice.layout != Layout::kStriped) {
@@ -61,6 +68,34 @@ void CheckReply(const v1::ReplyOptions& reply, const Limits& limits, Violations&
   const double least = absl::ToDoubleSeconds(limits.min_progress_interval);
   if (!(seconds >= least)) {
     violations.Invalid("reply.progress_interval", absl::StrCat("must be at least ", least, " s"));
+  }
+}
+
+// What a schedule does not take of the rest of the request.
+void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
+                        Violations& violations) {
+  const AttentionOptions& options = spec.options;
+  if (choice.schedule.has_value() && KeepsKeysInPlace(*choice.schedule)) {
+    const char* what = options.bias.has_value() ? "bias" : options.mask.has_value() ? "mask" : "";
+    if (what[0] != '\0') {
+      violations.Invalid(
+          "plan.schedule",
+          absl::StrCat("is ", ScheduleKindName(*choice.schedule),
+                       ", where devices compute on each other's queries, but the rows of a ", what,
+                       " stay with their own: ring, all_gather and single take one"));
+    }
+  }
+  if (choice.heads_per_step == 0) return;
+  if (spec.shape.num_kv_heads % choice.heads_per_step != 0) {
+    violations.Invalid("plan.heads_per_step",
+                       absl::StrCat("is ", choice.heads_per_step, ": must divide num_kv_heads, ",
+                                    spec.shape.num_kv_heads));
+  }
+  if (options.bias.has_value() && options.bias->gradient && !options.bias->per_head &&
+      choice.heads_per_step != spec.shape.num_kv_heads) {
+    violations.Invalid("plan.heads_per_step",
+                       "is set, but the gradient of a bias that heads share is the sum over all "
+                       "of them at once");
   }
 }
 
@@ -154,7 +189,6 @@ void RefuseUnserved(const Header& header, Violations& violations) {
     if (is_set) violations.Unserved(field);
   };
   refuse("shape.packing", header.shape().packing() != 0);
-  refuse("plan.heads_per_step", header.plan().has_heads_per_step());
   refuse("plan.tuning", header.plan().has_tuning());
   refuse("plan.members", !header.plan().members().empty());
   refuse("reply.lse_format", header.reply().lse_format() != 0);
@@ -223,6 +257,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   RefuseUnserved(header, violations);
   CheckBiasDType(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
+  CheckScheduleTakes(request.choice, request.spec, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
   request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);

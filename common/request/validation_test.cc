@@ -184,6 +184,17 @@ TEST(ValidationTest, PlanAndReply) {
   ExpectViolation("plan.world_size", kInvalid, "plan { world_size: 2 schedule: SCHEDULE_SINGLE }");
   ExpectViolation("plan.stripe", kInvalid, "plan { stripe: 4 }");
   ExpectViolation("plan.stripe", kInvalid, "plan { stripe: 0 layout: LAYOUT_STRIPED }");
+  ExpectViolation("plan.heads_per_step", kInvalid, "plan { heads_per_step: 1 }");
+  ExpectViolation("plan.heads_per_step", kInvalid,
+                  "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 0 }");
+  ExpectViolation("plan.heads_per_step", kTooMuch,
+                  "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 4294967295 }");
+  for (const char* schedule : {"SCHEDULE_PASS_Q", "SCHEDULE_REPLICATED_Q"}) {
+    for (const char* term : {"bias {}", "mask {}"}) {
+      ExpectViolation("plan.schedule", kInvalid,
+                      absl::StrCat("plan { schedule: ", schedule, " } options { ", term, " }"));
+    }
+  }
   ExpectViolation("reply.max_chunk_bytes", kTooMuch, "reply { max_chunk_bytes: 17825792 }");
   ExpectViolation("reply.max_chunk_bytes", kInvalid, "reply { max_chunk_bytes: 0 }");
   ExpectViolation("reply.progress_interval", kInvalid, "reply { progress_interval {} }");

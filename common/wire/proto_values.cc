@@ -26,7 +26,9 @@ constexpr Pair<Layout, v1::Layout> kLayouts[] = {
 constexpr Pair<ScheduleKind, v1::Schedule> kSchedules[] = {
     {ScheduleKind::kSingle, v1::SCHEDULE_SINGLE},
     {ScheduleKind::kRing, v1::SCHEDULE_RING},
-    {ScheduleKind::kAllGather, v1::SCHEDULE_ALL_GATHER}};
+    {ScheduleKind::kAllGather, v1::SCHEDULE_ALL_GATHER},
+    {ScheduleKind::kPassQ, v1::SCHEDULE_PASS_Q},
+    {ScheduleKind::kReplicatedQ, v1::SCHEDULE_REPLICATED_Q}};
 
 template <typename Value, typename Proto, size_t count>
 Proto ProtoOf(const Pair<Value, Proto> (&pairs)[count], Value value) {

@@ -15,6 +15,7 @@ PlanChoice SamePlan(const Plan& plan) {
   choice.schedule = plan.schedule;
   choice.world_size = plan.shards.world_size;
   choice.stripe = plan.shards.stripe;
+  choice.heads_per_step = plan.heads_per_step;
   return choice;
 }
 

@@ -11,6 +11,7 @@ constexpr double kSecondsPerPlan = 2e-5;
 constexpr double kSecondsPerVisit = 3e-7;
 // Where the layout is the planner's to choose, it tries so many.
 constexpr double kLayoutsTried = 3;
+constexpr double kSchedulesTried = 2;
 
 }  // namespace
 
@@ -25,8 +26,13 @@ double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
     pieces = choice.stripe == 1 ? documents * world
                                 : documents + tokens / static_cast<double>(choice.stripe);
   }
+  // Few queries of many keys: it may try another schedule, and compare.
+  const bool few_queries =
+      !choice.schedule.has_value() && world > 1 && spec.shape.seq_len_q < spec.shape.seq_len_kv;
   const bool chooses = !choice.layout.has_value() && documents > 1 && world > 1;
-  return kSecondsPerPlan + kSecondsPerVisit * pieces * world * (chooses ? kLayoutsTried : 1);
+  return kSecondsPerPlan +
+         kSecondsPerVisit * pieces * world *
+             ((chooses ? kLayoutsTried : 1) + (few_queries ? kSchedulesTried : 0));
 }
 
 }  // namespace ringattn::server

@@ -19,6 +19,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_layout(ToProto(plan.shards.layout));
   reserve.set_schedule(ToProto(plan.schedule));
   reserve.set_stripe(plan.shards.stripe);
+  reserve.set_heads_per_step(static_cast<uint32_t>(plan.heads_per_step));
   reserve.set_with_timeline(request.with_timeline);
   reserve.set_has_dlse(spec.has_dlse);
   reserve.set_fp32_results(spec.fp32_results);

@@ -29,6 +29,7 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   plan.schedule = ScheduleKind::kRing;
   plan.shards.layout = Layout::kStriped;
   plan.shards.stripe = 3;
+  plan.heads_per_step = 2;
 
   const v1::Reserve reserve = MakeReserve(request, request.spec, plan, "9-1", 9, {2, 0});
   EXPECT_EQ(reserve.operation_id(), "9-1");
@@ -42,6 +43,7 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   EXPECT_EQ(reserve.layout(), v1::LAYOUT_STRIPED);
   EXPECT_EQ(reserve.schedule(), v1::SCHEDULE_RING);
   EXPECT_EQ(reserve.stripe(), 3);
+  EXPECT_EQ(reserve.heads_per_step(), 2u);
   EXPECT_EQ(reserve.shape().seq_len_q(), 5);
   EXPECT_EQ(reserve.shape().seq_len_kv(), 7);
   EXPECT_EQ(reserve.shape().num_kv_heads(), 2);

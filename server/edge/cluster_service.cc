@@ -5,8 +5,10 @@
 #include <variant>
 
 #include "absl/time/time.h"
+#include "common/plan/schedule.h"
 #include "common/request/option_fields.h"
 #include "common/wire/durations.h"
+#include "common/wire/proto_values.h"
 #include "server/edge/error_details.h"
 
 namespace ringattn::server {
@@ -104,9 +106,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
                             v1::LAYOUT_ZIGZAG_PER_DOCUMENT}) {
     info.add_layouts(layout);
   }
-  for (v1::Schedule schedule : {v1::SCHEDULE_SINGLE, v1::SCHEDULE_RING, v1::SCHEDULE_ALL_GATHER}) {
-    info.add_schedules(schedule);
-  }
+  for (ScheduleKind kind : kAllScheduleKinds) info.add_schedules(ringattn::ToProto(kind));
   for (const std::string& option : ServedOptions()) info.add_options(option);
   for (const std::string& option : DeviceOptions()) info.add_device_options(option);
   v1::Limits* proto = info.mutable_limits();

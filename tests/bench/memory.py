@@ -3,10 +3,13 @@
 
   - K/V-related bytes of a worker for rings of 1, 2, 4 and 8 at one total length,
     beside the plan's prediction: they must fall with 1/W;
+  - of every schedule, whole requests of the same rings beside their prediction, and which part of
+    them is of keys (what a request takes beyond one of half the keys, twice);
   - the coordinator's peak while requests grow from 4K to 256K tokens: flat, as what it
     holds is windows (coordinator_relay.h), once there is enough to fill them.
 
-  tests/bench/memory.py            prints a table; exits 1 outside the bounds
+  tests/bench/memory.py                     prints tables; exits 1 outside the bounds
+  tests/bench/memory.py schedules [TOKENS]  the second of them alone; 32,768 tokens unless given
 """
 
 import pathlib
@@ -102,6 +105,46 @@ def measure_workers():
     return good
 
 
+SCHEDULES = {
+    "ring": dict(schedule=pb.SCHEDULE_RING),
+    "all_gather": dict(schedule=pb.SCHEDULE_ALL_GATHER),
+    "all_gather, 1 head": dict(schedule=pb.SCHEDULE_ALL_GATHER, heads_per_step=1),
+    "pass_q": dict(schedule=pb.SCHEDULE_PASS_Q),
+    "replicated_q": dict(schedule=pb.SCHEDULE_REPLICATED_Q),
+}
+
+
+def measure_schedules(tokens=32768, heads=8, dim=64):
+    """Forward, causal, fp32: (K/V part, Q part) measured and predicted, of the worst worker."""
+    good = True
+    print(f"worker, {tokens} tokens, {heads} heads, head_dim {dim}, fp32, causal, MB")
+    print(f"{'schedule':>20} {'W':>3} {'measured':>9} {'predicted':>9} {'ratio':>6} "
+          f"{'K/V part':>9} {'predicted':>9} {'Q part':>8} {'predicted':>9}")
+    for world_size in (1, 2, 4, 8):
+        with tempfile.TemporaryDirectory() as directory:
+            ring = Cluster(directory, workers=world_size)
+            try:
+                for name, plan in SCHEDULES.items():
+                    if world_size == 1 and name != "replicated_q":
+                        continue  # all of them are one device
+                    options = dict(plan, world_size=world_size, causal=True)
+                    if world_size == 1:
+                        options["schedule"] = pb.SCHEDULE_SINGLE
+                    run(ring.attention, inputs_of(512, 512, heads, dim), **options)  # warm up
+                    whole = peak_growth(ring, inputs_of(tokens, tokens, heads, dim), **options)
+                    half = peak_growth(ring, inputs_of(tokens, tokens // 2, heads, dim), **options)
+                    keys = [2 * (a - b) for a, b in zip(whole, half)]
+                    queries = [a - b for a, b in zip(whole, keys)]
+                    ratio = whole[0] / whole[1]
+                    good &= 0.95 <= ratio <= 1.05
+                    print(f"{name:>20} {world_size:>3} {whole[0] / MB:>9.1f} {whole[1] / MB:>9.1f} "
+                          f"{ratio:>6.3f} {keys[0] / MB:>9.1f} {keys[1] / MB:>9.1f} "
+                          f"{queries[0] / MB:>8.1f} {queries[1] / MB:>9.1f}", flush=True)
+            finally:
+                ring.close()
+    return good
+
+
 def measure_coordinator():
     print("coordinator, 4 heads, head_dim 64, fp32, window (64, 0), ring of 2, peak MB")
     peaks = {}
@@ -127,5 +170,8 @@ def measure_coordinator():
 
 
 if __name__ == "__main__":
-    results = [measure_workers(), measure_coordinator()]
+    if sys.argv[1:2] == ["schedules"]:
+        results = [measure_schedules(*map(int, sys.argv[2:]))]
+    else:
+        results = [measure_workers(), measure_schedules(), measure_coordinator()]
     sys.exit(0 if all(results) else 1)

@@ -273,12 +273,34 @@ void AddScoreTerms(Case& c) {
   }
 }
 
+// One of all kinds for several ranks, unless what the case has forbids it (validation.h): then
+// what is nearest to it.
+void ChooseSchedule(Case& c) {
+  const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0975, static_cast<uint64_t>(c.index));
+  const AttentionOptions& options = c.spec.options;
+  constexpr ScheduleKind kKinds[] = {ScheduleKind::kRing, ScheduleKind::kAllGather,
+                                     ScheduleKind::kPassQ, ScheduleKind::kReplicatedQ,
+                                     ScheduleKind::kAllGather};
+  c.schedule = kKinds[bits % std::size(kKinds)];
+  if (KeepsKeysInPlace(c.schedule) && (options.bias.has_value() || options.mask.has_value())) {
+    c.schedule = bits / 8 % 2 == 0 ? ScheduleKind::kRing : ScheduleKind::kAllGather;
+  }
+  const bool sums_over_heads =
+      options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
+  if (c.schedule != ScheduleKind::kAllGather || bits / 16 % 3 == 0 || sums_over_heads) return;
+  std::vector<int64_t> divisors;
+  for (int64_t heads = 1; heads <= c.spec.shape.num_kv_heads; ++heads) {
+    if (c.spec.shape.num_kv_heads % heads == 0) divisors.push_back(heads);
+  }
+  c.heads_per_step = divisors[bits / 64 % divisors.size()];
+}
+
 }  // namespace
 
 void AddOptions(Case& c, bool score_terms) {
   if (score_terms) AddScoreTerms(c);
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
-  c.schedule = bits / 24 % 3 == 0 ? ScheduleKind::kAllGather : ScheduleKind::kRing;
+  ChooseSchedule(c);
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
   c.spec.fp32_results = c.spec.dtype != DType::kFloat32 && bits / 12 % 2 == 0;
@@ -317,7 +339,10 @@ std::string ToString(const Case& c) {
                 static_cast<long long>(options.window_right), options.softcap,
                 options.softmax_scale, oracle::DataKindName(c.data));
   std::string line = text;
-  if (c.world_size > 1 && c.schedule == ScheduleKind::kAllGather) line += " all_gather";
+  if (c.world_size > 1 && c.schedule != ScheduleKind::kRing) {
+    line += std::string(" ") + ScheduleKindName(c.schedule);
+    if (c.heads_per_step != 0) line += "(" + std::to_string(c.heads_per_step) + ")";
+  }
   if (options.sinks) line += " sinks";
   if (c.spec.has_dlse) line += " dlse";
   if (c.spec.fp32_results) line += " fp32 results";

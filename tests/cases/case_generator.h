@@ -53,6 +53,7 @@ struct Case {
   int64_t stripe = 1;
   int world_size = 1;
   ScheduleKind schedule = ScheduleKind::kRing;  // over more than one rank
+  int64_t heads_per_step = 0;                   // of kAllGather; 0: all at once
   Direction direction = Direction::kForward;
   bool recompute_forward = false;  // backward without out and lse
   oracle::DataKind data = oracle::DataKind::kNormal;
@@ -72,7 +73,8 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 
 // Adds to a case what only some requests have, drawn by the case's seed and number: attention
 // sinks and, backward, a gradient of lse; with `score_terms` also a bias, a mask, segment ids,
-// ALiBi and dropout; and the schedule. Every other choice stays.
+// ALiBi and dropout; and the schedule, of those that take what the case has. Every other choice
+// stays.
 void AddOptions(Case& c, bool score_terms = true);
 
 struct Coverage {

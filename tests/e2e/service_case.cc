@@ -23,6 +23,9 @@ void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   WriteOptions(c.spec.options, &args->options);
   args->plan.set_layout(ToProto(c.layout));
   args->plan.set_schedule(ToProto(c.world_size == 1 ? ScheduleKind::kSingle : c.schedule));
+  if (c.world_size > 1 && c.heads_per_step != 0) {
+    args->plan.set_heads_per_step(static_cast<uint32_t>(c.heads_per_step));
+  }
   args->plan.set_world_size(c.world_size);
   if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
   args->dtype = ToProto(c.spec.dtype);

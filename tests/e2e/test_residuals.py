@@ -10,7 +10,7 @@ import urllib.request
 import grpc
 import pytest
 
-from attention import details
+from attention import details, make_inputs
 from cluster import CLI, open_descriptors, resident_bytes, wait_until
 from residuals import Case, call, draw_case, handle_header, small_case
 from stubs import attention_pb2 as pb, attention_pb2_grpc, cluster_pb2, tensor_pb2 as T
@@ -61,6 +61,22 @@ def test_gradients_are_those_of_the_stateless_backward(ring, seed):
                                                                 list(own.members))
     # The stateless one over the same shards.
     case.plan["layout"] = plan.layout
+    assert_same_gradients(case, result, case.stateless(ring.attention, forward))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("plan", [
+    dict(schedule=pb.SCHEDULE_ALL_GATHER), dict(schedule=pb.SCHEDULE_ALL_GATHER, heads_per_step=1),
+    dict(schedule=pb.SCHEDULE_PASS_Q), dict(schedule=pb.SCHEDULE_REPLICATED_Q)])
+def test_every_schedule_leaves_a_residual(ring, plan, seed):
+    case = Case(make_inputs(batch=2, sq=90 + 20 * seed, sk=150, heads=4, kv_heads=2, seed=seed),
+                plan=dict(world_size=4, layout=pb.LAYOUT_ZIGZAG, schedule=plan["schedule"]),
+                causal=seed % 2 == 0)
+    case.edit = lambda header: header.plan.MergeFrom(pb.PlanOptions(**plan))
+    forward = case.forward(ring.attention)
+    assert forward.summary.residual_handle and not forward.summary.residual_reason
+    result = case.backward(ring.attention, forward.summary.residual_handle)
+    assert result.accepted.plan.schedule == plan["schedule"]
     assert_same_gradients(case, result, case.stateless(ring.attention, forward))
 
 

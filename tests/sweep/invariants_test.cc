@@ -122,7 +122,13 @@ TEST(Invariants, AnyPlacementEqualsOneRank) {
       for (const int world_size : {2, 3, 4, 8}) {
         SCOPED_TRACE(std::string(LayoutName(layout)) + " over " + std::to_string(world_size));
         ExpectNear(Solve(spec, inputs, {layout, world_size, 1}), alone);
-        ExpectNear(Solve(spec, inputs, {layout, world_size, 1, ScheduleKind::kAllGather}), alone);
+        for (const ScheduleKind kind :
+             {ScheduleKind::kAllGather, ScheduleKind::kPassQ, ScheduleKind::kReplicatedQ}) {
+          SCOPED_TRACE(ScheduleKindName(kind));
+          ExpectNear(Solve(spec, inputs, {layout, world_size, 1, kind}), alone);
+        }
+        ExpectNear(Solve(spec, inputs, {layout, world_size, 1, ScheduleKind::kAllGather, 1}),
+                   alone);
       }
     }
     ExpectNear(Solve(spec, inputs, {Layout::kStriped, 3, 16}), alone);
@@ -137,11 +143,27 @@ TEST(Invariants, TheSameRunGivesTheSameBits) {
   }
 }
 
-TEST(Invariants, AnAllGatherGivesTheSameBitsAgain) {
+TEST(Invariants, EveryScheduleGivesTheSameBitsAgain) {
   for (const AttentionSpec& spec : Specs()) {
     const TensorMap inputs = NormalInputs(spec, 2);
-    const Placement placement = {Layout::kZigzag, 4, 1, ScheduleKind::kAllGather};
-    ExpectSameBits(Solve(spec, inputs, placement), Solve(spec, inputs, placement));
+    for (const Placement& placement : {Placement{Layout::kZigzag, 4, 1, ScheduleKind::kAllGather},
+                                       {Layout::kZigzag, 4, 1, ScheduleKind::kAllGather, 1},
+                                       {Layout::kZigzag, 4, 1, ScheduleKind::kPassQ},
+                                       {Layout::kZigzag, 4, 1, ScheduleKind::kReplicatedQ}}) {
+      ExpectSameBits(Solve(spec, inputs, placement), Solve(spec, inputs, placement));
+    }
+  }
+}
+
+// A group of heads is a problem of its own: rows are summed up alike.
+TEST(Invariants, HeadsOfAGroupAreThoseOfAllHeads) {
+  for (const AttentionSpec& spec : Specs()) {
+    const TensorMap inputs = NormalInputs(spec, 15);
+    Placement placement = {Layout::kZigzag, 4, 1, ScheduleKind::kAllGather};
+    const Solution all = Solve(spec, inputs, placement);
+    placement.heads_per_step = 1;
+    const Solution one = Solve(spec, inputs, placement);
+    ExpectSameBits(one, all);
   }
 }
 

@@ -255,7 +255,9 @@ class Interpreter {
     Operands(Interpreter* interpreter, int rank, size_t step, const ComputeCall& call)
         : interpreter(*interpreter), rank(rank), step(step), call(call) {
       const AttentionShape& shape = interpreter->spec_.shape;
-      statistics = shape.batch * shape.num_heads * call.q.rows();
+      kv_heads = call.heads.of == 0 ? shape.num_kv_heads : call.heads.count;
+      heads = shape.num_heads / shape.num_kv_heads * kv_heads;
+      statistics = shape.batch * heads * call.q.rows();
       q_elements = statistics * shape.head_dim;
       out_elements = statistics * shape.head_dim_v;
     }
@@ -282,6 +284,31 @@ class Interpreter {
     }
     void Fail(const std::string& reason) { error.Update(Broken(rank, step, reason)); }
 
+    // Of the call's heads: the whole one's numbers of just these.
+    const AttentionProblem* Problem() {
+      if (call.heads.of == 0) return &interpreter.problem_;
+      const AttentionShape& shape = interpreter.spec_.shape;
+      AttentionProblem& problem = interpreter.some_heads_.emplace_back(interpreter.problem_);
+      if (call.heads.of != shape.num_kv_heads || call.heads.begin < 0 || kv_heads < 1 ||
+          call.heads.begin + kv_heads > shape.num_kv_heads) {
+        Fail("heads that the problem does not have");
+        return &problem;
+      }
+      const int64_t first = call.heads.begin * (shape.num_heads / shape.num_kv_heads);
+      problem.num_heads = heads;
+      problem.num_kv_heads = kv_heads;
+      problem.terms.dropout.first_head += static_cast<uint32_t>(first);
+      const std::vector<float> slopes = std::move(problem.terms.alibi_slopes);
+      problem.terms.alibi_slopes.clear();
+      for (size_t i = 0; i < slopes.size(); ++i) {
+        const int64_t head = static_cast<int64_t>(i) % shape.num_heads;
+        if (head >= first && head < first + heads) {
+          problem.terms.alibi_slopes.push_back(slopes[i]);
+        }
+      }
+      return &problem;
+    }
+
     std::vector<Piece> QPieces() {
       return interpreter.Pieces(interpreter.plan_.q[call.q.source_rank],
                                 interpreter.spec_.shape.cu_seqlens_q, call.q.row_begin,
@@ -292,7 +319,7 @@ class Interpreter {
       const AttentionShape& shape = interpreter.spec_.shape;
       std::vector<KvBlock> blocks;
       for (const KvOperand& operand : call.kv) {
-        const int64_t vectors = shape.batch * operand.rows() * shape.num_kv_heads;
+        const int64_t vectors = shape.batch * operand.rows() * kv_heads;
         KvBlock block;
         block.rows = operand.rows();
         block.pieces = interpreter.Pieces(interpreter.plan_.kv[operand.source_rank],
@@ -315,8 +342,7 @@ class Interpreter {
     // A shard's rows of a bias or a mask: planes, rows, bytes of a row.
     int64_t PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) {
       const AttentionShape& shape = interpreter.spec_.shape;
-      return (per_batch ? shape.batch : 1) * (per_head ? shape.num_heads : 1) * call.q.rows() *
-             row_bytes;
+      return (per_batch ? shape.batch : 1) * (per_head ? heads : 1) * call.q.rows() * row_bytes;
     }
     int64_t BiasBytes() {
       const BiasForm& bias = *interpreter.spec_.options.bias;
@@ -346,7 +372,7 @@ class Interpreter {
 
     KernelCall BiasGradient() {
       BiasGradientCall bias;
-      bias.problem = &interpreter.problem_;
+      bias.problem = Problem();
       bias.q_rows = call.q.rows();
       bias.q_pieces = QPieces();
       bias.q = Elements(call.q.q, q_elements);
@@ -361,7 +387,7 @@ class Interpreter {
 
     KernelCall Forward() {
       ForwardCall forward;
-      forward.problem = &interpreter.problem_;
+      forward.problem = Problem();
       forward.q_rows = call.q.rows();
       forward.q_pieces = QPieces();
       forward.q = Elements(call.q.q, q_elements);
@@ -390,9 +416,7 @@ class Interpreter {
       return delta;
     }
 
-    const float* Sinks() {
-      return Floats(call.q.Option(TensorId::kSinks), interpreter.spec_.shape.num_heads);
-    }
+    const float* Sinks() { return Floats(call.q.Option(TensorId::kSinks), heads); }
 
     KernelCall SinkGradient() {
       SinkGradientCall sinks;
@@ -407,7 +431,7 @@ class Interpreter {
 
     KernelCall Backward() {
       BackwardCall backward;
-      backward.problem = &interpreter.problem_;
+      backward.problem = Problem();
       backward.q_rows = call.q.rows();
       backward.q_pieces = QPieces();
       backward.q = Elements(call.q.q, q_elements);
@@ -418,6 +442,39 @@ class Interpreter {
       backward.blocks = Blocks(true);
       backward.terms = Terms();
       return backward;
+    }
+
+    KernelCall Merge() {
+      MergeCall merge;
+      merge.problem = &interpreter.problem_;
+      merge.q_rows = call.q.rows();
+      if (call.parts.empty()) Fail("a merge of nothing");
+      for (const PartialOperand& part : call.parts) {
+        merge.parts.push_back({Floats(part.out, out_elements), Floats(part.lse, statistics)});
+      }
+      merge.final = call.final;
+      merge.lse = Floats(call.q.lse, statistics);
+      if (!call.final) merge.out_acc = Floats(call.q.out_acc, out_elements);
+      if (call.final) merge.out = Results(call.q.out, out_elements);
+      if (call.final && interpreter.spec_.options.sinks) merge.sinks = Sinks();
+      return merge;
+    }
+
+    KernelCall Copy() {
+      const CopyForm& form = call.copy;
+      const auto check = [&](const ByteRange& range, int64_t pitch) {
+        if (form.runs < 1 || form.run_bytes < 1 || pitch < form.run_bytes ||
+            range.bytes != (form.runs - 1) * pitch + form.run_bytes) {
+          Fail("a copy whose runs are not its bytes");
+        }
+        return Range(range);
+      };
+      return CopyCall{check(call.target, form.target_pitch),
+                      check(call.source, form.source_pitch),
+                      form.runs,
+                      form.run_bytes,
+                      form.source_pitch,
+                      form.target_pitch};
     }
 
     KernelCall Bind() {
@@ -440,6 +497,10 @@ class Interpreter {
         case ComputeCall::Op::kConvert:
           return ConvertCall{interpreter.spec_.dtype, Elements(call.target, floats),
                              Floats(call.source, floats), floats};
+        case ComputeCall::Op::kMerge:
+          return Merge();
+        case ComputeCall::Op::kCopy:
+          return Copy();
       }
       Fail("an unknown op");
       return ZeroCall{};
@@ -449,6 +510,8 @@ class Interpreter {
     const int rank;
     const size_t step;
     const ComputeCall& call;
+    int64_t kv_heads;  // of the call
+    int64_t heads;
     int64_t statistics;  // elements of lse and delta
     int64_t q_elements;
     int64_t out_elements;
@@ -461,6 +524,7 @@ class Interpreter {
   const Kernels& kernels_;
   const Cut cut_;
   AttentionProblem problem_;
+  std::deque<AttentionProblem> some_heads_;          // of calls that have not all
   std::vector<std::vector<GuardedBuffer>> buffers_;  // [rank][buffer]
 };
 

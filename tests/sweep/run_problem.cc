@@ -59,8 +59,8 @@ absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement&
                                      const TensorMap& inputs, Engine engine, KernelSet kernels) {
   const ShardPlan plan =
       MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
-  const Schedule schedule =
-      MakeSchedule(spec, plan, placement.schedule, direction, recompute_forward);
+  const Schedule schedule = MakeSchedule(spec, plan, placement.schedule, direction,
+                                         recompute_forward, placement.heads_per_step);
   switch (engine) {
     case Engine::kExecutor:
       return RunExecutor(spec, plan, schedule, inputs, kernels);
@@ -130,7 +130,8 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
   TensorMap tensors = ToTensorMap(inputs);
   const bool forward = c.direction == Direction::kForward;
   const Placement placement = {c.layout, c.world_size, c.stripe,
-                               c.world_size == 1 ? ScheduleKind::kSingle : c.schedule};
+                               c.world_size == 1 ? ScheduleKind::kSingle : c.schedule,
+                               c.world_size == 1 ? 0 : c.heads_per_step};
   if (!forward && !c.recompute_forward) {
     if (c.data == oracle::DataKind::kVastScores) {
       // Backward asks for this service's own lse there (docs/semantics.md): p of a key that no

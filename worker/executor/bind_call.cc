@@ -29,7 +29,7 @@ ScoreTerms TermsOf(const AttentionSpec& spec) {
   return terms;
 }
 
-AttentionProblem ProblemOf(const AttentionSpec& spec) {
+AttentionProblem WholeProblemOf(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   AttentionProblem problem;
   problem.dtype = spec.dtype;
@@ -47,11 +47,28 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
   return problem;
 }
 
+// Of some heads alone: a problem of fewer, whose heads are the whole one's.
+AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads) {
+  AttentionProblem problem = whole;
+  const int64_t group_size = whole.num_heads / whole.num_kv_heads;
+  const int64_t first = heads.begin * group_size;
+  problem.num_heads = heads.count * group_size;
+  problem.num_kv_heads = heads.count;
+  problem.terms.dropout.first_head += static_cast<uint32_t>(first);
+  problem.terms.alibi_slopes.clear();
+  for (size_t row = 0; row < whole.terms.alibi_slopes.size(); row += whole.num_heads) {
+    const auto begin = whole.terms.alibi_slopes.begin() + static_cast<int64_t>(row) + first;
+    problem.terms.alibi_slopes.insert(problem.terms.alibi_slopes.end(), begin,
+                                      begin + problem.num_heads);
+  }
+  return problem;
+}
+
 // `call` is a ForwardCall, a BackwardCall or a BiasGradientCall.
 template <typename Call>
 Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
   Call kernel_call;
-  kernel_call.problem = &context.problem;
+  kernel_call.problem = &context.ProblemOf(call.heads);
   kernel_call.q_rows = call.q.rows();
   kernel_call.q_pieces =
       SlicePieces(context.q_pieces[call.q.source_rank], call.q.row_begin, call.q.row_end);
@@ -91,7 +108,7 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
 }  // namespace
 
 BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
-    : problem(ProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
+    : problem(WholeProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
   const auto cut = [](const Shard& shard, const std::vector<int64_t>& cu_seqlens,
                       std::vector<Piece>& pieces) {
     if (pieces.empty()) pieces = CutIntoPieces(shard, cu_seqlens);
@@ -101,6 +118,9 @@ BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const
       if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient) {
         continue;
       }
+      if (!call.heads.all() && of_heads.count(call.heads.begin) == 0) {
+        of_heads.emplace(call.heads.begin, OnlyHeads(problem, call.heads));
+      }
       const int rank = call.q.source_rank;
       cut(plan.q[rank], spec.shape.cu_seqlens_q, q_pieces[rank]);
       for (const KvOperand& operand : call.kv) {
@@ -109,6 +129,10 @@ BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const
       }
     }
   }
+}
+
+const AttentionProblem& BindContext::ProblemOf(const HeadRange& heads) const {
+  return heads.all() ? problem : of_heads.at(heads.begin);
 }
 
 KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
@@ -141,6 +165,21 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       return AddCall{nullptr, nullptr, call.target.bytes / 4};
     case Op::kConvert:
       return ConvertCall{context.problem.dtype, nullptr, nullptr, call.source.bytes / 4};
+    case Op::kMerge: {
+      MergeCall merge;
+      merge.problem = &context.problem;
+      merge.q_rows = call.q.rows();
+      merge.parts.resize(call.parts.size());
+      merge.final = call.final;
+      return merge;
+    }
+    case Op::kCopy:
+      return CopyCall{nullptr,
+                      nullptr,
+                      call.copy.runs,
+                      call.copy.run_bytes,
+                      call.copy.source_pitch,
+                      call.copy.target_pitch};
   }
   assert(false && "unknown Op");
   return ZeroCall{};
@@ -195,6 +234,19 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(convert.target, call.target);
       addresses.Set(convert.source, call.source);
     }
+    void operator()(MergeCall& merge) const {
+      addresses.Set(merge.out_acc, call.q.out_acc);
+      addresses.Set(merge.out, call.q.out);
+      addresses.Set(merge.lse, call.q.lse);
+      for (size_t i = 0; i < call.parts.size(); ++i) {
+        addresses.Set(merge.parts[i].out, call.parts[i].out);
+        addresses.Set(merge.parts[i].lse, call.parts[i].lse);
+      }
+    }
+    void operator()(CopyCall& copy) const {
+      addresses.Set(copy.target, call.target);
+      addresses.Set(copy.source, call.source);
+    }
   };
   std::visit(Visitor{call, Addresses(address)}, kernel_call);
   for (const OptionOperand& operand : call.q.options) {
@@ -247,8 +299,18 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
     case Op::kZero:
     case Op::kAdd:
     case Op::kConvert:
+    case Op::kCopy:
       read(call.source);
       write(call.target);
+      break;
+    case Op::kMerge:
+      for (const PartialOperand& part : call.parts) {
+        read(part.out);
+        read(part.lse);
+      }
+      write(call.q.lse);
+      write(call.q.out_acc);
+      write(call.q.out);
       break;
   }
   for (const OptionOperand& operand : call.q.options) read(operand.range);

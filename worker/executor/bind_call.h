@@ -4,6 +4,7 @@
 #ifndef RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 #define RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 
+#include <map>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -20,9 +21,13 @@ struct BindContext {
   // Pieces of the shards that the program's operands come from.
   BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
 
-  AttentionProblem problem;
-  std::vector<std::vector<Piece>> q_pieces;   // by source rank
-  std::vector<std::vector<Piece>> kv_pieces;  // by source rank
+  // The problem of a call's heads.
+  const AttentionProblem& ProblemOf(const HeadRange& heads) const;
+
+  AttentionProblem problem;                      // of all heads
+  std::map<int64_t, AttentionProblem> of_heads;  // by the first one: a program's ranges are alike
+  std::vector<std::vector<Piece>> q_pieces;      // by source rank
+  std::vector<std::vector<Piece>> kv_pieces;     // by source rank
 };
 
 // The kernel call but for the addresses, which are null.

@@ -141,6 +141,29 @@ struct BiasGradientCall {
   void* dbias = nullptr;
 };
 
+// Partials of the same rows over disjoint sets of keys, which become one: the k-fold form of
+// common/attention/merge.h, with terms in the order of the parts. A part of lse -inf adds nothing.
+//   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32; written unless `final`
+//   out      like out_acc, out_dtype(); written when `final`
+//   lse      [batch, num_heads, q_rows] fp32, written
+//   sinks    as in ForwardCall
+// out_acc or out, where that is fp32, and lse may be the same memory as one part's.
+struct MergePart {
+  const float* out = nullptr;  // like out_acc
+  const float* lse = nullptr;
+};
+inline constexpr int kMaxMergeParts = 64;  // Limits::max_world_size
+struct MergeCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  std::vector<MergePart> parts;  // 1..kMaxMergeParts
+  float* out_acc = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;
+  const float* sinks = nullptr;
+  bool final = false;
+};
+
 struct ZeroCall {
   void* target = nullptr;
   int64_t bytes = 0;
@@ -162,8 +185,20 @@ struct ConvertCall {
   int64_t count = 0;
 };
 
-using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall,
-                                BiasGradientCall, ZeroCall, AddCall, ConvertCall>;
+// Run r of `runs`: run_bytes bytes at target + r * target_pitch from source + r * source_pitch.
+// Source and target do not overlap.
+struct CopyCall {
+  void* target = nullptr;
+  const void* source = nullptr;
+  int64_t runs = 0;
+  int64_t run_bytes = 0;
+  int64_t source_pitch = 0;
+  int64_t target_pitch = 0;
+};
+
+using KernelCall =
+    std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall, ZeroCall,
+                 AddCall, ConvertCall, MergeCall, CopyCall>;
 
 }  // namespace ringattn::worker
 

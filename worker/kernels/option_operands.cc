@@ -26,7 +26,7 @@ bool SetTerm(const Element* TermOperands::*field, void* address, KernelCall& cal
 bool SetOptionOperand(TensorId tensor, void* address, KernelCall& call) {
   switch (tensor) {
     case TensorId::kSinks:
-      return Set(&ForwardCall::sinks, address, call) ||
+      return Set(&ForwardCall::sinks, address, call) || Set(&MergeCall::sinks, address, call) ||
              Set(&SinkGradientCall::sinks, address, call);
     case TensorId::kDlse:
       return Set(&DeltaCall::dlse, address, call);

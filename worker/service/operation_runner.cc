@@ -10,7 +10,8 @@ namespace ringattn::worker {
 namespace {
 
 int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
-  const int64_t pairs = call.pairs * shape.batch * shape.num_heads;
+  const int64_t kv_heads = call.heads.all() ? shape.num_kv_heads : call.heads.count;
+  const int64_t pairs = call.pairs * shape.batch * kv_heads * shape.group_size();
   switch (call.op) {
     case ComputeCall::Op::kForward:
       return pairs * ForwardPairWork(shape.head_dim, shape.head_dim_v);

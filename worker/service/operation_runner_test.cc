@@ -45,6 +45,21 @@ TEST(FractionDone, CountsCallsThatHaveEnded) {
   EXPECT_EQ(FractionDone(SpecOf(8), program, 0, 3), 1.0);
 }
 
+// Calls of some heads cost those heads alone.
+TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
+  AttentionSpec spec = SpecOf(64);
+  spec.shape.num_heads = 8;
+  spec.shape.num_kv_heads = 4;
+  Program program;
+  for (int64_t head = 0; head < 4; ++head) {
+    program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, 1000)}});
+    program.steps.back().calls[0].heads = {head, 1, 4};
+  }
+  EXPECT_EQ(FractionDone(spec, program, 1000 * 2 * 8 * 2 * 64, 0), 1.0);
+  EXPECT_EQ(FractionDone(spec, program, 1000 * 2 * 2 * 2 * 64, 1), 0.25);
+  EXPECT_EQ(FractionDone(spec, program, 0, 3), 0.75);
+}
+
 TEST(FractionDone, AProgramWithoutPairsIsDoneWhenItsCallsAre) {
   Program program;
   program.steps.push_back({{}, {CallOf(ComputeCall::Op::kZero, 0)}});

@@ -94,6 +94,16 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
   if (!kind || (*kind == ScheduleKind::kSingle && ring_size != 1)) return Malformed("schedule");
+  if (KeepsKeysInPlace(*kind) && (options.bias.has_value() || options.mask.has_value())) {
+    return Malformed("schedule with a bias or a mask");
+  }
+  const int64_t heads_per_step = reserve.heads_per_step();
+  const bool shares_dbias =
+      options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
+  if (heads_per_step != 0 && (*kind != ScheduleKind::kAllGather || shares_dbias ||
+                              result.spec.shape.num_kv_heads % heads_per_step != 0)) {
+    return Malformed("heads_per_step");
+  }
   const int64_t stripe = reserve.stripe() == 0 ? 1 : static_cast<int64_t>(reserve.stripe());
   if (stripe < 1) return Malformed("stripe");
   result.plan = MakeShardPlan(result.spec, *layout, ring_size, stripe);
@@ -103,9 +113,10 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (reads_residual && (!reserve.backward() || reserve.recompute_forward())) {
     return Malformed("residual");
   }
-  result.program = MakeProgram(result.spec, result.plan, *kind,
-                               reserve.backward() ? Direction::kBackward : Direction::kForward,
-                               reserve.recompute_forward(), ring_rank, reserve.retain());
+  result.program =
+      MakeProgram(result.spec, result.plan, *kind,
+                  reserve.backward() ? Direction::kBackward : Direction::kForward,
+                  reserve.recompute_forward(), ring_rank, reserve.retain(), heads_per_step);
   return result;
 }
 

@@ -65,6 +65,19 @@ TEST(ReserveDecoder, TheScheduleIsTheReserves) {
   }
 }
 
+TEST(ReserveDecoder, HeadsPerStepAreTheReserves) {
+  v1::Reserve reserve = Valid();
+  reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
+  reserve.mutable_shape()->set_num_heads(4);
+  reserve.mutable_shape()->set_num_kv_heads(4);
+  const auto whole = DecodeReserve(reserve, 0, 3);
+  reserve.set_heads_per_step(1);
+  const auto one = DecodeReserve(reserve, 0, 3);
+  ASSERT_TRUE(whole.ok() && one.ok()) << one.status();
+  EXPECT_EQ(one->program.PairCount(), whole->program.PairCount());
+  EXPECT_GT(one->program.steps.size(), whole->program.steps.size());
+}
+
 TEST(ReserveDecoder, PackedDocuments) {
   v1::Reserve reserve = Valid();
   reserve.mutable_shape()->set_batch(1);
@@ -88,6 +101,24 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
       [](auto& r) { r.clear_schedule(); },
       [](auto& r) { r.set_schedule(static_cast<v1::Schedule>(99)); },
       [](auto& r) { r.set_recompute_forward(true); },
+      [](auto& r) { r.set_heads_per_step(1); },  // of a ring
+      [](auto& r) {
+        r.set_schedule(v1::SCHEDULE_ALL_GATHER);
+        r.set_heads_per_step(r.shape().num_kv_heads() + 1);
+      },
+      [](auto& r) {
+        r.set_schedule(v1::SCHEDULE_ALL_GATHER);
+        r.set_heads_per_step(1);
+        r.mutable_options()->mutable_bias()->set_gradient(true);
+      },
+      [](auto& r) {
+        r.set_schedule(v1::SCHEDULE_PASS_Q);
+        r.mutable_options()->mutable_bias();
+      },
+      [](auto& r) {
+        r.set_schedule(v1::SCHEDULE_REPLICATED_Q);
+        r.mutable_options()->mutable_mask();
+      },
       [](auto& r) { r.set_stripe(~uint64_t{0}); },
       [](auto& r) { r.mutable_shape()->set_batch(0); },
       [](auto& r) { r.mutable_shape()->set_num_kv_heads(3); },

@@ -58,8 +58,9 @@ double FlopsOf(const Operation& operation) {
   double forward_pairs = 0, backward_pairs = 0;
   for (const Step& step : operation.program().steps) {
     for (const ComputeCall& call : step.calls) {
-      if (call.op == ComputeCall::Op::kForward) forward_pairs += call.pairs;
-      if (call.op == ComputeCall::Op::kBackward) backward_pairs += call.pairs;
+      const double pairs = static_cast<double>(call.pairs) * call.share_of_heads();
+      if (call.op == ComputeCall::Op::kForward) forward_pairs += pairs;
+      if (call.op == ComputeCall::Op::kBackward) backward_pairs += pairs;
     }
   }
   return FlopsOfPairs(operation.spec(), Direction::kForward, false, forward_pairs) +

@@ -31,11 +31,13 @@ class CallOptions(TypedDict, total=False):
     #: Send the call as up to so many requests side by side.
     streams: int
     layout: Literal["contiguous", "zigzag", "zigzag_per_document", "striped"] | None
-    schedule: Literal["single", "ring", "all_gather"] | None
+    schedule: Literal["single", "ring", "all_gather", "pass_q", "replicated_q"] | None
     #: Members of the ring; None: the service chooses.
     world_size: int | None
     #: Tokens per stripe, of the striped layout.
     stripe: int | None
+    #: Of the schedule ``all_gather``: K/V of so many kv heads at a time.
+    heads_per_step: int | None
     #: Put every rank's timeline into the report.
     timeline: bool
     #: A W3C trace context that the call belongs to.

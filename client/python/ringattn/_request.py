@@ -124,7 +124,8 @@ def _document_dict(document: Document, index: int) -> dict[str, Any]:
 
 
 def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options.get(name) for name in ("layout", "schedule", "world_size", "stripe")}
+    names = ("layout", "schedule", "world_size", "stripe", "heads_per_step")
+    return {name: options.get(name) for name in names}
 
 
 def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,22 +81,9 @@ class AllGather {
  private:
   BlockPlace Home(int source) const { return {kHome, 0, {0, route_.kv_rows[source]}}; }
 
-  // Every range of another's rows that a rank sees, by rank and source, with the rows before it
-  // among those that the rank gathers and among those that the owner gets back.
   template <typename Do>
   void ForEachSeen(const Do& action) const {
-    std::vector<int64_t> landing(world_size_, 0);
-    for (int rank = 0; rank < world_size_; ++rank) {
-      int64_t gathered = 0;
-      for (int source = 0; source < world_size_; ++source) {
-        if (source == rank) continue;
-        for (const RowRange& rows : route_.seen[rank][source]) {
-          action(rank, source, rows, gathered, landing[source]);
-          gathered += rows.size();
-          landing[source] += rows.size();
-        }
-      }
-    }
+    ForEachGathered(route_, action);
   }
 
   // What this rank's queries see, by source.

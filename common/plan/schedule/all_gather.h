@@ -26,6 +26,26 @@ struct GatherRoute {
   std::vector<int64_t> kv_rows;  // by rank
 };
 
+// Calls action(rank, source, rows, gathered, landing) for every range of another's rows that a rank
+// sees, by rank and source, with the rows before it among those that the rank gathers and among
+// those that the owner gets back.
+template <typename Do>
+void ForEachGathered(const GatherRoute& route, const Do& action) {
+  const int world_size = static_cast<int>(route.seen.size());
+  std::vector<int64_t> landing(world_size, 0);
+  for (int rank = 0; rank < world_size; ++rank) {
+    int64_t gathered = 0;
+    for (int source = 0; source < world_size; ++source) {
+      if (source == rank) continue;
+      for (const RowRange& rows : route.seen[rank][source]) {
+        action(rank, source, rows, gathered, landing[source]);
+        gathered += rows.size();
+        landing[source] += rows.size();
+      }
+    }
+  }
+}
+
 GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces);
 
 Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,

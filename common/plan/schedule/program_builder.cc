@@ -52,6 +52,12 @@ ByteRange ProgramBuilder::Whole(BufferId buffer) const {
   return {buffer, 0, program_.buffers[buffer].bytes};
 }
 
+ByteRange ProgramBuilder::First(BufferId buffer, int64_t bytes) {
+  int64_t& size = program_.buffers[buffer].bytes;
+  size = std::max(size, bytes);
+  return {buffer, 0, bytes};
+}
+
 BufferId ProgramBuilder::SlotBuffer(const Bundle& bundle, BundleTensor& tensor, int slot) {
   BufferId& buffer = tensor.slots[slot];
   if (buffer == kNoBuffer) {

@@ -30,6 +30,7 @@ class ProgramBuilder {
   BufferId AddBuffer(std::string name, int64_t bytes);
   BufferId AddInput(TensorId id);
   BufferId AddOutput(TensorId id);
+  const std::string& NameOf(BufferId buffer) const { return program_.buffers[buffer].name; }
   // kNoBuffer if there is none.
   BufferId InputOf(TensorId id) const;
   BufferId AddTensor(TensorId id);  // scratch, of the tensor's shape
@@ -39,6 +40,8 @@ class ProgramBuilder {
     return buffer == kNoBuffer ? kNone : Whole(buffer);
   }
 
+  // The buffer's first bytes; it grows to hold them.
+  ByteRange First(BufferId buffer, int64_t bytes);
   // The bytes of a range of rows in its slot, whose buffer is added when first used and
   // grows to hold them.
   ByteRange Range(Bundle& bundle, TensorId id, const BlockPlace& place);

@@ -49,7 +49,8 @@ void AddOptions(absl::Span<const TensorId> tensors, const ProgramBuilder& builde
   }
 }
 
-// All of the rank's queries, no bytes yet.
+}  // namespace
+
 QOperand AllQueries(const ProgramBuilder& builder) {
   QOperand operand;
   operand.source_rank = builder.rank();
@@ -57,7 +58,23 @@ QOperand AllQueries(const ProgramBuilder& builder) {
   return operand;
 }
 
-}  // namespace
+absl::Span<const TensorId> TermOptions() { return kTermOptions; }
+
+void AddTermOptions(const ProgramBuilder& builder, QOperand& operand) {
+  AddOptions(kTermOptions, builder, operand);
+}
+
+void AddFinalOptions(const ProgramBuilder& builder, QOperand& operand) {
+  AddOptions(kFinalOptions, builder, operand);
+}
+
+void AddOutAccumulator(ShardBuffers& shard, ProgramBuilder& builder) {
+  const DType dtype = DTypeOf(builder.spec(), TensorId::kOut);
+  const int64_t elements = builder.ShardBytes(TensorId::kOut) / ElementBytes(dtype);
+  shard.out_acc = dtype == DType::kFloat32
+                      ? shard.out
+                      : builder.AddBuffer("out_acc", elements * ElementBytes(DType::kFloat32));
+}
 
 ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder) {
   ShardBuffers shard;
@@ -90,22 +107,16 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
   if (calls.empty()) calls.emplace_back(first_step, ComputeCall{});
   calls.front().second.initial = true;
   calls.back().second.final = true;
-  if (calls.size() > 1) {
-    const DType dtype = DTypeOf(builder.spec(), TensorId::kOut);
-    const int64_t elements = builder.ShardBytes(TensorId::kOut) / ElementBytes(dtype);
-    shard.out_acc = dtype == DType::kFloat32
-                        ? shard.out
-                        : builder.AddBuffer("out_acc", elements * ElementBytes(DType::kFloat32));
-  }
+  if (calls.size() > 1) AddOutAccumulator(shard, builder);
   for (auto& [step, call] : calls) {
     call.q = AllQueries(builder);
     call.q.q = builder.Whole(shard.q);
     call.q.lse = builder.Whole(shard.lse);
     if (!(call.initial && call.final)) call.q.out_acc = builder.Whole(shard.out_acc);
-    AddOptions(kTermOptions, builder, call.q);
+    AddTermOptions(builder, call.q);
     if (call.final) {
       call.q.out = builder.Whole(shard.out);
-      AddOptions(kFinalOptions, builder, call.q);
+      AddFinalOptions(builder, call.q);
     }
     builder.AddCall(step, std::move(call));
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/plan/program.h"
 #include "common/plan/schedule.h"
 #include "common/plan/schedule/program_builder.h"
@@ -48,6 +49,14 @@ using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
                      ProgramBuilder& builder);
 
+// Where partials of out are summed up, of a pass that has several.
+void AddOutAccumulator(ShardBuffers& shard, ProgramBuilder& builder);
+// All of the rank's queries, no bytes yet.
+QOperand AllQueries(const ProgramBuilder& builder);
+// Inputs that only some requests have: of every call with keys, of a forward's last.
+void AddTermOptions(const ProgramBuilder& builder, QOperand& operand);
+void AddFinalOptions(const ProgramBuilder& builder, QOperand& operand);
+
 // delta, zeros for dq and dbias, and this rank's part of dsinks.
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
 // Adds all ranks' parts of dsinks on rank 0, in the order of ranks; nothing without sinks. All
@@ -62,6 +71,8 @@ void AddBackwardCall(int64_t step, ComputeCall call, const ShardBuffers& shard,
                      ProgramBuilder& builder);
 // A call's keys, their work counted in.
 void AddOperand(ComputeCall& call, const KvOperand& operand, const WorkCount& work);
+// Of the request's inputs of queries, which calls take: forward, backward, bias gradient.
+absl::Span<const TensorId> TermOptions();
 // The accumulators become the outputs.
 void FinishBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
 

@@ -45,6 +45,8 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
   if (const auto* sinks = std::get_if<SinkGradientCall>(&call)) return Kernel(*sinks);
   if (const auto* zero = std::get_if<ZeroCall>(&call)) return Kernel(*zero);
   if (const auto* add = std::get_if<AddCall>(&call)) return Kernel(*add);
+  if (const auto* merge = std::get_if<MergeCall>(&call)) return Kernel(*merge);
+  if (const auto* copy = std::get_if<CopyCall>(&call)) return Kernel(*copy);
   return Kernel(std::get<ConvertCall>(call));
 }
 
@@ -129,6 +131,12 @@ absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
     }
     absl::Status operator()(const ConvertCall& call) const {
       return cuda::StartConvert(call, launch.stream);
+    }
+    absl::Status operator()(const MergeCall& call) const {
+      return cuda::StartMerge(call, launch.stream);
+    }
+    absl::Status operator()(const CopyCall& call) const {
+      return cuda::StartCopy(call, launch.stream);
     }
   };
   return std::visit(Visitor{launch}, kernel_);

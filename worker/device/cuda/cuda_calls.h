@@ -62,7 +62,7 @@ class CudaCallQueue {
 class PreparedCudaCall : public PreparedCall {
  public:
   using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, SinkGradientCall,
-                              ZeroCall, AddCall, ConvertCall>;
+                              ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall>;
 
   // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
   // `scratch_offset`. `queue` outlives the call.

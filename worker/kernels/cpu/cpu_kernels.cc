@@ -129,6 +129,78 @@ absl::Status RunCall(const ConvertCall& call, Workspace& workspace, const Progre
       });
 }
 
+// Weights of a row's parts, in order, and what all of them have; `sink` -inf for none.
+struct RowMerge {
+  float weights[kMaxMergeParts];
+  float lse;
+};
+
+RowMerge MergeRow(const MergeCall& call, int64_t at, float sink) {
+  RowMerge row;
+  float max = sink;
+  for (const MergePart& part : call.parts) {
+    const float lse = part.lse[at];
+    if (lse > max || std::isnan(lse)) max = lse;  // a NaN stays
+  }
+  row.lse = max;
+  if (max == kNegativeInfinity) {
+    std::fill_n(row.weights, call.parts.size(), 0.0f);
+    return row;
+  }
+  float sum = sink == kNegativeInfinity ? 0.0f : std::exp(sink - max);
+  for (size_t i = 0; i < call.parts.size(); ++i) {
+    const float lse = call.parts[i].lse[at];
+    row.weights[i] = lse == kNegativeInfinity ? 0.0f : std::exp(lse - max);
+    sum += row.weights[i];
+  }
+  row.lse = max + std::log(sum);
+  for (size_t i = 0; i < call.parts.size(); ++i) row.weights[i] /= sum;
+  return row;
+}
+
+absl::Status RunCall(const MergeCall& call, Workspace& workspace, const Progress& progress) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t heads = problem.num_heads;
+  const int64_t dim = problem.head_dim_v;
+  const int64_t out_bytes = dim * ElementBytes(problem.out_dtype());
+  const bool has_sinks = call.final && call.sinks != nullptr;
+  const auto merge = [&](int64_t token, int64_t h) {
+    const int64_t at = (token / call.q_rows * heads + h) * call.q_rows + token % call.q_rows;
+    const int64_t vector = token * heads + h;
+    const RowMerge row = MergeRow(call, at, has_sinks ? call.sinks[h] : kNegativeInfinity);
+    float out[256] = {};
+    for (size_t i = 0; i < call.parts.size(); ++i) {
+      // What a row that saw no key has is 0, and of no weight.
+      if (call.parts[i].lse[at] == kNegativeInfinity) continue;
+      AddScaled(row.weights[i], call.parts[i].out + vector * dim, out, dim);
+    }
+    call.lse[at] = row.lse;
+    if (call.final) {
+      Convert(problem.out_dtype(), out, static_cast<char*>(call.out) + vector * out_bytes, dim);
+    } else {
+      std::copy_n(out, dim, call.out_acc + vector * dim);
+    }
+  };
+  return ForRanges(problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t token = begin; token < end; ++token) {
+                       for (int64_t h = 0; h < heads; ++h) merge(token, h);
+                     }
+                   });
+}
+
+absl::Status RunCall(const CopyCall& call, Workspace& workspace, const Progress& progress) {
+  const int64_t per_task =
+      std::max<int64_t>(1, 4 * kElementsPerTask / std::max<int64_t>(1, call.run_bytes));
+  return ForRanges(call.runs, per_task, workspace, progress, [&](int64_t begin, int64_t end) {
+    for (int64_t run = begin; run < end; ++run) {
+      std::memcpy(static_cast<char*>(call.target) + run * call.target_pitch,
+                  static_cast<const char*>(call.source) + run * call.source_pitch,
+                  static_cast<size_t>(call.run_bytes));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace cpu
 

@@ -1,7 +1,9 @@
 #include "worker/kernels/cpu/cpu_kernels.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -213,6 +215,93 @@ TEST_P(DTypeTest, DeltaAddConvertZero) {
   EXPECT_EQ(target, Floats(kCount, 1.5f));
   RunOrDie(kernels, ZeroCall{target.data(), kCount * 4});
   EXPECT_EQ(target, Floats(kCount, 0.0f));
+}
+
+// The definition in double, whatever the type of the result; rows without keys; NaN; sinks; a
+// target that is a part.
+TEST_P(DTypeTest, MergesPartials) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr int64_t kRows = 70, kHeads = 3, kDim = 37, kParts = 5;
+  TestShape shape = DenseShape(kRows, 1, false);
+  shape.dtype = GetParam();
+  shape.batch = 2;
+  shape.heads = kHeads;
+  shape.head_dim_v = kDim;
+  TestData data(shape);
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  const int64_t statistics = 2 * kHeads * kRows;
+  std::vector<Floats> outs(kParts, Floats(statistics * kDim)), lses(kParts, Floats(statistics));
+  for (int64_t p = 0; p < kParts; ++p) {
+    for (float& x : outs[p]) x = normal(random);
+    for (float& x : lses[p]) x = random() % 3 == 0 ? -kInfinity : 20.0f * normal(random);
+    lses[p][3] = -kInfinity;
+    lses[p][5] = 1e30f;
+  }
+  lses[2][7] = std::numeric_limits<float>::quiet_NaN();
+  const Floats sinks = {-kInfinity, 0.5f, 3.0f};
+  CpuKernels kernels(3);
+  for (const bool final : {false, true}) {
+    std::vector<Floats> part_outs = outs, part_lses = lses;
+    TestTensor out = MakeTensor(shape.dtype, statistics * kDim);
+    MergeCall call;
+    call.problem = &data.problem;
+    call.q_rows = kRows;
+    for (int64_t p = 0; p < kParts; ++p) {
+      call.parts.push_back({part_outs[p].data(), part_lses[p].data()});
+    }
+    call.final = final;
+    call.sinks = sinks.data();
+    call.out_acc = part_outs[1].data();
+    call.lse = part_lses[1].data();
+    call.out = shape.dtype == DType::kFloat32 ? part_outs[1].data() : out.data();
+    RunOrDie(kernels, call);
+    for (int64_t at = 0; at < statistics; ++at) {
+      const int64_t h = at / kRows % kHeads;
+      const int64_t vector = (at / kRows / kHeads * kRows + at % kRows) * kHeads + h;
+      double max = final ? double{sinks[h]} : -kInfinity;
+      for (const Floats& lse : lses) max = std::max(max, double{lse[at]});
+      double sum = final && max > -kInfinity ? std::exp(sinks[h] - max) : 0.0;
+      for (const Floats& lse : lses) sum += max > -kInfinity ? std::exp(lse[at] - max) : 0.0;
+      if (at == 7) {
+        EXPECT_TRUE(std::isnan(call.lse[at]));
+        continue;
+      }
+      const double expected_lse = max > -kInfinity ? max + std::log(sum) : -kInfinity;
+      if (expected_lse == -kInfinity) {
+        EXPECT_EQ(call.lse[at], -kInfinity);
+      } else {
+        EXPECT_NEAR(call.lse[at], expected_lse, 1e-5 * (1 + std::abs(expected_lse)));
+      }
+      for (int64_t d = 0; d < kDim; ++d) {
+        double expected = 0.0;
+        for (int64_t p = 0; p < kParts && max > -kInfinity; ++p) {
+          expected += std::exp(lses[p][at] - max) / sum * outs[p][vector * kDim + d];
+        }
+        const bool rounded = final && shape.dtype != DType::kFloat32;
+        const float actual = rounded ? out.At(vector * kDim + d) : part_outs[1][vector * kDim + d];
+        EXPECT_NEAR(actual, expected, rounded ? 2e-2 : 1e-5) << at;
+      }
+    }
+  }
+}
+
+TEST(CpuKernelsTest, CopiesRuns) {
+  CpuKernels kernels(2);
+  for (const int64_t run_bytes : {1, 7, 64, 1000}) {
+    constexpr int64_t kRuns = 40;
+    const int64_t source_pitch = run_bytes + 13, target_pitch = run_bytes + 3;
+    std::vector<uint8_t> source(kRuns * source_pitch), target(kRuns * target_pitch, 0xee);
+    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 31);
+    RunOrDie(kernels,
+             CopyCall{target.data(), source.data(), kRuns, run_bytes, source_pitch, target_pitch});
+    for (int64_t r = 0; r < kRuns; ++r) {
+      for (int64_t b = 0; b < target_pitch; ++b) {
+        EXPECT_EQ(target[r * target_pitch + b],
+                  b < run_bytes ? source[r * source_pitch + b] : 0xee);
+      }
+    }
+  }
 }
 
 }  // namespace

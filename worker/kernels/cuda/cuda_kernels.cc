@@ -54,4 +54,12 @@ absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {
   return ToStatus(LaunchConvert(call, stream), "convert launch");
 }
 
+absl::Status StartMerge(const MergeCall& call, cudaStream_t stream) {
+  return ToStatus(LaunchMerge(call, stream), "merge launch");
+}
+
+absl::Status StartCopy(const CopyCall& call, cudaStream_t stream) {
+  return ToStatus(LaunchCopy(call, stream), "copy launch");
+}
+
 }  // namespace ringattn::worker::cuda

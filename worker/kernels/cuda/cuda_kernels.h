@@ -48,6 +48,8 @@ absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream);
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream);
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream);
+absl::Status StartMerge(const MergeCall& call, cudaStream_t stream);
+absl::Status StartCopy(const CopyCall& call, cudaStream_t stream);
 
 }  // namespace ringattn::worker::cuda
 

@@ -152,6 +152,89 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
   }
 }
 
+struct MergeParams {
+  MergePart parts[kMaxMergeParts];
+  int count;
+  float* lse;
+  const float* sinks;  // null: none
+  int64_t batch;
+  int64_t rows;
+  int num_heads;
+  int columns;
+};
+
+// One warp per (batch, row, head). `out` and lse may be the memory of one of the parts: every
+// element is read before it is written, by the same thread, and lse by all lanes before.
+template <typename Out>
+__global__ void merge_partials(const __grid_constant__ MergeParams params, Out* out) {
+  const int lane = threadIdx.x & 31;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
+  const int64_t count = params.batch * params.rows * params.num_heads;
+  for (int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;
+       index < count; index += warps) {
+    const int64_t head = index % params.num_heads;
+    const int64_t row = index / params.num_heads % params.rows;
+    const int64_t batch = index / params.num_heads / params.rows;
+    const int64_t at = (batch * params.num_heads + head) * params.rows + row;
+    const float sink = params.sinks == nullptr ? NegativeInfinity() : params.sinks[head];
+    float max = sink;
+    for (int part = 0; part < params.count; ++part) {
+      const float lse = params.parts[part].lse[at];
+      max = lse > max || lse != lse ? lse : max;
+    }
+    const float safe = max == NegativeInfinity() ? 0.0f : max;
+    float sum = sink == NegativeInfinity() ? 0.0f : expf(sink - safe);
+    for (int part = 0; part < params.count; ++part) {
+      const float lse = params.parts[part].lse[at];
+      if (lse != NegativeInfinity()) sum += expf(lse - safe);
+    }
+    const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+    for (int column = lane; column < params.columns; column += 32) {
+      const int64_t element = index * params.columns + column;
+      float x = 0.0f;
+      for (int part = 0; part < params.count; ++part) {
+        const float lse = params.parts[part].lse[at];
+        if (lse == NegativeInfinity()) continue;
+        x = fmaf(expf(lse - safe) * scale, params.parts[part].out[element], x);
+      }
+      out[element] = FromFloat<Out>(x);
+    }
+    __syncwarp();
+    if (lane == 0) params.lse[at] = sum == 0.0f ? NegativeInfinity() : max + logf(sum);
+  }
+}
+
+// `unit` bytes at a time, to which everything is a multiple.
+template <typename Unit>
+__global__ void copy_runs(char* __restrict__ target, const char* __restrict__ source, int64_t runs,
+                          int64_t run_units, int64_t source_pitch, int64_t target_pitch) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < runs * run_units;
+       i += step) {
+    const int64_t run = i / run_units;
+    const int64_t unit = i % run_units;
+    reinterpret_cast<Unit*>(target + run * target_pitch)[unit] =
+        reinterpret_cast<const Unit*>(source + run * source_pitch)[unit];
+  }
+}
+
+template <typename Unit>
+cudaError_t Copy(const CopyCall& call, cudaStream_t stream) {
+  const int64_t run_units = call.run_bytes / static_cast<int64_t>(sizeof(Unit));
+  copy_runs<Unit><<<BlocksFor(call.runs * run_units), kThreads, 0, stream>>>(
+      static_cast<char*>(call.target), static_cast<const char*>(call.source), call.runs, run_units,
+      call.source_pitch, call.target_pitch);
+  return cudaGetLastError();
+}
+
+template <typename Out>
+cudaError_t Merge(const MergeParams& params, void* out, cudaStream_t stream) {
+  const int64_t count = params.batch * params.rows * params.num_heads;
+  merge_partials<Out>
+      <<<BlocksFor(count * 32), kThreads, 0, stream>>>(params, static_cast<Out*>(out));
+  return cudaGetLastError();
+}
+
 template <typename T, typename Out>
 cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
   const AttentionProblem& problem = *call.problem;
@@ -220,6 +303,43 @@ cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
+cudaError_t LaunchMerge(const MergeCall& call, cudaStream_t stream) {
+  const AttentionProblem& problem = *call.problem;
+  if (call.parts.empty() || call.parts.size() > kMaxMergeParts) return cudaErrorInvalidValue;
+  if (problem.batch * call.q_rows * problem.num_heads == 0) return cudaSuccess;
+  MergeParams params;
+  std::copy(call.parts.begin(), call.parts.end(), params.parts);
+  params.count = static_cast<int>(call.parts.size());
+  params.lse = call.lse;
+  params.sinks = call.final ? call.sinks : nullptr;
+  params.batch = problem.batch;
+  params.rows = call.q_rows;
+  params.num_heads = static_cast<int>(problem.num_heads);
+  params.columns = static_cast<int>(problem.head_dim_v);
+  if (!call.final) return Merge<float>(params, call.out_acc, stream);
+  switch (problem.out_dtype()) {
+    case DType::kFloat32:
+      return Merge<float>(params, call.out, stream);
+    case DType::kBFloat16:
+      return Merge<__nv_bfloat16>(params, call.out, stream);
+    case DType::kFloat16:
+      return Merge<__half>(params, call.out, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+// A kernel instead of a two-dimensional copy of the runtime's: that has limits to its pitches.
+cudaError_t LaunchCopy(const CopyCall& call, cudaStream_t stream) {
+  if (call.runs == 0 || call.run_bytes == 0) return cudaSuccess;
+  const uint64_t bits =
+      reinterpret_cast<uintptr_t>(call.target) | reinterpret_cast<uintptr_t>(call.source) |
+      static_cast<uint64_t>(call.run_bytes | call.source_pitch | call.target_pitch);
+  if (bits % 16 == 0) return Copy<uint4>(call, stream);
+  if (bits % 4 == 0) return Copy<uint32_t>(call, stream);
+  if (bits % 2 == 0) return Copy<uint16_t>(call, stream);
+  return Copy<uint8_t>(call, stream);
+}
+
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
                           cudaStream_t stream) {
   const CommonParams& common = params.forward.common;
@@ -249,6 +369,13 @@ std::vector<const void*> ElementwiseKernels() {
           reinterpret_cast<const void*>(&add_fp32),
           reinterpret_cast<const void*>(&convert_from_fp32<__nv_bfloat16>),
           reinterpret_cast<const void*>(&convert_from_fp32<__half>),
+          reinterpret_cast<const void*>(&merge_partials<float>),
+          reinterpret_cast<const void*>(&merge_partials<__nv_bfloat16>),
+          reinterpret_cast<const void*>(&merge_partials<__half>),
+          reinterpret_cast<const void*>(&copy_runs<uint4>),
+          reinterpret_cast<const void*>(&copy_runs<uint32_t>),
+          reinterpret_cast<const void*>(&copy_runs<uint16_t>),
+          reinterpret_cast<const void*>(&copy_runs<uint8_t>),
           reinterpret_cast<const void*>(&attention_combine<float>),
           reinterpret_cast<const void*>(&attention_combine<__nv_bfloat16>),
           reinterpret_cast<const void*>(&attention_combine<__half>)};

@@ -1,6 +1,6 @@
-// The small kernels: delta, sinks' gradients, sums, conversions, and the combination of split-KV
-// partials. Each function enqueues on `stream` and returns the launch's error.
-// Never allocates, never waits.
+// The small kernels: delta, sinks' gradients, sums, conversions, copies, the merge of partials
+// and the combination of those of split keys. Each function enqueues on `stream` and returns the
+// launch's error. Never allocates, never waits.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_ELEMENTWISE_H_
 
@@ -17,6 +17,8 @@ cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
 cudaError_t LaunchSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
 cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
+cudaError_t LaunchMerge(const MergeCall& call, cudaStream_t stream);
+cudaError_t LaunchCopy(const CopyCall& call, cudaStream_t stream);
 
 // Merges the partials of `tile_count` q tiles in slot order, then with the
 // previous partial, and writes the outputs of params.forward.

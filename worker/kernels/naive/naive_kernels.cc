@@ -66,6 +66,37 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   }
 }
 
+void MergeRow(const MergeCall& call, int64_t b, int64_t i, int64_t h) {
+  const AttentionProblem& p = *call.problem;
+  const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
+  const int64_t at = (b * p.num_heads + h) * call.q_rows + i;
+  const bool has_sink = call.final && call.sinks != nullptr;
+  double max = has_sink ? double{call.sinks[h]} : -kInfinity;
+  bool is_nan = false;
+  for (const MergePart& part : call.parts) {
+    is_nan = is_nan || std::isnan(part.lse[at]);
+    max = std::max(max, double{part.lse[at]});
+  }
+  double sum = has_sink && max != -kInfinity ? std::exp(call.sinks[h] - max) : 0.0;
+  std::vector<double> out(p.head_dim_v, 0.0);
+  for (const MergePart& part : call.parts) {
+    if (part.lse[at] == -kInfinity) continue;
+    const double weight = std::exp(part.lse[at] - max);
+    sum += weight;
+    for (int64_t d = 0; d < p.head_dim_v; ++d) out[d] += weight * part.out[offset + d];
+  }
+  if (is_nan) sum = std::nan("");
+  call.lse[at] = sum == 0.0 ? -kInfinity : static_cast<float>(max + std::log(sum));
+  for (int64_t d = 0; d < p.head_dim_v; ++d) {
+    const double value = sum == 0.0 ? 0.0 : out[d] / sum;
+    if (call.final) {
+      Store(p.out_dtype(), call.out, offset + d, value);
+    } else {
+      call.out_acc[offset + d] = static_cast<float>(value);
+    }
+  }
+}
+
 void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int64_t i, int64_t h) {
   const AttentionProblem& p = *call.problem;
   const int64_t kv_head = KvHeadOf(p, h);
@@ -189,6 +220,15 @@ struct Runner {
   }
   void operator()(const ConvertCall& call) const {
     for (int64_t i = 0; i < call.count; ++i) Store(call.dtype, call.target, i, call.source[i]);
+  }
+  void operator()(const MergeCall& call) const {
+    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { MergeRow(call, b, i, h); });
+  }
+  void operator()(const CopyCall& call) const {
+    for (int64_t r = 0; r < call.runs; ++r) {
+      std::memcpy(static_cast<char*>(call.target) + r * call.target_pitch,
+                  static_cast<const char*>(call.source) + r * call.source_pitch, call.run_bytes);
+    }
   }
 };
 

@@ -1,7 +1,9 @@
 #include "worker/kernels/cuda/check/controls.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "worker/kernels/cuda/check/guarded_buffer.h"
@@ -124,6 +126,100 @@ bool SumsAreSums() {
   return passed;
 }
 
+// Partials of 300 rows of 5 heads, some without keys, against the definition in double; the target
+// is the second part.
+bool MergesAreMerges() {
+  constexpr int64_t kRows = 300, kHeads = 5, kParts = 4, kDim = 33;
+  AttentionProblem problem;
+  problem.dtype = DType::kBFloat16;
+  problem.num_heads = problem.num_kv_heads = kHeads;
+  problem.head_dim = problem.head_dim_v = kDim;
+  problem.bands = {Band{}};
+  const auto value = [](int64_t a, int64_t b) {
+    return static_cast<float>((a * 2654435761u + b * 40503u) % 2001) / 1000.0f - 1.0f;
+  };
+  std::vector<std::vector<float>> outs(kParts), lses(kParts);
+  Buffer out0(kRows * kHeads * kDim * 4), out1(kRows * kHeads * kDim * 4),
+      out2(kRows * kHeads * kDim * 4), out3(kRows * kHeads * kDim * 4);
+  Buffer lse0(kRows * kHeads * 4), lse1(kRows * kHeads * 4), lse2(kRows * kHeads * 4),
+      lse3(kRows * kHeads * 4), rounded(kRows * kHeads * kDim * 2), sinks(kHeads * 4);
+  Buffer* const out_buffers[] = {&out0, &out1, &out2, &out3};
+  Buffer* const lse_buffers[] = {&lse0, &lse1, &lse2, &lse3};
+  const std::vector<float> sink_values = {0.0f, -INFINITY, 1.0f, -2.0f, 5.0f};
+  sinks.Upload(sink_values);
+  for (int p = 0; p < kParts; ++p) {
+    for (int64_t i = 0; i < kRows * kHeads * kDim; ++i) outs[p].push_back(value(i, p));
+    for (int64_t i = 0; i < kRows * kHeads; ++i) {
+      lses[p].push_back(i == 17 || (i + p) % 5 == 0 ? -INFINITY : 20 * value(i, p + 9));
+    }
+  }
+  bool passed = true;
+  for (const bool final : {false, true}) {
+    MergeCall call;
+    call.problem = &problem;
+    call.q_rows = kRows;
+    for (int p = 0; p < kParts; ++p) {
+      out_buffers[p]->Upload(outs[p]);
+      lse_buffers[p]->Upload(lses[p]);
+      call.parts.push_back({out_buffers[p]->get<float>(), lse_buffers[p]->get<float>()});
+    }
+    call.final = final;
+    call.sinks = sinks.get<float>();
+    call.out_acc = out1.get<float>();
+    call.lse = lse1.get<float>();
+    call.out = rounded.get();
+    Check(StartMerge(call, nullptr));
+    const std::vector<float> lse = lse1.Download<float>(), out = out1.Download<float>();
+    const std::vector<uint16_t> bits = rounded.Download<uint16_t>();
+    for (int64_t at = 0; at < kRows * kHeads; ++at) {
+      const int64_t h = at / kRows, row = at % kRows;
+      double max = final ? sink_values[h] : -INFINITY, sum = 0;
+      for (const auto& part : lses) max = std::max<double>(max, part[at]);
+      if (max == -INFINITY) {
+        passed = passed && lse[at] == -INFINITY;
+      } else {
+        if (final) sum += std::exp(sink_values[h] - max);
+        for (const auto& part : lses) sum += std::exp(part[at] - max);
+        passed = passed && std::fabs(lse[at] - (max + std::log(sum))) < 1e-4;
+      }
+      for (int64_t d = 0; d < kDim; ++d) {
+        const int64_t e = (row * kHeads + h) * kDim + d;
+        double expected = 0;
+        for (int p = 0; p < kParts && sum > 0; ++p) {
+          expected += std::exp(lses[p][at] - max) / sum * outs[p][e];
+        }
+        const uint32_t wide = uint32_t{bits[e]} << 16;
+        float actual = out[e];
+        if (final) std::memcpy(&actual, &wide, 4);
+        passed = passed && std::fabs(actual - expected) < (final ? 1e-2 : 1e-5);
+      }
+    }
+  }
+  for (Buffer* buffer : out_buffers) passed = passed && buffer->GuardsIntact();
+  return passed && rounded.GuardsIntact();
+}
+
+// Runs whose bytes and pitches are multiples of 16, of 4, of 2 and of nothing.
+bool CopiesAreCopies() {
+  bool passed = true;
+  for (const int64_t unit : {16, 4, 2, 1}) {
+    const int64_t runs = 37, run_bytes = 5 * unit, from = 9 * unit, to = 7 * unit;
+    std::vector<uint8_t> source(runs * from);
+    for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 31);
+    Buffer a(source.size()), b(runs * to);
+    a.Upload(source);
+    Check(StartCopy({b.get(), a.get(), runs, run_bytes, from, to}, nullptr));
+    const std::vector<uint8_t> target = b.Download<uint8_t>();
+    for (int64_t r = 0; r < runs; ++r) {
+      for (int64_t i = 0; i < to; ++i) {
+        passed = passed && target[r * to + i] == (i < run_bytes ? source[r * from + i] : 0xff);
+      }
+    }
+    passed = passed && b.GuardsIntact();
+  }
+  return passed;
+}
+
 int Report(const char* name, bool passed) {
   std::printf("%s: %s\n", name, passed ? "passed" : "FAILED");
   return passed ? 0 : 1;
@@ -136,6 +232,8 @@ int CheckControls(const DeviceInfo& device) {
   for (const int64_t head_dim : {64, 96, 128, 256}) {
     failed += Report("stop word", StopWordEnds(device, head_dim));
   }
+  failed += Report("merges", MergesAreMerges());
+  failed += Report("copies", CopiesAreCopies());
   return failed + Report("sums", SumsAreSums());
 }
 

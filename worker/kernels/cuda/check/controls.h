@@ -1,4 +1,5 @@
-// What is neither a random case nor a huge score: the stop word ends kernels; sums are sums.
+// What is neither a random case nor a huge score: the stop word ends kernels; sums,
+// merges and copies are what they are called.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_CONTROLS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_CONTROLS_H_
 

@@ -111,5 +111,9 @@ absl::Status StartAdd(const AddCall& call, cudaStream_t stream) { return Enqueue
 absl::Status StartConvert(const ConvertCall& call, cudaStream_t stream) {
   return Enqueue(call, stream);
 }
+absl::Status StartMerge(const MergeCall& call, cudaStream_t stream) {
+  return Enqueue(call, stream);
+}
+absl::Status StartCopy(const CopyCall& call, cudaStream_t stream) { return Enqueue(call, stream); }
 
 }  // namespace ringattn::worker::cuda
