@@ -16,9 +16,14 @@ namespace ringattn::client {
 namespace {
 
 template <typename Args>
+TensorTypes TypesOf(const Args& args) {
+  return {args.dtype, args.output_dtype, args.lse_format};
+}
+
+template <typename Args>
 absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
   const absl::StatusOr<uint64_t> bytes =
-      TensorBytes(args.shape, {args.dtype, args.output_dtype}, tensor, args.options);
+      TensorBytes(args.shape, TypesOf(args), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -61,6 +66,7 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
   header->mutable_reply()->set_output_dtype(args.output_dtype);
+  header->mutable_reply()->set_lse_format(args.lse_format);
 }
 
 void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
@@ -119,7 +125,9 @@ class Buffers {
  public:
   Buffers(std::initializer_list<std::pair<v1::TensorId, Bytes>> named, const TensorMap<Bytes>& more)
       : buffers_(more) {
-    for (const auto& [tensor, bytes] : named) buffers_.emplace(tensor, bytes);
+    for (const auto& [tensor, bytes] : named) {
+      if (!bytes.empty()) buffers_.emplace(tensor, bytes);
+    }
   }
 
   // The request's tensors, each with its buffer, in the order in which they are streamed.
@@ -151,9 +159,8 @@ template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs,
                                      bool beside_residual = false) {
-  const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
-      SpecForTensors(args.shape, types, args.options, HasDlse(args));
+      SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;

@@ -51,22 +51,23 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanParts(const std::vector<CallPart
   return requests;
 }
 
-// Tensors without a name in the arguments are not cut.
-template <typename Args, typename Results>
-absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
-                      const Results& results) {
-  if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
-  const v1::TensorId tensor =
-      args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
-  const std::string reason =
-      absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible");
+absl::Status RefuseStreams(const std::string& reason) {
   return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
                    {{"streams", reason}});
 }
 
-absl::Status RefuseStreams(const std::string& reason) {
-  return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
-                   {{"streams", reason}});
+// Tensors without a name in the arguments are not cut.
+template <typename Args, typename Results>
+absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
+                      const Results& results) {
+  if (parts.size() > 1 && args.lse_format != v1::LSE_FORMAT_UNSPECIFIED) {
+    return RefuseStreams("lse_format cannot be split, only 1 is possible");
+  }
+  if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
+  const v1::TensorId tensor =
+      args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
+  return RefuseStreams(
+      absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible"));
 }
 
 bool HasTensors(const BackwardArgs& args) {

@@ -54,6 +54,12 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, Tens
     if (std::is_sorted(list->begin(), list->end())) continue;
     return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
   }
+  // Another number is the server's to refuse.
+  spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
+  spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
+  if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
+    return absl::InvalidArgumentError("lse_format: per document, but shape.packed has none");
+  }
   return spec;
 }
 

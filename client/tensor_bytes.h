@@ -20,12 +20,15 @@ inline uint64_t HeadDimV(const v1::AttentionShape& shape) {
   return shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
 }
 
-// The request's dtype and what its results are rounded to (ReplyOptions.output_dtype).
+// The request's dtype and what ReplyOptions says of its tensors: what results are rounded to, the
+// form of lse and dlse.
 struct TensorTypes {
-  TensorTypes(v1::DataType dtype, v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED)
-      : dtype(dtype), output_dtype(output_dtype) {}
+  TensorTypes(v1::DataType dtype, v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED,
+              v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED)
+      : dtype(dtype), output_dtype(output_dtype), lse_format(lse_format) {}
   v1::DataType dtype;
   v1::DataType output_dtype;
+  v1::LseFormat lse_format;
 };
 
 // The problem as the table of tensors sees it (common/attention/tensors.h). Only what is

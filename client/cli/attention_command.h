@@ -21,6 +21,7 @@ struct AttentionFlags {
   std::string output;
   OptionFlags options;
   bool dlse = false;  // backward's
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   std::string deadline;
   std::string request_id;
   std::string traceparent;

@@ -220,6 +220,34 @@ void AddDlseFlag(CLI::App* command, bool* dlse) {
       ->group(kOptionGroup);
 }
 
+void AddLseFlag(CLI::App* command, v1::LseFormat* format) {
+  command
+      ->add_option_function<std::string>(
+          "--lse",
+          [format](const std::string& form) {
+            *format = form == "document" ? v1::LSE_FORMAT_PER_DOCUMENT : v1::LSE_FORMAT_UNSPECIFIED;
+          },
+          "The form of lse and dlse of packed documents: flat, [heads, tokens], or document, "
+          "[documents, heads, longest document], -inf behind shorter ones")
+      ->group(kOptionGroup)
+      ->check(CLI::IsMember({"flat", "document"}));
+}
+
+void AddPackingFlag(CLI::App* command, v1::Packing* packing) {
+  command
+      ->add_option_function<std::string>(
+          "--packing",
+          [packing](const std::string& form) {
+            *packing = form == "qkv"  ? v1::PACKING_QKV
+                       : form == "kv" ? v1::PACKING_KV
+                                      : v1::PACKING_UNSPECIFIED;
+          },
+          "One tensor qkv [.., tokens, 3, heads, dim] instead of q, k, v, or q and kv "
+          "[.., tokens, 2, kv_heads, dim]; the same values")
+      ->group(kShapeGroup)
+      ->check(CLI::IsMember({"none", "qkv", "kv"}));
+}
+
 void AddStreamsFlag(CLI::App* command, int* streams) {
   command
       ->add_option("--streams", *streams,
@@ -241,6 +269,7 @@ Header HeaderOf(const Problem& problem) {
   *header.mutable_options() = problem.options;
   *header.mutable_plan() = problem.plan;
   header.mutable_reply()->set_output_dtype(problem.output_dtype);
+  header.mutable_reply()->set_lse_format(problem.lse_format);
   return header;
 }
 

@@ -26,8 +26,9 @@ struct Problem {
   bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi is to have them
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
 
-  TensorTypes types() const { return {dtype, output_dtype}; }
+  TensorTypes types() const { return {dtype, output_dtype, lse_format}; }
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -76,6 +77,12 @@ class OptionFlags {
 
 // Adds --dlse, of what has to do with backward.
 void AddDlseFlag(CLI::App* command, bool* dlse);
+
+// Adds --lse=flat|document.
+void AddLseFlag(CLI::App* command, v1::LseFormat* format);
+
+// Adds --packing=none|qkv|kv, of the file that is generated.
+void AddPackingFlag(CLI::App* command, v1::Packing* packing);
 
 // Adds --streams=N.
 void AddStreamsFlag(CLI::App* command, int* streams);

@@ -76,6 +76,24 @@ bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& viol
   return asked == DType::kFloat32 && dtype != DType::kFloat32;
 }
 
+// Whether lse and dlse travel per document.
+bool IsLsePerDocument(const v1::ReplyOptions& reply, const AttentionShape& shape,
+                      Violations& violations) {
+  switch (reply.lse_format()) {
+    case v1::LSE_FORMAT_UNSPECIFIED:
+      return false;
+    case v1::LSE_FORMAT_PER_DOCUMENT:
+      if (!shape.packed) {
+        violations.Invalid("reply.lse_format", "is per document, but shape.packed is not set");
+      }
+      return shape.packed;
+    default:
+      violations.Invalid("reply.lse_format", absl::StrCat(static_cast<int>(reply.lse_format()),
+                                                          " is no value of LseFormat"));
+      return false;
+  }
+}
+
 void CheckRequestId(const std::string& id, const Limits& limits, Violations& violations) {
   if (id.size() > static_cast<uint64_t>(limits.max_request_id_bytes)) {
     violations.Invalid("request_id", absl::StrCat("has ", id.size(), " bytes, at most ",
@@ -153,11 +171,9 @@ void RefuseUnserved(const Header& header, Violations& violations) {
   const auto refuse = [&](const char* field, bool is_set) {
     if (is_set) violations.Unserved(field);
   };
-  refuse("shape.packing", header.shape().packing() != 0);
   refuse("plan.heads_per_step", header.plan().has_heads_per_step());
   refuse("plan.tuning", header.plan().has_tuning());
   refuse("plan.members", !header.plan().members().empty());
-  refuse("reply.lse_format", header.reply().lse_format() != 0);
   refuse("reply.probability_rows", !header.reply().probability_rows().empty());
 }
 
@@ -226,6 +242,8 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
   request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
+  request.spec.lse_per_document =
+      IsLsePerDocument(header.reply(), request.spec.shape, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);

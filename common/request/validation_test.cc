@@ -285,6 +285,45 @@ TEST(ValidationTest, DetailsAreBounded) {
   EXPECT_GT(rejection.violations_left_out, 2000);
 }
 
+TEST(ValidationTest, PackedTensorsReplaceTheirParts) {
+  using Ids = std::vector<TensorId>;
+  const ValidRequest kv = Accept(Parse(kGood, "shape { packing: PACKING_KV head_dim_v: 16 }"));
+  EXPECT_EQ(kv.spec.shape.packing, Packing::kKv);
+  EXPECT_EQ(kv.inputs, (Ids{TensorId::kQ, TensorId::kKv}));
+  const std::string qkv =
+      "shape { packing: PACKING_QKV seq_len_kv: 10 num_kv_heads: 4 head_dim_v: 16 }";
+  const ValidRequest backward = Accept(Parse<v1::BackwardHeader>(kGood, qkv));
+  EXPECT_EQ(backward.inputs, (Ids{TensorId::kDout, TensorId::kQkv}));
+  EXPECT_EQ(backward.outputs, (Ids{TensorId::kDqkv}));
+  ExpectOneViolation(Parse(kGood, "shape { packing: PACKING_KV }"), "shape.head_dim_v", kInvalid);
+  ExpectOneViolation(Parse(kGood, qkv + "shape { seq_len_q: 9 }"), "shape.seq_len_kv", kInvalid);
+}
+
+TEST(ValidationTest, LsePerDocumentIsOfPackedDocuments) {
+  const std::string per_document = "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }";
+  const ValidRequest request = Accept(Parse(kGoodPacked, per_document));
+  EXPECT_TRUE(request.spec.lse_per_document);
+  EXPECT_EQ(DimensionsOf(request.spec, TensorId::kLse), (std::vector<int64_t>{3, 4, 6}));
+  EXPECT_FALSE(Accept(Parse(kGoodPacked)).spec.lse_per_document);
+  ExpectOneViolation(Parse(kGood, per_document), "reply.lse_format", kInvalid);
+  // Larger than the flat one: of two documents, one has all tokens but one.
+  auto header = Parse(kGoodPacked, per_document);
+  header.mutable_shape()->set_seq_len_q(100'000'000);
+  header.mutable_shape()->set_num_heads(1);
+  header.mutable_shape()->set_num_kv_heads(1);
+  header.mutable_shape()->set_head_dim(1);
+  auto* documents = header.mutable_shape()->mutable_packed()->mutable_cu_seqlens_q();
+  documents->Clear();
+  header.mutable_shape()->mutable_packed()->clear_cu_seqlens_k();
+  for (int d = 0; d <= 4096; ++d) {
+    documents->Add(d == 4096 ? 100'000'000 : 0);
+    header.mutable_shape()->mutable_packed()->add_cu_seqlens_k(d == 4096 ? 12 : 0);
+  }
+  ExpectOneViolation(header, "shape", kTooMuch);
+  header.mutable_reply()->clear_lse_format();
+  Accept(header);
+}
+
 // Whatever the numbers, the answer is a spec that keeps its promises or violations.
 TEST(ValidationTest, RandomHeaders) {
   std::mt19937_64 random(9);

@@ -19,11 +19,14 @@ namespace ringattn {
 v1::DataType ToProto(DType dtype);
 v1::Layout ToProto(Layout layout);
 v1::Schedule ToProto(ScheduleKind kind);
+v1::Packing ToProto(Packing packing);
 inline v1::TensorId ToProto(TensorId id) { return static_cast<v1::TensorId>(id); }
 
 std::optional<DType> FromProto(v1::DataType dtype);
 std::optional<Layout> FromProto(v1::Layout layout);
 std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
+// UNSPECIFIED is kNone.
+std::optional<Packing> FromProto(v1::Packing packing);
 
 // Appends to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);

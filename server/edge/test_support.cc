@@ -199,8 +199,8 @@ void FakeWorker::Reserve(const v1::Reserve& reserve) {
   auto operation = std::make_shared<Operation>();
   operation->reserve = reserve;
   const Direction direction = reserve.backward() ? Direction::kBackward : Direction::kForward;
-  operation->inputs = InputsOf(SpecOf(reserve), direction, reserve.recompute_forward());
-  operation->outputs = OutputsOf(SpecOf(reserve), direction);
+  operation->inputs = ShardInputsOf(SpecOf(reserve), direction, reserve.recompute_forward());
+  operation->outputs = ShardOutputsOf(SpecOf(reserve), direction);
   {
     absl::MutexLock lock(&mutex_);
     const auto rank = std::find(reserve.members().begin(), reserve.members().end(),

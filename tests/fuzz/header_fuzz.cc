@@ -47,7 +47,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   int64_t total = 0;
   for (const auto* tensors : {&request.valid.inputs, &request.valid.outputs}) {
     for (TensorId id : *tensors) {
-      const int64_t bytes = ringattn::LayoutOf(request.valid.spec, id).bytes();
+      const int64_t bytes = ringattn::BytesOf(request.valid.spec, id);
       Require(bytes >= 0 && bytes <= limits.max_tensor_bytes);
       total += bytes;
     }
@@ -56,7 +56,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   int64_t inline_bytes = 0;
   for (const ringattn::server::InlineData& data : request.inline_tensors) {
     Require(static_cast<int64_t>(data.bytes.size()) ==
-            ringattn::LayoutOf(request.valid.spec, data.tensor).bytes());
+            ringattn::BytesOf(request.valid.spec, data.tensor));
     inline_bytes += data.bytes.size();
   }
   Require(inline_bytes <= limits.max_inline_bytes);

@@ -65,7 +65,8 @@ constexpr Journey kJourneys[] = {
     {"shape.packed.options.window.right",
      "shape { batch: 1 packed { cu_seqlens_q: [0, 24] cu_seqlens_k: [0, 32] "
      "options { window { left: -1 right: 3 } } } }"},
-    {"shape.packing", "shape { packing: PACKING_KV head_dim_v: 16 }", Fate::kRefused},
+    {"shape.packing", "shape { packing: PACKING_KV head_dim_v: 16 }", Fate::kArrives,
+     "shape { head_dim_v: 16 }"},
     {"dtype", "dtype: DATA_TYPE_FLOAT32"},
     {"options.softmax_scale", "options { softmax_scale: 0.75 }"},
     {"options.softcap", "options { softcap: 30 }"},
@@ -126,7 +127,11 @@ constexpr Journey kJourneys[] = {
     {"reply.with_crc32c", "reply { with_crc32c: true }"},
     {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
     {"reply.with_timeline", "reply { with_timeline: true }"},
-    {"reply.lse_format", "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }", Fate::kRefused},
+    {"reply.lse_format",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } } "
+     "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }",
+     Fate::kArrives,
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } }"},
     {"reply.probability_rows.batch", "reply { probability_rows { batch: 1 } }", Fate::kRefused},
     {"reply.probability_rows.position", "reply { probability_rows { position: 1 } }",
      Fate::kRefused},
@@ -249,7 +254,8 @@ std::string FarEnds(const server::HeaderRequest& request) {
     absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
-    absl::StrAppendFormat(&text, " softcap %g deterministic %d bands", p.softcap, p.deterministic);
+    absl::StrAppendFormat(&text, " softcap %g deterministic %d lse %d bands", p.softcap,
+                          p.deterministic, decoded->spec.lse_per_document);
     absl::StrAppend(&text, TermsText(p.terms));
     for (const Band& band : p.bands)
       absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,23 +26,28 @@ absl::StatusOr<RegionTransfer::Copied> Locate(const ShardOperation& operation,
                                               const ShardPlan& plan, const AttentionSpec& spec,
                                               TensorId id, const v1::Reserve& reserve,
                                               const RegionTransfer::FindRegion& find) {
+  const TensorId whole = ClientTensorOf(spec, id);
   const auto place =
-      std::find_if(reserve.places().begin(), reserve.places().end(),
-                   [id](const auto& place) { return place.tensor() == static_cast<int>(id); });
+      std::find_if(reserve.places().begin(), reserve.places().end(), [whole](const auto& place) {
+        return place.tensor() == static_cast<int>(whole);
+      });
   if (place == reserve.places().end()) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(id), " has no place"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " has no place"));
   }
   std::shared_ptr<Region> region = find(place->region_id());
   if (region == nullptr) {
-    return absl::CancelledError(absl::StrCat("the region of ", TensorName(id), " is not here"));
+    return absl::CancelledError(absl::StrCat("the region of ", TensorName(whole), " is not here"));
   }
-  const int64_t bytes = BytesOf(spec, id);
+  const int64_t bytes = BytesOf(spec, whole);
   if (bytes > region->bytes() || place->offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(id), " lies outside its region"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " lies outside its region"));
   }
   uint8_t* const base = region->data() + place->offset();
-  return RegionTransfer::Copied{id, ShardMap(spec, plan, id), std::move(region), base,
-                                BlockBytes(LayoutOf(spec, id))};
+  TensorRoute route(spec, plan, whole);
+  const auto part = std::find(route.parts().begin(), route.parts().end(), id);
+  const auto index = static_cast<size_t>(part - route.parts().begin());
+  return RegionTransfer::Copied{id,   std::move(route), index, std::move(region),
+                                base, BlockBytes(LayoutOf(spec, id))};
 }
 
 }  // namespace
@@ -147,7 +153,7 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextInput() {
   absl::MutexLock lock(&mutex_);
   while (next_input_.tensor < inputs_.size()) {
     const Copied& input = inputs_[next_input_.tensor];
-    const int64_t left = input.map.local_bytes(rank_) - next_input_.offset;
+    const int64_t left = input.route.local_bytes(input.part, rank_) - next_input_.offset;
     if (left > 0) {
       Block block = next_input_;
       block.bytes = std::min(left, input.block_bytes);
@@ -177,7 +183,7 @@ absl::Status RegionTransfer::CopyInput(const Block& block) {
   const Copied& input = inputs_[block.tensor];
   if (input.region->released()) return absl::CancelledError("the client released the region");
   std::vector<wire::Fragment> fragments;
-  for (const ByteRun& run : input.map.FromLocal(rank_, block.offset, block.bytes)) {
+  for (const ByteRun& run : input.route.FromLocal(input.part, rank_, block.offset, block.bytes)) {
     fragments.push_back({input.base + run.global_offset, static_cast<size_t>(run.bytes)});
   }
   return operation_->Write(
@@ -192,10 +198,19 @@ void RegionTransfer::Proceed() {
   {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(downloading_, true)) return;
+  }
+  // Before the download, whose end is the transfer's.
+  for (const Copied& output : outputs_) {
+    if (rank_ == 0 && !FillHoles(output)) {
+      return Fail(true, "the client released the region or fenced it");
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
     for (const ShardOperation::Output& output : operation_->Outputs()) {
       bytes_down_ += output.memory.bytes;
     }
-    download_ = operation_->BeginDownload([weak = weak_from_this()] {
+    download_ = operation_->BeginDownload(operation_->Outputs(), [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->AddDown(&RegionTransfer::CopyOut);
     });
   }
@@ -230,7 +245,7 @@ bool RegionTransfer::CopyOutput(const Download::HostRange& piece) {
     const int64_t bytes = std::min(piece.bytes - done, output.block_bytes);
     if (!output.region->BeginWrite(fence_number_)) return false;
     const uint8_t* from = piece.data + done;
-    for (const ByteRun& run : output.map.FromLocal(rank_, piece.offset + done, bytes)) {
+    for (const ByteRun& run : output.route.FromLocal(output.part, rank_, piece.offset + done, bytes)) {
       std::memcpy(output.base + run.global_offset, from, run.bytes);
       from += run.bytes;
     }
@@ -238,6 +253,27 @@ bool RegionTransfer::CopyOutput(const Download::HostRange& piece) {
     done += bytes;
   }
   return true;
+}
+
+// Bytes of the client's tensor that no worker has: fp32 -inf (lse per document).
+bool RegionTransfer::FillHoles(const Copied& output) {
+  bool filled = true;
+  output.route.ForEachHole([&](int64_t offset, int64_t bytes) {
+    for (int64_t done = 0; filled && done < bytes; done += kBlockBytes) {
+      if (Stopped()) return;
+      if (!output.region->BeginWrite(fence_number_)) {
+        filled = false;
+        return;
+      }
+      constexpr float kHole = -std::numeric_limits<float>::infinity();
+      const int64_t end = std::min(bytes, done + kBlockBytes);
+      for (int64_t at = done; at < end; at += sizeof(kHole)) {
+        std::memcpy(output.base + offset + at, &kHole, sizeof(kHole));
+      }
+      output.region->EndWrite(fence_number_);
+    }
+  });
+  return filled;
 }
 
 void RegionTransfer::FinishDownload() {

@@ -166,8 +166,8 @@ bool ShardExchange::NextMessage() {
   }
   if (done_sent_ || !operation_->finished()) return false;
   if (download_ == nullptr) {
-    outputs_ = operation_->Outputs();
-    download_ = operation_->BeginDownload([this] { OnOperationChanged(); });
+    outputs_ = operation_->StreamedOutputs();
+    download_ = operation_->BeginDownload(outputs_, [this] { OnOperationChanged(); });
   }
   if (!download_->finished()) {
     absl::StatusOr<std::optional<Download::HostRange>> piece = download_->Next(max_chunk_bytes_);
@@ -188,8 +188,9 @@ bool ShardExchange::NextMessage() {
 }
 
 void ShardExchange::MakeChunk(const Download::HostRange& piece) {
-  wire::ChunkHeader header{static_cast<int32_t>(outputs_[piece.range].id),
-                           static_cast<uint64_t>(piece.offset), std::nullopt};
+  const ShardOperation::Output& output = outputs_[piece.range];
+  wire::ChunkHeader header{static_cast<int32_t>(output.id),
+                           static_cast<uint64_t>(output.offset + piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);
   // The slice keeps the memory, the operation's or staging, until gRPC has sent it.
   using Keeper = std::pair<std::shared_ptr<ShardOperation>, std::shared_ptr<const void>>;

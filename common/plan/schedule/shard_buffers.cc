@@ -18,7 +18,7 @@ BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
 // What only some requests have.
 void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers& shard) {
   const AttentionSpec& spec = builder.spec();
-  for (TensorId id : InputsOf(spec, direction, /*recompute_forward=*/false)) {
+  for (TensorId id : ShardInputsOf(spec, direction, /*recompute_forward=*/false)) {
     if (InfoOf(id).is_present != nullptr) builder.AddInput(id);
   }
   shard.kv_segment_ids = builder.InputOf(TensorId::kKvSegmentIds);
