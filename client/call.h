@@ -37,7 +37,8 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
 // Tensors by their id: those that only some requests have. Inputs: SINKS where the options
 // have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, QKV or KV where shape.packing
 // says so (q, k and v are then left out), and of Backward also DLSE, whose presence here makes it
-// part of the request; outputs of Backward: DSINKS, DBIAS, DQKV or DKV. A call that has any cannot
+// part of the request; outputs of Forward: PROBABILITIES; of Backward: DSINKS, DBIAS, DQKV or DKV.
+// A call that has any cannot
 // be split (CallOptions::streams).
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
@@ -53,6 +54,8 @@ struct BasicForwardArgs {
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
+  // Rows whose softmax weights come back, as result PROBABILITIES.
+  std::vector<v1::ProbabilityRow> probability_rows = {};
   Bytes q = {}, k = {}, v = {};
   TensorMap<Bytes> more = {};
 };

@@ -15,8 +15,12 @@
 namespace ringattn::client {
 namespace {
 
-template <typename Args>
-TensorTypes TypesOf(const Args& args) {
+template <typename Bytes>
+TensorTypes TypesOf(const BasicForwardArgs<Bytes>& args) {
+  return {args.dtype, args.output_dtype, args.lse_format, args.probability_rows};
+}
+template <typename Bytes>
+TensorTypes TypesOf(const BasicBackwardArgs<Bytes>& args) {
   return {args.dtype, args.output_dtype, args.lse_format};
 }
 
@@ -251,6 +255,9 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
+  for (const v1::ProbabilityRow& row : args.probability_rows) {
+    *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
+  }
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
   SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());

@@ -11,7 +11,7 @@ namespace {
 // Where a part's rows lie in the tensors of a call.
 class Slicer {
  public:
-  Slicer(const v1::AttentionShape& shape, TensorTypes types, const CallPart& part)
+  Slicer(const v1::AttentionShape& shape, const TensorTypes& types, const CallPart& part)
       : shape_(shape), types_(types), part_(part) {}
 
   // REQUIRES: the tensor is not lse.
@@ -129,6 +129,7 @@ BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part
           .lse_format = call.lse_format,
           .options = part.options,
           .plan = call.plan,
+          .probability_rows = call.probability_rows,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
           .k = slicer.Of(v1::TENSOR_ID_K, call.k),
           .v = slicer.Of(v1::TENSOR_ID_V, call.v),

@@ -71,7 +71,8 @@ absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
 }
 
 bool HasTensors(const BackwardArgs& args) {
-  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result;
+  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result ||
+         args.more.count(v1::TENSOR_ID_QKV) > 0 || args.more.count(v1::TENSOR_ID_KV) > 0;
 }
 
 // One request, and with the tensors the one that takes its place should the residual be gone.

@@ -87,6 +87,7 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
   if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
   problem->has_dlse = flags.dlse;
   problem->lse_format = flags.lse_format;
+  problem->probability_rows = flags.probability_rows;
   if (absl::Status status = ReadShape(flags.input, *input, problem); !status.ok()) return status;
   auto option_tensors = ReadOptionTensors(flags.input, *input, *problem, direction);
   if (!option_tensors.ok()) return option_tensors.status();

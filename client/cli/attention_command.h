@@ -22,6 +22,7 @@ struct AttentionFlags {
   OptionFlags options;
   bool dlse = false;  // backward's
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;  // forward's
   std::string deadline;
   std::string request_id;
   std::string traceparent;

@@ -186,6 +186,26 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
   AddCount(command, "--stripe", stripe_,
            "Tokens per stripe of the striped layout, at most 65,536 stripes; 1 unless given")
       ->group(kPlanGroup);
+  AddTuning(command, "--tile_q", &v1::Tuning::set_tile_q, "Rows of a kernel's tile");
+  AddTuning(command, "--tile_kv", &v1::Tuning::set_tile_kv, "Keys of a kernel's tile");
+  AddTuning(command, "--key_splits", &v1::Tuning::set_key_splits,
+            "Forward: parts that a row's keys are cut into, at most");
+  command
+      ->add_option("--members", members_,
+                   "Workers to compute on, a,b,c, in the order of the ring; the server's choice "
+                   "unless given")
+      ->group(kPlanGroup)
+      ->delimiter(',');
+}
+
+void OptionFlags::AddTuning(CLI::App* command, const char* name,
+                            void (v1::Tuning::*set)(uint32_t), const char* help) {
+  command
+      ->add_option_function<uint32_t>(
+          name, [this, set](uint32_t value) { (tuning_.*set)(value); },
+          absl::StrCat(help, ", one of those that the worker's device takes"))
+      ->group(kPlanGroup)
+      ->check(CLI::NonNegativeNumber.description(""));
 }
 
 absl::Status OptionFlags::Apply(Problem* problem) const {
@@ -212,6 +232,8 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
   if (stripe_) problem->plan.set_stripe(*stripe_);
+  if (tuning_.ByteSizeLong() > 0) *problem->plan.mutable_tuning() = tuning_;
+  for (const std::string& member : members_) problem->plan.add_members(member);
   return absl::OkStatus();
 }
 
@@ -231,6 +253,30 @@ void AddLseFlag(CLI::App* command, v1::LseFormat* format) {
           "[documents, heads, longest document], -inf behind shorter ones")
       ->group(kOptionGroup)
       ->check(CLI::IsMember({"flat", "document"}));
+}
+
+void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* rows) {
+  const auto parse = [rows](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      const std::vector<std::string> parts = absl::StrSplit(text, ':');
+      uint64_t batch, position;
+      if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &batch) ||
+          !absl::SimpleAtoi(parts[1], &position)) {
+        throw CLI::ValidationError("--probabilities",
+                                   absl::StrCat(text, ": expected BATCH:POSITION"));
+      }
+      v1::ProbabilityRow& row = rows->emplace_back();
+      row.set_batch(batch);
+      row.set_position(position);
+    }
+  };
+  command
+      ->add_option_function<std::vector<std::string>>(
+          "--probabilities", parse,
+          "Also the softmax's weights of these queries, BATCH:POSITION[,...] (packed: "
+          "DOCUMENT:POSITION), as tensor probabilities [rows, heads, keys]")
+      ->group(kOptionGroup)
+      ->delimiter(',');
 }
 
 void AddPackingFlag(CLI::App* command, v1::Packing* packing) {
@@ -276,7 +322,11 @@ Header HeaderOf(const Problem& problem) {
 std::variant<ValidRequest, Rejection> Validate(const Problem& problem, Direction direction,
                                                bool has_forward_result) {
   if (direction == Direction::kForward) {
-    return ValidateRequest(HeaderOf<v1::ForwardHeader>(problem), Limits());
+    auto header = HeaderOf<v1::ForwardHeader>(problem);
+    for (const v1::ProbabilityRow& row : problem.probability_rows) {
+      *header.mutable_reply()->add_probability_rows() = row;
+    }
+    return ValidateRequest(header, Limits());
   }
   auto header = HeaderOf<v1::BackwardHeader>(problem);
   header.set_has_forward_result(has_forward_result);

@@ -15,7 +15,8 @@ CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles&
                    .output_dtype = problem.output_dtype,
                    .lse_format = problem.lse_format,
                    .options = problem.options,
-                   .plan = problem.plan};
+                   .plan = problem.plan,
+                   .probability_rows = problem.probability_rows};
   const std::pair<v1::TensorId, ConstBytes*> inputs[] = {
       {v1::TENSOR_ID_Q, &args.q}, {v1::TENSOR_ID_K, &args.k}, {v1::TENSOR_ID_V, &args.v}};
   for (const auto& [tensor, target] : inputs) {
@@ -41,6 +42,7 @@ void AddForward(CLI::App& app, Run& run) {
                "safetensors with q, k, v (or qkv, or q and kv), as flags ask sinks (packed: "
                "cu_seqlens_q, cu_seqlens_k)",
                "safetensors to write: out (--output_dtype), lse in fp32");
+  AddProbabilitiesFlag(command, &flags->probability_rows);
   command->add_option("--retain", flags->retain,
                       "Keep inputs and results with the workers for this long (30s, 10m), for "
                       "backward --residual=HANDLE; the handle is printed, or why nothing is kept");

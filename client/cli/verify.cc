@@ -29,6 +29,7 @@ struct Flags {
   OptionFlags options;
   bool dlse = false;
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;
   int64_t rows = 64;
   uint64_t seed = 1;
   bool json = false;
@@ -141,6 +142,7 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   }
   problem.has_dlse = flags.dlse;
   problem.lse_format = flags.lse_format;
+  problem.probability_rows = flags.probability_rows;
   const Direction direction = flags.dlse ? Direction::kBackward : Direction::kForward;
   const auto valid = ValidateLocally(problem, direction, false);
   if (!valid.ok()) return valid.status();
@@ -169,6 +171,13 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat(output->path, ": tensor \"dbias\" is there without --dbias"));
   }
+  const bool has_rows = !flags.probability_rows.empty();
+  if (has_rows && flags.dlse) return UsageError("--probabilities is of forward, --dlse of backward");
+  if (has_rows != output->Has(v1::TENSOR_ID_PROBABILITIES)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        output->path, ": tensor \"probabilities\" is ",
+        has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
+  }
   const oracle::Outputs outputs{
       .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
       .lse = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
@@ -178,7 +187,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .dsinks = problem.options.has_sinks()
                     ? AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_DSINKS))
                     : nullptr,
-      .dbias = has_dbias ? reader.ReadIfThere(*output, v1::TENSOR_ID_DBIAS) : nullptr};
+      .dbias = has_dbias ? reader.ReadIfThere(*output, v1::TENSOR_ID_DBIAS) : nullptr,
+      .probabilities = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_PROBABILITIES))};
   const bool gradients = HasGradients(*output);
   oracle::ForwardTensors given;
   std::optional<Source> forward;  // as long as its tensors are used
@@ -195,9 +205,9 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
              .lse = AsFloats(reader.ReadIfThere(*input, v1::TENSOR_ID_LSE))};
   }
   if (!reader.status().ok()) return reader.status();
-  if (outputs.out == nullptr && outputs.lse == nullptr && !gradients) {
+  if (outputs.out == nullptr && outputs.lse == nullptr && !has_rows && !gradients) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.output, ": none of out, lse, dq, dk, dv, dsinks, dbias is there to verify"));
+        flags.output, ": none of out, lse, probabilities, dq, dk, dv, dsinks, dbias is there to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -251,6 +261,7 @@ void AddVerify(CLI::App& app, Run& run) {
   flags->options.AddTo(command);
   AddDlseFlag(command, &flags->dlse);
   AddLseFlag(command, &flags->lse_format);
+  AddProbabilitiesFlag(command, &flags->probability_rows);
   command
       ->add_option("--rows", flags->rows,
                    "Sampled rows of each tensor; small problems are checked whole")

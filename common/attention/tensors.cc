@@ -36,6 +36,7 @@ bool HasBiasGradient(const AttentionSpec& spec) {
 bool HasMask(const AttentionSpec& spec) { return spec.options.mask.has_value(); }
 bool HasSegmentIds(const AttentionSpec& spec) { return spec.options.segment_ids; }
 bool HasQkv(const AttentionSpec& spec) { return spec.shape.packing == Packing::kQkv; }
+bool HasProbabilities(const AttentionSpec& spec) { return !spec.probability_rows.empty(); }
 bool HasKv(const AttentionSpec& spec) { return spec.shape.packing == Packing::kKv; }
 
 // A bias or a mask, cut by its rows.
@@ -107,6 +108,8 @@ constexpr TensorInfo kTensors[] = {
            TensorId::kQkv, HasQkv, kDqkvParts),
     Packed(TensorId::kDkv, "dkv", Axis::kKv, ElementOf::kResult, Use::kNone, Use::kOutput,
            TensorId::kKv, HasKv, kDkvParts),
+    Floats(TensorId::kProbabilities, "probabilities", TensorForm::kChosenRows, Axis::kChosenRows,
+           Use::kOutput, Use::kNone, std::nullopt, HasProbabilities),
 };
 
 constexpr bool IdsAscend() {
@@ -249,6 +252,17 @@ int64_t LongestQueries(const AttentionShape& shape) {
   return longest;
 }
 
+int64_t ProbabilityColumns(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  if (!shape.packed) return shape.seq_len_kv;
+  int64_t longest = 0;
+  for (const ProbabilityRow& row : spec.probability_rows) {
+    longest = std::max(longest,
+                       shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]);
+  }
+  return longest;
+}
+
 bool IsPerDocument(const AttentionSpec& spec, TensorId id) {
   return spec.lse_per_document && InfoOf(id).form == TensorForm::kStatistics;
 }
@@ -260,6 +274,10 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
   if (info.form == TensorForm::kPairs) {
     return {PairPlanes(spec, info, true), PairPlanes(spec, info, false), TokensOf(shape, info),
             PairRowElements(spec, info)};
+  }
+  if (info.form == TensorForm::kChosenRows) {
+    return {static_cast<int64_t>(spec.probability_rows.size()), HeadCountOf(shape, info),
+            ProbabilityColumns(spec)};
   }
   if (IsPerDocument(spec, id)) {
     return {shape.num_documents(), HeadCountOf(shape, info), LongestQueries(shape)};
@@ -323,6 +341,13 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
     layout.outer = 1;
     layout.rows = HeadCountOf(shape, info);
     layout.inner_bytes = element_bytes;
+    return layout;
+  }
+  if (info.form == TensorForm::kChosenRows) {
+    layout.outer = 1;
+    layout.rows = static_cast<int64_t>(spec.probability_rows.size());
+    layout.inner_bytes =
+        SaturatingProduct({HeadCountOf(shape, info), ProbabilityColumns(spec), element_bytes});
     return layout;
   }
   layout.rows = TokensOf(shape, info);

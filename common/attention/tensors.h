@@ -24,6 +24,7 @@ enum class Axis : uint8_t {
   kKv,          // cut along k/v's tokens, as ShardPlan::kv says
   kReplicated,  // every rank holds all of it
   kRankZero,    // rank 0 holds all of it
+  kChosenRows,  // cut along the chosen rows, as ShardPlan::chosen says
 };
 
 // What a tensor is to a direction.
@@ -42,6 +43,7 @@ enum class TensorForm : uint8_t {
   kPerHead,     // [heads]
   kPairs,       // [batch or 1, heads or 1, queries, PairColumns]
   kPerToken,    // [batch, tokens]
+  kChosenRows,  // [rows, heads, ProbabilityColumns]
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
@@ -94,6 +96,8 @@ std::vector<TensorId> PartsOf(TensorId id);
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
 // Queries of the longest document.
 int64_t LongestQueries(const AttentionShape& shape);
+// Keys of the longest document among those of the spec's probability_rows.
+int64_t ProbabilityColumns(const AttentionSpec& spec);
 // Whether a client has the tensor per document, which no worker does.
 bool IsPerDocument(const AttentionSpec& spec, TensorId id);
 // The element type: fp32 for statistics, the bias's for a bias, the spec's dtype or its results'
@@ -112,7 +116,8 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
 // heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut; batch or 1
-// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken.
+// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken; 1, rows and a row's
+// bytes for kChosenRows.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;

@@ -17,6 +17,7 @@ AttentionSpec Example(bool packed) {
 TEST(TensorsTest, BytesAgreeWithDimensions) {
   for (int form : {0, 1, 2}) {
     AttentionSpec spec = Example(form > 0);
+    spec.probability_rows = {{0, 3}, {0, 3}, {0, 9}};
     if (form == 2) {
       spec.shape.cu_seqlens_q = {0, 3, 3, 10};
       spec.shape.cu_seqlens_k = {0, 5, 6, 14};
@@ -30,7 +31,7 @@ TEST(TensorsTest, BytesAgreeWithDimensions) {
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
       EXPECT_EQ(BytesOf(spec, id), bytes) << TensorName(id);
       if (!IsPerDocument(spec, id)) EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes);
-      if (info.form == TensorForm::kPerHead) continue;
+      if (info.form == TensorForm::kPerHead || info.form == TensorForm::kChosenRows) continue;
       EXPECT_EQ(LayoutOf(spec, id).rows, info.axis == Axis::kKv ? 14 : 10);
     }
   }
@@ -111,6 +112,21 @@ TEST(TensorsTest, PackedTensorsTravelInPlaceOfTheirParts) {
   EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDsinks, T::kDqkv}));
   EXPECT_EQ(DimensionsOf(spec, T::kDqkv), (std::vector<int64_t>{3, 10, 3, 6, 5}));
   EXPECT_EQ(DTypeOf(spec, T::kQkv), DType::kBFloat16);
+}
+
+TEST(TensorsTest, ProbabilitiesHaveTheColumnsOfTheirRowsDocuments) {
+  AttentionSpec spec = Example(true);
+  spec.shape.cu_seqlens_q = {0, 3, 3, 10};
+  spec.shape.cu_seqlens_k = {0, 5, 6, 14};
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward).size(), 2u);
+  spec.probability_rows = {{0, 1}, {0, 2}};
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward).back(), TensorId::kProbabilities);
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward).size(), 3u);
+  EXPECT_EQ(DimensionsOf(spec, TensorId::kProbabilities), (std::vector<int64_t>{2, 6, 5}));
+  spec.probability_rows.push_back({2, 6});
+  EXPECT_EQ(DimensionsOf(spec, TensorId::kProbabilities), (std::vector<int64_t>{3, 6, 8}));
+  EXPECT_EQ(LayoutOf(spec, TensorId::kProbabilities).rows, 3);
+  EXPECT_EQ(DTypeOf(spec, TensorId::kProbabilities), DType::kFloat32);
 }
 
 TEST(TensorsTest, LsePerDocument) {

@@ -54,6 +54,8 @@ ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan&
   forward_.computed.assign(world_size, none);
   backward_.computed.assign(world_size, none);
   bias_gradient_.computed.assign(world_size, none);
+  probabilities_.computed.assign(world_size, none);
+  probability_calls_.assign(world_size, 0);
   forward_calls_.assign(world_size, 0);
   forward_done_.assign(world_size, 0);
   converted_.resize(world_size);
@@ -240,6 +242,8 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       return RunDelta(rank, call);
     case ComputeCall::Op::kSinkGradient:
       return RunSinkGradient(rank, call);
+    case ComputeCall::Op::kProbabilities:
+      return RunProbabilities(rank, call);
     case ComputeCall::Op::kZero:
       return Write(rank, call.target, {Cell::State::kGradients, -1, 0});
     case ComputeCall::Op::kConvert: {
@@ -322,6 +326,26 @@ bool ScheduleSimulator::RunBiasGradient(int rank, const ComputeCall& call) {
   if (!RequireTerms(rank, call) || !Cover(rank, call, bias_gradient_)) return false;
   bias_gradient_pairs_ += call.pairs;
   return true;
+}
+
+bool ScheduleSimulator::RunProbabilities(int rank, const ComputeCall& call) {
+  const Cell numbers{Cell::State::kNumbers, -1, 0};
+  if (call.initial != (probability_calls_[rank]++ == 0)) return Fail("initial flag is wrong");
+  if (!Require(rank, call.q.q, "probabilities") || !RequireTerms(rank, call)) return false;
+  if (call.final != forward_done_[rank]) return Fail("probabilities before the last forward call");
+  if (call.final && !Require(rank, call.q.lse, "probabilities")) return false;
+  if (!call.initial && !Require(rank, call.target, "probabilities")) return false;
+  if (call.target.bytes !=
+      LayoutOf(spec_, TensorId::kProbabilities).ShardBytes(RowsIn(plan_.chosen[rank]))) {
+    return Fail("probabilities of a wrong size");
+  }
+  for (const KvOperand& operand : call.kv) {
+    if (!CheckKeys(rank, operand, false) || !CheckSegmentIds(rank, operand)) return false;
+    for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
+      ++probabilities_.computed[rank][operand.source_rank][row];
+    }
+  }
+  return Write(rank, call.target, numbers);
 }
 
 bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
@@ -536,6 +560,10 @@ bool ScheduleSimulator::CheckOutputs() {
     const bool forward = schedule_.direction == Direction::kForward || schedule_.recompute_forward;
     if (forward && RowsIn(plan_.q[rank]) > 0 && !forward_done_[rank]) {
       return Fail("no final forward call");
+    }
+    if (RowsIn(plan_.chosen[rank]) > 0 && schedule_.direction == Direction::kForward &&
+        probabilities_.computed[rank] != forward_.computed[rank]) {
+      return Fail("probabilities of other keys than the forward's");
     }
     if (schedule_.direction == Direction::kBackward &&
         !(CheckGradients(rank, TensorId::kDk, false) &&

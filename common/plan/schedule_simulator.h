@@ -66,6 +66,7 @@ class ScheduleSimulator {
   bool RunDelta(int rank, const ComputeCall& call);
   bool RunSinkGradient(int rank, const ComputeCall& call);
   bool RunBackward(int rank, const ComputeCall& call);
+  bool RunProbabilities(int rank, const ComputeCall& call);
   bool RunBiasGradient(int rank, const ComputeCall& call);
   // What every call with keys has of the score terms.
   bool RequireTerms(int rank, const ComputeCall& call);
@@ -94,6 +95,8 @@ class ScheduleSimulator {
   Coverage forward_;
   Coverage backward_;
   Coverage bias_gradient_;
+  Coverage probabilities_;
+  std::vector<int> probability_calls_;
   int64_t forward_pairs_ = 0;
   int64_t backward_pairs_ = 0;
   int64_t bias_gradient_pairs_ = 0;

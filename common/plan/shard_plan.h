@@ -60,6 +60,8 @@ struct ShardPlan {
   int64_t stripe = 1;     // striped only
   std::vector<Shard> q;   // [world_size]
   std::vector<Shard> kv;  // [world_size]
+  // Of the spec's probability_rows, by their number: where their queries are. [world_size]
+  std::vector<Shard> chosen;
 };
 
 // REQUIRES: world_size >= 1, stripe >= 1.
@@ -68,6 +70,9 @@ ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size
 
 // The rows of every rank of a tensor.
 std::vector<Shard> ShardsOf(const ShardPlan& plan, const TensorLayout& layout);
+// The chosen rows of a rank as it has them, in the order of plan.chosen.
+std::vector<ChosenRow> ChosenRowsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank);
+
 // How many they are of one rank.
 int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank);
 

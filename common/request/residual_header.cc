@@ -73,6 +73,9 @@ void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violat
   if (said.has_stripe() && said.stripe() != static_cast<uint64_t>(plan.stripe)) {
     differs("plan.stripe");
   }
+  if (!said.members().empty()) {
+    violations.Invalid("plan.members", "are given, but the residual lies with the Forward's");
+  }
 }
 
 }  // namespace
@@ -94,9 +97,12 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
 
+  const v1::Tuning tuning = header->plan().tuning();
+  const bool is_tuned = header->plan().has_tuning();
   header->clear_shape();
   header->clear_options();
   header->clear_plan();
+  if (is_tuned) *header->mutable_plan()->mutable_tuning() = tuning;
   ToProto(forward.shape, header->mutable_shape());
   header->set_dtype(ToProto(forward.dtype));
   WriteOptions(forward.options, header->mutable_options());

@@ -96,6 +96,17 @@ void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
   }
 }
 
+void ToProto(const Tuning& tuning, v1::Tuning* proto) {
+  if (tuning.tile_q != 0) proto->set_tile_q(tuning.tile_q);
+  if (tuning.tile_kv != 0) proto->set_tile_kv(tuning.tile_kv);
+  if (tuning.key_splits != 0) proto->set_key_splits(tuning.key_splits);
+}
+
+Tuning FromProto(const v1::Tuning& proto) {
+  return {static_cast<int32_t>(proto.tile_q()), static_cast<int32_t>(proto.tile_kv()),
+          static_cast<int32_t>(proto.key_splits())};
+}
+
 MaskRule FromProto(const v1::DocumentOptions& options) {
   MaskRule rule;
   rule.causal = options.causal();

@@ -9,6 +9,7 @@
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/tensors.h"
+#include "common/attention/tuning.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
 #include "ringattn/v1/attention.pb.h"
@@ -30,6 +31,9 @@ std::optional<Packing> FromProto(v1::Packing packing);
 
 // Appends to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
+
+void ToProto(const Tuning& tuning, v1::Tuning* proto);
+Tuning FromProto(const v1::Tuning& proto);
 
 MaskRule FromProto(const v1::DocumentOptions& options);
 

@@ -62,8 +62,8 @@ inline const BadHeader kHeaderRows[] = {
     {"shape { packing: PACKING_KV head_dim_v: 8 }", kInvalid, "shape.head_dim_v"},
     {"shape { packing: PACKING_KV head_dim_v: 256 }", kInvalid, "shape.head_dim_v"},
     // Though q, k and v by themselves are not too large.
-    {"shape { packing: PACKING_QKV seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 16 "
-     "num_kv_heads: 16 head_dim: 64 batch: 1 }",
+    {"shape { packing: PACKING_QKV seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 4 "
+     "num_kv_heads: 4 head_dim: 64 batch: 1 }",
      kOver, "shape"},
     {"shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024 "
      "num_kv_heads: 1024 head_dim: 256 }",
@@ -192,6 +192,26 @@ inline const BadHeader kHeaderRows[] = {
     {"plan { layout: LAYOUT_ZIGZAG stripe: 4 }", kInvalid, "plan.stripe"},
     {"plan { layout: LAYOUT_STRIPED stripe: 0 }", kInvalid, "plan.stripe"},
     {"plan { layout: LAYOUT_STRIPED stripe: 18446744073709551615 }", kOver, "plan.stripe"},
+    {"plan { tuning { tile_q: 0 } }", kInvalid, "plan.tuning.tile_q"},
+    {"plan { tuning { tile_q: 65537 } }", kInvalid, "plan.tuning.tile_q"},
+    {"plan { tuning { tile_q: 4294967295 } }", kInvalid, "plan.tuning.tile_q"},
+    {"plan { tuning { tile_kv: 0 } }", kInvalid, "plan.tuning.tile_kv"},
+    {"plan { tuning { tile_q: 96 tile_kv: 2147483648 } }", kInvalid, "plan.tuning.tile_kv"},
+    {"plan { tuning { key_splits: 0 } }", kInvalid, "plan.tuning.key_splits"},
+    {"plan { tuning { key_splits: 4294967295 } }", kInvalid, "plan.tuning.key_splits"},
+    // Fields that are right, and no device of this ring offers the value.
+    {"plan { tuning { tile_q: 96 } }", kInvalid, "plan.tuning.tile_q"},
+    {"plan { tuning { tile_kv: 128 } }", kInvalid, "plan.tuning.tile_kv"},
+    {"plan { tuning { key_splits: 2 } }", kInvalid, "plan.tuning.key_splits"},
+    {"plan { members: '' members: 'fake-0' }", kInvalid, "plan.members[0]"},
+    {"plan { members: 'fake-0' members: 'fake-0' }", kInvalid, "plan.members[1]"},
+    {"plan { members: 'fake-0' }", kInvalid, "plan.members"},
+    {"plan { members: 'fake-0' members: 'fake-1' members: 'fake-2' }", kInvalid, "plan.members"},
+    {"plan { world_size: 1 members: 'fake-0' members: 'fake-1' }", kInvalid, "plan.members"},
+    {"plan { members: 'fake-0' members: 'nobody' }", grpc::StatusCode::FAILED_PRECONDITION,
+     "plan.members"},
+    {"plan { members: 'Fake-0' members: 'fake-1' }", grpc::StatusCode::FAILED_PRECONDITION,
+     "plan.members"},
     // --- reply
     {"reply { max_chunk_bytes: 0 }", kInvalid, "reply.max_chunk_bytes"},
     {"reply { max_chunk_bytes: 1023 }", kInvalid, "reply.max_chunk_bytes"},
@@ -229,6 +249,8 @@ inline const BadHeader kHeaderRows[] = {
     {"options { sinks {} } inline_tensors { tensor: TENSOR_ID_SINKS data: '123456789' }", kInvalid,
      "inline_tensors[0].data"},
     {"inline_tensors { tensor: TENSOR_ID_K data: 'short' }", kInvalid, "inline_tensors[0].data"},
+    {"inline_tensors { tensor: TENSOR_ID_PROBABILITIES data: 'x' }", kInvalid,
+     "inline_tensors[0].tensor"},
     {"inline_tensors { tensor: TENSOR_ID_QKV data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
     {"inline_tensors { tensor: TENSOR_ID_KV data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
     {"inline_tensors { tensor: TENSOR_ID_DQKV data: 'x' }", kInvalid, "inline_tensors[0].tensor"},
@@ -248,7 +270,31 @@ inline const BadHeader kHeaderRows[] = {
      kInvalid, "inline_tensors[0].data"},
 };
 
+inline const BadHeader kForwardRows[] = {
+    {"reply { probability_rows { batch: 2 } }", kInvalid, "reply.probability_rows[0].batch"},
+    {"reply { probability_rows { batch: 18446744073709551615 } }", kInvalid,
+     "reply.probability_rows[0].batch"},
+    {"reply { probability_rows { position: 8 } }", kInvalid, "reply.probability_rows[0].position"},
+    {"reply { probability_rows { position: 18446744073709551615 } }", kInvalid,
+     "reply.probability_rows[0].position"},
+    {"reply { probability_rows { batch: 1 position: 7 } probability_rows { batch: 3 } }", kInvalid,
+     "reply.probability_rows[1].batch"},
+    {"reply { probability_rows {} probability_rows {} probability_rows { position: 9 } }", kInvalid,
+     "reply.probability_rows[2].position"},
+    {"shape { seq_len_q: 0 } reply { probability_rows {} }", kInvalid,
+     "reply.probability_rows[0].position"},
+    // The weights of one row, of every head, though q, k and v are small.
+    {"shape { batch: 1 seq_len_kv: 134217728 num_heads: 1024 num_kv_heads: 1 head_dim: 1 } "
+     "reply { probability_rows {} }",
+     kOver, "shape"},
+    {"reply { probability_rows {} } inline_tensors { tensor: TENSOR_ID_PROBABILITIES data: 'x' }",
+     kInvalid, "inline_tensors[0].tensor"},
+};
+
 inline const BadHeader kBackwardRows[] = {
+    {"reply { probability_rows {} }", kInvalid, "reply.probability_rows"},
+    {"has_forward_result: true plan { tuning { key_splits: 1 } }", kInvalid,
+     "plan.tuning.key_splits"},
     {"keep_residual: true", kInvalid, "keep_residual"},
     {"has_dlse: true inline_tensors { tensor: TENSOR_ID_DLSE data: 'x' }", kInvalid,
      "inline_tensors[0].data"},
@@ -309,6 +355,10 @@ inline const BadHeader kPackedRows[] = {
      kInvalid, "shape.seq_len_kv"},
     {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 9]") " reply { lse_format: 7 }", kInvalid,
      "reply.lse_format"},
+    {CU("cu_seqlens_q: [0, 8]",
+        "cu_seqlens_k: [0, 9]") " options { bias {} } reply { lse_format: LSE_FORMAT_PER_DOCUMENT } "
+                                "inline_tensors { tensor: TENSOR_ID_LSE data: 'x' }",
+     kInvalid, "inline_tensors[0].tensor"},
     {CU("cu_seqlens_q: [8]", "cu_seqlens_k: [9]"), kInvalid, "shape.packed.cu_seqlens_q[0]"},
     {"shape { batch: 2 packed { cu_seqlens_q: [0, 8] cu_seqlens_k: [0, 9] } }", kInvalid,
      "shape.batch"},

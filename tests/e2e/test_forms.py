@@ -3,6 +3,7 @@ form and the way, the bits are those of the plain request."""
 
 import json
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -176,3 +177,123 @@ def test_lse_per_document_needs_documents(ring, tmp_path):
     done = cli("forward", f"--server={ring.address}", f"--input={packed}", f"--output={tmp_path}/x",
                "--lse=document", "--streams=2", code=None)
     assert "streams" in done.stderr and "lse_format" in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("schedule", [["--schedule=single"], ["--schedule=ring", "--world_size=3"],
+                                      ["--schedule=all_gather", "--layout=striped"]])
+def test_probabilities(ring, tmp_path, transport, schedule):
+    source, forward = tmp_path / "i.safetensors", tmp_path / "f.safetensors"
+    cli("generate", f"--output={source}", *DOCUMENTS, "--heads=4", "--kv_heads=2", "--head_dim=24",
+        "--dtype=bf16", "--seed=7", "--sinks", "--alibi", "--mask=heads")
+    asked = ["--sinks", "--alibi", "--mask", "--dropout=0.2,5", "--causal",
+             "--probabilities=3:349,0:0,2:250,0:99,0:0"]
+    server = f"--server={ring.address}"
+    told = cli("forward", server, *schedule, f"--transport={transport}", f"--input={source}",
+               f"--output={forward}", *asked).stdout
+    assert "probabilities fp32 [5, 4, 350]" in told
+    checked = cli("verify", f"--input={source}", f"--output={forward}", *asked).stdout
+    assert "probabilities ok" in checked
+    tensors = tensors_of(forward)
+    p, lse = (tensors[n].view(np.float32) for n in ("probabilities", "lse"))
+    sinks = tensors_of(source)["sinks"].view(np.float32)
+    tokens = [100 + 251 + 349, 0, 100 + 250, 99, 0]
+    for row, token in zip(p, tokens):
+        assert np.allclose(row.sum(-1) + np.exp(sinks - lse[:, token]), 1, atol=1e-4)
+    assert np.array_equal(p[1], p[4])
+    # Neither the flag nor the tensor is ignored, and other rows are another result.
+    fewer = [flag for flag in asked if "probabilities" not in flag]
+    done = cli("verify", f"--input={source}", f"--output={forward}", *fewer, code=3)
+    assert '"probabilities" is there without --probabilities' in done.stderr
+    other = [*fewer, "--probabilities=3:348,0:0,2:250,0:99,0:0"]
+    cli("verify", f"--input={source}", f"--output={forward}", *other, code=1)
+
+
+def test_bad_probabilities(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24", "--with_dout")
+    files = [f"--server={ring.address}", f"--input={source}", f"--output={tmp_path}/x"]
+    for rows, field in [("2:0", "reply.probability_rows[0].batch"),
+                        ("0:0,1:701", "reply.probability_rows[1].position")]:
+        assert field in cli("forward", *files, f"--probabilities={rows}", code=3).stderr
+    assert "expected BATCH:POSITION" in cli("forward", *files, "--probabilities=5", code=2).stderr
+    done = cli("forward", *files, "--probabilities=0:5", "--streams=2", code=None)
+    assert "streams" in done.stderr and "probabilities" in done.stderr
+    many = ",".join(["0:1"] * 4097)
+    assert "reply.probability_rows" in cli("forward", *files, f"--probabilities={many}",
+                                           code=3).stderr
+
+
+@pytest.mark.parametrize("tile", [["--tile_q=12"], ["--tile_kv=192", "--tile_q=480"],
+                                  ["--key_splits=1", "--tile_kv=960"]])
+def test_tuning(ring, tmp_path, tile):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24", "--with_dout")
+    for command, output in [("forward", forward), ("backward", backward)]:
+        cli(command, f"--server={ring.address}", f"--input={source}", f"--output={output}", *tile,
+            *OPTIONS)
+        cli("verify", f"--input={source}", f"--output={output}", "--causal")
+
+
+def test_tuning_that_no_worker_offers(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24")
+    files = [f"--server={ring.address}", f"--input={source}", f"--output={tmp_path}/x"]
+    for flag, says in [("--tile_q=100", "plan.tuning.tile_q: is 100"),
+                       ("--tile_kv=128", "take 192, 384, 576, 768, 960"),
+                       ("--key_splits=2", "plan.tuning.key_splits: is 2")]:
+        done = cli("forward", *files, flag, "--json", code=3)
+        error = json.loads(done.stdout)["error"]
+        assert error["code"] == "INVALID_ARGUMENT" and error["reason"] == "TUNING_NOT_OFFERED"
+        assert says in error["message"]
+
+
+def test_members_by_name(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24", "--with_dout")
+    files = [f"--server={ring.address}", f"--input={source}", f"--output={tmp_path}/x"]
+    names = sorted(worker.name for worker in ring.topology().workers)
+    assert len(names) == 4
+    for chosen in [[names[2], names[0]], [names[1]], names[::-1]]:
+        for command in ("forward", "backward"):
+            done = cli(command, *files, f"--members={','.join(chosen)}", "--causal", "--json")
+            assert json.loads(done.stdout)["plan"]["members"] == chosen
+            cli("verify", f"--input={source}", f"--output={tmp_path}/x", "--causal")
+    done = cli("forward", *files, f"--members={names[0]},nobody", "--json", code=3)
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "FAILED_PRECONDITION" and error["reason"] == "MEMBER_NOT_READY"
+    assert "nobody" in error["message"] and error["violations"][0]["field"] == "plan.members"
+    done = cli("forward", *files, f"--members={names[0]}", "--world_size=2", code=3)
+    assert "plan.members" in done.stderr
+    # What a forward left stays where it is, whatever order its members had.
+    kept = json.loads(cli("forward", *files, f"--members={names[3]},{names[1]}", "--causal",
+                          "--retain=1m", "--json").stdout)["residual"]["handle"]
+    done = cli("backward", *files, f"--residual={kept}", "--keep_residual", "--causal", "--json")
+    assert json.loads(done.stdout)["plan"]["members"] == [names[3], names[1]]
+    cli("verify", f"--input={source}", f"--output={tmp_path}/x", "--causal")
+    done = cli("backward", *files, f"--residual={kept}", f"--members={names[3]},{names[1]}",
+               "--causal", code=3)
+    assert "plan.members" in done.stderr
+
+
+def test_disjoint_members_side_by_side(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24")
+    names = sorted(worker.name for worker in ring.topology().workers)
+    wrong = []
+
+    def call(index, members):
+        output = tmp_path / f"{index}.safetensors"
+        done = cli("forward", f"--server={ring.address}", f"--input={source}",
+                   f"--output={output}", f"--members={','.join(members)}", "--json")
+        if json.loads(done.stdout)["plan"]["members"] != members:
+            wrong.append(members)
+        cli("verify", f"--input={source}", f"--output={output}")
+
+    threads = [threading.Thread(target=call, args=(i, names[2 * (i % 2):2 * (i % 2) + 2]))
+               for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and all((tmp_path / f"{i}.safetensors").exists() for i in range(4))

@@ -29,6 +29,7 @@ struct Placement {
   int world_size = 1;
   int64_t stripe = 1;
   ScheduleKind schedule = ScheduleKind::kRing;  // over any number of ranks
+  Tuning tuning = {};
 };
 
 // Runs one direction. `inputs` has q, k, v, for backward also dout, and unless

@@ -108,6 +108,21 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse(), reserve.fp32_results()};
   result.spec.lse_per_document = reserve.lse_per_document();
 
+  if (!reserve.probability_rows().empty() && reserve.backward()) {
+    return Malformed("probability_rows");
+  }
+  for (const v1::ProbabilityRow& row : reserve.probability_rows()) {
+    const AttentionShape& of = result.spec.shape;
+    const uint64_t rows = of.packed ? of.num_documents() : of.batch;
+    if (row.batch() >= rows) return Malformed("probability_rows");
+    const uint64_t queries = of.packed
+                                 ? of.cu_seqlens_q[row.batch() + 1] - of.cu_seqlens_q[row.batch()]
+                                 : of.seq_len_q;
+    if (row.position() >= queries) return Malformed("probability_rows");
+    result.spec.probability_rows.push_back(
+        {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});
+  }
+
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
   if (!kind || (*kind == ScheduleKind::kSingle && ring_size != 1)) return Malformed("schedule");
@@ -123,6 +138,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   result.program = MakeProgram(result.spec, result.plan, *kind,
                                reserve.backward() ? Direction::kBackward : Direction::kForward,
                                reserve.recompute_forward(), ring_rank, reserve.retain());
+  result.program.tuning = FromProto(reserve.tuning());
   return result;
 }
 

@@ -41,6 +41,9 @@ absl::Status CheckOptions(const KernelCall& call) {
     return absl::InvalidArgumentError(
         "no CUDA kernel computes bias, mask, segment ids, ALiBi or dropout");
   }
+  if (std::holds_alternative<ProbabilitiesCall>(call)) {
+    return absl::InvalidArgumentError("no CUDA kernel gives probabilities of chosen rows");
+  }
   const auto* backward = std::get_if<BackwardCall>(&call);
   if (backward != nullptr && backward->problem->deterministic) {
     return absl::InvalidArgumentError("the CUDA backward adds up in whatever order blocks end in");
@@ -51,7 +54,9 @@ absl::Status CheckOptions(const KernelCall& call) {
 absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
   if (absl::Status status = CheckOptions(call); !status.ok()) return status;
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
-    return KernelOf(cuda::PrepareForward(*forward, choice.device, choice.tuning));
+    cuda::KernelTuning tuning = choice.tuning;
+    if (forward->problem->tuning.key_splits == 1) tuning.max_key_splits = 1;
+    return KernelOf(cuda::PrepareForward(*forward, choice.device, tuning));
   }
   if (const auto* backward = std::get_if<BackwardCall>(&call)) {
     return KernelOf(cuda::PrepareBackward(*backward, choice.device, choice.tuning));
