@@ -66,8 +66,7 @@ absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
   if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
   const v1::TensorId tensor =
       args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
-  return RefuseStreams(
-      absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible"));
+  return RefuseStreams(absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible"));
 }
 
 bool HasTensors(const BackwardArgs& args) {

@@ -73,7 +73,8 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
   return spec;
 }
 
-absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, const TensorTypes& types,
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
+                                             const TensorTypes& types,
                                              const v1::AttentionOptions& options, bool has_dlse) {
   absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, types);
   if (!spec.ok()) return spec;
@@ -84,8 +85,7 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, co
 }
 
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      const TensorTypes& types,
-                                                      v1::TensorId tensor,
+                                                      const TensorTypes& types, v1::TensorId tensor,
                                                       const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();

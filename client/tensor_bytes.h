@@ -44,15 +44,15 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
                                            const TensorTypes& types);
 // The same with the options, which say what tensors there are (InputsOf, OutputsOf).
 //   has_dlse  backward: the gradient of lse is among them
-absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, const TensorTypes& types,
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
+                                             const TensorTypes& types,
                                              const v1::AttentionOptions& options, bool has_dlse);
 
 // Of one tensor: the dimensions of proto/ringattn/v1/tensor.proto, without a batch axis
 // when packed; bytes. Errors: as SpecForSizes, and for a tensor that does not exist.
 //   options  say the forms of a bias and a mask
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      const TensorTypes& types,
-                                                      v1::TensorId tensor,
+                                                      const TensorTypes& types, v1::TensorId tensor,
                                                       const v1::AttentionOptions& options = {});
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options = {});

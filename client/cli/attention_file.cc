@@ -143,8 +143,9 @@ absl::Status CheckLikeFirst(const std::string& path, const TensorView& view,
   if (view.shape.size() < 3 || (AxesOf(view) != 3 && AxesOf(view) != 4)) {
     return Wrong(path, view.name,
                  absl::StrCat("has shape ", Dimensions(view.shape),
-                              IsPacked(view) ? "; five dimensions, or four" : "; four dimensions, "
-                                                                              "or three",
+                              IsPacked(view) ? "; five dimensions, or four"
+                                             : "; four dimensions, "
+                                               "or three",
                               " when packed"));
   }
   if (others.empty()) return absl::OkStatus();

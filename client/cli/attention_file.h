@@ -1,6 +1,6 @@
 // The tensors of an attention problem in a safetensors file: q, k, v, or packed qkv, or q and kv,
-// and, as they are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks, bias, dbias, mask, q_segment_ids,
-// kv_segment_ids, alibi_slopes; cu_seqlens_q and cu_seqlens_k when packed.
+// and, as they are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks, bias, dbias, mask,
+// q_segment_ids, kv_segment_ids, alibi_slopes; cu_seqlens_q and cu_seqlens_k when packed.
 #ifndef RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 #define RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 
@@ -17,9 +17,9 @@
 namespace ringattn::client::cli {
 
 // Reads shape and dtype of q, k, v, or of the packed ones, and, without a batch axis, cu_seqlens
-// into `problem`, whose options are there: what they need of the file (the forms of a bias and a mask,
-// ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor that is
-// missing, of a wrong dtype or does not fit the others.
+// into `problem`, whose options are there: what they need of the file (the forms of a bias and a
+// mask, ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor
+// that is missing, of a wrong dtype or does not fit the others.
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem);
 
 // The bytes of a tensor, which must have the shape and dtype that the problem gives it.

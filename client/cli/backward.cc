@@ -58,11 +58,13 @@ void AddBackward(CLI::App& app, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
   CLI::App* command =
       app.add_subcommand("backward", "Gradients of attention in a file: dq, dk and dv");
-  flags->AddTo(command,
-               "safetensors with q, k, v (or qkv, or q and kv), dout, as flags ask sinks and dlse, and both or neither "
-               "of out, lse (neither: they are computed again)",
-               "safetensors to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype), with sinks "
-               "dsinks in fp32");
+  flags->AddTo(
+      command,
+      "safetensors with q, k, v (or qkv, or q and kv), dout, as flags ask sinks and dlse, and both "
+      "or neither "
+      "of out, lse (neither: they are computed again)",
+      "safetensors to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype), with sinks "
+      "dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
   auto* residual = command->add_option(
       "--residual", flags->residual,

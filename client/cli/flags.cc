@@ -198,8 +198,8 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
       ->delimiter(',');
 }
 
-void OptionFlags::AddTuning(CLI::App* command, const char* name,
-                            void (v1::Tuning::*set)(uint32_t), const char* help) {
+void OptionFlags::AddTuning(CLI::App* command, const char* name, void (v1::Tuning::*set)(uint32_t),
+                            const char* help) {
   command
       ->add_option_function<uint32_t>(
           name, [this, set](uint32_t value) { (tuning_.*set)(value); },

@@ -8,7 +8,8 @@
 namespace ringattn::client::cli {
 namespace {
 
-CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles& files, const CallOptions& options) {
+CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles& files,
+                       const CallOptions& options) {
   const Problem& problem = files.problem;
   ForwardArgs args{.shape = problem.shape,
                    .dtype = problem.dtype,

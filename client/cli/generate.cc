@@ -40,8 +40,7 @@ void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t fir
     // Elements that follow one another in a part as well.
     const int64_t here = part_count == 1 ? count : std::min(count, row - first % row);
     const TensorId part = parts[part_count == 1 ? 0 : first / row % part_count];
-    const int64_t index =
-        part_count == 1 ? first : first / row / part_count * row + first % row;
+    const int64_t index = part_count == 1 ? first : first / row / part_count * row + first % row;
     const bool scores = part == TensorId::kQ || part == TensorId::kK;
     oracle::FillNormal(dtype, seed, static_cast<uint64_t>(part), index, here,
                        scores ? oracle::QueryKeyDeviation(spec, oracle::DataKind::kNormal) : 1.0,

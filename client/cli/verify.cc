@@ -71,8 +71,8 @@ class TensorReader {
     if (IsPerDocument(spec_, id)) {
       auto flat = FlatOfDocuments(spec_, id, *bytes, id == TensorId::kLse);
       if (!flat.ok()) {
-        status_.Update(absl::InvalidArgumentError(
-            absl::StrCat(source.path, ": ", flat.status().message())));
+        status_.Update(
+            absl::InvalidArgumentError(absl::StrCat(source.path, ": ", flat.status().message())));
         return nullptr;
       }
       return Keep(*std::move(flat));
@@ -172,7 +172,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
         absl::StrCat(output->path, ": tensor \"dbias\" is there without --dbias"));
   }
   const bool has_rows = !flags.probability_rows.empty();
-  if (has_rows && flags.dlse) return UsageError("--probabilities is of forward, --dlse of backward");
+  if (has_rows && flags.dlse)
+    return UsageError("--probabilities is of forward, --dlse of backward");
   if (has_rows != output->Has(v1::TENSOR_ID_PROBABILITIES)) {
     return absl::InvalidArgumentError(absl::StrCat(
         output->path, ": tensor \"probabilities\" is ",
@@ -207,7 +208,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   if (!reader.status().ok()) return reader.status();
   if (outputs.out == nullptr && outputs.lse == nullptr && !has_rows && !gradients) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.output, ": none of out, lse, probabilities, dq, dk, dv, dsinks, dbias is there to verify"));
+        flags.output,
+        ": none of out, lse, probabilities, dq, dk, dv, dsinks, dbias is there to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -247,7 +249,8 @@ void AddVerify(CLI::App& app, Run& run) {
       "something could not be judged");
   command
       ->add_option("--input", flags->input,
-                   "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as flags ask sinks and dlse")
+                   "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as "
+                   "flags ask sinks and dlse")
       ->required();
   command
       ->add_option(

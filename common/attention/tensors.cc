@@ -70,9 +70,9 @@ constexpr TensorInfo Packed(TensorId id, const char* name, Axis axis, ElementOf 
                             Use forward, Use backward, std::optional<TensorId> gradient_of,
                             IsPresent is_present, absl::Span<const TensorId> parts) {
   const HeadsOf heads = axis == Axis::kKv ? HeadsOf::kKeyValue : HeadsOf::kQuery;
-  return {id,          name,       axis, TensorForm::kPackedRows, heads, DimOf::kKey,
-          element,     forward,    backward,
-          gradient_of, is_present, parts};
+  return {id,       name,        axis,       TensorForm::kPackedRows,
+          heads,    DimOf::kKey, element,    forward,
+          backward, gradient_of, is_present, parts};
 }
 
 constexpr TensorInfo kTensors[] = {
@@ -257,8 +257,7 @@ int64_t ProbabilityColumns(const AttentionSpec& spec) {
   if (!shape.packed) return shape.seq_len_kv;
   int64_t longest = 0;
   for (const ProbabilityRow& row : spec.probability_rows) {
-    longest = std::max(longest,
-                       shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]);
+    longest = std::max(longest, shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]);
   }
   return longest;
 }

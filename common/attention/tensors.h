@@ -116,8 +116,8 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
 // heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut; batch or 1
-// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken; 1, rows and a row's
-// bytes for kChosenRows.
+// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken; 1,
+// rows and a row's bytes for kChosenRows.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;

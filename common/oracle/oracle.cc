@@ -386,8 +386,8 @@ RowSet EvaluateProbabilities(const AttentionSpec& spec, const Inputs& inputs,
       set.exact[element] = p;
       set.twin[element] = RoundTo(DType::kFloat32, p);
       // The score's error and the lse's.
-      set.floor[element] = kProbabilityLoss * (1.0 + scores.linear_magnitude()) * p +
-                           Float32Flush(p) + key.doubt;
+      set.floor[element] =
+          kProbabilityLoss * (1.0 + scores.linear_magnitude()) * p + Float32Flush(p) + key.doubt;
     }
   }
   return set;

@@ -100,8 +100,9 @@ struct Result {
 // position j of the same document.
 bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j);
 
-// Everything: out and lse, the probabilities of spec.probability_rows, and dq, dk, dv, dsinks, dbias if inputs.dout is set.
-// Cost: about 19 * head_dim multiply-adds per visible pair with gradients.
+// Everything: out and lse, the probabilities of spec.probability_rows, and dq, dk, dv, dsinks,
+// dbias if inputs.dout is set. Cost: about 19 * head_dim multiply-adds per visible pair with
+// gradients.
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 
 // out and lse of the given rows of q, and their dq if inputs.dout is set.

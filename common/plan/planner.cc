@@ -33,7 +33,8 @@ double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
 constexpr double kChosenRowSlowness = 32.0;
 double ProbabilityFlops(const AttentionSpec& spec, const ComputeCall& call) {
   const double row_bytes =
-      4.0 * static_cast<double>(spec.shape.num_heads * std::max<int64_t>(ProbabilityColumns(spec), 1));
+      4.0 *
+      static_cast<double>(spec.shape.num_heads * std::max<int64_t>(ProbabilityColumns(spec), 1));
   double keys = 0;
   for (const KvOperand& operand : call.kv) keys += static_cast<double>(operand.rows());
   return static_cast<double>(call.target.bytes) / row_bytes * keys *

@@ -27,8 +27,9 @@ struct PlanChoice {
   bool recompute_forward = false;
   // The forward's inputs stay, for a backward later (ScheduleBuilder).
   bool keeps_inputs = false;
-  Tuning tuning;                     // of the kernels; no plan depends on it
-  std::vector<std::string> members;  // by name, as many as world_size; empty: the coordinator's choice
+  Tuning tuning;  // of the kernels; no plan depends on it
+  std::vector<std::string>
+      members;  // by name, as many as world_size; empty: the coordinator's choice
 
   bool operator==(const PlanChoice&) const = default;
 };

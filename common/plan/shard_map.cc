@@ -9,7 +9,8 @@ namespace ringattn {
 void AppendRun(std::vector<ByteRun>& runs, const ByteRun& run) {
   if (!runs.empty()) {
     ByteRun& last = runs.back();
-    if (last.rank == run.rank && last.part == run.part && last.global_offset + last.bytes == run.global_offset &&
+    if (last.rank == run.rank && last.part == run.part &&
+        last.global_offset + last.bytes == run.global_offset &&
         last.local_offset + last.bytes == run.local_offset) {
       last.bytes += run.bytes;
       return;
@@ -79,8 +80,8 @@ ByteRun ShardMap::RunAt(int64_t offset, int64_t bytes) const {
 
 int64_t ShardMap::LocalRowsBefore(int rank, int64_t token) const {
   const std::vector<OwnedSpan>& spans = by_rank_[rank];
-  const auto next = std::partition_point(
-      spans.begin(), spans.end(), [&](const OwnedSpan& o) { return o.span.begin < token; });
+  const auto next = std::partition_point(spans.begin(), spans.end(),
+                                         [&](const OwnedSpan& o) { return o.span.begin < token; });
   if (next == spans.begin()) return 0;
   const OwnedSpan& last = *(next - 1);
   const int64_t rows = (token - last.span.begin + last.span.stride - 1) / last.span.stride;

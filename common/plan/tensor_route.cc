@@ -90,16 +90,15 @@ void TensorRoute::ToGlobal(size_t part, int64_t offset, int64_t bytes, const Byt
       const int64_t token = element % documents_.back();
       const auto next = std::upper_bound(documents_.begin(), documents_.end(), token);
       const int64_t document = next - documents_.begin() - 1;
-      global = ((document * heads_ + head) * longest_ + token - documents_[document]) *
-                   element_bytes_ +
-               offset % element_bytes_;
+      global =
+          ((document * heads_ + head) * longest_ + token - documents_[document]) * element_bytes_ +
+          offset % element_bytes_;
       length = (*next - token) * element_bytes_ - offset % element_bytes_;
     } else {
       const int64_t part_bytes = maps_[part].layout().inner_bytes;
       const auto parts = static_cast<int64_t>(parts_.size());
       const int64_t inside = offset % part_bytes;
-      global =
-          (offset / part_bytes * parts + static_cast<int64_t>(part)) * part_bytes + inside;
+      global = (offset / part_bytes * parts + static_cast<int64_t>(part)) * part_bytes + inside;
       length = part_bytes - inside;
     }
     length = std::min(length, end - offset);
@@ -142,8 +141,8 @@ std::vector<LocalRange> TensorRoute::DocumentOrder(int rank) const {
     const int64_t begin_row = map.LocalRowsBefore(rank, documents_[first]);
     const int64_t rows = map.LocalRowsBefore(rank, documents_[end]) - begin_row;
     for (int64_t h = 0; h < heads_ && rows > 0; ++h) {
-      order.push_back({0, (h * map.local_rows(rank) + begin_row) * element_bytes_,
-                       rows * element_bytes_});
+      order.push_back(
+          {0, (h * map.local_rows(rank) + begin_row) * element_bytes_, rows * element_bytes_});
     }
     first = end;
   }

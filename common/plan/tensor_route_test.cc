@@ -43,9 +43,11 @@ std::vector<Case> Cases() {
     add("kv", kv, TensorId::kKv);
     add("dkv", kv, TensorId::kDkv);
   }
-  for (const std::vector<int64_t>& documents :
-       {std::vector<int64_t>{0, 7, 7, 50, 203}, {0, 0, 3, 4}, {0, 2000}, {0, 0},
-        {0, 600, 1200, 1210, 1900}}) {
+  for (const std::vector<int64_t>& documents : {std::vector<int64_t>{0, 7, 7, 50, 203},
+                                                {0, 0, 3, 4},
+                                                {0, 2000},
+                                                {0, 0},
+                                                {0, 600, 1200, 1210, 1900}}) {
     AttentionSpec spec = Spec(true, documents, documents);
     spec.lse_per_document = true;
     add("lse", spec, TensorId::kLse);
@@ -132,9 +134,8 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
           ASSERT_EQ(run.global_offset, next);
           next += run.bytes;
           const std::string expected =
-              run.rank == kNoRank
-                  ? std::string(run.bytes, '\xee')
-                  : local[{run.part, run.rank}].substr(run.local_offset, run.bytes);
+              run.rank == kNoRank ? std::string(run.bytes, '\xee')
+                                  : local[{run.part, run.rank}].substr(run.local_offset, run.bytes);
           ASSERT_EQ(whole.substr(run.global_offset, run.bytes), expected);
         }
         ASSERT_EQ(next, at + bytes);
@@ -172,8 +173,7 @@ TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
             ASSERT_FALSE(sent[range.part][at]);
             sent[range.part][at] = true;
           }
-          for (const ByteRun& run :
-               route.FromLocal(range.part, rank, range.offset, range.bytes)) {
+          for (const ByteRun& run : route.FromLocal(range.part, rank, range.offset, range.bytes)) {
             for (int64_t i = 0; i < run.bytes; ++i) offsets.push_back(run.global_offset + i);
           }
         }
@@ -186,7 +186,8 @@ TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
         std::map<int64_t, size_t> sent_at;
         for (size_t i = 0; i < offsets.size(); ++i) sent_at[offsets[i]] = i;
         for (size_t due = 0; due < order.size(); ++due) {
-          const auto waiting = static_cast<int64_t>(sent_at[order[due]]) - static_cast<int64_t>(due);
+          const auto waiting =
+              static_cast<int64_t>(sent_at[order[due]]) - static_cast<int64_t>(due);
           ASSERT_LE(waiting, 3 * kStreamBlockBytes);
         }
       }

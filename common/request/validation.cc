@@ -38,10 +38,10 @@ int32_t CheckTuningValue(const char* field, bool is_set, uint32_t value, Violati
 
 Tuning CheckTuning(const v1::Tuning& proto, Violations& violations) {
   Tuning tuning;
-  tuning.tile_q = CheckTuningValue("plan.tuning.tile_q", proto.has_tile_q(), proto.tile_q(),
-                                   violations);
-  tuning.tile_kv = CheckTuningValue("plan.tuning.tile_kv", proto.has_tile_kv(), proto.tile_kv(),
-                                    violations);
+  tuning.tile_q =
+      CheckTuningValue("plan.tuning.tile_q", proto.has_tile_q(), proto.tile_q(), violations);
+  tuning.tile_kv =
+      CheckTuningValue("plan.tuning.tile_kv", proto.has_tile_kv(), proto.tile_kv(), violations);
   tuning.key_splits = CheckTuningValue("plan.tuning.key_splits", proto.has_key_splits(),
                                        proto.key_splits(), violations);
   return tuning;
@@ -53,9 +53,9 @@ void CheckMembers(const v1::PlanOptions& plan, const Limits& limits, PlanChoice&
   if (plan.members().empty()) return;
   const char* field = "plan.members";
   if (plan.members_size() > limits.max_world_size) {
-    return violations.OverLimit(field, absl::StrCat("has ", plan.members_size(),
-                                                    " names, the limit is ",
-                                                    limits.max_world_size));
+    return violations.OverLimit(
+        field,
+        absl::StrCat("has ", plan.members_size(), " names, the limit is ", limits.max_world_size));
   }
   for (int i = 0; i < plan.members_size(); ++i) {
     const std::string& name = plan.members(i);
@@ -71,8 +71,8 @@ void CheckMembers(const v1::PlanOptions& plan, const Limits& limits, PlanChoice&
     choice.members.push_back(name);
   }
   if (choice.schedule == ScheduleKind::kSingle && plan.members_size() > 1) {
-    violations.Invalid(field, absl::StrCat("has ", plan.members_size(),
-                                           " names, but plan.schedule is single"));
+    violations.Invalid(
+        field, absl::StrCat("has ", plan.members_size(), " names, but plan.schedule is single"));
   }
   if (plan.has_world_size() && choice.world_size != plan.members_size()) {
     violations.Invalid(field, absl::StrCat("has ", plan.members_size(),
@@ -174,8 +174,8 @@ std::vector<ProbabilityRow> CheckProbabilityRows(const v1::ReplyOptions& reply,
       continue;
     }
     const auto batch = static_cast<int64_t>(row.batch());
-    const int64_t queries = shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch]
-                                         : shape.seq_len_q;
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
     if (row.position() >= static_cast<uint64_t>(queries)) {
       violations.Invalid(field + ".position",
                          absl::StrCat("is ", row.position(), " of ", queries, " queries"));
@@ -337,8 +337,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
   request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
-  request.spec.lse_per_document =
-      IsLsePerDocument(header.reply(), request.spec.shape, violations);
+  request.spec.lse_per_document = IsLsePerDocument(header.reply(), request.spec.shape, violations);
   request.spec.probability_rows =
       CheckProbabilityRows(header.reply(), request.spec.shape, limits, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);

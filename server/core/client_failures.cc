@@ -136,10 +136,10 @@ Failure OptionNotServed(const std::string& option, const std::string& device,
 Failure TuningNotOffered(const std::string& name, int64_t value, const std::string& offered,
                          const std::string& device, const std::string& worker) {
   const std::string field = absl::StrCat("plan.tuning.", name);
-  Failure failure = Make(absl::StatusCode::kInvalidArgument, "TUNING_NOT_OFFERED",
-                         absl::StrCat(field, ": is ", value, "; the kernels of device ", device,
-                                      " (worker ", worker, ") take ",
-                                      offered.empty() ? "none" : offered));
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "TUNING_NOT_OFFERED",
+           absl::StrCat(field, ": is ", value, "; the kernels of device ", device, " (worker ",
+                        worker, ") take ", offered.empty() ? "none" : offered));
   failure.field = field;
   return failure;
 }

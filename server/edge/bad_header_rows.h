@@ -356,7 +356,8 @@ inline const BadHeader kPackedRows[] = {
     {CU("cu_seqlens_q: [0, 8]", "cu_seqlens_k: [0, 9]") " reply { lse_format: 7 }", kInvalid,
      "reply.lse_format"},
     {CU("cu_seqlens_q: [0, 8]",
-        "cu_seqlens_k: [0, 9]") " options { bias {} } reply { lse_format: LSE_FORMAT_PER_DOCUMENT } "
+        "cu_seqlens_k: [0, 9]") " options { bias {} } reply { lse_format: LSE_FORMAT_PER_DOCUMENT "
+                                "} "
                                 "inline_tensors { tensor: TENSOR_ID_LSE data: 'x' }",
      kInvalid, "inline_tensors[0].tensor"},
     {CU("cu_seqlens_q: [8]", "cu_seqlens_k: [9]"), kInvalid, "shape.packed.cu_seqlens_q[0]"},

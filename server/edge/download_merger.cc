@@ -60,8 +60,7 @@ DownloadMerger::DownloadMerger(const ValidRequest& request, const ShardPlan& sha
 // To the next range of which something is missing.
 void DownloadMerger::SkipDone(int rank) {
   Member& member = members_[rank];
-  if (member.range < member.order.size() &&
-      member.done_bytes == member.order[member.range].bytes) {
+  if (member.range < member.order.size() && member.done_bytes == member.order[member.range].bytes) {
     ++member.range;
     member.done_bytes = 0;
   }
@@ -94,8 +93,8 @@ absl::Status DownloadMerger::Add(int rank, const wire::ChunkHeader& chunk,
   PayloadReader reader(std::move(payload));
   const int64_t bytes = reader.left();
   if (bytes == 0 || bytes > range.bytes - member.done_bytes) {
-    return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ",
-                                            TensorName(id), " at ", chunk.offset));
+    return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ", TensorName(id),
+                                            " at ", chunk.offset));
   }
   const Place place(member.tensor, range.part, due);
   member.waiting.emplace(place, std::move(reader));

@@ -21,8 +21,12 @@ namespace {
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
   const AttentionShape shape = FromProto(reserve.shape());
   Violations violations(/*max_bytes=*/1024);
-  return {*FromProto(reserve.dtype()), shape, ReadOptions(reserve.options(), shape, violations),
-          reserve.has_dlse(), reserve.fp32_results(), reserve.lse_per_document()};
+  return {*FromProto(reserve.dtype()),
+          shape,
+          ReadOptions(reserve.options(), shape, violations),
+          reserve.has_dlse(),
+          reserve.fp32_results(),
+          reserve.lse_per_document()};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {

@@ -215,8 +215,8 @@ std::vector<ValidRequest> FormRequests() {
   requests.push_back(kv);
   ValidRequest documents = MakeRequest(1, 1203, 1203, 4, 24, DType::kFloat32);
   documents.spec.shape.packed = true;
-  documents.spec.shape.cu_seqlens_q = documents.spec.shape.cu_seqlens_k = {0,   7,   7,   50, 203,
-                                                                           204, 900, 1203};
+  documents.spec.shape.cu_seqlens_q =
+      documents.spec.shape.cu_seqlens_k = {0, 7, 7, 50, 203, 204, 900, 1203};
   documents.spec.lse_per_document = documents.spec.has_dlse = true;
   requests.push_back(documents);
   documents.spec.shape.packing = Packing::kQkv;
@@ -226,7 +226,8 @@ std::vector<ValidRequest> FormRequests() {
     request.inputs = InputsOf(request.spec, Direction::kBackward, false);
     request.outputs = OutputsOf(request.spec, Direction::kBackward);
     // lse is an output of forward.
-    if (request.spec.lse_per_document) request.outputs.insert(request.outputs.begin(), TensorId::kLse);
+    if (request.spec.lse_per_document)
+      request.outputs.insert(request.outputs.begin(), TensorId::kLse);
   }
   return requests;
 }
@@ -266,8 +267,8 @@ std::map<std::pair<TensorId, int>, std::string> RandomShards(const ValidRequest&
 
 TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
   for (const ValidRequest& request : FormRequests()) {
-    for (int64_t chunk_bytes : {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20,
-                                int64_t{16} << 20}) {
+    for (int64_t chunk_bytes :
+         {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
       const ShardPlan plan = MakeShardPlan(request.spec, Layout::kZigzag, 3);
       const auto expected = RandomShards(request, plan, request.inputs);
       UploadRouter router(request, plan, Limits());
@@ -305,8 +306,8 @@ TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
 
 TEST(TransferTest, ShardsBecomeFormsOfTheClientForEveryChunkSize) {
   for (const ValidRequest& request : FormRequests()) {
-    for (int64_t chunk_bytes : {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20,
-                                int64_t{16} << 20}) {
+    for (int64_t chunk_bytes :
+         {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
       const ShardPlan plan = MakeShardPlan(request.spec, Layout::kZigzag, 3);
       const auto shards = RandomShards(request, plan, request.outputs);
       // Less than a block: what is due must be let in all the same.
@@ -332,7 +333,8 @@ TEST(TransferTest, ShardsBecomeFormsOfTheClientForEveryChunkSize) {
               const int64_t at = range.offset + done;
               streams[rank].push_back(
                   {{static_cast<int>(part), static_cast<uint64_t>(at), {}},
-                   shards.at({part, rank}).substr(at, std::min<int64_t>(3000, range.bytes - done))});
+                   shards.at({part, rank})
+                       .substr(at, std::min<int64_t>(3000, range.bytes - done))});
             }
           }
         }

@@ -307,11 +307,10 @@ void AddProbabilityRows(Case& c) {
   const auto count = static_cast<int64_t>(1 + draw(1) % 7);
   for (int64_t i = 0; i < count; ++i) {
     const auto batch = static_cast<int64_t>(draw(2 * i + 2) % batches);
-    const int64_t queries = shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch]
-                                         : shape.seq_len_q;
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
     if (queries == 0) continue;
-    c.spec.probability_rows.push_back(
-        {batch, static_cast<int64_t>(draw(2 * i + 3) % queries)});
+    c.spec.probability_rows.push_back({batch, static_cast<int64_t>(draw(2 * i + 3) % queries)});
   }
 }
 

@@ -44,8 +44,8 @@ AttentionSpec Documents(DType dtype) {
 
 TensorMap Forward(const AttentionSpec& spec, const Placement& placement, const TensorMap& inputs,
                   KernelSet kernels = KernelSet::kCpu) {
-  auto outputs = RunProblem(spec, placement, Direction::kForward, false, inputs, Engine::kExecutor,
-                            kernels);
+  auto outputs =
+      RunProblem(spec, placement, Direction::kForward, false, inputs, Engine::kExecutor, kernels);
   EXPECT_TRUE(outputs.ok()) << outputs.status();
   return outputs.ok() ? *std::move(outputs) : TensorMap{};
 }
@@ -55,7 +55,8 @@ std::vector<Placement> Placements() {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather}) {
     for (const Layout layout :
          {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
-      for (const int world_size : {2, 3, 8}) placements.push_back({layout, world_size, 1, schedule});
+      for (const int world_size : {2, 3, 8})
+        placements.push_back({layout, world_size, 1, schedule});
     }
   }
   return placements;
@@ -71,9 +72,8 @@ TEST(ChosenRows, AreTheOraclesOnEveryRing) {
     const oracle::Result expected = oracle::EvaluateAll(spec, drawn.view());
     const TensorMap inputs = ToTensorMap(drawn);
     for (const Placement& placement : Placements()) {
-      SCOPED_TRACE(testing::Message() << LayoutName(placement.layout) << " "
-                                      << placement.world_size << " "
-                                      << static_cast<int>(placement.schedule));
+      SCOPED_TRACE(testing::Message() << LayoutName(placement.layout) << " " << placement.world_size
+                                      << " " << static_cast<int>(placement.schedule));
       for (const KernelSet kernels : {KernelSet::kCpu, KernelSet::kNaive}) {
         const TensorMap outputs = Forward(spec, placement, inputs, kernels);
         const oracle::Report report = oracle::Compare(spec, expected, ToOutputs(outputs));
@@ -171,7 +171,8 @@ TEST(Tuning, EveryOfferedTileIsRight) {
         ASSERT_TRUE(outputs.ok()) << outputs.status();
         const oracle::Report report = oracle::Compare(c.spec, expected, ToOutputs(*outputs));
         EXPECT_TRUE(report.passed())
-            << ToString(c) << " tile " << tile_q << " x " << tile_kv << "\n" << report.ToString();
+            << ToString(c) << " tile " << tile_q << " x " << tile_kv << "\n"
+            << report.ToString();
       }
     }
   }

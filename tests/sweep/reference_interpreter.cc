@@ -436,9 +436,9 @@ class Interpreter {
       // By the definition: whose row each query is.
       const std::vector<int64_t> tokens = TokensOf(interpreter.plan_.q[rank]);
       for (const ProbabilityRow& row : spec.probability_rows) {
-        const int64_t keys =
-            shape.packed ? shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]
-                         : shape.seq_len_kv;
+        const int64_t keys = shape.packed
+                                 ? shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]
+                                 : shape.seq_len_kv;
         made.columns = std::max(made.columns, keys);
         const int64_t token = (shape.packed ? shape.cu_seqlens_q[row.batch] : 0) + row.position;
         const auto found = std::find(tokens.begin(), tokens.end(), token);

@@ -118,11 +118,10 @@ oracle::Outputs ToOutputs(const TensorMap& outputs) {
     const auto tensor = outputs.find(id);
     return tensor == outputs.end() ? nullptr : tensor->second.data();
   };
-  return {find(TensorId::kOut),  static_cast<const float*>(find(TensorId::kLse)),
-          find(TensorId::kDq),   find(TensorId::kDk),
-          find(TensorId::kDv),   static_cast<const float*>(find(TensorId::kDsinks)),
-          find(TensorId::kDbias),
-          static_cast<const float*>(find(TensorId::kProbabilities))};
+  return {find(TensorId::kOut),   static_cast<const float*>(find(TensorId::kLse)),
+          find(TensorId::kDq),    find(TensorId::kDk),
+          find(TensorId::kDv),    static_cast<const float*>(find(TensorId::kDsinks)),
+          find(TensorId::kDbias), static_cast<const float*>(find(TensorId::kProbabilities))};
 }
 
 CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,

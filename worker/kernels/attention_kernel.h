@@ -186,9 +186,9 @@ struct ConvertCall {
   int64_t count = 0;
 };
 
-using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall,
-                                BiasGradientCall, ProbabilitiesCall, ZeroCall, AddCall,
-                                ConvertCall>;
+using KernelCall =
+    std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall,
+                 ProbabilitiesCall, ZeroCall, AddCall, ConvertCall>;
 
 }  // namespace ringattn::worker
 

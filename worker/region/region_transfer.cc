@@ -27,10 +27,9 @@ absl::StatusOr<RegionTransfer::Copied> Locate(const ShardOperation& operation,
                                               TensorId id, const v1::Reserve& reserve,
                                               const RegionTransfer::FindRegion& find) {
   const TensorId whole = ClientTensorOf(spec, id);
-  const auto place =
-      std::find_if(reserve.places().begin(), reserve.places().end(), [whole](const auto& place) {
-        return place.tensor() == static_cast<int>(whole);
-      });
+  const auto place = std::find_if(
+      reserve.places().begin(), reserve.places().end(),
+      [whole](const auto& place) { return place.tensor() == static_cast<int>(whole); });
   if (place == reserve.places().end()) {
     return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " has no place"));
   }
@@ -46,8 +45,8 @@ absl::StatusOr<RegionTransfer::Copied> Locate(const ShardOperation& operation,
   TensorRoute route(spec, plan, whole);
   const auto part = std::find(route.parts().begin(), route.parts().end(), id);
   const auto index = static_cast<size_t>(part - route.parts().begin());
-  return RegionTransfer::Copied{id,   std::move(route), index, std::move(region),
-                                base, BlockBytes(LayoutOf(spec, id))};
+  return RegionTransfer::Copied{
+      id, std::move(route), index, std::move(region), base, BlockBytes(LayoutOf(spec, id))};
 }
 
 }  // namespace
@@ -245,7 +244,8 @@ bool RegionTransfer::CopyOutput(const Download::HostRange& piece) {
     const int64_t bytes = std::min(piece.bytes - done, output.block_bytes);
     if (!output.region->BeginWrite(fence_number_)) return false;
     const uint8_t* from = piece.data + done;
-    for (const ByteRun& run : output.route.FromLocal(output.part, rank_, piece.offset + done, bytes)) {
+    for (const ByteRun& run :
+         output.route.FromLocal(output.part, rank_, piece.offset + done, bytes)) {
       std::memcpy(output.base + run.global_offset, from, run.bytes);
       from += run.bytes;
     }

@@ -115,9 +115,8 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
     const AttentionShape& of = result.spec.shape;
     const uint64_t rows = of.packed ? of.num_documents() : of.batch;
     if (row.batch() >= rows) return Malformed("probability_rows");
-    const uint64_t queries = of.packed
-                                 ? of.cu_seqlens_q[row.batch() + 1] - of.cu_seqlens_q[row.batch()]
-                                 : of.seq_len_q;
+    const uint64_t queries =
+        of.packed ? of.cu_seqlens_q[row.batch() + 1] - of.cu_seqlens_q[row.batch()] : of.seq_len_q;
     if (row.position() >= queries) return Malformed("probability_rows");
     result.spec.probability_rows.push_back(
         {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});

@@ -73,8 +73,8 @@ class ChosenRows {
           progress_.CountTile(0);
         }
         const int64_t local = chosen.batch * block.rows + keys.local_begin + r;
-        const void* key = static_cast<const char*>(block.k) +
-                          (local * problem_.num_kv_heads + kv_head) * bytes;
+        const void* key =
+            static_cast<const char*>(block.k) + (local * problem_.num_kv_heads + kv_head) * bytes;
         const int64_t position = keys.PositionOf(r);
         PairTerm term;
         if (pass_.any()) {
