@@ -74,6 +74,15 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                  .gradient = random() % 2 == 0};
   }
   if (random() % 3 == 0) spec.options.mask = MaskForm{.bits = random() % 2 == 0};
+  const int64_t documents = shape.packed ? shape.num_documents() : shape.batch;
+  for (int i = 0; direction == Direction::kForward && i < 4; ++i) {
+    const auto batch = static_cast<int64_t>(random() % documents);
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
+    if (queries == 0 || random() % 3 == 0) continue;
+    spec.probability_rows.push_back({batch, static_cast<int64_t>(random() % queries)});
+  }
+  plan = MakeShardPlan(spec, plan.layout, plan.world_size, plan.stripe);
   return {spec, plan, kind, direction, recompute};
 }
 

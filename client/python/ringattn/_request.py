@@ -108,7 +108,9 @@ def _document_dict(document: Document, index: int) -> dict[str, Any]:
 
 
 def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options.get(name) for name in ("layout", "schedule", "world_size", "stripe")}
+    plan: dict[str, Any] = {name: options.get(name) for name in ("layout", "schedule", "world_size", "stripe")}
+    tuning = {name: options[name] for name in ("tile_q", "tile_kv", "key_splits") if options.get(name) is not None}
+    return plan | {"members": list(options.get("members") or ()), "tuning": tuning or None}
 
 
 def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
