@@ -44,6 +44,15 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   Require(shape.cu_seqlens_q.size() == shape.cu_seqlens_k.size());
   Require(shape.cu_seqlens_q.front() == 0 && shape.cu_seqlens_q.back() == shape.seq_len_q);
   Require(shape.cu_seqlens_k.front() == 0 && shape.cu_seqlens_k.back() == shape.seq_len_kv);
+  const ringattn::AttentionSpec& spec = request.valid.spec;
+  Require(static_cast<int64_t>(spec.probability_rows.size()) <= limits.max_probability_rows);
+  for (const ringattn::ProbabilityRow& row : spec.probability_rows) {
+    const auto document = static_cast<size_t>(shape.packed ? row.batch : 0);
+    Require(row.batch >= 0 && row.batch < (shape.packed ? shape.num_documents() : shape.batch));
+    Require(row.position >= 0 &&
+            row.position < shape.cu_seqlens_q[document + 1] - shape.cu_seqlens_q[document]);
+  }
+  Require(request.valid.choice.members.size() <= static_cast<size_t>(limits.max_world_size));
   int64_t total = 0;
   for (const auto* tensors : {&request.valid.inputs, &request.valid.outputs}) {
     for (TensorId id : *tensors) {
