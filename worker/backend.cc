@@ -32,13 +32,6 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions&, int) {
 }
 #endif
 
-int64_t MachineMemoryBytes() {
-  struct sysinfo info {};
-  sysinfo(&info);
-  const int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
-  return std::min(total, ReadContainerLimits().memory_bytes.value_or(total));
-}
-
 absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
   Backend backend;
   backend.memory_limit_bytes = options.memory_limit_bytes > 0
@@ -60,6 +53,13 @@ absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
 }
 
 }  // namespace
+
+int64_t MachineMemoryBytes() {
+  struct sysinfo info {};
+  sysinfo(&info);
+  const int64_t total = static_cast<int64_t>(info.totalram) * info.mem_unit;
+  return std::min(total, ReadContainerLimits().memory_bytes.value_or(total));
+}
 
 absl::StatusOr<Backend> MakeBackend(const BackendOptions& options) {
   absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);

@@ -52,6 +52,9 @@ struct Backend {
   double call_overhead_seconds = 0;
 };
 
+// Of this machine, or what a container's limits leave of it.
+int64_t MachineMemoryBytes();
+
 // INVALID_ARGUMENT if the name makes no sense, or names a device that this program was
 // built without or this machine does not have; what the device says if it cannot be used.
 absl::StatusOr<Backend> MakeBackend(const BackendOptions& options);

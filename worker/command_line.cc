@@ -21,6 +21,7 @@
 #include "common/process/log_level_flag.h"
 #include "common/process/plain_text.h"
 #include "common/process/secret_file.h"
+#include "worker/backend.h"
 #include "worker/device_name.h"
 #include "worker/region/local_memory.h"
 
@@ -33,6 +34,7 @@ struct RawOptions {
   std::string secret_file;
   std::string fault_injection;
   std::string local_memory = "off";
+  int64_t pin_local_memory = -1;  // as much as is usual
   std::string local_socket_dir;
 };
 
@@ -167,7 +169,13 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
                   "threads that copy out of clients' memory, and as many into it")
       ->check(CLI::Range(1, 64))
       ->type_name("N")
-      ->capture_default_str();
+      ->default_str("half of the cores that are this worker's, 2 to 8");
+  app->add_option("--pin_local_memory", raw->pin_local_memory,
+                  "of clients' memory that is used again, at most so much is pinned, so that GPUs "
+                  "copy from and to it by themselves; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->type_name("BYTES")
+      ->default_str("half of the machine's memory");
 }
 
 // One of them without the other means nothing.
@@ -185,6 +193,8 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
     throw CLI::ValidationError("--local_socket_dir",
                                "must be an absolute path with --local_memory=host");
   }
+  line->worker.max_pinned_bytes =
+      raw.pin_local_memory >= 0 ? raw.pin_local_memory : MachineMemoryBytes() / 2;
   line->worker.local_socket_path = LocalSocketPath(raw.local_socket_dir, line->worker.name);
   if (line->worker.local_uids.empty()) line->worker.local_uids = {geteuid()};
 }
@@ -231,15 +241,18 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
   if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse(
-      {"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library", "--kernel_family"},
-      with);
+  refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library",
+          "--kernel_family", "--pin_local_memory"},
+         with);
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
       raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
   line->backend.threads = line->worker.threads;
+  if (line->worker.copy_threads == 0) {
+    line->worker.copy_threads = std::clamp(Cores() / (2 * line->backend.local_workers), 2, 8);
+  }
   ResolveLocalMemory(raw, line);
   line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
@@ -259,6 +272,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   line.worker.name = "worker-0";
   line.worker.coordinator = "127.0.0.1:7701";
   line.backend.pinned_pool_bytes = int64_t{256} << 20;
+  line.worker.copy_threads = 0;  // as many as is usual
   CLI::App app(
       "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
       "of attention requests in a ring with the other workers, on the word of the coordinator "

@@ -16,6 +16,8 @@ namespace {
 
 // 5e11 operations forward: a few milliseconds on tensor cores, and every SM has work.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
+// With score terms, whose kernels are slow: as many milliseconds, and 100 MiB of bias and mask.
+constexpr MeasuredCall kMeasuredCallWithTerms{.rows = 1024, .heads = 32};
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // of each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
@@ -118,7 +120,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
        .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
   absl::StatusOr<std::vector<KernelRate>> rates =
-      MeasureKernelRates(**device, kMeasuredCall, kComputeMeasurement);
+      MeasureKernelRates(**device, kMeasuredCall, kComputeMeasurement, &kMeasuredCallWithTerms);
   if (!rates.ok()) return rates.status();
   absl::StatusOr<double> call = MeasureCallSeconds(**device, kCallMeasurement);
   if (!call.ok()) return call.status();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #include "common/oracle/numeric.h"
 
@@ -27,6 +29,27 @@ uint64_t StreamKey(uint64_t seed, uint64_t stream) {
 int64_t LaneSum(uint64_t bits) {
   return static_cast<int64_t>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
                               (bits >> 48));
+}
+
+// What a thread is worth starting for.
+constexpr int64_t kElementsPerThread = int64_t{1} << 22;
+
+// FillNormal of a whole stream, by as many threads as there are processors: any part of it can be
+// made without the rest.
+void FillNormalInParallel(DType dtype, uint64_t seed, uint64_t stream, int64_t count,
+                          double deviation, uint8_t* target) {
+  const int64_t threads = std::clamp<int64_t>(count / kElementsPerThread, 1,
+                                              std::max(1u, std::thread::hardware_concurrency()));
+  const int64_t share = (count + threads - 1) / threads;
+  std::vector<std::thread> others;
+  for (int64_t first = share; first < count; first += share) {
+    others.emplace_back([=] {
+      FillNormal(dtype, seed, stream, first, std::min(share, count - first), deviation,
+                 target + first * BytesOf(dtype));
+    });
+  }
+  FillNormal(dtype, seed, stream, 0, std::min(share, count), deviation, target);
+  for (std::thread& other : others) other.join();
 }
 
 constexpr double kLaneSumMean = 131070.0;
@@ -147,7 +170,8 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
   const int64_t kv_rows = shape.batch * shape.seq_len_kv * shape.num_kv_heads;
   const auto fill = [&](TensorId id, int64_t elements, double deviation) {
     std::vector<uint8_t> data(elements * BytesOf(spec.dtype));
-    FillNormal(spec.dtype, seed, static_cast<uint64_t>(id), 0, elements, deviation, data.data());
+    FillNormalInParallel(spec.dtype, seed, static_cast<uint64_t>(id), elements, deviation,
+                         data.data());
     return data;
   };
   const double deviation = QueryKeyDeviation(spec, kind, seed);

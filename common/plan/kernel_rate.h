@@ -18,7 +18,9 @@ struct KernelRate {
   std::vector<DType> dtypes;
   Direction direction = Direction::kForward;
   double flops_per_second = 0;  // > 0
-  bool score_terms = false;  // of requests with a bias, a mask, ids, ALiBi or dropout; or of others
+  // Of requests with a bias, a mask, ids, ALiBi or dropout, and of deterministic backwards, which
+  // the same kernels serve; or of others.
+  bool score_terms = false;
 };
 
 // The rate of the kernels that serve a request: the first of `rates` with its dtype and direction,

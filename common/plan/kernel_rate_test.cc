@@ -33,6 +33,16 @@ TEST(KernelRateTest, ScoreTermsDecideToo) {
   EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), nullptr);
 }
 
+// A GPU's tensor cores do not sum in a fixed order: such a backward is as slow as score terms.
+TEST(KernelRateTest, ADeterministicBackwardHasTheRateOfScoreTerms) {
+  std::vector<KernelRate> rates = kRates;
+  rates.push_back({"simt", {DType::kBFloat16}, Direction::kBackward, 5e12, /*score_terms=*/true});
+  AttentionSpec spec = SpecOf(DType::kBFloat16);
+  spec.options.deterministic = true;
+  EXPECT_EQ(RateOf(rates, spec, Direction::kForward), &rates[0]);
+  EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), &rates[3]);
+}
+
 TEST(KernelRateTest, NoneIsNotAGuess) {
   EXPECT_EQ(RateOf(kRates, SpecOf(DType::kFloat32), Direction::kBackward), nullptr);
   EXPECT_EQ(RateOf({}, SpecOf(DType::kFloat32), Direction::kForward), nullptr);

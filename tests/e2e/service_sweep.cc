@@ -32,7 +32,7 @@ ABSL_FLAG(bool, options, false,
           "add what only some requests have: attention sinks, a gradient of lse, score terms");
 ABSL_FLAG(bool, probabilities, false, "ask for those of some rows, which CPU workers give");
 ABSL_FLAG(bool, score_terms, true,
-          "with --options: score terms too, which GPU workers have no kernels for");
+          "with --options: score terms too, which take GPUs off their tensor cores");
 ABSL_FLAG(bool, host_memory, false, "keep the tensors in memory that the workers share");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");

@@ -157,6 +157,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert list(parts) == ["environment", *names]
     assert all(part["ok"] for part in parts.values())
     assert parts["sweep"]["cases"] > 10 and parts["sweep"]["options"]["cases"] > 10
+    assert parts["sweep"]["score_terms"]["cases"] > 10
     assert len(parts["agree"]["cases"]) == 9
     assert parts["kill"]["replay"]["bit_equal"] and parts["kill"]["repeat_bit_equal"]
     assert parts["kill-backward"]["replay"]["right"]

@@ -41,7 +41,7 @@ start() {  # NAME COMMAND...
   "$@" >"$OUT/$name.log" 2>&1 &
   names+=("$name") pids+=($!)
 }
-start cases timeout 300 "$check" "--cases=$cases" "--seed=$seed"
+start cases timeout 500 "$check" "--cases=$cases" "--seed=$seed"
 for tool in memcheck racecheck synccheck initcheck; do
   # Without it a finding leaves the program's exit status as it is.
   start "$tool" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 \

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/attention/dtype.h"
 #include "worker/device/event.h"
+#include "worker/device/host_pin.h"
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
 
@@ -144,6 +145,19 @@ class Device {
   virtual std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                                   std::function<void()> on_ready) {
     return MakeHostDownload(std::move(ranges));
+  }
+
+  // Makes [data, data + bytes) of this process's memory, which stays mapped for as long as the pin
+  // is there, memory that copies of this device reach by themselves. Takes milliseconds, during
+  // which other calls of the driver may wait. UNIMPLEMENTED: the device has no use for it;
+  // RESOURCE_EXHAUSTED: the system gives no more. `data` at a page's begin.
+  virtual absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) {
+    return absl::UnimplementedError("host memory is this device's own");
+  }
+  // Enqueues a copy of device memory into pinned memory, within one pin, behind no compute: what
+  // it reads must be there. Both stay until the event.
+  virtual absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) {
+    return absl::UnimplementedError("host memory is this device's own");
   }
 
   virtual DeviceUsage usage() const { return {}; }

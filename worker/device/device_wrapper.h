@@ -50,6 +50,12 @@ class DeviceWrapper : public Device {
                                           std::function<void()> on_ready) override {
     return inner_->BeginDownload(std::move(ranges), std::move(on_ready));
   }
+  absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override {
+    return inner_->PinHost(data, bytes);
+  }
+  absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override {
+    return inner_->CopyToPinned(pinned, device, bytes);
+  }
   DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override { return inner_->description(); }
 

@@ -26,6 +26,10 @@ class Upload {
   // staging memory: UNAVAILABLE past it. REQUIRES: no more than announced in all.
   virtual absl::Status Append(const void* data, int64_t bytes) = 0;
 
+  // The same of memory that is pinned (Device::PinHost), within one pin: nothing stages it, and it
+  // must stay as it is until the events of Finish are done.
+  virtual absl::Status AppendPinned(const void* data, int64_t bytes) { return Append(data, bytes); }
+
   // Events after which everything is on the device; none if it is already.
   virtual absl::StatusOr<std::vector<EventRef>> Finish() = 0;
 };

@@ -64,6 +64,10 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
   transfer_hooks_.on_received_bytes = hooks_.on_received_bytes;
   transfer_hooks_.on_sent_bytes = hooks_.on_sent_bytes;
   transfer_hooks_.on_downloaded = hooks_.on_downloaded;
+  if (options_.device != nullptr && options_.max_pinned_bytes > 0) {
+    pinner_ = std::make_unique<RegionPinner>(options_.device, options_.max_pinned_bytes,
+                                             hooks_.on_pinned_bytes);
+  }
   reporter_ = std::thread([this] { Report(); });
 }
 
@@ -71,6 +75,7 @@ LocalMemory::~LocalMemory() { Stop(); }
 
 void LocalMemory::Stop() {
   listener_.reset();
+  pinner_.reset();
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -105,12 +110,16 @@ void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
   }
   transfer->Start([this, key = transfer.get()] {
     std::shared_ptr<RegionTransfer> over;  // let go of without the lock
-    absl::MutexLock lock(&mutex_);
-    const auto found = std::find_if(transfers_.begin(), transfers_.end(),
-                                    [key](const auto& entry) { return entry.first.get() == key; });
-    if (found == transfers_.end()) return;
-    over = found->first;
-    transfers_.erase(found);
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                      [key](const auto& e) { return e.first.get() == key; });
+      if (found == transfers_.end()) return;
+      over = found->first;
+      transfers_.erase(found);
+      if (stopping_ || pinner_ == nullptr) return;
+      for (const std::shared_ptr<Region>& region : over->Regions()) pinner_->Want(region);
+    }
   });
 }
 

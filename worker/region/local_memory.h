@@ -20,6 +20,7 @@
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/region/copy_threads.h"
 #include "worker/region/region_listener.h"
+#include "worker/region/region_pinner.h"
 #include "worker/region/region_transfer.h"
 
 namespace ringattn::worker {
@@ -28,6 +29,10 @@ struct LocalMemoryOptions {
   std::string socket_path;
   std::vector<uid_t> uids;
   int copy_threads = 2;  // each way
+  // What pins regions that are used again, at most so many bytes at a time (RegionPinner). Outlives
+  // the regions. Null, or 0 bytes: nothing is pinned.
+  Device* device = nullptr;
+  int64_t max_pinned_bytes = 0;
   absl::Duration report_interval = absl::Milliseconds(200);
 };
 
@@ -38,6 +43,7 @@ struct LocalMemoryHooks {
   std::function<void(int64_t)> on_sent_bytes;
   std::function<void(absl::Duration)> on_downloaded;
   std::function<void(size_t regions)> on_regions;
+  std::function<void(int64_t bytes)> on_pinned_bytes;
   std::function<void(AttachCode)> on_refused;
 };
 
@@ -77,6 +83,7 @@ class LocalMemory {
   const LocalMemoryOptions options_;
   const LocalMemoryHooks hooks_;
   TransferHooks transfer_hooks_;
+  std::unique_ptr<RegionPinner> pinner_;      // null: nothing is pinned
   std::unique_ptr<RegionListener> listener_;  // null after Stop
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

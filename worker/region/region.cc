@@ -26,7 +26,20 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Map(std::string id, int fd, int6
   return std::shared_ptr<Region>(new Region(std::move(id), static_cast<uint8_t*>(data), bytes));
 }
 
-Region::~Region() { munmap(data_, bytes_); }
+Region::~Region() {
+  {
+    absl::MutexLock lock(&mutex_);
+    pins_.clear();
+  }
+  munmap(data_, bytes_);
+}
+
+void Region::AddPin(std::unique_ptr<HostPin> pin) {
+  absl::MutexLock lock(&mutex_);
+  pins_.push_back(std::move(pin));
+  const int64_t pinned = kPinBytes * static_cast<int64_t>(pins_.size());
+  pinned_bytes_.store(std::min(pinned, bytes_), std::memory_order_release);
+}
 
 void Region::Populate(int64_t offset, int64_t bytes) const {
   if (offset < bytes_)

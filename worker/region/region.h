@@ -9,10 +9,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "worker/device/host_pin.h"
 
 namespace ringattn::worker {
 
@@ -41,6 +43,14 @@ class Region {
   // does not take the faults. Only a hint.
   void Populate(int64_t offset, int64_t bytes) const;
 
+  // --- Pinned memory. A device's copies reach what is pinned by themselves; it is pinned piece by
+  // piece from the front, each of kPinBytes but the last, and copies stay within a piece.
+  static constexpr int64_t kPinBytes = int64_t{64} << 20;
+  // REQUIRES: pins come in the order of their pieces, from one thread.
+  void AddPin(std::unique_ptr<HostPin> pin) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first bytes of the region, so many.
+  int64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_acquire); }
+
   // --- Writing. Between the two a piece may be written for the stream of this number; pieces
   // are short, a fence waits for them. False: no more for this stream.
   bool BeginWrite(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -60,8 +70,10 @@ class Region {
   uint8_t* const data_;
   const int64_t bytes_;
   std::atomic<bool> released_{false};
+  std::atomic<int64_t> pinned_bytes_{0};
 
   absl::Mutex mutex_;
+  std::vector<std::unique_ptr<HostPin>> pins_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, int> writing_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> fenced_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> fences_ ABSL_GUARDED_BY(mutex_);  // fenced_, in order

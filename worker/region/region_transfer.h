@@ -60,6 +60,10 @@ class RegionTransfer final : public OperationListener,
     std::shared_ptr<Region> region;
     uint8_t* base = nullptr;  // of the whole tensor, in the region
     int64_t block_bytes = 0;  // of the shard, copied at a time
+    int64_t bytes = 0;        // of the whole tensor
+    bool long_runs = false;   // the shard's parts of the tensor are worth a copy of their own each
+    // Its bytes in the region are pinned, and a device's own copies do better than staged ones.
+    bool IsDirect() const;
   };
 
   // `rank`: this worker's in the operation's ring. `hooks` and `threads` outlive it.
@@ -77,6 +81,8 @@ class RegionTransfer final : public OperationListener,
   void OnRegionGone(const Region& region);
 
   const OperationInfo& info() const { return operation_->info(); }
+  // Those that it reads or writes.
+  std::vector<std::shared_ptr<Region>> Regions() const;
   int64_t received_bytes() const { return received_bytes_.load(); }
   int64_t sent_bytes() const { return sent_bytes_.load(); }
 
@@ -88,6 +94,7 @@ class RegionTransfer final : public OperationListener,
     size_t tensor = 0;
     int64_t offset = 0;
     int64_t bytes = 0;
+    bool direct = false;
   };
 
   RegionTransfer(std::shared_ptr<ShardOperation> operation, int rank, uint64_t fence_number,
@@ -106,7 +113,11 @@ class RegionTransfer final : public OperationListener,
   std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CopyInput(const Block& block);
   absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool CopyOutput(const Download::HostRange& piece);
+  size_t StagedOutput(size_t range) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool CopyOutput(size_t index, const Download::HostRange& piece);
+  std::optional<Block> NextDirectOutput() ABSL_LOCKS_EXCLUDED(mutex_);
+  // False: nothing may be written any more.
+  absl::StatusOr<bool> CopyDirectOutput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
   bool FillHoles(const Copied& output);
   void FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(bool released, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -128,7 +139,12 @@ class RegionTransfer final : public OperationListener,
 
   absl::Mutex mutex_;
   Block next_input_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);
+  // Outputs that a download stages, and those that the device copies by itself.
+  std::vector<size_t> staged_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> direct_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);  // null: nothing is staged
+  Block next_direct_ ABSL_GUARDED_BY(mutex_);                   // `tensor` counts in direct_
+  absl::Duration direct_copy_time_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_down_ ABSL_GUARDED_BY(mutex_) = 0;
   bool downloading_ ABSL_GUARDED_BY(mutex_) = false;
   bool delivered_ ABSL_GUARDED_BY(mutex_) = false;

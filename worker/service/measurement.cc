@@ -185,11 +185,13 @@ absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const CallKind& kin
 }  // namespace
 
 absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const MeasuredCall& size,
-                                                           absl::Duration budget) {
+                                                           absl::Duration budget,
+                                                           const MeasuredCall* with_terms) {
   std::vector<KernelRate> rates;
   for (const ServedCalls& served : device.served_calls()) {
+    const MeasuredCall& own = served.score_terms && with_terms != nullptr ? *with_terms : size;
     absl::StatusOr<double> flops = MeasureFlopsPerSecond(
-        device, {size, served.dtypes.front(), served.backward, served.score_terms}, budget);
+        device, {own, served.dtypes.front(), served.backward, served.score_terms}, budget);
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
                      served.backward ? Direction::kBackward : Direction::kForward, *flops,

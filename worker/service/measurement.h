@@ -21,8 +21,11 @@ struct MeasuredCall {
 
 // Floating-point operations per second of each of the device's served_calls, in their order, by
 // the calls' own times: the best of as many as fit into `budget` each.
-absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const MeasuredCall& size,
-                                                           absl::Duration budget);
+// `with_terms`: the size of calls with score terms, whose bias and mask have rows x rows elements
+// for each head; null: the others' size.
+absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(
+    Device& device, const MeasuredCall& size, absl::Duration budget,
+    const MeasuredCall* with_terms = nullptr);
 
 // Seconds that a call takes whose arithmetic is next to nothing, in a row of such: what the
 // host, the queue and the launch cost. The best row of as many as fit into `budget`.

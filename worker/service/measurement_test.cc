@@ -99,6 +99,30 @@ TEST(Measurement, AFamilyHasItsOwnRate) {
   EXPECT_LT((*rates)[1].flops_per_second, (*rates)[0].flops_per_second / 10);
 }
 
+// Calls with terms may be of another size: their bias and mask are rows x rows.
+class SizesOfCalls : public CpuDevice {
+ public:
+  SizesOfCalls() : CpuDevice(1, int64_t{1} << 30) {}
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    if (const auto* forward = std::get_if<ForwardCall>(&calls.front())) {
+      (forward->problem->terms.any() ? rows_with_terms : rows) = forward->q_rows;
+    }
+    return CpuDevice::Prepare(std::move(calls));
+  }
+  int64_t rows = 0;
+  int64_t rows_with_terms = 0;
+};
+
+TEST(Measurement, CallsWithTermsHaveASizeOfTheirOwn) {
+  SizesOfCalls device;
+  const MeasuredCall with_terms{.rows = 8, .heads = 2};
+  const auto rates =
+      MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration(), &with_terms);
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  EXPECT_EQ(device.rows, 16);
+  EXPECT_EQ(device.rows_with_terms, 8);
+}
+
 // 1 ms a call, far above what a call costs by itself.
 class SlowToStart : public CpuDevice {
  public:

@@ -58,10 +58,22 @@ ShardOperation::~ShardOperation() {
 absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
                                    absl::Span<const wire::Fragment> payload,
                                    uint64_t payload_bytes) {
+  return WriteFrom(Source::kAnyMemory, chunk, payload, payload_bytes);
+}
+
+absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
+                                         absl::Span<const wire::Fragment> payload,
+                                         uint64_t payload_bytes) {
+  return WriteFrom(Source::kPinned, chunk, payload, payload_bytes);
+}
+
+absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& chunk,
+                                       absl::Span<const wire::Fragment> payload,
+                                       uint64_t payload_bytes) {
   uint8_t* target = nullptr;
   if (absl::Status status = Cover(chunk, payload_bytes, &target); !status.ok()) return status;
   // Without the lock: ranges that are covered once belong to one writer.
-  absl::Status status = Copy(chunk, payload, payload_bytes, target);
+  absl::Status status = Copy(source, chunk, payload, payload_bytes, target);
   absl::MutexLock lock(&mutex_);
   --copying_;
   uploaded_time_ = absl::Now();
@@ -86,7 +98,7 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
   return absl::OkStatus();
 }
 
-absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
+absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
                                   absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
                                   uint8_t* target) {
   absl::StatusOr<std::unique_ptr<Upload>> upload =
@@ -95,11 +107,20 @@ absl::Status ShardOperation::Copy(const wire::ChunkHeader& chunk,
   uint32_t crc = 0;
   for (const wire::Fragment& fragment : payload) {
     if (chunk.crc32c.has_value()) crc = wire::ExtendCrc32c(crc, fragment.data, fragment.size);
-    absl::Status status = (*upload)->Append(fragment.data, fragment.size);
+    absl::Status status = source == Source::kPinned
+                              ? (*upload)->AppendPinned(fragment.data, fragment.size)
+                              : (*upload)->Append(fragment.data, fragment.size);
     if (!status.ok()) return status;
   }
   absl::StatusOr<std::vector<EventRef>> events = (*upload)->Finish();
   if (!events.ok()) return events.status();
+  if (source == Source::kPinned) {
+    for (const EventRef& event : *events) {
+      // A copy that hangs is the teardown's watchdog's.
+      absl::Status status = event->Wait(absl::InfiniteFuture());
+      if (!status.ok()) return status;
+    }
+  }
   if (!events->empty()) {
     absl::MutexLock lock(&mutex_);
     ForgetDoneUploads();
@@ -188,10 +209,19 @@ std::vector<ShardOperation::Output> ShardOperation::StreamedOutputs() const {
   return streamed;
 }
 
+absl::StatusOr<EventRef> ShardOperation::CopyToPinned(void* pinned, DeviceRange part) const {
+  return device_->CopyToPinned(pinned, part.data, part.bytes);
+}
+
 std::unique_ptr<Download> ShardOperation::BeginDownload(const std::vector<Output>& outputs,
                                                         std::function<void()> on_ready) const {
   std::vector<DeviceRange> ranges;
   for (const Output& output : outputs) ranges.push_back(output.memory);
+  return BeginDownload(std::move(ranges), std::move(on_ready));
+}
+
+std::unique_ptr<Download> ShardOperation::BeginDownload(std::vector<DeviceRange> ranges,
+                                                        std::function<void()> on_ready) const {
   return device_->BeginDownload(std::move(ranges), std::move(on_ready));
 }
 

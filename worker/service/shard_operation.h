@@ -77,6 +77,10 @@ class ShardOperation {
   // RESOURCE_EXHAUSTED if its tensor came in too many pieces (kMaxRangesPerTensor).
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
+  // The same of memory that the device reaches by itself, each fragment within one pin
+  // (Device::PinHost). Returns when it is not read any more.
+  absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                           uint64_t payload_bytes);
   bool InputsComplete() const;
   // True for the first caller after the inputs are complete.
   bool TakeUploadedNotice();
@@ -95,6 +99,11 @@ class ShardOperation {
   // Outputs on their way to the host (Device::BeginDownload). REQUIRES: finished.
   std::unique_ptr<Download> BeginDownload(const std::vector<Output>& outputs,
                                           std::function<void()> on_ready) const;
+  std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
+                                          std::function<void()> on_ready) const;
+
+  // A part of an output into pinned memory (Device::CopyToPinned). REQUIRES: finished.
+  absl::StatusOr<EventRef> CopyToPinned(void* pinned, DeviceRange part) const;
 
   // What it leaves for a backward, with its part of the memory; once, from the control thread.
   // Null unless it has finished well. REQUIRES: its program keeps its inputs.
@@ -122,8 +131,12 @@ class ShardOperation {
 
   void Notify();
   absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
-  absl::Status Copy(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-                    uint64_t payload_bytes, uint8_t* target);
+  enum class Source : uint8_t { kAnyMemory, kPinned };
+  absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
+                         absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
+  absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
+                    absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                    uint8_t* target);
   void ForgetDoneUploads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const OperationInfo info_;

@@ -41,7 +41,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     auto started = LocalMemory::Start(
         {.socket_path = options.local_socket_path,
          .uids = options.local_uids,
-         .copy_threads = options.copy_threads},
+         .copy_threads = options.copy_threads,
+         .device = device,
+         .max_pinned_bytes = options.max_pinned_bytes},
         {.send =
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
@@ -49,6 +51,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
          .on_downloaded =
              [self](absl::Duration t) { self->load()->metrics_.CountDownloadCopies(t); },
          .on_regions = [self](size_t n) { self->load()->metrics_.SetRegions(n); },
+         .on_pinned_bytes = [self](int64_t n) { self->load()->metrics_.SetPinnedBytes(n); },
          .on_refused =
              [self](AttachCode code) {
                if (self->load() != nullptr) self->load()->metrics_.CountRefusedAttach(code);

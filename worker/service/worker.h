@@ -45,6 +45,7 @@ struct WorkerOptions {
   std::string local_socket_path;
   std::vector<uid_t> local_uids;
   int copy_threads = 2;
+  int64_t max_pinned_bytes = 0;  // of regions, for the device's own copies
 };
 
 // Thread safe.

@@ -64,6 +64,10 @@ WorkerMetrics::WorkerMetrics()
                    .Gauges("ringattn_worker_regions",
                            "Regions of clients' host memory that are mapped here.")
                    .Add({})),
+      pinned_bytes_(metrics_
+                        .Gauges("ringattn_worker_pinned_bytes",
+                                "Of clients' host memory: pinned, for the GPU's own copies.")
+                        .Add({})),
       refused_attaches_(metrics_.Counters(
           "ringattn_refused_attaches_total",
           "Clients that would hand over host memory and were refused, by the reason.")),

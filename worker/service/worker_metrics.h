@@ -56,6 +56,7 @@ class WorkerMetrics {
   void CountCopiedIn(int64_t bytes) { copied_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountCopiedOut(int64_t bytes) { copied_out_bytes_.Increment(static_cast<double>(bytes)); }
   void SetRegions(size_t regions) { regions_.Set(static_cast<double>(regions)); }
+  void SetPinnedBytes(int64_t bytes) { pinned_bytes_.Set(static_cast<double>(bytes)); }
   void CountRefusedAttach(AttachCode code);
   // One program that ended well. `upload_copies`: its inputs' copies to the device.
   void CountRun(const Operation& operation, const ExecutionReport& report,
@@ -87,6 +88,7 @@ class WorkerMetrics {
   prometheus::Counter& copied_in_bytes_;
   prometheus::Counter& copied_out_bytes_;
   prometheus::Gauge& regions_;
+  prometheus::Gauge& pinned_bytes_;
   prometheus::Family<prometheus::Counter>& refused_attaches_;
   prometheus::Counter& flops_;
   prometheus::Counter& tokens_;

@@ -80,7 +80,9 @@ def sweep(session):
         # What only some requests have.
         options = ["--cases=2000", "--options", "--noscore_terms", "--seed=78", f"--budget={seconds}s"]
         result["options"] = sweep_cases(session, options)
-        failed = result["failed"] + result["options"]["failed"]
+        terms = ["--cases=2000", "--options", "--seed=79", f"--budget={seconds}s"]
+        result["score_terms"] = sweep_cases(session, terms)
+        failed = sum(part["failed"] for part in (result, result["options"], result["score_terms"]))
         check(failed == 0, f"{failed} cases failed")
     return run
 

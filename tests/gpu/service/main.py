@@ -10,6 +10,7 @@ import faults
 import memory
 import peer
 import quickstart
+import host_memory
 import residuals
 import rings
 import tables
@@ -41,12 +42,15 @@ def parts_of(session):
     """{name: (seconds at most, makes the function that runs it; whether the ring matters)}."""
     found = {"environment": (20, correctness.environment(session), False),
              "smoke": (90, correctness.smoke(session), True),
-             "sweep": (90, correctness.sweep(session), True),
+             "sweep": (150, correctness.sweep(session), True),
              "agree": (90, correctness.agree(session), True),
              "end-to-end": (80, wire.end_to_end(session), True),
              "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
              "residual": (90, residuals.part(session), True),
+             "host-memory": (60, host_memory.part(session, "64k"), True),
+             "host-memory-256k": (120, host_memory.part(session, "256k"), True),
+             "host-memory-1m": (300, host_memory.part(session, "1m"), True),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),

@@ -14,21 +14,23 @@ from session import CAUSAL
 STAGES = ("upload", "compute", "download")
 
 
-def bench(session, shape, command, *options):
+def bench(session, shape, command, *options, transport="coordinator_stream"):
     """`ringattn bench` of a causal request, by the ring: verified, then the median call. Makes its inputs
     in memory; its backward pass gets out and lse from the client."""
     report = session.harness.run_json([
         session.ring.cli, "bench", f"--server={session.ring.address}", "--json", *CAUSAL,
         f"--seq_len={shape.seq_len}", f"--heads={shape.heads}", f"--kv_heads={shape.kv_heads}",
-        f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8", "--deadline=60s",
+        f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8",
         *plan_flags(session.workers, "zigzag"), *(["--backward"] if command == "backward" else []),
-        *options])
+        *([] if any(o.startswith("--deadline") for o in options) else ["--deadline=60s"]), *options])
     check(report["verified"]["passed"], f"{command}: {report['verified']}")
     last = report["last_run"]
+    moved = last["bytes"].get(transport)
+    check(moved, f"the tensors did not travel by {transport}: {last['bytes']}")
     return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
             "ring_seconds": last["compute_seconds"], "stage_seconds": last["stage_seconds"],
-            "bytes_up": last["bytes"]["coordinator_stream"]["up"],
-            "bytes_down": last["bytes"]["coordinator_stream"]["down"],
+            "bytes_up": moved["up"],
+            "bytes_down": moved["down"],
             "upload_bytes_per_second": report["upload_bytes_per_second"]["value"],
             "payload_bytes_per_second": report["payload_bytes_per_second"]["value"],
             "loopback_bytes_per_second": report["loopback_bytes_per_second"]}

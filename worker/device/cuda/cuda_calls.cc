@@ -1,6 +1,7 @@
 #include "worker/device/cuda/cuda_calls.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -30,29 +31,11 @@ absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
   return Kernel(*std::move(prepared));
 }
 
-// The coordinator sends no request whose options a device does not name (served_options); what
-// comes all the same must not be computed without them.
-absl::Status CheckOptions(const KernelCall& call) {
-  const auto has_terms = [](const auto* typed) {
-    return typed != nullptr && typed->problem->terms.any();
-  };
-  if (has_terms(std::get_if<ForwardCall>(&call)) || has_terms(std::get_if<BackwardCall>(&call)) ||
-      has_terms(std::get_if<BiasGradientCall>(&call))) {
-    return absl::InvalidArgumentError(
-        "no CUDA kernel computes bias, mask, segment ids, ALiBi or dropout");
-  }
+absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
+  // The coordinator sends no request that needs them (CudaServedOptions).
   if (std::holds_alternative<ProbabilitiesCall>(call)) {
     return absl::InvalidArgumentError("no CUDA kernel gives probabilities of chosen rows");
   }
-  const auto* backward = std::get_if<BackwardCall>(&call);
-  if (backward != nullptr && backward->problem->deterministic) {
-    return absl::InvalidArgumentError("the CUDA backward adds up in whatever order blocks end in");
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
-  if (absl::Status status = CheckOptions(call); !status.ok()) return status;
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
     cuda::KernelTuning tuning = choice.tuning;
     if (forward->problem->tuning.key_splits == 1) tuning.max_key_splits = 1;
@@ -60,6 +43,9 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
   }
   if (const auto* backward = std::get_if<BackwardCall>(&call)) {
     return KernelOf(cuda::PrepareBackward(*backward, choice.device, choice.tuning));
+  }
+  if (const auto* gradient = std::get_if<BiasGradientCall>(&call)) {
+    return KernelOf(cuda::PrepareBiasGradient(*gradient, choice.device, choice.tuning));
   }
   if (const auto* delta = std::get_if<DeltaCall>(&call)) return Kernel(*delta);
   if (const auto* sinks = std::get_if<SinkGradientCall>(&call)) return Kernel(*sinks);
@@ -83,11 +69,12 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
   return planned;
 }
 
-absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward,
+absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward, bool score_terms,
                                                    const KernelChoice& choice) {
   AttentionProblem usual;
   usual.dtype = dtype;
   usual.head_dim = usual.head_dim_v = 128;
+  usual.terms.segment_ids = score_terms;  // families compute all terms or none
   return backward ? cuda::ChooseBackward(usual, choice.device, choice.tuning)
                   : cuda::ChooseForward(usual, choice.device, choice.tuning);
 }
@@ -189,20 +176,32 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
 }
 
 std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
-  std::vector<ServedCalls> served;
-  for (const bool backward : {false, true}) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-      const absl::StatusOr<const cuda::KernelFamily*> family = FamilyOf(dtype, backward, choice);
-      if (!family.ok()) continue;  // a forced family has not every dtype
-      const std::string name((*family)->name);
-      if (!served.empty() && served.back().family == name && served.back().backward == backward) {
-        served.back().dtypes.push_back(dtype);
-      } else {
-        served.push_back({name, {dtype}, backward});
+  std::vector<ServedCalls> all;
+  for (const bool score_terms : {false, true}) {
+    for (const bool backward : {false, true}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+        const auto family = FamilyOf(dtype, backward, score_terms, choice);
+        if (!family.ok()) continue;  // a forced family has not every dtype, nor score terms
+        const ServedCalls served{std::string((*family)->name), {dtype}, backward, score_terms};
+        const bool alike = !all.empty() && all.back().family == served.family &&
+                           all.back().backward == backward && all.back().score_terms == score_terms;
+        if (alike) {
+          all.back().dtypes.push_back(dtype);
+        } else {
+          all.push_back(served);
+        }
       }
     }
   }
-  return served;
+  return all;
+}
+
+std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
+  // The family that computes score terms gives equal bits, too.
+  for (const bool backward : {false, true}) {
+    if (!FamilyOf(DType::kFloat32, backward, /*score_terms=*/true, choice).ok()) return {};
+  }
+  return {"dropout", "alibi", "bias", "mask", "segment_ids", "deterministic"};
 }
 
 }  // namespace ringattn::worker

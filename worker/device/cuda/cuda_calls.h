@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -92,13 +93,14 @@ struct KernelChoice {
   cuda::KernelTuning tuning;
 };
 
-// Device::WorkspaceBytes, Device::Prepare and Device::served_calls.
+// Device::WorkspaceBytes, Prepare, served_calls and served_options.
 absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
                                            const KernelChoice& choice);
 absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,
                                                const KernelChoice& choice, CudaEventPool* events,
                                                CudaMemory* memory, CudaCallQueue* queue);
 std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice);
+std::vector<std::string> CudaServedOptions(const KernelChoice& choice);
 
 }  // namespace ringattn::worker
 

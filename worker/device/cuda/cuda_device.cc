@@ -267,6 +267,14 @@ absl::StatusOr<std::unique_ptr<Upload>> CudaDevice::BeginUpload(void* target, in
   return staging_->BeginUpload(target, bytes);
 }
 
+absl::StatusOr<std::unique_ptr<HostPin>> CudaDevice::PinHost(void* data, int64_t bytes) {
+  return staging_->PinHost(data, bytes);
+}
+
+absl::StatusOr<EventRef> CudaDevice::CopyToPinned(void* pinned, const void* device, int64_t bytes) {
+  return staging_->CopyToHost(pinned, device, bytes);
+}
+
 std::unique_ptr<Download> CudaDevice::BeginDownload(std::vector<DeviceRange> ranges,
                                                     std::function<void()> on_ready) {
   std::unique_ptr<Download> download =

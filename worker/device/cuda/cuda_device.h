@@ -63,6 +63,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override;
   std::vector<ServedCalls> served_calls() const override { return CudaServedCalls(kernels_); }
+  std::vector<std::string> served_options() const override { return CudaServedOptions(kernels_); }
   // A kernel's tiles are its own; it can be kept from splitting the keys of a row.
   TuningOffer tuning_offer() const override { return {{}, {}, {1}}; }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
@@ -70,6 +71,8 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override;
+  absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override;
   DeviceUsage usage() const override;

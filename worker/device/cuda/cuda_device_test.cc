@@ -92,22 +92,34 @@ TEST(CudaDeviceTest, DescribesItself) {
   std::printf("%s\n", device->description().c_str());
 }
 
-// Every dtype and direction has one family, and each of them computes what it says.
+// Every dtype and direction, with score terms and without, has one family, and each of them
+// computes what it says.
 TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
   auto device = MakeDevice();
-  std::map<std::pair<DType, bool>, std::string> families;
+  std::map<std::tuple<DType, bool, bool>, std::string> families;
   for (const ServedCalls& served : device->served_calls()) {
     for (const DType dtype : served.dtypes) {
-      EXPECT_TRUE(families.emplace(std::pair(dtype, served.backward), served.family).second);
+      EXPECT_TRUE(
+          families.emplace(std::tuple(dtype, served.backward, served.score_terms), served.family)
+              .second);
     }
   }
-  EXPECT_EQ(families.size(), 6u);
+  EXPECT_EQ(families.size(), 12u);
+  EXPECT_EQ(device->served_options().size(), 6u);
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;
   PreparedCalls calls = Ready(*device, {call, ZeroCall{}});
-  EXPECT_EQ(calls[0]->family(), (families[{DType::kFloat32, false}]));
+  EXPECT_EQ(calls[0]->family(), (families[{DType::kFloat32, false, false}]));
   EXPECT_EQ(calls[1]->family(), "");
+}
+
+// What a forced family does not compute is not offered.
+TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
+  const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm80"});
+  ASSERT_TRUE(device.ok()) << device.status();
+  EXPECT_TRUE((*device)->served_options().empty());
+  for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.score_terms);
 }
 
 TEST(CudaDeviceTest, NoSuchKernelFamilyIsSaidByName) {
@@ -488,6 +500,43 @@ struct Problem {
 };
 
 // One GPU through plan, schedule, executor and kernels, judged by the oracle.
+void ExpectOracle(const AttentionSpec& spec) {
+  const oracle::InputTensors inputs =
+      oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 5, /*with_dout=*/true);
+  const oracle::Result expected = oracle::EvaluateAll(spec, inputs.view());
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  TensorMap tensors = {{TensorId::kQ, inputs.q},
+                       {TensorId::kK, inputs.k},
+                       {TensorId::kV, inputs.v},
+                       {TensorId::kDout, inputs.dout}};
+  const auto add_ids = [&](TensorId id, const std::vector<int32_t>& ids) {
+    const auto* first = reinterpret_cast<const uint8_t*>(ids.data());
+    tensors[id] = std::vector<uint8_t>(first, first + ids.size() * sizeof(int32_t));
+  };
+  if (spec.options.bias.has_value()) tensors[TensorId::kBias] = inputs.bias;
+  if (spec.options.mask.has_value()) tensors[TensorId::kMask] = inputs.mask;
+  if (spec.options.segment_ids) {
+    add_ids(TensorId::kQSegmentIds, inputs.q_segment_ids);
+    add_ids(TensorId::kKvSegmentIds, inputs.kv_segment_ids);
+  }
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kSingle, direction,
+                                           direction == Direction::kBackward);
+    const auto result = RunInProcess(spec, plan, schedule, tensors, [] { return MakeDevice(); });
+    ASSERT_TRUE(result.ok()) << result.status();
+    const auto find = [&](TensorId id) -> const void* {
+      const auto found = result->outputs.find(id);
+      return found == result->outputs.end() ? nullptr : found->second.data();
+    };
+    const oracle::Report report = oracle::Compare(
+        spec, expected,
+        {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)), find(TensorId::kDq),
+         find(TensorId::kDk), find(TensorId::kDv), nullptr, find(TensorId::kDbias)});
+    EXPECT_TRUE(report.passed()) << report.ToString();
+    EXPECT_EQ(report.tensors.size(), OutputsOf(spec, direction).size());
+  }
+}
+
 TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
   const Problem problems[] = {
       {"bf16 causal gqa", DType::kBFloat16, 1, 300, 300, 8, 2, 128, 128, true, 0, -1},
@@ -514,30 +563,15 @@ TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
     spec.options.causal = p.causal;
     spec.options.softcap = p.softcap;
     spec.options.window_left = p.window_left;
-    const oracle::InputTensors inputs =
-        oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 5, /*with_dout=*/true);
-    const oracle::Result expected = oracle::EvaluateAll(spec, inputs.view());
-    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
-    const TensorMap tensors = {{TensorId::kQ, inputs.q},
-                               {TensorId::kK, inputs.k},
-                               {TensorId::kV, inputs.v},
-                               {TensorId::kDout, inputs.dout}};
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kSingle, direction,
-                                             direction == Direction::kBackward);
-      const auto result = RunInProcess(spec, plan, schedule, tensors, [] { return MakeDevice(); });
-      ASSERT_TRUE(result.ok()) << result.status();
-      const auto find = [&](TensorId id) -> const void* {
-        const auto found = result->outputs.find(id);
-        return found == result->outputs.end() ? nullptr : found->second.data();
-      };
-      const oracle::Report report =
-          oracle::Compare(spec, expected,
-                          {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)),
-                           find(TensorId::kDq), find(TensorId::kDk), find(TensorId::kDv)});
-      EXPECT_TRUE(report.passed()) << report.ToString();
-      EXPECT_EQ(report.tensors.size(), direction == Direction::kForward ? 2u : 3u);
-    }
+    ExpectOracle(spec);
+    spec.options.deterministic = true;
+    ExpectOracle(spec);
+    spec.options.bias = BiasForm{.per_head = true, .gradient = true};
+    spec.options.mask = MaskForm{.per_batch = true, .bits = true};
+    spec.options.segment_ids = true;
+    spec.options.alibi_slopes.assign(p.heads, 0.0625f);
+    spec.options.dropout = {.threshold = 6554, .seed = 7};
+    ExpectOracle(spec);
   }
   EXPECT_EQ(times_broken, 0);
 }

@@ -47,6 +47,16 @@ class CudaUpload : public Upload {
     return absl::OkStatus();
   }
 
+  absl::Status AppendPinned(const void* data, int64_t bytes) override {
+    if (absl::Status status = Flush(); !status.ok()) return status;
+    absl::StatusOr<EventRef> copied = staging_->CopyToDevice(target_, data, bytes);
+    if (!copied.ok()) return copied.status();
+    events_.push_back(*std::move(copied));
+    target_ += bytes;
+    left_bytes_ -= bytes;
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<std::vector<EventRef>> Finish() override {
     if (absl::Status status = Flush(); !status.ok()) return status;
     finished_ = true;
@@ -88,6 +98,19 @@ class CudaDownload : public Download {
 
  private:
   const std::shared_ptr<CudaDownloadState> state_;
+};
+
+// Host memory that the driver knows.
+class CudaHostPin : public HostPin {
+ public:
+  CudaHostPin(CudaEventPool* events, void* data) : events_(events), data_(data) {}
+  ~CudaHostPin() override {
+    if (events_->UseDevice().ok()) (void)cudaHostUnregister(data_);
+  }
+
+ private:
+  CudaEventPool* const events_;
+  void* const data_;
 };
 
 PinnedPool::Source PinnedMemory(CudaEventPool* events) {
@@ -158,6 +181,18 @@ absl::StatusOr<EventRef> CudaStaging::CopyToDevice(void* target, const void* pin
 absl::StatusOr<EventRef> CudaStaging::CopyToHost(void* pinned, const void* source, int64_t bytes) {
   absl::MutexLock lock(&down_mutex_);
   return Copy(pinned, source, bytes, cudaMemcpyDeviceToHost, down_);
+}
+
+absl::StatusOr<std::unique_ptr<HostPin>> CudaStaging::PinHost(void* data, int64_t bytes) {
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  const cudaError_t error = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // no call's later on
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cudaHostRegister of ", bytes, " bytes: ", cudaGetErrorString(error)));
+  }
+  return std::make_unique<CudaHostPin>(events_, data);
 }
 
 std::unique_ptr<Upload> CudaStaging::BeginUpload(void* target, int64_t bytes) {

@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/pinned_pool.h"
+#include "worker/device/host_pin.h"
 #include "worker/device/staging.h"
 
 namespace ringattn::worker {
@@ -42,6 +43,9 @@ class CudaStaging {
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready);
 
+  // As Device::PinHost.
+  absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes);
+
   // Moves every download on, one block each in turn, and tells readers that wait.
   // Called again and again by one thread while there are any.
   enum class Downloads { kNone, kIdle, kBusy };
@@ -49,7 +53,7 @@ class CudaStaging {
 
   int64_t used_bytes() const { return pool_->used_bytes(); }
 
-  // For uploads and downloads: one copy of a block's beginning, as an event.
+  // One copy from and to pinned memory, as an event.
   absl::StatusOr<EventRef> CopyToDevice(void* target, const void* pinned, int64_t bytes);
   absl::StatusOr<EventRef> CopyToHost(void* pinned, const void* source, int64_t bytes);
   const std::shared_ptr<PinnedPool>& pool() const { return pool_; }

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "common/attention/dtype.h"
-#include "worker/kernels/cpu/philox.h"
 #include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/philox.h"
 
 namespace ringattn::worker::cpu {
 

@@ -32,6 +32,13 @@ absl::Status CheckProblem(const AttentionProblem& problem) {
 
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
+// What most families lack; null if the problem asks for nothing of it.
+const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
+  if (problem.terms.any()) return "with bias, mask, segment ids, ALiBi or dropout";
+  const bool backward = serves == &KernelFamily::serves_backward;
+  return backward && problem.deterministic ? "with the same bits every time" : nullptr;
+}
+
 // `takes` asks a family that serves the problem.
 absl::StatusOr<const KernelFamily*> Choose(
     Serves serves, const char* direction, const AttentionProblem& problem, const DeviceInfo& device,
@@ -39,9 +46,11 @@ absl::StatusOr<const KernelFamily*> Choose(
     absl::FunctionRef<bool(const KernelFamily&)> takes = [](const KernelFamily&) { return true; }) {
   if (absl::Status status = CheckProblem(problem); !status.ok()) return status;
   if (absl::Status status = CheckFamily(tuning.family); !status.ok()) return status;
+  const char* const beyond_plain = BeyondPlain(serves, problem);
   bool untaken = false;
   for (const KernelFamily& family : Families()) {
     if (!tuning.family.empty() && family.name != tuning.family) continue;
+    if (beyond_plain != nullptr && family.prepare_bias_gradient == nullptr) continue;
     if (!(family.*serves)(problem, device)) continue;
     if (takes(family)) return &family;
     untaken = true;
@@ -51,6 +60,7 @@ absl::StatusOr<const KernelFamily*> Choose(
       direction, " in ", DTypeName(problem.dtype), " with head_dim ", problem.head_dim, " and ",
       problem.head_dim_v, " on compute capability ", device.compute_major, ".x with ",
       device.shared_bytes_per_block, " bytes of shared memory",
+      beyond_plain == nullptr ? "" : absl::StrCat(", ", beyond_plain),
       untaken ? ", from these pieces and addresses" : "",
       tuning.family.empty() ? "" : ": the kernel family was forced"));
 }
@@ -105,6 +115,17 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
              });
   if (!family.ok()) return family.status();
   return (*family)->prepare_backward(call, device, tuning);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGradientCall& call,
+                                                                    const DeviceInfo& device,
+                                                                    const KernelTuning& tuning) {
+  if (!call.problem->terms.bias.has_value()) {
+    return absl::InvalidArgumentError("a bias gradient of a problem without a bias");
+  }
+  absl::StatusOr<const KernelFamily*> family = ChooseBackward(*call.problem, device, tuning);
+  if (!family.ok()) return family.status();
+  return (*family)->prepare_bias_gradient(call, device);
 }
 
 }  // namespace ringattn::worker::cuda

@@ -36,6 +36,10 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning& tuning = {});
+// Of the family that serves the problem's backward. INVALID_ARGUMENT also for a problem without a
+// bias.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(
+    const BiasGradientCall& call, const DeviceInfo& device, const KernelTuning& tuning = {});
 
 }  // namespace ringattn::worker::cuda
 

@@ -60,6 +60,41 @@ TEST(ChooseTest, AForcedFamilyServesOrRefusesByName) {
   EXPECT_THAT(std::string(CheckFamily("sm1").message()), HasSubstr("\"sm1\" is none of"));
 }
 
+// Score terms and fixed orders are the exact family's, in every dtype.
+TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (int64_t dim : {7, 64, 128, 256}) {
+      AttentionProblem problem = ProblemOf(dtype, dim);
+      const std::string plain = Name(ChooseForward(problem, kH200, {}));
+      problem.deterministic = true;
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), plain);  // every forward is
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
+      problem.deterministic = false;
+      problem.terms.dropout.threshold = 1;
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), "simt");
+      EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
+      const auto refused = ChooseForward(problem, kH200, {.family = "sm80"});
+      EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(refused.status().message()), HasSubstr("or dropout"));
+    }
+  }
+}
+
+TEST(ChooseTest, ABiasGradientNeedsABias) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
+  problem.bands = {Band{}};
+  BiasGradientCall call;
+  call.problem = &problem;
+  EXPECT_EQ(PrepareBiasGradient(call, kH200).status().code(), absl::StatusCode::kInvalidArgument);
+  problem.terms.bias = BiasForm{};
+  problem.terms.shifts = {0};
+  const auto prepared = PrepareBiasGradient(call, kH200);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ((*prepared)->family(), "simt");
+  EXPECT_EQ(PrepareBiasGradient(call, kH200, {.family = "sm80"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 // What a family serves in general and not in this call falls to the next one.
 TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);

@@ -38,7 +38,9 @@ struct KernelEntry {
 struct KernelFamily {
   std::string_view name;
 
-  // Whether a kernel of the family can compute this problem on this device.
+  // Whether a kernel of the family can compute this problem on this device. Families without
+  // prepare_bias_gradient are not asked of problems with score terms, nor of the backward of
+  // deterministic ones.
   bool (*serves_forward)(const AttentionProblem& problem, const DeviceInfo& device);
   bool (*serves_backward)(const AttentionProblem& problem, const DeviceInfo& device);
 
@@ -57,6 +59,12 @@ struct KernelFamily {
   // Whether it can compute this call of a problem that it serves: pieces and addresses. Null: all.
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
   bool (*takes_backward)(const BackwardCall& call) = nullptr;
+
+  // Null: a family for plain problems, whose backward may add up in whatever order blocks end in.
+  // Else the family computes every score term, bias gradients included, in all directions that it
+  // serves, and gives equal bits every time.
+  absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(
+      const BiasGradientCall& call, const DeviceInfo& device) = nullptr;
 };
 
 }  // namespace ringattn::worker::cuda

@@ -93,6 +93,7 @@ FakeNcclFaults& Faults() {
 }
 
 void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work) {
+  if (stream == nullptr) return work();
   const StreamHandle target = Of(stream);
   const auto is_full = [&] {
     const size_t depth = Faults().stream_depth;
@@ -166,6 +167,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   event->Await(1);
   return cudaSuccess;
 }
+
+// Of programs that use no other stream.
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const StreamHandle& target = Of(stream);

@@ -3,8 +3,15 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "worker/testing/fake_cuda/fake_cuda.h"
+
+namespace {
+std::mutex registered_mutex;
+std::map<char*, size_t> registered;
+}  // namespace
 
 extern "C" {
 
@@ -16,6 +23,24 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
 cudaError_t cudaFreeHost(void* data) {
   std::free(data);
   return cudaSuccess;
+}
+
+// Of memory that is there anyway; what is registered twice, or given back and was not, is an error.
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
+  std::lock_guard<std::mutex> lock(registered_mutex);
+  for (const auto& [begin, size] : registered) {
+    if (static_cast<char*>(data) < begin + size && begin < static_cast<char*>(data) + bytes) {
+      return cudaErrorHostMemoryAlreadyRegistered;
+    }
+  }
+  registered[static_cast<char*>(data)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* data) {
+  std::lock_guard<std::mutex> lock(registered_mutex);
+  return registered.erase(static_cast<char*>(data)) == 1 ? cudaSuccess
+                                                         : cudaErrorHostMemoryNotRegistered;
 }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {

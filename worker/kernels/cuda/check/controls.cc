@@ -11,6 +11,21 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
+// A family that computes the problem, and whether by its kernels with score terms.
+struct Kernels {
+  const char* family;
+  bool terms;
+};
+constexpr Kernels kAllKernels[] = {{"", false}, {"sm80", false}, {"simt", false}, {"simt", true}};
+
+// The same problem, with a slope of 0.
+AttentionProblem WithTerms(AttentionProblem problem, bool terms) {
+  if (!terms) return problem;
+  problem.terms.shifts = {0};
+  problem.terms.alibi_slopes = {0.0f};
+  return problem;
+}
+
 // The backward of `forward`, whose q, k and v are zero, once as it is and once stopped: the second
 // adds nothing. p is 1 / 128 for each of 128 rows, each dout 1.
 bool StopWordEndsBackward(const DeviceInfo& device, const ForwardCall& forward) {
@@ -34,8 +49,10 @@ bool StopWordEndsBackward(const DeviceInfo& device, const ForwardCall& forward) 
   call.blocks[0].dk = dk.get<float>();
   call.blocks[0].dv = dv.get<float>();
   bool passed = true;
-  for (const char* family : {"", "sm80", "simt"}) {
-    const Prepared prepared = PrepareBackward(call, device, {.family = family});
+  for (const Kernels& kernels : kAllKernels) {
+    const AttentionProblem problem = WithTerms(*forward.problem, kernels.terms);
+    call.problem = &problem;
+    const Prepared prepared = PrepareBackward(call, device, {.family = kernels.family});
     for (Buffer* buffer : {&dq, &dk, &dv}) Check(StartZero({buffer->get(), count * 4}, nullptr));
     for (const uint32_t stopped : {0u, 1u}) {
       stop.Upload(std::vector<uint32_t>{stopped});
@@ -73,8 +90,11 @@ bool StopWordEnds(const DeviceInfo& device, int64_t head_dim) {
   call.out = out.get();
   call.initial = call.final = true;
   bool passed = true;
-  for (const char* family : {"", "sm80", "simt"}) {
-    const Prepared prepared = PrepareForward(call, device, {.family = family, .max_key_splits = 1});
+  for (const Kernels& kernels : kAllKernels) {
+    const AttentionProblem used = WithTerms(problem, kernels.terms);
+    call.problem = &used;
+    const Prepared prepared =
+        PrepareForward(call, device, {.family = kernels.family, .max_key_splits = 1});
     Check(StartZero({stop.get(), 4}, nullptr));
     LaunchAndWait(prepared, stop.get<uint32_t>());
     for (float x : lse.Download<float>()) passed = passed && std::fabs(x - std::log(128.0f)) < 1e-5;
@@ -84,6 +104,7 @@ bool StopWordEnds(const DeviceInfo& device, int64_t head_dim) {
     LaunchAndWait(prepared, stop.get<uint32_t>());
     for (uint32_t bits : lse.Download<uint32_t>()) passed = passed && bits == 0xFFFFFFFF;
   }
+  call.problem = &problem;
   return passed && StopWordEndsBackward(device, call);
 }
 

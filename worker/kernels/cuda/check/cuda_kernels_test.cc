@@ -1,9 +1,12 @@
 // Checks the CUDA kernels on a GPU: random problems over every option, dtype and head-dim class,
-// cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle.
+// cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle; as
+// many problems with score terms, which run twice and must give the same bits; and dropout's exact
+// keep set.
 //
-//   cuda_kernels_test [--cases=N] [--seed=S] [--small]
+//   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms]
 //
-// Exit code 0 iff everything passed. --small: tiny cases and no huge scores, for compute-sanitizer.
+// Exit code 0 iff everything passed. --small: tiny cases alone, for compute-sanitizer.
+// --terms: score terms alone, and how fast they are.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -20,9 +23,11 @@
 #include "worker/kernels/cuda/check/expected_results.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/huge_scores.h"
+#include "worker/kernels/cuda/check/keep_sets.h"
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/check/split_counts.h"
+#include "worker/kernels/cuda/check/term_speed.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
 namespace ringattn::worker::cuda::check {
@@ -34,6 +39,7 @@ struct Arguments {
   int cases = 300;
   uint32_t seed = std::random_device()();
   bool small = false;
+  bool terms = false;  // them alone
 };
 
 Arguments Parse(int argc, char** argv) {
@@ -45,8 +51,10 @@ Arguments Parse(int argc, char** argv) {
       arguments.seed = std::strtoul(argv[i] + 7, nullptr, 10);
     } else if (std::strcmp(argv[i], "--small") == 0) {
       arguments.small = true;
+    } else if (std::strcmp(argv[i], "--terms") == 0) {
+      arguments.terms = true;
     } else {
-      std::fprintf(stderr, "cuda_kernels_test [--cases=N] [--seed=S] [--small]\n");
+      std::fprintf(stderr, "cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms]\n");
       std::exit(2);
     }
   }
@@ -117,6 +125,41 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
+// Each case twice: these kernels give the same bits every time.
+int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
+  std::mt19937 random(arguments.seed);
+  std::vector<Case> cases;
+  for (int i = 0; i < arguments.cases; ++i) {
+    cases.push_back(RandomTermCase(random, arguments.small));
+  }
+  ExpectedResults all(cases);
+  WorstRatios worst;
+  SplitCounts splits;
+  int failed = 0;
+  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
+    const Case& c = cases[i];
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
+    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
+    worst.Add(c.spec.dtype, report);
+    const bool same = RunCase(c, *expected, device, splits) == outputs;
+    if (!report.passed() || !outputs.intact || !same) {
+      ++failed;
+      std::printf("FAILED %s\n%s%s%s", c.ToString().c_str(), report.ToString().c_str(),
+                  outputs.intact ? "" : "  guards or delta violated\n",
+                  same ? "" : "  other bits in a second run\n");
+    }
+    if (i % 100 == 99) std::printf("%zu with terms done, %d failed\n", i + 1, failed);
+  }
+  worst.Print();
+  for (const char* direction : {"forward", "backward", "bias gradient"}) {
+    if (arguments.cases < 50 || splits.CallsOf("simt", direction) > 0) continue;
+    std::printf("FAILED: no %s with terms\n", direction);
+    ++failed;
+  }
+  return failed;
+}
+
 int Main(int argc, char** argv) {
   const Arguments arguments = Parse(argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
@@ -124,9 +167,15 @@ int Main(int argc, char** argv) {
   Check(device.status());
   Check(LoadKernels(*device));
   std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
-  int failed = CheckControls(*device);
-  if (!arguments.small) failed += CheckHugeScores(*device);
-  failed += CheckRandomCases(arguments, *device);
+  int failed = arguments.small ? 0 : CheckKeepSets(*device);
+  failed += CheckTermCases(arguments, *device);
+  if (arguments.terms) {
+    if (!arguments.small) PrintTermSpeed(*device);
+  } else {
+    failed += CheckControls(*device);
+    if (!arguments.small) failed += CheckHugeScores(*device);
+    failed += CheckRandomCases(arguments, *device);
+  }
   std::printf("%d cases, %d failed\n", arguments.cases, failed);
   return failed == 0 ? 0 : 1;
 }

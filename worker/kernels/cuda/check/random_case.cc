@@ -6,12 +6,16 @@
 #include <initializer_list>
 
 #include "common/attention/band.h"
+#include "common/attention/tensors.h"
+#include "common/oracle/generator.h"
 
 namespace ringattn::worker::cuda::check {
 namespace {
 
 // Visible pairs times head_dim that the oracle is asked for, without masks: some seconds.
 constexpr int64_t kMostWork = int64_t{250} << 20;
+// With terms, of which it draws bits for each pair.
+constexpr int64_t kMostTermWork = int64_t{40} << 20;
 
 template <typename T>
 T Pick(std::mt19937& random, std::initializer_list<T> choices) {
@@ -61,6 +65,72 @@ int64_t WorkOf(const AttentionShape& shape) {
   return pairs * shape.batch * shape.num_heads * std::max(shape.head_dim, shape.head_dim_v);
 }
 
+void LimitWork(int64_t most, AttentionShape& shape) {
+  if (WorkOf(shape) > most) shape.batch = 1;
+  if (WorkOf(shape) > most) shape.num_heads = shape.num_kv_heads;
+}
+
+void AddBias(std::mt19937& random, AttentionOptions& options) {
+  options.bias = BiasForm{.per_batch = random() % 2 == 0,
+                          .per_head = random() % 2 == 0,
+                          .float32 = random() % 2 == 0,
+                          .before_softcap = random() % 3 == 0,
+                          .gradient = random() % 3 != 0};
+}
+
+void AddDropout(std::mt19937& random, AttentionOptions& options) {
+  options.dropout.threshold = Pick<uint32_t>(random, {1, 6554, 32768, 60000});
+  options.dropout.seed = (uint64_t{random()} << 32) | random();
+  if (random() % 2) return;
+  options.dropout.first_batch = random() % 1000;
+  options.dropout.first_head = random() % 1000;
+  options.dropout.first_query = random() % (1u << 31);
+  options.dropout.first_key = random() % (1u << 31);
+}
+
+void AddTerms(std::mt19937& random, Case& c) {
+  AttentionShape& shape = c.spec.shape;
+  AttentionOptions& options = c.spec.options;
+  options.deterministic = random() % 3 == 0;
+  const uint32_t which = random();  // a bit for each; at least one, unless the order is what counts
+  if (which % 2) AddBias(random, options);
+  if (which / 2 % 2) {
+    options.mask = MaskForm{
+        .per_batch = random() % 2 == 0, .per_head = random() % 2 == 0, .bits = random() % 2 == 0};
+  }
+  options.segment_ids = which / 4 % 2;
+  if (which / 8 % 2) {
+    const int64_t rows = shape.packed ? shape.num_documents() : shape.batch;
+    const int64_t count = shape.num_heads * (random() % 2 ? rows : 1);
+    for (int64_t i = 0; i < count; ++i) {
+      options.alibi_slopes.push_back(Pick(random, {0.5f, 0.0625f, 0.004f, 0.0f, -0.01f}));
+    }
+  }
+  if (which / 16 % 2 || (!HasScoreTerms(options) && !options.deterministic)) {
+    AddDropout(random, options);
+  }
+  // Packed problems have one bias and mask for all documents, whose rows are all tokens.
+  if (shape.packed && options.bias.has_value()) options.bias->per_batch = false;
+  if (shape.packed && options.mask.has_value()) options.mask->per_batch = false;
+  options.sinks = random() % 3 == 0;
+  c.hostile = options.segment_ids && !options.sinks && random() % 2 == 0;
+}
+
+// What hidden rows are filled with: NaN in every type.
+void Poison(const std::vector<int32_t>& ids, std::vector<char>& tensor) {
+  if (ids.empty()) return;
+  const size_t bytes = tensor.size() / ids.size();
+  for (size_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] < 0) std::fill_n(tensor.begin() + t * bytes, bytes, static_cast<char>(0xff));
+  }
+}
+
+template <typename T>
+std::vector<char> BytesOf(const std::vector<T>& values) {
+  const char* first = reinterpret_cast<const char*>(values.data());
+  return std::vector<char>(first, first + values.size() * sizeof(T));
+}
+
 std::vector<char> RandomTensor(DType dtype, int64_t count, float amplitude, std::mt19937& random) {
   std::normal_distribution<float> normal(0.0f, amplitude);
   std::vector<float> values(count);
@@ -86,7 +156,26 @@ std::string Case::ToString() const {
                 static_cast<int>(layout), one_call ? "one-call" : "steps",
                 small_device ? " small-device" : "", few_sms ? " few-sms" : "",
                 long_keys ? " long-keys" : "", amplitude, seed);
-  return text;
+  std::string line = text;
+  if (options.deterministic) line += " deterministic";
+  if (options.sinks) line += " sinks";
+  if (const auto& bias = options.bias) {
+    line += std::string(" bias(") + (bias->per_batch ? "B" : "1") + (bias->per_head ? ",H" : ",1") +
+            (bias->float32 ? ",fp32" : "") + (bias->before_softcap ? ",before cap" : "") +
+            (bias->gradient ? ",dbias)" : ")");
+  }
+  if (const auto& mask = options.mask) {
+    line += std::string(" mask(") + (mask->per_batch ? "B" : "1") + (mask->per_head ? ",H" : ",1") +
+            (mask->bits ? ",bits)" : ")");
+  }
+  if (options.segment_ids) line += hostile ? " segment ids (hostile)" : " segment ids";
+  if (!options.alibi_slopes.empty()) {
+    line += " alibi(" + std::to_string(options.alibi_slopes.size()) + ")";
+  }
+  if (options.dropout.threshold != 0) {
+    line += " dropout(" + std::to_string(options.dropout.threshold) + ")";
+  }
+  return line;
 }
 
 Case RandomCase(std::mt19937& random, bool small) {
@@ -102,8 +191,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   shape.num_heads = shape.num_kv_heads * Pick(random, {1, 1, 2, 4, 5});
   shape.batch = Pick(random, {1, 1, 2});
   PickDocuments(random, small, shape);
-  if (WorkOf(shape) > kMostWork) shape.batch = 1;
-  if (WorkOf(shape) > kMostWork) shape.num_heads = shape.num_kv_heads;
+  LimitWork(kMostWork, shape);
   c.spec.options = PickOptions(random, shape.head_dim);
   c.world = Pick(random, {1, 1, 2, 3, 4});
   c.layout = Pick(random, {Layout::kContiguous, Layout::kZigzag, Layout::kStriped});
@@ -113,6 +201,18 @@ Case RandomCase(std::mt19937& random, bool small) {
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
   c.few_sms = c.seed / 3 % 4 == 0;
+  return c;
+}
+
+Case RandomTermCase(std::mt19937& random, bool small) {
+  Case c = RandomCase(random, small);
+  AttentionShape& shape = c.spec.shape;
+  shape.num_heads = shape.num_kv_heads * Pick<int64_t>(random, {1, 2, 4, 8});
+  shape.packed = shape.num_documents() > 1;
+  if (shape.packed) shape.batch = 1;
+  LimitWork(kMostTermWork, shape);
+  c.small_device = false;
+  AddTerms(random, c);
   return c;
 }
 
@@ -132,6 +232,20 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
                                          shape.cu_seqlens_q[i + 1] - shape.cu_seqlens_q[i],
                                          shape.cu_seqlens_k[i + 1] - shape.cu_seqlens_k[i]));
   }
+  problem.deterministic = spec.options.deterministic;
+  if (!HasScoreTerms(spec.options)) return problem;
+  ScoreTerms& terms = problem.terms;
+  terms.packed = shape.packed;
+  for (int64_t i = 0; i < shape.num_documents(); ++i) {
+    terms.shifts.push_back(shape.cu_seqlens_k[i + 1] - shape.cu_seqlens_k[i] -
+                           (shape.cu_seqlens_q[i + 1] - shape.cu_seqlens_q[i]));
+  }
+  terms.alibi_slopes = spec.options.alibi_slopes;
+  terms.bias = spec.options.bias;
+  terms.mask = spec.options.mask;
+  terms.columns = PairColumns(shape);
+  terms.segment_ids = spec.options.segment_ids;
+  terms.dropout = spec.options.dropout;
   return problem;
 }
 
@@ -145,6 +259,45 @@ CaseInputs InputsOf(const Case& c) {
   inputs.k = RandomTensor(c.spec.dtype, kv_rows * shape.head_dim, c.amplitude, random);
   inputs.v = RandomTensor(c.spec.dtype, kv_rows * shape.head_dim_v, 1.0f, random);
   inputs.dout = RandomTensor(c.spec.dtype, q_rows * shape.head_dim_v, 1.0f, random);
+  const AttentionOptions& options = c.spec.options;
+  if (options.sinks) {
+    std::normal_distribution<float> normal;
+    for (int64_t h = 0; h < shape.num_heads; ++h) inputs.sinks.push_back(normal(random));
+  }
+  if (options.bias.has_value()) {
+    const DType dtype = options.bias->float32 ? DType::kFloat32 : c.spec.dtype;
+    inputs.bias.resize(LayoutOf(c.spec, TensorId::kBias).bytes());
+    oracle::FillBias(dtype, c.seed, 0,
+                     static_cast<int64_t>(inputs.bias.size()) / ElementBytes(dtype),
+                     inputs.bias.data());
+  }
+  if (options.mask.has_value()) {
+    inputs.mask.resize(LayoutOf(c.spec, TensorId::kMask).bytes());
+    oracle::FillMask(c.spec, c.seed, 0, static_cast<int64_t>(inputs.mask.size()),
+                     reinterpret_cast<uint8_t*>(inputs.mask.data()));
+  }
+  if (options.segment_ids) {
+    std::vector<int32_t> q_ids(shape.batch * shape.seq_len_q);
+    std::vector<int32_t> kv_ids(shape.batch * shape.seq_len_kv);
+    oracle::FillSegmentIds(c.seed, shape.batch, shape.seq_len_q, q_ids.data());
+    oracle::FillSegmentIds(c.seed, shape.batch, shape.seq_len_kv, kv_ids.data());
+    if (c.hostile) {
+      for (auto* tensor : {&inputs.q, &inputs.dout}) Poison(q_ids, *tensor);
+      for (auto* tensor : {&inputs.k, &inputs.v}) Poison(kv_ids, *tensor);
+    }
+    inputs.q_segment_ids = BytesOf(q_ids);
+    inputs.kv_segment_ids = BytesOf(kv_ids);
+  }
+  return inputs;
+}
+
+oracle::Inputs CaseInputs::view() const {
+  oracle::Inputs inputs{q.data(), k.data(), v.data(), dout.data()};
+  if (!sinks.empty()) inputs.sinks = sinks.data();
+  inputs.bias = bias.data();
+  inputs.mask = reinterpret_cast<const uint8_t*>(mask.data());
+  inputs.q_segment_ids = reinterpret_cast<const int32_t*>(q_segment_ids.data());
+  inputs.kv_segment_ids = reinterpret_cast<const int32_t*>(kv_segment_ids.data());
   return inputs;
 }
 

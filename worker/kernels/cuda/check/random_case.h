@@ -23,8 +23,10 @@ struct Case {
   bool small_device = false;  // pretend that little shared memory exists
   bool few_sms = false;       // pretend that there is one: blocks then take several heads
   bool long_keys = false;     // the kernels for long key ranges, however short these are
-  float amplitude = 1.0f;     // of q's and k's elements
-  uint32_t seed = 0;          // of the tensors
+  // What segment ids hide from all holds NaN: rows of k and v, and of q and dout.
+  bool hostile = false;
+  float amplitude = 1.0f;  // of q's and k's elements
+  uint32_t seed = 0;       // of the tensors
 
   std::string ToString() const;
 };
@@ -32,14 +34,20 @@ struct Case {
 // Every option, dtype, head-dim class and layout comes up. `small`: tiny, for compute-sanitizer.
 Case RandomCase(std::mt19937& random, bool small);
 
+// The same with score terms, or a backward that must be deterministic, or both.
+Case RandomTermCase(std::mt19937& random, bool small);
+
 // The problem as kernels see it.
 AttentionProblem ProblemOf(const AttentionSpec& spec);
 
 // A case's inputs in the spec's dtype, whole (global) tensors.
 struct CaseInputs {
   std::vector<char> q, k, v, dout;
+  // Where the spec has them, as TensorId's have them.
+  std::vector<float> sinks;
+  std::vector<char> bias, mask, q_segment_ids, kv_segment_ids;
 
-  oracle::Inputs view() const { return {q.data(), k.data(), v.data(), dout.data()}; }
+  oracle::Inputs view() const;
 };
 CaseInputs InputsOf(const Case& c);
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <memory>
 
 #include "common/attention/dtype.h"
+#include "common/attention/tensors.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
@@ -48,6 +50,7 @@ class CaseRun {
     outputs_.dq.resize(q_rows * shape_.head_dim * element_);
     outputs_.dk.resize(kv_rows * shape_.head_dim * element_);
     outputs_.dv.resize(kv_rows * shape_.head_dim_v * element_);
+    if (has_dbias()) outputs_.dbias.resize(LayoutOf(case_.spec, TensorId::kDbias).bytes());
     MakeBlocks();
     for (int rank = 0; rank < case_.world; ++rank) RunRank(rank);
     for (int rank = 0; rank < case_.world; ++rank) {
@@ -60,9 +63,29 @@ class CaseRun {
 
  private:
   struct KvMemory {
-    KvMemory(int64_t k_count, int64_t v_count, int64_t element)
-        : k(k_count * element), v(v_count * element), dk(k_count * 4), dv(v_count * 4) {}
-    Buffer k, v, dk, dv;
+    KvMemory(int64_t k_count, int64_t v_count, int64_t element, int64_t ids_count)
+        : k(k_count * element),
+          v(v_count * element),
+          dk(k_count * 4),
+          dv(v_count * 4),
+          ids(ids_count * 4) {}
+    Buffer k, v, dk, dv, ids;
+  };
+
+  // A rank's rows of the score terms' tensors, and where a bias's gradient goes.
+  struct TermMemory {
+    TermMemory(const AttentionSpec& spec, int64_t rows)
+        : bias(BytesOf(spec, TensorId::kBias, rows)),
+          mask(BytesOf(spec, TensorId::kMask, rows)),
+          q_ids(BytesOf(spec, TensorId::kQSegmentIds, rows)),
+          dbias(BytesOf(spec, TensorId::kDbias, rows)) {}
+    static int64_t BytesOf(const AttentionSpec& spec, TensorId id, int64_t rows) {
+      return InfoOf(id).is_present(spec) ? LayoutOf(spec, id).ShardBytes(rows) : 0;
+    }
+    TermOperands operands() const {
+      return {bias.get(), mask.get<uint8_t>(), q_ids.get<int32_t>()};
+    }
+    Buffer bias, mask, q_ids, dbias;
   };
 
   // One rank's rows of q and of what belongs to them.
@@ -85,6 +108,10 @@ class CaseRun {
     Buffer q, dout, out_acc, out, lse, delta, dq_acc, dq;
   };
 
+  bool has_dbias() const {
+    const auto& bias = case_.spec.options.bias;
+    return bias.has_value() && bias->gradient;
+  }
   int steps() const { return case_.one_call ? 1 : case_.world; }
   int64_t QueryRowBytes(int64_t dim) const { return shape_.num_heads * dim * element_; }
   int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
@@ -98,7 +125,8 @@ class CaseRun {
     const int64_t d = shape_.head_dim, dv = shape_.head_dim_v;
     for (const Shard& shard : kv_shards_) {
       const int64_t rows = shape_.batch * shard.rows() * shape_.num_kv_heads;
-      kv_memory_.push_back(std::make_unique<KvMemory>(rows * d, rows * dv, element_));
+      kv_memory_.push_back(
+          std::make_unique<KvMemory>(rows * d, rows * dv, element_, shape_.batch * shard.rows()));
       KvMemory& memory = *kv_memory_.back();
       memory.k.Upload(
           Gather(inputs_.k, shape_.batch, shape_.seq_len_kv, KeyRowBytes(d), shard.tokens));
@@ -113,6 +141,11 @@ class CaseRun {
       block.v = memory.v.get();
       block.dk = memory.dk.get<float>();
       block.dv = memory.dv.get<float>();
+      if (problem_.terms.segment_ids) {
+        memory.ids.Upload(
+            Gather(inputs_.kv_segment_ids, shape_.batch, shape_.seq_len_kv, 4, shard.tokens));
+        block.segment_ids = memory.ids.get<int32_t>();
+      }
       blocks_.push_back(block);
     }
   }
@@ -123,17 +156,38 @@ class CaseRun {
     QueryMemory memory(shape_.batch * shape_.num_heads * shard.rows(), d, dv, element_);
     memory.q.Upload(Gather(inputs_.q, shape_.batch, sq, QueryRowBytes(d), shard.tokens));
     memory.dout.Upload(Gather(inputs_.dout, shape_.batch, sq, QueryRowBytes(dv), shard.tokens));
-    Forward(rank, memory);
+    TermMemory terms(case_.spec, shard.rows());
+    UploadTerms(shard, terms);
+    Forward(rank, memory, terms);
     const std::vector<char> out = memory.out.Download<char>();
     Scatter(out, shape_.batch, sq, QueryRowBytes(dv), shard.tokens, outputs_.out);
     const std::vector<float> lse = memory.lse.Download<float>();
     ForStatistics(shard,
                   [&](int64_t local, int64_t, int64_t at) { outputs_.lse[at] = lse[local]; });
     CheckDelta(shard, memory, out);
-    Backward(rank, memory);
+    Backward(rank, memory, terms);
     Scatter(memory.dq.Download<char>(), shape_.batch, sq, QueryRowBytes(d), shard.tokens,
             outputs_.dq);
-    outputs_.intact = outputs_.intact && memory.GuardsIntact();
+    if (has_dbias()) {
+      const TensorLayout layout = LayoutOf(case_.spec, TensorId::kDbias);
+      Scatter(terms.dbias.Download<char>(), layout.outer, layout.rows, layout.inner_bytes,
+              shard.tokens, outputs_.dbias);
+    }
+    outputs_.intact = outputs_.intact && memory.GuardsIntact() && terms.dbias.GuardsIntact();
+  }
+
+  void UploadTerms(const Shard& shard, TermMemory& terms) {
+    const auto upload = [&](TensorId id, const std::vector<char>& whole, Buffer& target) {
+      if (whole.empty()) return;
+      const TensorLayout layout = LayoutOf(case_.spec, id);
+      target.Upload(Gather(whole, layout.outer, layout.rows, layout.inner_bytes, shard.tokens));
+    };
+    upload(TensorId::kBias, inputs_.bias, terms.bias);
+    upload(TensorId::kMask, inputs_.mask, terms.mask);
+    upload(TensorId::kQSegmentIds, inputs_.q_segment_ids, terms.q_ids);
+    if (inputs_.sinks.empty() || sinks_ != nullptr) return;
+    sinks_ = std::make_unique<Buffer>(inputs_.sinks.size() * 4);
+    sinks_->Upload(inputs_.sinks);
   }
 
   // use(local, row, global): where a row's statistic is in the rank's lse, which row of the
@@ -152,7 +206,7 @@ class CaseRun {
     }
   }
 
-  void Forward(int rank, QueryMemory& memory) {
+  void Forward(int rank, QueryMemory& memory, const TermMemory& terms) {
     for (int step = 0; step < steps(); ++step) {
       ForwardCall call;
       call.problem = &problem_;
@@ -165,6 +219,8 @@ class CaseRun {
       call.out = memory.out.get();
       call.initial = step == 0;
       call.final = step == steps() - 1;
+      call.terms = terms.operands();
+      if (call.final && sinks_ != nullptr) call.sinks = sinks_->get<float>();
       const Prepared prepared =
           PrepareForward(call, device_, {.long_keys = case_.long_keys ? 1 : 0});
       LaunchAndWait(prepared);
@@ -193,6 +249,7 @@ class CaseRun {
         magnitude += std::fabs(static_cast<double>(out[i]) * dout[i]);
       }
       if (std::fabs(delta[local] - sum) <= 1e-5 * magnitude + 1e-30) continue;
+      if (case_.hostile && std::isnan(sum) && std::isnan(delta[local])) continue;
       std::printf("delta differs: %g, expected %g\n", delta[local], sum);
       outputs_.intact = false;
     }
@@ -206,7 +263,7 @@ class CaseRun {
     return sum;
   }
 
-  void Backward(int rank, QueryMemory& memory) {
+  void Backward(int rank, QueryMemory& memory, const TermMemory& terms) {
     const Shard& shard = q_shards_[rank];
     const int64_t rows = shape_.batch * shape_.num_heads * shard.rows();
     const std::vector<float> dout = ToFloats(problem_.dtype, inputs_.dout);
@@ -229,13 +286,37 @@ class CaseRun {
       call.delta = memory.delta.get<float>();
       call.dq_acc = memory.dq_acc.get<float>();
       call.blocks = BlocksOf(rank, step);
+      call.terms = terms.operands();
       const Prepared prepared = PrepareBackward(call, device_);
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "backward");
     }
+    if (has_dbias()) BiasGradient(rank, memory, terms);
     Check(StartConvert(
         {problem_.dtype, memory.dq.get(), memory.dq_acc.get<float>(), rows * shape_.head_dim},
         nullptr));
+  }
+
+  void BiasGradient(int rank, QueryMemory& memory, const TermMemory& terms) {
+    const Shard& shard = q_shards_[rank];
+    const int64_t bytes = TermMemory::BytesOf(case_.spec, TensorId::kDbias, shard.rows());
+    Check(StartZero({terms.dbias.get(), bytes}, nullptr));
+    for (int step = 0; step < steps(); ++step) {
+      BiasGradientCall call;
+      call.problem = &problem_;
+      call.q_rows = shard.rows();
+      call.q_pieces = shard.pieces;
+      call.q = memory.q.get();
+      call.dout = memory.dout.get();
+      call.lse = memory.lse.get<float>();
+      call.delta = memory.delta.get<float>();
+      call.blocks = BlocksOf(rank, step);
+      call.terms = terms.operands();
+      call.dbias = terms.dbias.get();
+      const Prepared prepared = PrepareBiasGradient(call, device_);
+      LaunchAndWait(prepared);
+      splits_.Count(**prepared, "bias gradient");
+    }
   }
 
   void CollectKeyGradient(int rank, const Buffer& sums, int64_t dim, std::vector<char>& target) {
@@ -261,10 +342,20 @@ class CaseRun {
   bool has_empty_rows_ = false;
   std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // by rank
   std::vector<KvBlock> blocks_;
+  std::unique_ptr<Buffer> sinks_;
   CaseOutputs outputs_;
 };
 
 }  // namespace
+
+bool CaseOutputs::operator==(const CaseOutputs& other) const {
+  const auto same = [](const auto& a, const auto& b) {
+    return a.size() == b.size() &&
+           (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
+  };
+  return same(out, other.out) && same(dq, other.dq) && same(dk, other.dk) && same(dv, other.dv) &&
+         same(dbias, other.dbias) && same(lse, other.lse) && intact == other.intact;
+}
 
 CaseOutputs RunCase(const Case& c, const Expected& expected, const DeviceInfo& device,
                     SplitCounts& splits) {

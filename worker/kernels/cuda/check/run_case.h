@@ -16,11 +16,21 @@ namespace ringattn::worker::cuda::check {
 
 struct CaseOutputs {
   std::vector<char> out, dq, dk, dv;  // whole tensors in the case's dtype
+  std::vector<char> dbias;            // in the bias's, where its gradient is asked for
   std::vector<float> lse;
   // No guard was touched, and delta is the sum that it should be of the kernels' own out.
   bool intact = true;
 
-  oracle::Outputs view() const { return {out.data(), lse.data(), dq.data(), dk.data(), dv.data()}; }
+  oracle::Outputs view() const {
+    return {.out = out.data(),
+            .lse = lse.data(),
+            .dq = dq.data(),
+            .dk = dk.data(),
+            .dv = dv.data(),
+            .dbias = dbias.empty() ? nullptr : dbias.data()};
+  }
+  // Bit for bit.
+  bool operator==(const CaseOutputs& other) const;
 };
 
 // The backward gets the exact lse and delta, rounded to fp32: it is judged alone.

@@ -52,7 +52,8 @@ class FakeKernel : public PreparedKernel {
       int64_t table = 0;
       std::memcpy(&table, launch.tables, sizeof(table));
       if (table != number) std::abort();
-      if (*const_cast<const volatile uint32_t*>(launch.stop_word) != 0) return;
+      const volatile uint32_t* stop_word = launch.stop_word;
+      if (stop_word != nullptr && *stop_word != 0) return;
       Compute(*call);
     });
     return absl::OkStatus();
@@ -77,13 +78,21 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBackward(const Backwa
   return std::make_unique<FakeKernel>(call, 0);
 }
 
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBiasGradient(
+    const BiasGradientCall& call, const DeviceInfo&) {
+  return std::make_unique<FakeKernel>(call, 0);
+}
+
 std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 
 }  // namespace
 
 const std::vector<KernelFamily>& Families() {
-  static const auto* const families = new std::vector<KernelFamily>{
-      {kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries}};
+  static const auto* const families = [] {
+    KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
+    family.prepare_bias_gradient = PrepareFakeBiasGradient;
+    return new std::vector<KernelFamily>{family};
+  }();
   return *families;
 }
 

@@ -6,6 +6,7 @@
 #include "worker/kernels/cuda/prepare_backward.h"
 #include "worker/kernels/cuda/prepare_forward.h"
 #include "worker/kernels/cuda/simt/kernels.h"
+#include "worker/kernels/cuda/simt/terms.h"
 
 namespace ringattn::worker::cuda::simt {
 namespace {
@@ -14,12 +15,15 @@ constexpr std::string_view kName = "simt";
 constexpr int kWidestClass = 256;
 constexpr int kClasses[] = {64, 128, kWidestClass};
 
-// The narrow classes have fp32 alone.
-int ClassOf(const AttentionProblem& problem) {
-  if (problem.dtype != DType::kFloat32) return kWidestClass;
+int NarrowestClass(const AttentionProblem& problem) {
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   return *std::find_if(std::begin(kClasses), std::end(kClasses),
                        [dim](int each) { return dim <= each; });
+}
+
+// Without terms the narrow classes have fp32 alone.
+int ClassOf(const AttentionProblem& problem) {
+  return problem.dtype == DType::kFloat32 ? NarrowestClass(problem) : kWidestClass;
 }
 
 // The largest kernel takes 75 KB of shared memory, which every such device has.
@@ -28,25 +32,49 @@ bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning) {
+  const AttentionProblem& problem = *call.problem;
+  if (problem.terms.any()) {
+    return PrepareTermForward(kName, TermKernelsOf(NarrowestClass(problem)), call, device, tuning);
+  }
   return PrepareTiledForward(kName, ForwardKernel(ClassOf(*call.problem)), call, device, tuning);
 }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning&) {
+  const AttentionProblem& problem = *call.problem;
+  if (problem.terms.any() || problem.deterministic) {
+    return PrepareTermBackward(kName, TermKernelsOf(NarrowestClass(problem)), call);
+  }
   return PrepareTiledBackward(kName, BackwardKernel(ClassOf(*call.problem)), /*staged_dq=*/false,
                               call, device);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGradientCall& call,
+                                                                    const DeviceInfo& device) {
+  return PrepareTermBiasGradient(kName, TermKernelsOf(NarrowestClass(*call.problem)), call, device);
 }
 
 std::vector<KernelEntry> Entries(const DeviceInfo&) {
   std::vector<KernelEntry> entries;
   for (int each : kClasses) AddEntries(ForwardKernel(each), entries);
   for (int each : kClasses) AddEntries(BackwardKernel(each), entries);
+  for (int each : kClasses) {
+    const TermKernels kernels = TermKernelsOf(each);
+    for (const TileKernel& kernel :
+         {kernels.forward, kernels.key_gradient, kernels.query_gradient, kernels.bias_gradient}) {
+      entries.push_back({kernel.fp32, kernel.shared_bytes});  // the same for every dtype
+    }
+  }
   return entries;
 }
 
 }  // namespace
 
-KernelFamily Family() { return {kName, Serves, Serves, PrepareForward, PrepareBackward, Entries}; }
+KernelFamily Family() {
+  KernelFamily family{kName, Serves, Serves, PrepareForward, PrepareBackward, Entries};
+  family.prepare_bias_gradient = PrepareBiasGradient;
+  return family;
+}
 
 }  // namespace ringattn::worker::cuda::simt

@@ -24,44 +24,30 @@ struct BackwardScores {
                                                       uint32_t derivatives,
                                                       const CommonParams& common) {
     KeepHere(derivatives);
-    const Softcap cap(common);
+    float offset[Shape::kScoreM][2];
+    bool wide = false;
 #pragma unroll
     for (int m = 0; m < Shape::kScoreM; ++m) {
-      float offset[2];
-      bool wide = false;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float x = Statistic(lse, m, half);
-        offset[half] = x == NegativeInfinity() ? x : fmaf(x, -kLog2E, Shape::kShift);
+        offset[m][half] = x == NegativeInfinity() ? x : fmaf(x, -kLog2E, Shape::kShift);
         wide |= IsWide(x) && x != NegativeInfinity();
       }
-      if (common.softcap > 0.0f) {
+    }
+    // One decision for the whole tile: the usual way stays one run of instructions.
+    if (common.softcap > 0.0f) {
+      CappedExponentials(scores, offset, derivatives, common);
+    } else if (__any_sync(0xffffffff, wide)) {
+      WideExponentials(scores, lse, common.scale_log2);
+    } else {
 #pragma unroll
-        for (int n = 0; n < Shape::kScoreN; ++n) {
-          uint32_t packed[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float scaled[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              float& x = scores[m][2 * n + i / 2][i % 2 * 2 + j];
-              const float tangent = cap.Tangent(x);
-              const float exponent = fmaf(tangent, cap.cap_log2, offset[i % 2]);
-              x = Exp2(exponent > Shape::kShift ? Shape::kShift : exponent);  // NaN stays NaN
-              scaled[j] = x * Softcap::Derivative(tangent);
-            }
-            packed[i] = Pack<T>(scaled[0], scaled[1]);
-          }
-          StoreMatrices(ScoreAddress(derivatives, m, n), packed);
-        }
-      } else if (__any_sync(0xffffffff, wide)) {
-        WideExponentials(scores[m], lse, m, common.scale_log2);
-      } else {
+      for (int m = 0; m < Shape::kScoreM; ++m) {
 #pragma unroll
         for (int n = 0; n < 2 * Shape::kScoreN; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            scores[m][n][i] = Exp2(fmaf(scores[m][n][i], common.scale_log2, offset[i / 2]));
+            scores[m][n][i] = Exp2(fmaf(scores[m][n][i], common.scale_log2, offset[m][i / 2]));
           }
         }
       }
@@ -137,20 +123,49 @@ struct BackwardScores {
   }
 
  private:
-  // Exponentials of 16 rows of which some are wide (score_rule.cuh).
-  static __device__ __forceinline__ void WideExponentials(float (&scores)[2 * Shape::kScoreN][4],
-                                                          const float* lse, int m,
-                                                          float scale_log2) {
+  static __device__ __forceinline__ void CappedExponentials(
+      ScoreAccumulator& scores, const float (&offset)[Shape::kScoreM][2], uint32_t derivatives,
+      const CommonParams& common) {
+    const Softcap cap(common);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float row_lse = Statistic(lse, m, half);
+    for (int m = 0; m < Shape::kScoreM; ++m) {
 #pragma unroll
-      for (int n = 0; n < 2 * Shape::kScoreN; ++n) {
+      for (int n = 0; n < Shape::kScoreN; ++n) {
+        uint32_t packed[4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = scores[n][half * 2 + i];
-          const float log_p = WideLogProbability(WideScore(x, scale_log2), row_lse);
-          x = row_lse == NegativeInfinity() ? 0.0f : Exp2(fmaf(log_p, kLog2E, Shape::kShift));
+        for (int i = 0; i < 4; ++i) {
+          float scaled[2];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& x = scores[m][2 * n + i / 2][i % 2 * 2 + j];
+            const float tangent = cap.Tangent(x);
+            const float exponent = fmaf(tangent, cap.cap_log2, offset[m][i % 2]);
+            x = Exp2(exponent > Shape::kShift ? Shape::kShift : exponent);  // NaN stays NaN
+            scaled[j] = x * Softcap::Derivative(tangent);
+          }
+          packed[i] = Pack<T>(scaled[0], scaled[1]);
+        }
+        StoreMatrices(ScoreAddress(derivatives, m, n), packed);
+      }
+    }
+  }
+
+  // Of a tile of which some rows are wide (score_rule.cuh).
+  static __device__ __forceinline__ void WideExponentials(ScoreAccumulator& scores,
+                                                          const float* lse, float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < Shape::kScoreM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float row_lse = Statistic(lse, m, half);
+#pragma unroll
+        for (int n = 0; n < 2 * Shape::kScoreN; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& x = scores[m][n][half * 2 + i];
+            const float log_p = WideLogProbability(WideScore(x, scale_log2), row_lse);
+            x = row_lse == NegativeInfinity() ? 0.0f : Exp2(fmaf(log_p, kLog2E, Shape::kShift));
+          }
         }
       }
     }

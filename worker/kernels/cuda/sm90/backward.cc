@@ -25,7 +25,9 @@ struct HeadDimClass {
 };
 constexpr HeadDimClass kClasses[] = {{64, BackwardKernel_d64, BackwardKernel_capped_d64},
                                      {96, BackwardKernel_d96, BackwardKernel_capped_d96},
-                                     {128, BackwardKernel_d128, BackwardKernel_capped_d128}};
+                                     {128, BackwardKernel_d128, BackwardKernel_capped_d128},
+                                     {192, BackwardKernel_d192, BackwardKernel_capped_d192},
+                                     {256, BackwardKernel_d256, BackwardKernel_capped_d256}};
 
 // Null above the largest.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {

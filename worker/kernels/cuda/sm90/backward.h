@@ -21,7 +21,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// As ServesForward (forward.h), and both head dimensions are at most 128.
+// As ServesForward (forward.h).
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.

@@ -9,11 +9,15 @@ namespace ringattn::worker::cuda::sm90 {
 BackwardKernel BackwardKernel_d64();
 BackwardKernel BackwardKernel_d96();
 BackwardKernel BackwardKernel_d128();
+BackwardKernel BackwardKernel_d192();
+BackwardKernel BackwardKernel_d256();
 
 // With a softcap.
 BackwardKernel BackwardKernel_capped_d64();
 BackwardKernel BackwardKernel_capped_d96();
 BackwardKernel BackwardKernel_capped_d128();
+BackwardKernel BackwardKernel_capped_d192();
+BackwardKernel BackwardKernel_capped_d256();
 
 }  // namespace ringattn::worker::cuda::sm90
 

@@ -83,7 +83,67 @@ struct BackwardScores {
     }
   }
 
+  // The same in two steps, for threads that have one of S and dP each. First: scores become P,
+  // rounded, and what dP - delta is multiplied by, which is P but with a softcap.
+  static __device__ __forceinline__ void Probabilities(Scores& scores, Packed& p, Packed& weights,
+                                                       const float* statistics,
+                                                       const QueryTile& tile, int key, int row,
+                                                       int keys, const CommonParams& common) {
+    if constexpr (Shape::kCapped) {
+      CappedProbabilities(scores, p, weights, statistics, VisibleRows(tile, key, row, keys),
+                          common);
+    } else {
+      Exponentials(scores, statistics, tile, key, row, keys, common);
+#pragma unroll
+      for (int i = 0; i < Shape::kRows / 4; ++i) {
+        p[i] = weights[i] = Pack<T>(scores[i * 2], scores[i * 2 + 1]);
+      }
+    }
+  }
+  // Then: dS, rounded, from dP and those weights.
+  static __device__ __forceinline__ void Weigh(const Scores& gradients, const Packed& weights,
+                                               Packed& ds, const float* statistics) {
+#pragma unroll
+    for (int n = 0; n < Shape::kRows / 8; ++n) {
+      const float2 delta = Pair(statistics + Shape::kDeltas, n);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = n * 4 + half * 2;
+        const float2 weight = Unpack<T>(weights[i / 2]);
+        ds[i / 2] = Pack<T>(weight.x * fmaf(gradients[i], Shape::kUnshift, -delta.x),
+                            weight.y * fmaf(gradients[i + 1], Shape::kUnshift, -delta.y));
+      }
+    }
+  }
+
  private:
+  static __device__ __forceinline__ void CappedProbabilities(Scores& scores, Packed& p,
+                                                             Packed& weights,
+                                                             const float* statistics,
+                                                             const VisibleRows& visible,
+                                                             const CommonParams& common) {
+    const Softcap cap(common);
+    constexpr float kLargest = Shape::kShift;
+#pragma unroll
+    for (int n = 0; n < Shape::kRows / 8; ++n) {
+      const float2 offset = Pair(statistics + Shape::kOffsets, n);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float probability[2], weight[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float tangent = cap.Tangent(scores[n * 4 + half * 2 + i]);
+          const float exponent = fmaf(tangent, cap.cap_log2, i == 0 ? offset.x : offset.y);
+          const float x = Exp2(exponent > kLargest ? kLargest : exponent);  // NaN stays NaN
+          probability[i] = visible.Sees(half, n * 8 + i) ? x : 0.0f;
+          weight[i] = probability[i] * Softcap::Derivative(tangent);
+        }
+        p[n * 2 + half] = Pack<T>(probability[0], probability[1]);
+        weights[n * 2 + half] = Pack<T>(weight[0], weight[1]);
+      }
+    }
+  }
+
   static __device__ __forceinline__ void Narrow(Scores& scores, const float* offsets,
                                                 float scale_log2) {
 #pragma unroll

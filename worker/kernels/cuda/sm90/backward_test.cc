@@ -61,8 +61,8 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_FALSE(serves(DType::kBFloat16, 33, 64));
   EXPECT_FALSE(serves(DType::kBFloat16, 64, 66));
   EXPECT_FALSE(serves(DType::kBFloat16, 32, 32));
-  EXPECT_FALSE(serves(DType::kBFloat16, 192, 128));
-  EXPECT_FALSE(serves(DType::kBFloat16, 128, 256));
+  EXPECT_TRUE(serves(DType::kBFloat16, 192, 128));
+  EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
 }
 
 TEST(Sm90BackwardTest, TakesAlignedAddresses) {

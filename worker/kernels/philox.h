@@ -1,12 +1,12 @@
 // Philox4x32-10 (Salmon et al., SC 2011), the source of dropout's bits: a function of a counter
 // and a key, so that any pair's bits can be had anywhere. docs/semantics.md says which bits of it
 // a pair has.
-#ifndef RINGATTN_WORKER_KERNELS_CPU_PHILOX_H_
-#define RINGATTN_WORKER_KERNELS_CPU_PHILOX_H_
+#ifndef RINGATTN_WORKER_KERNELS_PHILOX_H_
+#define RINGATTN_WORKER_KERNELS_PHILOX_H_
 
 #include <cstdint>
 
-namespace ringattn::worker::cpu {
+namespace ringattn::worker {
 
 inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53;
 inline constexpr uint32_t kPhiloxMultiplier1 = 0xCD9E8D57;
@@ -19,7 +19,7 @@ struct PhiloxBlock {
 };
 
 // The bits of a counter.
-inline PhiloxBlock Philox(PhiloxBlock c, uint32_t key0, uint32_t key1) {
+constexpr PhiloxBlock Philox(PhiloxBlock c, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t a = uint64_t{kPhiloxMultiplier0} * c.x0;
     const uint64_t b = uint64_t{kPhiloxMultiplier1} * c.x2;
@@ -39,8 +39,8 @@ struct PhiloxRow {
 
 // The part that counter 4 * word + quarter has in a word of 32 keys: bit k is set where key
 // 32 * word + k is kept. Lane l of the 128 bits belongs to key 8 * (l / 2) + 2 * quarter + l % 2.
-inline uint32_t KeepBitsOfQuarter(const PhiloxRow& row, uint32_t word, uint32_t quarter,
-                                  uint32_t threshold) {
+constexpr uint32_t KeepBitsOfQuarter(const PhiloxRow& row, uint32_t word, uint32_t quarter,
+                                     uint32_t threshold) {
   const PhiloxBlock x =
       Philox({4 * word + quarter, row.row, row.head, row.batch}, row.key0, row.key1);
   const uint32_t parts[4] = {x.x0, x.x1, x.x2, x.x3};
@@ -52,7 +52,7 @@ inline uint32_t KeepBitsOfQuarter(const PhiloxRow& row, uint32_t word, uint32_t 
   return bits << (2 * quarter);
 }
 
-inline uint32_t KeepWord(const PhiloxRow& row, uint32_t word, uint32_t threshold) {
+constexpr uint32_t KeepWord(const PhiloxRow& row, uint32_t word, uint32_t threshold) {
   uint32_t bits = 0;
   for (uint32_t quarter = 0; quarter < 4; ++quarter) {
     bits |= KeepBitsOfQuarter(row, word, quarter, threshold);
@@ -60,6 +60,6 @@ inline uint32_t KeepWord(const PhiloxRow& row, uint32_t word, uint32_t threshold
   return bits;
 }
 
-}  // namespace ringattn::worker::cpu
+}  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_KERNELS_CPU_PHILOX_H_
+#endif  // RINGATTN_WORKER_KERNELS_PHILOX_H_

@@ -1,0 +1,48 @@
+"""Calls whose tensors lie in memory that the client shares with the workers, beside the relay, and
+beside what the ring and the bare copies (tests/gpu/copy_bound.py) take in the same run."""
+
+import json
+import pathlib
+import shutil
+
+import wire
+from inputs import Shape
+
+# Of the ring and the copies at the rate of pinned memory.
+CALL_TO_BOUND = 1.15
+PASSES = ("forward", "backward")
+
+
+def copy_bound(session):
+    """Bytes per second up and down, all GPUs together; None without PyTorch or GPUs."""
+    python = session.args.peer_python or shutil.which("python3")
+    if not session.gpu:
+        return None
+    script = pathlib.Path(__file__).resolve().parents[1] / "copy_bound.py"
+    report = json.loads(session.harness.run_ok([python, script, f"--gpus={session.workers}"]))
+    return report["h2d_bytes_per_second"], report["d2h_bytes_per_second"]
+
+
+def part(session, length):
+    def run(result):
+        session.ring.ensure()
+        shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"][length])
+        result["copy_bound"] = rates = copy_bound(session)
+        result["host_memory"] = []
+        result["goals"] = []
+        for command in PASSES:
+            # A region's pages are pinned, or not, by the time that it is used again.
+            line = wire.bench(session, shape, command, "--runs=5", "--transport=host",
+                              "--deadline=120s", transport="host_memory")
+            relay = wire.bench(session, shape, command, "--runs=2", "--transport=relay",
+                               "--deadline=120s")
+            line["relay_seconds"] = relay["call_seconds"]
+            if rates is not None:
+                line["bound_seconds"] = (line["ring_seconds"] + line["bytes_up"] / rates[0]
+                                         + line["bytes_down"] / rates[1])
+                ratio = line["call_seconds"] / line["bound_seconds"]
+                result["goals"].append({
+                    "what": f"{command} of {shape.seq_len} tokens over host memory beside ring and copies",
+                    "goal": CALL_TO_BOUND, "value": round(ratio, 3), "met": ratio <= CALL_TO_BOUND})
+            result["host_memory"].append({"pass": command, **line})
+    return run

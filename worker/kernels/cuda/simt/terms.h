@@ -1,0 +1,31 @@
+// Calls with score terms, and backward calls that must give the same bits every time, made ready
+// for the kernels of terms_kernels.h.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_H_
+
+#include <memory>
+#include <string_view>
+
+#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/simt/terms_kernels.h"
+
+namespace ringattn::worker::cuda::simt {
+
+// REQUIRES: `kernels` are of a class that holds the problem's head dims; `family` is a literal.
+std::unique_ptr<PreparedKernel> PrepareTermForward(std::string_view family,
+                                                   const TermKernels& kernels,
+                                                   const ForwardCall& call,
+                                                   const DeviceInfo& device,
+                                                   const KernelTuning& tuning);
+std::unique_ptr<PreparedKernel> PrepareTermBackward(std::string_view family,
+                                                    const TermKernels& kernels,
+                                                    const BackwardCall& call);
+// REQUIRES: the problem has a bias.
+std::unique_ptr<PreparedKernel> PrepareTermBiasGradient(std::string_view family,
+                                                        const TermKernels& kernels,
+                                                        const BiasGradientCall& call,
+                                                        const DeviceInfo& device);
+
+}  // namespace ringattn::worker::cuda::simt
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_H_

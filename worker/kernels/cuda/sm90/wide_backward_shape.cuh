@@ -1,0 +1,86 @@
+// The numbers of a wide backward kernel (head_dim above 128): its tile, who does what, and where
+// things lie in shared memory. Compile-time only; the other headers take it as `Shape`.
+//
+// Sums of 64 keys are as many registers here as those of 128 keys with half the dimensions
+// (backward_shape.cuh), so that a consumer group can have one of dV and dK, not both. The groups
+// share the products: the values group has S and dV, the keys group dP and dK, and each a part of
+// dQ's columns.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_SHAPE_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_SHAPE_CUH_
+
+#include "worker/kernels/cuda/sm90/backward_shape.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// 64 q rows by 64 keys. One more warpgroup loads q and dout, prepares the rows' statistics and
+// adds what is staged.
+template <typename T_, int kDim_, bool kCapped_>
+struct WideBackwardShape {
+  using T = T_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kRows = 64;
+  static constexpr int kKeys = 64;
+  static constexpr bool kCapped = kCapped_;
+  static constexpr int kStages = 2;  // of q, dout and their statistics
+  static constexpr int kGroups = 2;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kConsumerWarps = kGroups * 4;
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+
+  static constexpr int kPanels = kDim / kPanelColumns;
+  // The values group, which has the exponentials, has the smaller part of dQ's panels.
+  static constexpr int kValuesPanels = kPanels / 2;
+  static constexpr int kKeysPanels = kPanels - kValuesPanels;
+
+  static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
+  static constexpr int kRowPanelBytes = kRows * kPanelRowBytes;
+  static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
+  static constexpr int kRowBytes = kPanels * kRowPanelBytes;
+  static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // dS
+  static constexpr int kHandedBytes = 128 * kRows / 4 * 4;         // P, by thread
+  static constexpr int kStagedBytes = kStagedRows * 128;           // of a group: 32 columns, fp32
+
+  // Of a row: what is added to its scores, its delta, its lse.
+  static constexpr int kOffsets = 0;
+  static constexpr int kDeltas = kRows;
+  static constexpr int kLse = 2 * kRows;
+  static constexpr int kStatistics = 3 * kRows;  // floats
+
+  // Shared memory, from its base.
+  static constexpr int kK = 0;
+  static constexpr int kV = kK + kKeyBytes;
+  static constexpr int kQ = kV + kKeyBytes;
+  static constexpr int kDout = kQ + kStages * kRowBytes;
+  static constexpr int kScores = kDout + kStages * kRowBytes;
+  static constexpr int kStaged = kScores + kScorePanelBytes;
+  static constexpr int kHanded = kStaged + kGroups * kStagedBytes;
+  static constexpr int kRowStatistics = kHanded + kHandedBytes;
+  static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
+  static constexpr int kKFull = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kVFull = kKFull + 8;
+  static constexpr int kQFull = kVFull + 8;
+  static constexpr int kQEmpty = kQFull + 8 * kStages;
+  static constexpr int kDoutFull = kQEmpty + 8 * kStages;
+  static constexpr int kDoutEmpty = kDoutFull + 8 * kStages;
+  static constexpr int kTileFull = kDoutEmpty + 8 * kStages;
+  static constexpr int kTileEmpty = kTileFull + 8 * kStages;
+  static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group
+  static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups;
+  static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups;
+
+  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
+  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
+  static constexpr float kUnshift = 1.0f / (1 << kShift);
+
+  // Named barriers; 0 is __syncthreads.
+  static constexpr int kGradientsReady = 1;      // all of dS is written
+  static constexpr int kProbabilitiesReady = 2;  // all of P is handed over
+
+  static_assert(kDim == 192 || kDim == 256);
+  static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_SHAPE_CUH_

@@ -1,0 +1,69 @@
+#include "worker/kernels/cuda/term_table.h"
+
+#include <cassert>
+#include <map>
+
+namespace ringattn::worker::cuda {
+namespace {
+
+// The blocks' pieces, counted through as the plans count them.
+struct BlockPiece {
+  const KvBlock* block;
+  const Piece* piece;
+};
+
+std::vector<BlockPiece> KeyPieces(const std::vector<KvBlock>& blocks) {
+  std::vector<BlockPiece> pieces;
+  for (const KvBlock& block : blocks) {
+    for (const Piece& piece : block.pieces) pieces.push_back({&block, &piece});
+  }
+  return pieces;
+}
+
+TermRange RangeOf(const AttentionProblem& problem, const Piece& q, int64_t q_row,
+                  const BlockPiece& keys, int64_t k_row) {
+  TermRange range;
+  range.q_position = q.PositionOf(q_row - q.local_begin);
+  range.k_position = keys.piece->PositionOf(k_row - keys.piece->local_begin);
+  // A deterministic problem may have no terms, and then no shifts.
+  if (!problem.terms.shifts.empty()) range.shift = problem.terms.shifts[q.document];
+  range.segment_ids = keys.block->segment_ids;
+  range.document = static_cast<int32_t>(q.document);
+  return range;
+}
+
+}  // namespace
+
+std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& plan) {
+  const std::vector<BlockPiece> keys = KeyPieces(call.blocks);
+  std::map<int64_t, const Piece*> queries;  // by first row
+  for (const Piece& piece : call.q_pieces) {
+    if (piece.length > 0) queries[piece.local_begin] = &piece;
+  }
+  std::vector<TermRange> ranges(plan.ranges.size());
+  for (const ForwardTile& tile : plan.tiles) {
+    const auto after = queries.upper_bound(tile.q_row_begin);
+    assert(after != queries.begin());
+    const Piece& q = *std::prev(after)->second;
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const KvRange& range = plan.ranges[i];
+      ranges[i] = RangeOf(*call.problem, q, tile.q_row_begin, keys[range.piece], range.row_begin);
+    }
+  }
+  return ranges;
+}
+
+std::vector<TermRange> TermRangesOf(const BackwardCall& call, const BackwardPlan& plan) {
+  const std::vector<BlockPiece> keys = KeyPieces(call.blocks);
+  std::vector<TermRange> ranges(plan.ranges.size());
+  for (const BackwardTile& tile : plan.tiles) {
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const QRange& range = plan.ranges[i];
+      ranges[i] = RangeOf(*call.problem, call.q_pieces[range.piece], range.row_begin,
+                          keys[tile.piece], tile.row_begin);
+    }
+  }
+  return ranges;
+}
+
+}  // namespace ringattn::worker::cuda

@@ -1,0 +1,127 @@
+#include "worker/region/region_pinner.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "common/local_memory/scoped_descriptor.h"
+#include "gtest/gtest.h"
+#include "worker/device/cpu/cpu_device.h"
+#include "worker/region/pinning_device.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr int64_t kPiece = Region::kPinBytes;
+
+std::shared_ptr<Region> MakeRegion(const std::string& id, int64_t bytes) {
+  const ScopedDescriptor fd(memfd_create("region", MFD_CLOEXEC));
+  EXPECT_EQ(ftruncate(fd.get(), bytes), 0);
+  return *Region::Map(id, fd.get(), bytes);
+}
+
+bool Becomes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 2000; ++i) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return false;
+}
+
+class RegionPinnerTest : public testing::Test {
+ protected:
+  CpuDevice cpu_{1, 1 << 20};
+  PinningDevice device_{&cpu_};
+  std::atomic<int64_t> told_{-1};
+  std::function<void(int64_t)> on_pinned_ = [this](int64_t bytes) { told_ = bytes; };
+};
+
+TEST_F(RegionPinnerTest, PinsAllPiecesOfARegionAndGivesThemBackWithIt) {
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
+  const int64_t bytes = 2 * kPiece + 4096;
+  std::shared_ptr<Region> region = MakeRegion("a", bytes);
+  pinner.Want(region);
+  ASSERT_TRUE(Becomes([&] { return region->pinned_bytes() == bytes; }));
+  EXPECT_EQ(device_.pinned_bytes(), bytes);
+  EXPECT_EQ(told_, bytes);
+  pinner.Want(region);  // once is enough
+  region.reset();
+  EXPECT_TRUE(Becomes([&] { return device_.pinned_bytes() == 0; }));
+  EXPECT_TRUE(Becomes([&] { return pinner.pinned_bytes() == 0; }));
+  EXPECT_EQ(told_, 0);
+}
+
+TEST_F(RegionPinnerTest, PinsNoMoreThanIsAllowed) {
+  RegionPinner pinner(&device_, 3 * kPiece, on_pinned_);
+  std::shared_ptr<Region> first = MakeRegion("first", 2 * kPiece);
+  const std::shared_ptr<Region> second = MakeRegion("second", 2 * kPiece);
+  const std::shared_ptr<Region> third = MakeRegion("third", kPiece);
+  pinner.Want(first);
+  pinner.Want(second);
+  pinner.Want(third);
+  ASSERT_TRUE(Becomes([&] { return third->pinned_bytes() == kPiece; }));
+  EXPECT_EQ(first->pinned_bytes(), 2 * kPiece);
+  EXPECT_EQ(second->pinned_bytes(), 0);
+  EXPECT_EQ(pinner.pinned_bytes(), 3 * kPiece);
+}
+
+TEST_F(RegionPinnerTest, WhatCannotBePinnedIsNotCounted) {
+  int pieces = 0;
+  device_.before_pin = [&](int64_t) {
+    return ++pieces == 2 ? absl::ResourceExhaustedError("no more") : absl::OkStatus();
+  };
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
+  const std::shared_ptr<Region> region = MakeRegion("a", 3 * kPiece);
+  pinner.Want(region);
+  ASSERT_TRUE(Becomes([&] { return pinner.pinned_bytes() == kPiece; }));
+  EXPECT_EQ(region->pinned_bytes(), kPiece);
+  const std::shared_ptr<Region> other = MakeRegion("b", kPiece);
+  pinner.Want(other);
+  EXPECT_TRUE(Becomes([&] { return other->pinned_bytes() == kPiece; }));
+}
+
+TEST_F(RegionPinnerTest, ADeviceWithoutUseForItIsAskedOnce) {
+  std::atomic<int> asked{0};
+  device_.before_pin = [&](int64_t) {
+    ++asked;
+    return absl::UnimplementedError("none");
+  };
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
+  const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
+  pinner.Want(region);
+  ASSERT_TRUE(Becomes([&] { return asked == 1 && pinner.pinned_bytes() == 0; }));
+  absl::SleepFor(absl::Milliseconds(20));
+  const std::shared_ptr<Region> other = MakeRegion("b", kPiece);
+  pinner.Want(other);
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_EQ(asked, 1);
+}
+
+TEST_F(RegionPinnerTest, EndsInTheMiddleOfARegionThatOutlivesIt) {
+  const std::shared_ptr<Region> region = MakeRegion("a", 4 * kPiece);
+  {
+    device_.before_pin = [](int64_t) {
+      absl::SleepFor(absl::Milliseconds(20));
+      return absl::OkStatus();
+    };
+    RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
+    pinner.Want(region);
+    ASSERT_TRUE(Becomes([&] { return region->pinned_bytes() >= kPiece; }));
+  }
+  EXPECT_LT(region->pinned_bytes(), region->bytes());
+  EXPECT_EQ(device_.pinned_bytes(), region->pinned_bytes());
+}
+
+TEST_F(RegionPinnerTest, AReleasedRegionIsLetBe) {
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
+  const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
+  region->Release();
+  pinner.Want(region);
+  absl::SleepFor(absl::Milliseconds(30));
+  EXPECT_EQ(region->pinned_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace ringattn::worker
