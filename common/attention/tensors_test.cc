@@ -30,7 +30,9 @@ TEST(TensorsTest, BytesAgreeWithDimensions) {
                                                           : 1;  // a byte of a mask
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
       EXPECT_EQ(BytesOf(spec, id), bytes) << TensorName(id);
-      if (!IsPerDocument(spec, id)) EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes);
+      if (!IsPerDocument(spec, id)) {
+        EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes);
+      }
       if (info.form == TensorForm::kPerHead || info.form == TensorForm::kChosenRows) continue;
       EXPECT_EQ(LayoutOf(spec, id).rows, info.axis == Axis::kKv ? 14 : 10);
     }

@@ -68,9 +68,8 @@ request s2 tokens=10 world=2 tile_q=96
 TEST(WorkerOffers, MembersAreTakenByName) {
   EXPECT_SCENARIO(R"(
 ring a b c d
-> serving 1
 request s1 tokens=10 world=2 members=d,b
-> b d: reserve 1-1 [3 1]
+> d b: reserve 1-1 [3 1]
 b reserved 1-1
 d reserved 1-1
 > s1: accepted 1-1 on d b
