@@ -35,9 +35,11 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
 }
 
 // Tensors by their id: those that only some requests have. Inputs: SINKS where the options
-// have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, and of Backward also DLSE,
-// whose presence here makes it part of the request; outputs of Backward: DSINKS, DBIAS. A call that
-// has any cannot be split (CallOptions::streams).
+// have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, QKV or KV where shape.packing
+// says so (q, k and v are then left out), and of Backward also DLSE, whose presence here makes it
+// part of the request; outputs of Forward: PROBABILITIES; of Backward: DSINKS, DBIAS, DQKV or DKV.
+// A call that has any cannot
+// be split (CallOptions::streams).
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
 
@@ -48,8 +50,12 @@ struct BasicForwardArgs {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Packed documents only: of lse, and of dlse, both also where they are inputs.
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
+  // Rows whose softmax weights come back, as result PROBABILITIES.
+  std::vector<v1::ProbabilityRow> probability_rows = {};
   Bytes q = {}, k = {}, v = {};
   TensorMap<Bytes> more = {};
 };
@@ -69,6 +75,8 @@ struct BasicBackwardArgs {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+  // Packed documents only: of lse, and of dlse, both also where they are inputs.
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
   Bytes q = {}, k = {}, v = {}, dout = {};

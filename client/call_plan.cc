@@ -15,10 +15,19 @@
 namespace ringattn::client {
 namespace {
 
+template <typename Bytes>
+TensorTypes TypesOf(const BasicForwardArgs<Bytes>& args) {
+  return {args.dtype, args.output_dtype, args.lse_format, args.probability_rows};
+}
+template <typename Bytes>
+TensorTypes TypesOf(const BasicBackwardArgs<Bytes>& args) {
+  return {args.dtype, args.output_dtype, args.lse_format};
+}
+
 template <typename Args>
 absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
   const absl::StatusOr<uint64_t> bytes =
-      TensorBytes(args.shape, {args.dtype, args.output_dtype}, tensor, args.options);
+      TensorBytes(args.shape, TypesOf(args), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -61,6 +70,7 @@ void FillHeader(const Args& args, const CallOptions& options, const std::string&
   *header->mutable_plan() = args.plan;
   *header->mutable_reply() = Reply(options, limits);
   header->mutable_reply()->set_output_dtype(args.output_dtype);
+  header->mutable_reply()->set_lse_format(args.lse_format);
 }
 
 void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
@@ -150,7 +160,9 @@ class Buffers {
  public:
   Buffers(std::initializer_list<std::pair<v1::TensorId, Bytes>> named, const TensorMap<Bytes>& more)
       : buffers_(more) {
-    for (const auto& [tensor, bytes] : named) buffers_.emplace(tensor, bytes);
+    for (const auto& [tensor, bytes] : named) {
+      if (!bytes.empty()) buffers_.emplace(tensor, bytes);
+    }
   }
 
   // The request's tensors, each with its buffer, in the order in which they are streamed.
@@ -182,9 +194,8 @@ template <typename Args, typename Input, typename Output>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
                                      Buffers<Input> inputs, Buffers<Output> outputs,
                                      bool beside_residual = false) {
-  const TensorTypes types(args.dtype, args.output_dtype);
   const absl::StatusOr<AttentionSpec> spec =
-      SpecForTensors(args.shape, types, args.options, HasDlse(args));
+      SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
@@ -279,6 +290,9 @@ absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   v1::ForwardRequest request;
   FillHeader(args, options, request_id, limits, request.mutable_header());
+  for (const v1::ProbabilityRow& row : args.probability_rows) {
+    *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
+  }
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
   SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());

@@ -51,6 +51,9 @@ absl::Status CheckSplittable(const v1::AttentionShape& shape, const v1::Attentio
   if (!shape.packed().options().empty()) {
     return Refused("shape.packed.options cannot be split, only 1 is possible");
   }
+  if (shape.packing() != v1::PACKING_UNSPECIFIED) {
+    return Refused("shape.packing cannot be split, only 1 is possible");
+  }
   if (const auto option = UnknownOption(options)) {
     return Refused(absl::StrCat(*option, " cannot be split, only 1 is possible"));
   }

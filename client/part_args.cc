@@ -11,12 +11,13 @@ namespace {
 // Where a part's rows lie in the tensors of a call.
 class Slicer {
  public:
-  Slicer(const v1::AttentionShape& shape, TensorTypes types, const CallPart& part)
+  Slicer(const v1::AttentionShape& shape, const TensorTypes& types, const CallPart& part)
       : shape_(shape), types_(types), part_(part) {}
 
   // REQUIRES: the tensor is not lse.
   template <typename Byte>
   ByteRuns<Byte> Of(v1::TensorId tensor, absl::Span<Byte> bytes) const {
+    if (IsWhole()) return bytes;
     const bool of_keys = IsOfKeys(tensor);
     const RowSpan& rows = of_keys ? part_.kv : part_.q;
     const RowSpan& heads = of_keys ? part_.kv_heads : part_.heads;
@@ -34,12 +35,20 @@ class Slicer {
   // REQUIRES: all queries are in the part, and all heads or a batch of one.
   template <typename Byte>
   ByteRuns<Byte> OfLse(absl::Span<Byte> bytes) const {
+    if (IsWhole()) return bytes;
     const uint64_t head_bytes = shape_.seq_len_q() * sizeof(float);
     return bytes.subspan((part_.batch.begin * shape_.num_heads() + part_.heads.begin) * head_bytes,
                          part_.batch.size() * part_.heads.size() * head_bytes);
   }
 
  private:
+  // Nothing is cut: tensors are what they are, packed ones and those left out among them.
+  bool IsWhole() const {
+    return part_.batch == RowSpan{0, shape_.batch()} && part_.q == RowSpan{0, shape_.seq_len_q()} &&
+           part_.kv == RowSpan{0, shape_.seq_len_kv()} &&
+           part_.heads == RowSpan{0, shape_.num_heads()};
+  }
+
   static bool IsOfKeys(v1::TensorId tensor) {
     return InfoOf(static_cast<TensorId>(tensor)).axis == Axis::kKv;
   }
@@ -117,8 +126,10 @@ BasicForwardArgs<ConstRuns> PartOf(const ForwardArgs& call, const CallPart& part
   return {.shape = part.shape,
           .dtype = call.dtype,
           .output_dtype = call.output_dtype,
+          .lse_format = call.lse_format,
           .options = part.options,
           .plan = call.plan,
+          .probability_rows = call.probability_rows,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),
           .k = slicer.Of(v1::TENSOR_ID_K, call.k),
           .v = slicer.Of(v1::TENSOR_ID_V, call.v),
@@ -132,6 +143,7 @@ BackwardPartArgs PartOf(const BackwardArgs& call, const CallPart& part) {
   args = {.shape = part.shape,
           .dtype = call.dtype,
           .output_dtype = call.output_dtype,
+          .lse_format = call.lse_format,
           .options = part.options,
           .plan = call.plan,
           .q = slicer.Of(v1::TENSOR_ID_Q, call.q),

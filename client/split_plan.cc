@@ -51,26 +51,27 @@ absl::StatusOr<std::vector<PlannedRequest>> PlanParts(const std::vector<CallPart
   return requests;
 }
 
-// Tensors without a name in the arguments are not cut.
-template <typename Args, typename Results>
-absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
-                      const Results& results) {
-  if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
-  const v1::TensorId tensor =
-      args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
-  const std::string reason =
-      absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible");
-  return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
-                   {{"streams", reason}});
-}
-
 absl::Status RefuseStreams(const std::string& reason) {
   return MakeError(absl::StatusCode::kInvalidArgument, absl::StrCat("streams: ", reason),
                    {{"streams", reason}});
 }
 
+// Tensors without a name in the arguments are not cut.
+template <typename Args, typename Results>
+absl::Status CheckCut(const std::vector<CallPart>& parts, const Args& args,
+                      const Results& results) {
+  if (parts.size() > 1 && args.lse_format != v1::LSE_FORMAT_UNSPECIFIED) {
+    return RefuseStreams("lse_format cannot be split, only 1 is possible");
+  }
+  if (parts.size() == 1 || (args.more.empty() && results.more.empty())) return absl::OkStatus();
+  const v1::TensorId tensor =
+      args.more.empty() ? results.more.begin()->first : args.more.begin()->first;
+  return RefuseStreams(absl::StrCat(TensorIdName(tensor), " cannot be split, only 1 is possible"));
+}
+
 bool HasTensors(const BackwardArgs& args) {
-  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result;
+  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result ||
+         args.more.count(v1::TENSOR_ID_QKV) > 0 || args.more.count(v1::TENSOR_ID_KV) > 0;
 }
 
 // One request, and with the tensors the one that takes its place should the residual be gone.

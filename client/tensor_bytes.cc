@@ -27,7 +27,8 @@ const char* TensorIdName(v1::TensorId tensor) {
   return id.has_value() ? TensorName(*id) : "?";
 }
 
-absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, TensorTypes types) {
+absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
+                                           const TensorTypes& types) {
   const std::optional<DType> type = FromProto(types.dtype);
   if (!type.has_value()) return absl::InvalidArgumentError("dtype is not set");
   for (uint64_t dimension : {shape.batch(), shape.seq_len_q(), shape.seq_len_kv()}) {
@@ -54,10 +55,26 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape, Tens
     if (std::is_sorted(list->begin(), list->end())) continue;
     return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
   }
+  // Another number is the server's to refuse.
+  spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
+  spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
+  if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
+    return absl::InvalidArgumentError("lse_format: per document, but shape.packed has none");
+  }
+  const uint64_t documents = cu_k.empty() ? 0 : cu_k.size() - 1;
+  for (const v1::ProbabilityRow& row : types.probability_rows) {
+    if (spec.shape.packed && row.batch() >= documents) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("probability_rows: there is no document ", row.batch()));
+    }
+    spec.probability_rows.push_back(
+        {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});
+  }
   return spec;
 }
 
-absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, TensorTypes types,
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
+                                             const TensorTypes& types,
                                              const v1::AttentionOptions& options, bool has_dlse) {
   absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, types);
   if (!spec.ok()) return spec;
@@ -68,7 +85,7 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape, Te
 }
 
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
-                                                      TensorTypes types, v1::TensorId tensor,
+                                                      const TensorTypes& types, v1::TensorId tensor,
                                                       const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();
@@ -77,7 +94,7 @@ absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& 
   return DimensionsOf(*spec, *id);
 }
 
-absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, TensorTypes types,
+absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options) {
   const absl::StatusOr<TensorId> id = Known(tensor);
   if (!id.ok()) return id.status();

@@ -88,6 +88,8 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
   if (!input.ok()) return input.status();
   if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
   problem->has_dlse = flags.dlse;
+  problem->lse_format = flags.lse_format;
+  problem->probability_rows = flags.probability_rows;
   if (absl::Status status = ReadShape(flags.input, *input, problem); !status.ok()) return status;
   auto option_tensors = ReadOptionTensors(flags.input, *input, *problem, direction);
   if (!option_tensors.ok()) return option_tensors.status();
@@ -117,6 +119,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
   command->add_option("--input", input, input_help)->required();
   command->add_option("--output", output, output_help)->required();
   options.AddTo(command);
+  AddLseFlag(command, &lse_format);
   command->add_option("--deadline", deadline,
                       "Give up after this long, replays included: 30s, 5m; none unless given");
   command->add_option("--request_id", request_id,

@@ -21,6 +21,8 @@ struct AttentionFlags {
   std::string output;
   OptionFlags options;
   bool dlse = false;  // backward's
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;  // forward's
   std::string deadline;
   std::string request_id;
   std::string traceparent;

@@ -1,12 +1,16 @@
 #include "client/cli/attention_file.h"
 
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/tensor_bytes.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -99,6 +103,62 @@ absl::StatusOr<uint32_t> Narrow(const std::string& path, const TensorView& tenso
   return static_cast<uint32_t>(value);
 }
 
+// How q, k and v are in the file, by what is there. One that is there twice is an error.
+absl::StatusOr<v1::Packing> PackingOf(const std::string& path, const SafetensorsFile& file) {
+  const auto refuse = [&](const char* packed, std::initializer_list<const char*> others) {
+    for (const char* other : others) {
+      if (file.Find(other) == nullptr) continue;
+      return Wrong(path, other, absl::StrCat("is there beside \"", packed, "\""));
+    }
+    return absl::OkStatus();
+  };
+  if (file.Find("qkv") != nullptr) {
+    if (absl::Status status = refuse("qkv", {"q", "k", "v", "kv"}); !status.ok()) return status;
+    return v1::PACKING_QKV;
+  }
+  if (file.Find("kv") != nullptr) {
+    if (absl::Status status = refuse("kv", {"k", "v"}); !status.ok()) return status;
+    return v1::PACKING_KV;
+  }
+  return v1::PACKING_UNSPECIFIED;
+}
+
+std::vector<const char*> NamesOf(v1::Packing packing) {
+  if (packing == v1::PACKING_QKV) return {"qkv"};
+  if (packing == v1::PACKING_KV) return {"q", "kv"};
+  return {"q", "k", "v"};
+}
+
+bool IsPacked(const TensorView& view) { return view.name == "qkv" || view.name == "kv"; }
+
+// Without that of a packed tensor's parts: 4, or 3 of packed documents.
+size_t AxesOf(const TensorView& view) { return view.shape.size() - (IsPacked(view) ? 1 : 0); }
+
+int64_t TokensOf(const TensorView& view) {
+  return view.shape[view.shape.size() - (IsPacked(view) ? 4 : 3)];
+}
+
+absl::Status CheckLikeFirst(const std::string& path, const TensorView& view,
+                            const std::vector<const TensorView*>& others) {
+  if (view.shape.size() < 3 || (AxesOf(view) != 3 && AxesOf(view) != 4)) {
+    return Wrong(path, view.name,
+                 absl::StrCat("has shape ", Dimensions(view.shape),
+                              IsPacked(view) ? "; five dimensions, or four"
+                                             : "; four dimensions, "
+                                               "or three",
+                              " when packed"));
+  }
+  if (others.empty()) return absl::OkStatus();
+  const TensorView& first = *others.front();
+  if (view.dtype != first.dtype) {
+    return Wrong(path, view.name,
+                 absl::StrCat("is ", FileDTypeName(view.dtype), ", ", first.name, " is ",
+                              FileDTypeName(first.dtype)));
+  }
+  if (AxesOf(view) == AxesOf(first)) return absl::OkStatus();
+  return Wrong(path, view.name, absl::StrCat("has not as many dimensions as ", first.name));
+}
+
 // What a bias or a mask differs by, from its shape [batch or 1, heads or 1, ...].
 template <typename Form>
 absl::StatusOr<const TensorView*> ReadForm(const std::string& path, const SafetensorsFile& file,
@@ -157,36 +217,28 @@ absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file,
 }  // namespace
 
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem) {
-  const TensorView* views[3];
-  constexpr const char* kNames[] = {"q", "k", "v"};
-  for (int i = 0; i < 3; ++i) {
-    const auto view = Require(path, file, kNames[i]);
+  v1::AttentionShape& shape = problem->shape;
+  const auto packing = PackingOf(path, file);
+  if (!packing.ok()) return packing.status();
+  shape.set_packing(*packing);
+  std::vector<const TensorView*> views;
+  for (const char* name : NamesOf(*packing)) {
+    const auto view = Require(path, file, name);
     if (!view.ok()) return view.status();
-    views[i] = *view;
-    if (views[i]->shape.size() != 3 && views[i]->shape.size() != 4) {
-      return Wrong(path, kNames[i],
-                   absl::StrCat("has shape ", Dimensions(views[i]->shape),
-                                "; four dimensions, or three when packed"));
-    }
-    if (views[i]->dtype != views[0]->dtype) {
-      return Wrong(path, kNames[i],
-                   absl::StrCat("is ", FileDTypeName(views[i]->dtype), ", q is ",
-                                FileDTypeName(views[0]->dtype)));
-    }
-    if (views[i]->shape.size() != views[0]->shape.size()) {
-      return Wrong(path, kNames[i], "has not as many dimensions as q");
-    }
+    if (absl::Status status = CheckLikeFirst(path, **view, views); !status.ok()) return status;
+    views.push_back(*view);
   }
-  const TensorView &q = *views[0], &k = *views[1], &v = *views[2];
+  const TensorView& q = *views.front();
+  const TensorView& k = *views[std::min<size_t>(1, views.size() - 1)];
+  const TensorView& v = *views.back();
   const auto dtype = DTypeOfFile(path, q);
   if (!dtype.ok()) return dtype.status();
   problem->dtype = *dtype;
 
-  const bool packed = q.shape.size() == 3;
-  v1::AttentionShape& shape = problem->shape;
+  const bool packed = AxesOf(q) == 3;
   shape.set_batch(packed ? 1 : q.shape[0]);
-  shape.set_seq_len_q(q.shape[q.shape.size() - 3]);
-  shape.set_seq_len_kv(k.shape[k.shape.size() - 3]);
+  shape.set_seq_len_q(TokensOf(q));
+  shape.set_seq_len_kv(TokensOf(k));
   const std::pair<void (v1::AttentionShape::*)(uint32_t), std::pair<const TensorView*, int>>
       narrow[] = {{&v1::AttentionShape::set_num_heads, {&q, -2}},
                   {&v1::AttentionShape::set_num_kv_heads, {&k, -2}},
@@ -206,11 +258,20 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
     if (!status.ok()) return status;
   }
   // What q does not determine must agree with it, or among k and v.
-  for (const v1::TensorId tensor : {v1::TENSOR_ID_K, v1::TENSOR_ID_V}) {
-    const auto bytes = ReadTensor(path, file, *problem, tensor);
+  for (const TensorView* view : views) {
+    const std::optional<TensorId> id = TensorFromName(view->name);
+    if (*id == TensorId::kQ) continue;
+    const auto bytes = ReadTensor(path, file, *problem, ToProto(*id));
     if (!bytes.ok()) return bytes.status();
   }
   return ReadTermForms(path, file, problem);
+}
+
+bool TravelsAlone(const Problem& problem, v1::TensorId tensor) {
+  AttentionSpec spec;
+  spec.shape.packing = FromProto(problem.shape.packing()).value_or(Packing::kNone);
+  const auto id = static_cast<TensorId>(tensor);
+  return ClientTensorOf(spec, id) == id;
 }
 
 absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,

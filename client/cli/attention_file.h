@@ -1,6 +1,6 @@
-// The tensors of an attention problem in a safetensors file: q, k, v and, as they
-// are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks, bias, dbias, mask, q_segment_ids,
-// kv_segment_ids, alibi_slopes; cu_seqlens_q and cu_seqlens_k when packed.
+// The tensors of an attention problem in a safetensors file: q, k, v, or packed qkv, or q and kv,
+// and, as they are there, dout, out, lse, dq, dk, dv, dlse, sinks, dsinks, bias, dbias, mask,
+// q_segment_ids, kv_segment_ids, alibi_slopes; cu_seqlens_q and cu_seqlens_k when packed.
 #ifndef RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 #define RINGATTN_CLIENT_CLI_ATTENTION_FILE_H_
 
@@ -16,16 +16,20 @@
 
 namespace ringattn::client::cli {
 
-// Reads shape and dtype of q, k, v and, for three dimensions, cu_seqlens into
-// `problem`, whose options are there: what they need of the file (the forms of a bias and a mask,
-// ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor that is
-// missing, of a wrong dtype or does not fit the others.
+// Reads shape and dtype of q, k, v, or of the packed ones, and, without a batch axis, cu_seqlens
+// into `problem`, whose options are there: what they need of the file (the forms of a bias and a
+// mask, ALiBi's slopes) is added to them. Errors: INVALID_ARGUMENT naming the file and the tensor
+// that is missing, of a wrong dtype or does not fit the others.
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem);
 
 // The bytes of a tensor, which must have the shape and dtype that the problem gives it.
 // Errors: NOT_FOUND if it is not in the file; INVALID_ARGUMENT.
 absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const SafetensorsFile& file,
                                       const Problem& problem, v1::TensorId tensor);
+
+// Whether a request has the tensor by itself: q, k, v and their gradients may be parts of packed
+// ones. REQUIRES: ReadShape has succeeded.
+bool TravelsAlone(const Problem& problem, v1::TensorId tensor);
 
 // The inputs of a direction that only some requests have. Errors: as ReadTensor, and
 // INVALID_ARGUMENT for one that is in the file without its flag: neither may be ignored.

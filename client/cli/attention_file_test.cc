@@ -64,6 +64,42 @@ TEST(AttentionFile, PackedFilesRoundTrip) {
   EXPECT_EQ(read.shape.SerializeAsString(), problem.shape.SerializeAsString());
 }
 
+TEST(AttentionFile, PackedTensorsSayHowTheyArePacked) {
+  Problem problem;
+  EXPECT_EQ(ErrorOf({{"qkv", FileDType::kBF16, {2, 10, 3, 8, 32}}}, &problem), "");
+  EXPECT_EQ(problem.shape.packing(), v1::PACKING_QKV);
+  EXPECT_EQ(problem.shape.batch(), 2u);
+  EXPECT_EQ(problem.shape.seq_len_q(), 10u);
+  EXPECT_EQ(problem.shape.seq_len_kv(), 10u);
+  EXPECT_EQ(problem.shape.num_kv_heads(), 8u);
+  EXPECT_EQ(problem.shape.head_dim_v(), 32u);
+  EXPECT_FALSE(TravelsAlone(problem, v1::TENSOR_ID_Q));
+  EXPECT_FALSE(TravelsAlone(problem, v1::TENSOR_ID_DV));
+  const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 4, 8}};
+  const TensorDeclaration kv{"kv", FileDType::kF32, {1, 5, 2, 2, 8}};
+  Problem of_kv;
+  EXPECT_EQ(ErrorOf({q, kv}, &of_kv), "");
+  EXPECT_EQ(of_kv.shape.packing(), v1::PACKING_KV);
+  EXPECT_EQ(of_kv.shape.seq_len_kv(), 5u);
+  EXPECT_EQ(of_kv.shape.num_kv_heads(), 2u);
+  EXPECT_TRUE(TravelsAlone(of_kv, v1::TENSOR_ID_Q));
+  EXPECT_FALSE(TravelsAlone(of_kv, v1::TENSOR_ID_K));
+  const std::pair<std::vector<TensorDeclaration>, const char*> wrong[] = {
+      {{kv}, "\"q\" is missing"},
+      {{q, kv, {"v", FileDType::kF32, {1, 5, 2, 8}}}, "\"v\" is there beside \"kv\""},
+      {{q, {"qkv", FileDType::kF32, {1, 4, 3, 4, 8}}}, "\"q\" is there beside \"qkv\""},
+      {{{"qkv", FileDType::kF32, {1, 4, 2, 4, 8}}}, "\"qkv\" has shape"},
+      {{{"qkv", FileDType::kF32, {4, 8}}}, "five dimensions, or four when packed"},
+      {{q, {"kv", FileDType::kF32, {5, 2, 2, 8}}}, "\"kv\" has not as many dimensions"},
+      {{q, {"kv", FileDType::kF32, {1, 5, 2, 2, 7}}}, "\"kv\" has shape"},
+      {{q, {"kv", FileDType::kF16, {1, 5, 2, 2, 8}}}, "\"kv\" is F16, q is F32"},
+  };
+  for (const auto& [tensors, error] : wrong) {
+    Problem none;
+    EXPECT_THAT(ErrorOf(tensors, &none), HasSubstr(error));
+  }
+}
+
 TEST(AttentionFile, WhatDoesNotFitIsNamed) {
   const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
   const TensorDeclaration k{"k", FileDType::kF32, {1, 4, 2, 8}};

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
+#include "client/tensor_bytes.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -14,6 +15,7 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
   BackwardArgs args{.shape = problem.shape,
                     .dtype = problem.dtype,
                     .output_dtype = problem.output_dtype,
+                    .lse_format = problem.lse_format,
                     .options = problem.options,
                     .plan = problem.plan,
                     .residual_handle = flags.residual,
@@ -33,17 +35,20 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
   for (const auto& [tensor, target] : inputs) {
     const bool from_forward = tensor == v1::TENSOR_ID_OUT || tensor == v1::TENSOR_ID_LSE;
     if (from_forward && !args.has_forward_result) continue;
+    if (!TravelsAlone(problem, tensor)) continue;
     auto bytes = ReadTensor(path, files.input, problem, tensor);
     if (!bytes.ok()) return bytes.status();
     *target = *bytes;
   }
   args.more = files.option_tensors;
-  return client.Backward(args,
-                         BackwardResults{.dq = files.output->data("dq"),
-                                         .dk = files.output->data("dk"),
-                                         .dv = files.output->data("dv"),
-                                         .more = OptionResults(files)},
-                         options);
+  BackwardResults results{.more = OptionResults(files)};
+  const std::pair<v1::TensorId, MutableBytes*> outputs[] = {{v1::TENSOR_ID_DQ, &results.dq},
+                                                            {v1::TENSOR_ID_DK, &results.dk},
+                                                            {v1::TENSOR_ID_DV, &results.dv}};
+  for (const auto& [tensor, target] : outputs) {
+    if (TravelsAlone(problem, tensor)) *target = files.output->data(TensorIdName(tensor));
+  }
+  return client.Backward(args, results, options);
 }
 
 }  // namespace
@@ -52,10 +57,13 @@ void AddBackward(CLI::App& app, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
   CLI::App* command =
       app.add_subcommand("backward", "Gradients of attention in a file: dq, dk and dv");
-  flags->AddTo(command,
-               "safetensors with q, k, v, dout, as flags ask sinks and dlse, and both or neither "
-               "of out, lse (neither: they are computed again)",
-               "safetensors to write: dq, dk, dv (--output_dtype), with sinks dsinks in fp32");
+  flags->AddTo(
+      command,
+      "safetensors with q, k, v (or qkv, or q and kv), dout, as flags ask sinks and dlse, and both "
+      "or neither "
+      "of out, lse (neither: they are computed again)",
+      "safetensors to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype), with sinks "
+      "dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
   auto* residual = command->add_option(
       "--residual", flags->residual,

@@ -193,6 +193,26 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
            "Of --schedule=all_gather: gather and compute K/V of so many kv heads at a time, which "
            "bounds the memory for them; all of them unless given")
       ->group(kPlanGroup);
+  AddTuning(command, "--tile_q", &v1::Tuning::set_tile_q, "Rows of a kernel's tile");
+  AddTuning(command, "--tile_kv", &v1::Tuning::set_tile_kv, "Keys of a kernel's tile");
+  AddTuning(command, "--key_splits", &v1::Tuning::set_key_splits,
+            "Forward: parts that a row's keys are cut into, at most");
+  command
+      ->add_option("--members", members_,
+                   "Workers to compute on, a,b,c, in the order of the ring; the server's choice "
+                   "unless given")
+      ->group(kPlanGroup)
+      ->delimiter(',');
+}
+
+void OptionFlags::AddTuning(CLI::App* command, const char* name, void (v1::Tuning::*set)(uint32_t),
+                            const char* help) {
+  command
+      ->add_option_function<uint32_t>(
+          name, [this, set](uint32_t value) { (tuning_.*set)(value); },
+          absl::StrCat(help, ", one of those that the worker's device takes"))
+      ->group(kPlanGroup)
+      ->check(CLI::NonNegativeNumber.description(""));
 }
 
 absl::Status OptionFlags::Apply(Problem* problem) const {
@@ -225,12 +245,66 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
     problem->plan.set_heads_per_step(static_cast<uint32_t>(
         std::min<uint64_t>(*heads_per_step_, std::numeric_limits<uint32_t>::max())));
   }
+  if (tuning_.ByteSizeLong() > 0) *problem->plan.mutable_tuning() = tuning_;
+  for (const std::string& member : members_) problem->plan.add_members(member);
   return absl::OkStatus();
 }
 
 void AddDlseFlag(CLI::App* command, bool* dlse) {
   command->add_flag("--dlse", *dlse, "The gradient of lse, tensor dlse, counts too")
       ->group(kOptionGroup);
+}
+
+void AddLseFlag(CLI::App* command, v1::LseFormat* format) {
+  command
+      ->add_option_function<std::string>(
+          "--lse",
+          [format](const std::string& form) {
+            *format = form == "document" ? v1::LSE_FORMAT_PER_DOCUMENT : v1::LSE_FORMAT_UNSPECIFIED;
+          },
+          "The form of lse and dlse of packed documents: flat, [heads, tokens], or document, "
+          "[documents, heads, longest document], -inf behind shorter ones")
+      ->group(kOptionGroup)
+      ->check(CLI::IsMember({"flat", "document"}));
+}
+
+void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* rows) {
+  const auto parse = [rows](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      const std::vector<std::string> parts = absl::StrSplit(text, ':');
+      uint64_t batch, position;
+      if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &batch) ||
+          !absl::SimpleAtoi(parts[1], &position)) {
+        throw CLI::ValidationError("--probabilities",
+                                   absl::StrCat(text, ": expected BATCH:POSITION"));
+      }
+      v1::ProbabilityRow& row = rows->emplace_back();
+      row.set_batch(batch);
+      row.set_position(position);
+    }
+  };
+  command
+      ->add_option_function<std::vector<std::string>>(
+          "--probabilities", parse,
+          "Also the softmax's weights of these queries, BATCH:POSITION[,...] (packed: "
+          "DOCUMENT:POSITION), as tensor probabilities [rows, heads, keys]")
+      ->group(kOptionGroup)
+      ->delimiter(',');
+}
+
+void AddPackingFlag(CLI::App* command, v1::Packing* packing) {
+  command
+      ->add_option_function<std::string>(
+          "--packing",
+          [packing](const std::string& form) {
+            *packing = form == "qkv"  ? v1::PACKING_QKV
+                       : form == "kv" ? v1::PACKING_KV
+                                      : v1::PACKING_UNSPECIFIED;
+          },
+          "One tensor qkv [.., tokens, 3, heads, dim] instead of q, k, v, or q and kv "
+          "[.., tokens, 2, kv_heads, dim]; the same values")
+      ->group(kShapeGroup)
+      ->check(CLI::IsMember({"none", "qkv", "kv"}));
 }
 
 void AddStreamsFlag(CLI::App* command, int* streams) {
@@ -254,13 +328,18 @@ Header HeaderOf(const Problem& problem) {
   *header.mutable_options() = problem.options;
   *header.mutable_plan() = problem.plan;
   header.mutable_reply()->set_output_dtype(problem.output_dtype);
+  header.mutable_reply()->set_lse_format(problem.lse_format);
   return header;
 }
 
 std::variant<ValidRequest, Rejection> Validate(const Problem& problem, Direction direction,
                                                bool has_forward_result) {
   if (direction == Direction::kForward) {
-    return ValidateRequest(HeaderOf<v1::ForwardHeader>(problem), Limits());
+    auto header = HeaderOf<v1::ForwardHeader>(problem);
+    for (const v1::ProbabilityRow& row : problem.probability_rows) {
+      *header.mutable_reply()->add_probability_rows() = row;
+    }
+    return ValidateRequest(header, Limits());
   }
   auto header = HeaderOf<v1::BackwardHeader>(problem);
   header.set_has_forward_result(has_forward_result);

@@ -26,8 +26,11 @@ struct Problem {
   bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi is to have them
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
 
-  TensorTypes types() const { return {dtype, output_dtype}; }
+  std::vector<v1::ProbabilityRow> probability_rows;  // forward
+
+  TensorTypes types() const { return {dtype, output_dtype, lse_format, probability_rows}; }
 };
 
 // --batch, --seq_len, ..., --dtype, --documents.
@@ -64,6 +67,9 @@ class OptionFlags {
   absl::Status Apply(Problem* problem) const;
 
  private:
+  void AddTuning(CLI::App* command, const char* name, void (v1::Tuning::*set)(uint32_t),
+                 const char* help);
+
   v1::AttentionOptions options_;  // but for the window
   std::string window_;
   std::string output_dtype_ = "input";
@@ -73,10 +79,21 @@ class OptionFlags {
   std::optional<uint32_t> world_size_;
   std::optional<uint64_t> stripe_;
   std::optional<uint64_t> heads_per_step_;
+  v1::Tuning tuning_;
+  std::vector<std::string> members_;
 };
 
 // Adds --dlse, of what has to do with backward.
 void AddDlseFlag(CLI::App* command, bool* dlse);
+
+// Adds --lse=flat|document.
+void AddLseFlag(CLI::App* command, v1::LseFormat* format);
+
+// Adds --probabilities=BATCH:POSITION[,...].
+void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* rows);
+
+// Adds --packing=none|qkv|kv, of the file that is generated.
+void AddPackingFlag(CLI::App* command, v1::Packing* packing);
 
 // Adds --streams=N.
 void AddStreamsFlag(CLI::App* command, int* streams);

@@ -46,6 +46,37 @@ TEST(Flags, UnsetIsNotZero) {
   EXPECT_EQ(one->options.window().right(), 3);
 }
 
+TEST(Flags, TuningAndMembersArrive) {
+  const auto problem = Parse("--seq_len=8 --tile_q=96 --tile_kv=0 --key_splits=2 --members=b,a,c");
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  EXPECT_EQ(problem->plan.tuning().tile_q(), 96u);
+  EXPECT_TRUE(problem->plan.tuning().has_tile_kv());  // for the rules to refuse
+  EXPECT_EQ(problem->plan.tuning().key_splits(), 2u);
+  EXPECT_EQ(
+      std::vector<std::string>(problem->plan.members().begin(), problem->plan.members().end()),
+      (std::vector<std::string>{"b", "a", "c"}));
+  EXPECT_FALSE(Parse("--seq_len=8")->plan.has_tuning());
+  EXPECT_FALSE(Parse("--seq_len=8 --tile_q=-1").ok());
+}
+
+TEST(Flags, RowsAndFormsArrive) {
+  CLI::App app;
+  std::vector<v1::ProbabilityRow> rows;
+  v1::LseFormat format = v1::LSE_FORMAT_UNSPECIFIED;
+  AddProbabilitiesFlag(&app, &rows);
+  AddLseFlag(&app, &format);
+  app.parse("--probabilities=1:7,0:12 --lse=document");
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].batch(), 1u);
+  EXPECT_EQ(rows[0].position(), 7u);
+  EXPECT_EQ(rows[1].position(), 12u);
+  EXPECT_EQ(format, v1::LSE_FORMAT_PER_DOCUMENT);
+  for (const char* wrong : {"--probabilities=1", "--probabilities=1:x", "--probabilities=-1:2",
+                            "--probabilities=1:2:3", "--lse=other"}) {
+    EXPECT_THROW(app.parse(wrong), CLI::ParseError) << wrong;
+  }
+}
+
 TEST(Flags, EverythingArrives) {
   const auto problem = Parse(
       "--batch=2 --seq_len=10 --seq_len_kv=12 --heads=8 --kv_heads=2 --head_dim=32 "

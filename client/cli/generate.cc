@@ -10,6 +10,7 @@
 #include "client/tensor_bytes.h"
 #include "common/attention/attention_spec.h"
 #include "common/oracle/generator.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -22,12 +23,39 @@ struct Flags {
   bool sinks = false;
   bool dlse = false;
   TermFlags terms;
+  v1::Packing packing = v1::PACKING_UNSPECIFIED;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   bool json = false;
 };
+
+// `count` elements of a tensor from `first` on; of a packed one those that its parts would have.
+void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t first, int64_t count,
+              uint8_t* target) {
+  const DType dtype = DTypeOf(spec, id);
+  const int64_t element_bytes = ElementBytes(dtype);
+  const std::vector<TensorId> parts = PartsOf(id);
+  const int64_t row = LayoutOf(spec, parts[0]).inner_bytes / element_bytes;
+  const auto part_count = static_cast<int64_t>(parts.size());
+  while (count > 0) {
+    // Elements that follow one another in a part as well.
+    const int64_t here = part_count == 1 ? count : std::min(count, row - first % row);
+    const TensorId part = parts[part_count == 1 ? 0 : first / row % part_count];
+    const int64_t index = part_count == 1 ? first : first / row / part_count * row + first % row;
+    const bool scores = part == TensorId::kQ || part == TensorId::kK;
+    oracle::FillNormal(dtype, seed, static_cast<uint64_t>(part), index, here,
+                       scores ? oracle::QueryKeyDeviation(spec, oracle::DataKind::kNormal) : 1.0,
+                       target);
+    first += here;
+    count -= here;
+    target += here * element_bytes;
+  }
+}
 
 absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::TensorId>* tensors) {
   if (absl::Status status = flags.shape.Apply(problem); !status.ok()) return status;
   if (absl::Status status = flags.terms.Apply(&problem->options); !status.ok()) return status;
+  problem->shape.set_packing(flags.packing);
+  problem->lse_format = flags.lse_format;
   if (flags.terms.has_alibi()) {
     SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
   }
@@ -35,7 +63,10 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
   if (!valid.ok()) return valid.status();
   const AttentionSpec& spec = valid->spec;
 
-  *tensors = {v1::TENSOR_ID_Q, v1::TENSOR_ID_K, v1::TENSOR_ID_V};
+  for (const TensorId id : InputsOf(spec, Direction::kForward, false)) {
+    const bool queries_or_keys = id <= TensorId::kV || !InfoOf(id).parts.empty();
+    if (queries_or_keys) tensors->push_back(ToProto(id));
+  }
   if (flags.with_dout) tensors->push_back(v1::TENSOR_ID_DOUT);
   if (flags.dlse) tensors->push_back(v1::TENSOR_ID_DLSE);
   if (flags.sinks) tensors->push_back(v1::TENSOR_ID_SINKS);
@@ -54,9 +85,6 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
     const DType dtype = HasDType(id) ? DTypeOf(spec, id) : DType::kFloat32;
     const bool ids = InfoOf(id).element == ElementOf::kInt32;
     const int64_t element_bytes = id == TensorId::kMask ? 1 : ElementBytes(dtype);
-    const bool scores = tensor == v1::TENSOR_ID_Q || tensor == v1::TENSOR_ID_K;
-    const double deviation =
-        scores ? oracle::QueryKeyDeviation(spec, oracle::DataKind::kNormal) : 1.0;
     const auto target = (*writer)->data(TensorIdName(tensor));
     const int64_t elements = static_cast<int64_t>(target.size()) / element_bytes;
     constexpr int64_t kPiece = 1 << 22;
@@ -74,8 +102,7 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
       } else if (id == TensorId::kBias) {
         oracle::FillBias(dtype, flags.seed, first, count, piece);
       } else {
-        oracle::FillNormal(dtype, flags.seed, static_cast<uint64_t>(tensor), first, count,
-                           deviation, piece);
+        FillRows(spec, flags.seed, id, first, count, piece);
       }
       written += count * element_bytes;
       (*writer)->ReleasePages();
@@ -121,6 +148,8 @@ void AddGenerate(CLI::App& app, Run& run) {
       "Write random q, k, v (and dout, dlse, sinks, a bias, a mask, ids) to a safetensors file");
   command->add_option("--output", flags->output, "The file to write")->required();
   flags->shape.AddTo(command);
+  AddPackingFlag(command, &flags->packing);
+  AddLseFlag(command, &flags->lse_format);
   command->add_option("--seed", flags->seed, "The same seed gives the same bits anywhere")
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();

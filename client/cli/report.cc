@@ -36,6 +36,10 @@ Json ShapeJson(const Problem& problem) {
   if (problem.output_dtype != v1::DATA_TYPE_UNSPECIFIED) {
     json["output_dtype"] = ShortName(problem.output_dtype);
   }
+  if (shape.packing() != v1::PACKING_UNSPECIFIED) {
+    json["packing"] = shape.packing() == v1::PACKING_QKV ? "qkv" : "kv";
+  }
+  if (problem.lse_format == v1::LSE_FORMAT_PER_DOCUMENT) json["lse"] = "document";
   if (shape.has_packed()) {
     json["cu_seqlens_q"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_q().begin(),
                                                       shape.packed().cu_seqlens_q().end()));

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,9 +12,11 @@
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/shard_form.h"
 #include "client/cli/verify_json.h"
 #include "client/tensor_bytes.h"
 #include "common/oracle/verify.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -24,6 +28,8 @@ struct Flags {
   std::string progress_interval = "10s";
   OptionFlags options;
   bool dlse = false;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;
   int64_t rows = 64;
   uint64_t seed = 1;
   bool json = false;
@@ -40,32 +46,59 @@ struct Source {
     return Source{path, *std::move(file)};
   }
   bool Has(v1::TensorId tensor) const { return file.Find(TensorIdName(tensor)) != nullptr; }
+  // By itself or as a part of a packed one.
+  bool HasAny(std::initializer_list<v1::TensorId> tensors) const {
+    return std::any_of(tensors.begin(), tensors.end(), [this](auto id) { return Has(id); });
+  }
 };
 
-// Reads tensors of one problem; remembers the first failure.
+// Reads tensors of one problem, in the oracle's form; remembers the first failure.
 class TensorReader {
  public:
-  explicit TensorReader(const Problem& problem) : problem_(problem) {}
+  TensorReader(const Problem& problem, const AttentionSpec& spec)
+      : problem_(problem), spec_(spec) {}
 
-  // The tensor's memory.
+  // The tensor's memory, as long as this lives.
   const uint8_t* Read(const Source& source, v1::TensorId tensor) {
-    const auto bytes = ReadTensor(source.path, source.file, problem_, tensor);
+    const auto id = static_cast<TensorId>(tensor);
+    const v1::TensorId whole = ToProto(ClientTensorOf(spec_, id));
+    const auto bytes = ReadTensor(source.path, source.file, problem_, whole);
     if (!bytes.ok()) {
       status_.Update(bytes.status());
       return nullptr;
     }
-    // An empty tensor is there all the same.
-    static constexpr uint8_t kEmpty[8] = {};
+    if (whole != tensor) return Keep(PartOfPacked(spec_, id, *bytes));
+    if (IsPerDocument(spec_, id)) {
+      auto flat = FlatOfDocuments(spec_, id, *bytes, id == TensorId::kLse);
+      if (!flat.ok()) {
+        status_.Update(
+            absl::InvalidArgumentError(absl::StrCat(source.path, ": ", flat.status().message())));
+        return nullptr;
+      }
+      return Keep(*std::move(flat));
+    }
     return bytes->empty() ? kEmpty : bytes->data();
   }
   // Null if the file does not have it.
   const uint8_t* ReadIfThere(const Source& source, v1::TensorId tensor) {
-    return source.Has(tensor) ? Read(source, tensor) : nullptr;
+    const TensorId whole = ClientTensorOf(spec_, static_cast<TensorId>(tensor));
+    return source.Has(ToProto(whole)) ? Read(source, tensor) : nullptr;
   }
   const absl::Status& status() const { return status_; }
 
  private:
+  // An empty tensor is there all the same.
+  static constexpr uint8_t kEmpty[8] = {};
+
+  const uint8_t* Keep(std::vector<uint8_t> bytes) {
+    if (bytes.empty()) return kEmpty;
+    kept_.push_back(std::move(bytes));
+    return kept_.back().data();
+  }
+
   const Problem& problem_;
+  const AttentionSpec& spec_;
+  std::vector<std::vector<uint8_t>> kept_;
   absl::Status status_;
 };
 
@@ -78,11 +111,8 @@ const uint8_t* Of(const TensorMap<ConstBytes>& tensors, v1::TensorId tensor) {
 }
 
 bool HasGradients(const Source& output) {
-  for (const v1::TensorId tensor : {v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV,
-                                    v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS}) {
-    if (output.Has(tensor)) return true;
-  }
-  return false;
+  return output.HasAny({v1::TENSOR_ID_DQ, v1::TENSOR_ID_DK, v1::TENSOR_ID_DV, v1::TENSOR_ID_DQKV,
+                        v1::TENSOR_ID_DKV, v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS});
 }
 
 // Two files with an out or an lse: one of them would go unjudged.
@@ -111,6 +141,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
     return status;
   }
   problem.has_dlse = flags.dlse;
+  problem.lse_format = flags.lse_format;
+  problem.probability_rows = flags.probability_rows;
   const Direction direction = flags.dlse ? Direction::kBackward : Direction::kForward;
   const auto valid = ValidateLocally(problem, direction, false);
   if (!valid.ok()) return valid.status();
@@ -122,14 +154,14 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
                         judges_backward ? Direction::kBackward : Direction::kForward);
   if (!option_tensors.ok()) return option_tensors.status();
 
-  TensorReader reader(problem);
+  TensorReader reader(problem, valid->spec);
   const oracle::Inputs inputs{
       .q = reader.Read(*input, v1::TENSOR_ID_Q),
       .k = reader.Read(*input, v1::TENSOR_ID_K),
       .v = reader.Read(*input, v1::TENSOR_ID_V),
       .dout = reader.ReadIfThere(*input, v1::TENSOR_ID_DOUT),
       .sinks = AsFloats(Of(*option_tensors, v1::TENSOR_ID_SINKS)),
-      .dlse = AsFloats(Of(*option_tensors, v1::TENSOR_ID_DLSE)),
+      .dlse = flags.dlse ? AsFloats(reader.ReadIfThere(*input, v1::TENSOR_ID_DLSE)) : nullptr,
       .bias = Of(*option_tensors, v1::TENSOR_ID_BIAS),
       .mask = Of(*option_tensors, v1::TENSOR_ID_MASK),
       .q_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_Q_SEGMENT_IDS)),
@@ -138,6 +170,14 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   if (!has_dbias && output->Has(v1::TENSOR_ID_DBIAS)) {
     return absl::InvalidArgumentError(
         absl::StrCat(output->path, ": tensor \"dbias\" is there without --dbias"));
+  }
+  const bool has_rows = !flags.probability_rows.empty();
+  if (has_rows && flags.dlse)
+    return UsageError("--probabilities is of forward, --dlse of backward");
+  if (has_rows != output->Has(v1::TENSOR_ID_PROBABILITIES)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        output->path, ": tensor \"probabilities\" is ",
+        has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
   }
   const oracle::Outputs outputs{
       .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
@@ -148,7 +188,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .dsinks = problem.options.has_sinks()
                     ? AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_DSINKS))
                     : nullptr,
-      .dbias = has_dbias ? reader.ReadIfThere(*output, v1::TENSOR_ID_DBIAS) : nullptr};
+      .dbias = has_dbias ? reader.ReadIfThere(*output, v1::TENSOR_ID_DBIAS) : nullptr,
+      .probabilities = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_PROBABILITIES))};
   const bool gradients = HasGradients(*output);
   oracle::ForwardTensors given;
   std::optional<Source> forward;  // as long as its tensors are used
@@ -165,9 +206,10 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
              .lse = AsFloats(reader.ReadIfThere(*input, v1::TENSOR_ID_LSE))};
   }
   if (!reader.status().ok()) return reader.status();
-  if (outputs.out == nullptr && outputs.lse == nullptr && !gradients) {
+  if (outputs.out == nullptr && outputs.lse == nullptr && !has_rows && !gradients) {
     return absl::InvalidArgumentError(absl::StrCat(
-        flags.output, ": none of out, lse, dq, dk, dv, dsinks, dbias is there to verify"));
+        flags.output,
+        ": none of out, lse, probabilities, dq, dk, dv, dsinks, dbias is there to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -207,18 +249,22 @@ void AddVerify(CLI::App& app, Run& run) {
       "something could not be judged");
   command
       ->add_option("--input", flags->input,
-                   "safetensors with q, k, v, for gradients also dout, as flags ask sinks and dlse")
+                   "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as "
+                   "flags ask sinks and dlse")
       ->required();
   command
       ->add_option(
           "--output", flags->output,
-          "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dsinks, dbias")
+          "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dqkv, dkv, dsinks, "
+          "dbias")
       ->required();
   command->add_option("--forward", flags->forward,
                       "safetensors with out and lse of the forward pass, if they are in neither of "
                       "the others: judged too, and what dk and dv of a long request are judged by");
   flags->options.AddTo(command);
   AddDlseFlag(command, &flags->dlse);
+  AddLseFlag(command, &flags->lse_format);
+  AddProbabilitiesFlag(command, &flags->probability_rows);
   command
       ->add_option("--rows", flags->rows,
                    "Sampled rows of each tensor; small problems are checked whole")

@@ -150,6 +150,11 @@ enum class TensorId : uint8_t {
   kMask = 15,
   kQSegmentIds = 16,
   kKvSegmentIds = 17,
+  kQkv = 18,
+  kKv = 19,
+  kDqkv = 20,
+  kDkv = 21,
+  kProbabilities = 22,
 };
 
 // Whether any of the score terms is there.

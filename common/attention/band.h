@@ -58,6 +58,12 @@ struct Piece {
   int64_t PositionOf(int64_t row) const { return position + stride * row; }
 };
 
+// One row of a local buffer that is cut into pieces and has batch rows.
+struct ChosenRow {
+  int64_t batch = 0;
+  int64_t row = 0;
+};
+
 // A half-open range of rows relative to a piece's local_begin; empty when
 // begin >= end (then both are 0).
 struct RowRange {

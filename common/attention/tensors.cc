@@ -35,6 +35,9 @@ bool HasBiasGradient(const AttentionSpec& spec) {
 }
 bool HasMask(const AttentionSpec& spec) { return spec.options.mask.has_value(); }
 bool HasSegmentIds(const AttentionSpec& spec) { return spec.options.segment_ids; }
+bool HasQkv(const AttentionSpec& spec) { return spec.shape.packing == Packing::kQkv; }
+bool HasProbabilities(const AttentionSpec& spec) { return !spec.probability_rows.empty(); }
+bool HasKv(const AttentionSpec& spec) { return spec.shape.packing == Packing::kKv; }
 
 // A bias or a mask, cut by its rows.
 constexpr TensorInfo Pairs(TensorId id, const char* name, ElementOf element, Use forward,
@@ -56,6 +59,20 @@ constexpr TensorInfo Ids(TensorId id, const char* name, Axis axis) {
           Use::kInput,
           std::nullopt,
           HasSegmentIds};
+}
+
+constexpr TensorId kQkvParts[] = {TensorId::kQ, TensorId::kK, TensorId::kV};
+constexpr TensorId kKvParts[] = {TensorId::kK, TensorId::kV};
+constexpr TensorId kDqkvParts[] = {TensorId::kDq, TensorId::kDk, TensorId::kDv};
+constexpr TensorId kDkvParts[] = {TensorId::kDk, TensorId::kDv};
+
+constexpr TensorInfo Packed(TensorId id, const char* name, Axis axis, ElementOf element,
+                            Use forward, Use backward, std::optional<TensorId> gradient_of,
+                            IsPresent is_present, absl::Span<const TensorId> parts) {
+  const HeadsOf heads = axis == Axis::kKv ? HeadsOf::kKeyValue : HeadsOf::kQuery;
+  return {id,       name,        axis,       TensorForm::kPackedRows,
+          heads,    DimOf::kKey, element,    forward,
+          backward, gradient_of, is_present, parts};
 }
 
 constexpr TensorInfo kTensors[] = {
@@ -83,6 +100,16 @@ constexpr TensorInfo kTensors[] = {
           HasMask),
     Ids(TensorId::kQSegmentIds, "q_segment_ids", Axis::kQ),
     Ids(TensorId::kKvSegmentIds, "kv_segment_ids", Axis::kKv),
+    Packed(TensorId::kQkv, "qkv", Axis::kQ, ElementOf::kRequest, Use::kInput, Use::kInput,
+           std::nullopt, HasQkv, kQkvParts),
+    Packed(TensorId::kKv, "kv", Axis::kKv, ElementOf::kRequest, Use::kInput, Use::kInput,
+           std::nullopt, HasKv, kKvParts),
+    Packed(TensorId::kDqkv, "dqkv", Axis::kQ, ElementOf::kResult, Use::kNone, Use::kOutput,
+           TensorId::kQkv, HasQkv, kDqkvParts),
+    Packed(TensorId::kDkv, "dkv", Axis::kKv, ElementOf::kResult, Use::kNone, Use::kOutput,
+           TensorId::kKv, HasKv, kDkvParts),
+    Floats(TensorId::kProbabilities, "probabilities", TensorForm::kChosenRows, Axis::kChosenRows,
+           Use::kOutput, Use::kNone, std::nullopt, HasProbabilities),
 };
 
 constexpr bool IdsAscend() {
@@ -133,6 +160,24 @@ int64_t DimCountOf(const AttentionShape& shape, const TensorInfo& info) {
   return info.dim == DimOf::kValue ? shape.head_dim_v : shape.head_dim;
 }
 
+// Whom a list of tensors is for.
+enum class Side { kClient, kWorker };
+
+template <typename Wanted>
+std::vector<TensorId> TensorsIn(const AttentionSpec& spec, Side side, const Wanted& wanted) {
+  std::vector<TensorId> tensors;
+  for (const TensorInfo& info : kTensors) {
+    const bool theirs =
+        side == Side::kClient ? ClientTensorOf(spec, info.id) == info.id : info.parts.empty();
+    if (theirs && wanted(info)) tensors.push_back(info.id);
+  }
+  return tensors;
+}
+
+bool IsInput(Use use, bool recompute_forward) {
+  return use == Use::kInput || (use == Use::kForwardResult && !recompute_forward);
+}
+
 }  // namespace
 
 absl::Span<const TensorInfo> AllTensors() { return kTensors; }
@@ -159,24 +204,66 @@ std::optional<TensorId> TensorFromNumber(int number) {
 
 std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
                                bool recompute_forward) {
-  std::vector<TensorId> inputs;
+  return TensorsIn(spec, Side::kClient, [&](const TensorInfo& info) {
+    return IsInput(UseIn(info, spec, direction), recompute_forward);
+  });
+}
+
+std::vector<TensorId> ShardInputsOf(const AttentionSpec& spec, Direction direction,
+                                    bool recompute_forward) {
+  return TensorsIn(spec, Side::kWorker, [&](const TensorInfo& info) {
+    return IsInput(UseIn(info, spec, direction), recompute_forward);
+  });
+}
+
+TensorId ClientTensorOf(const AttentionSpec& spec, TensorId id) {
   for (const TensorInfo& info : kTensors) {
-    const Use use = UseIn(info, spec, direction);
-    if (use == Use::kInput || (use == Use::kForwardResult && !recompute_forward)) {
-      inputs.push_back(info.id);
-    }
+    if (info.parts.empty() || !info.is_present(spec)) continue;
+    if (std::find(info.parts.begin(), info.parts.end(), id) != info.parts.end()) return info.id;
   }
-  return inputs;
+  return id;
+}
+
+std::vector<TensorId> PartsOf(TensorId id) {
+  const absl::Span<const TensorId> parts = InfoOf(id).parts;
+  if (parts.empty()) return {id};
+  return {parts.begin(), parts.end()};
 }
 
 bool IsSentBesideResidual(TensorId id) { return id == TensorId::kDout || id == TensorId::kDlse; }
 
 std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction) {
-  std::vector<TensorId> outputs;
-  for (const TensorInfo& info : kTensors) {
-    if (UseIn(info, spec, direction) == Use::kOutput) outputs.push_back(info.id);
+  return TensorsIn(spec, Side::kClient, [&](const TensorInfo& info) {
+    return UseIn(info, spec, direction) == Use::kOutput;
+  });
+}
+
+std::vector<TensorId> ShardOutputsOf(const AttentionSpec& spec, Direction direction) {
+  return TensorsIn(spec, Side::kWorker, [&](const TensorInfo& info) {
+    return UseIn(info, spec, direction) == Use::kOutput;
+  });
+}
+
+int64_t LongestQueries(const AttentionShape& shape) {
+  int64_t longest = 0;
+  for (size_t d = 1; d < shape.cu_seqlens_q.size(); ++d) {
+    longest = std::max(longest, shape.cu_seqlens_q[d] - shape.cu_seqlens_q[d - 1]);
   }
-  return outputs;
+  return longest;
+}
+
+int64_t ProbabilityColumns(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  if (!shape.packed) return shape.seq_len_kv;
+  int64_t longest = 0;
+  for (const ProbabilityRow& row : spec.probability_rows) {
+    longest = std::max(longest, shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]);
+  }
+  return longest;
+}
+
+bool IsPerDocument(const AttentionSpec& spec, TensorId id) {
+  return spec.lse_per_document && InfoOf(id).form == TensorForm::kStatistics;
 }
 
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
@@ -187,6 +274,13 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
     return {PairPlanes(spec, info, true), PairPlanes(spec, info, false), TokensOf(shape, info),
             PairRowElements(spec, info)};
   }
+  if (info.form == TensorForm::kChosenRows) {
+    return {static_cast<int64_t>(spec.probability_rows.size()), HeadCountOf(shape, info),
+            ProbabilityColumns(spec)};
+  }
+  if (IsPerDocument(spec, id)) {
+    return {shape.num_documents(), HeadCountOf(shape, info), LongestQueries(shape)};
+  }
   std::vector<int64_t> dimensions;
   if (!shape.packed) dimensions.push_back(shape.batch);
   if (info.form == TensorForm::kPerToken) {
@@ -194,8 +288,9 @@ std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id) {
   } else if (info.form == TensorForm::kStatistics) {
     dimensions.insert(dimensions.end(), {HeadCountOf(shape, info), TokensOf(shape, info)});
   } else {
-    dimensions.insert(dimensions.end(),
-                      {TokensOf(shape, info), HeadCountOf(shape, info), DimCountOf(shape, info)});
+    dimensions.push_back(TokensOf(shape, info));
+    if (!info.parts.empty()) dimensions.push_back(static_cast<int64_t>(info.parts.size()));
+    dimensions.insert(dimensions.end(), {HeadCountOf(shape, info), DimCountOf(shape, info)});
   }
   return dimensions;
 }
@@ -247,6 +342,13 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
     layout.inner_bytes = element_bytes;
     return layout;
   }
+  if (info.form == TensorForm::kChosenRows) {
+    layout.outer = 1;
+    layout.rows = static_cast<int64_t>(spec.probability_rows.size());
+    layout.inner_bytes =
+        SaturatingProduct({HeadCountOf(shape, info), ProbabilityColumns(spec), element_bytes});
+    return layout;
+  }
   layout.rows = TokensOf(shape, info);
   if (info.form == TensorForm::kPairs) {
     layout.outer = PairPlanes(spec, info, true) * PairPlanes(spec, info, false);
@@ -262,13 +364,19 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
     layout.outer = SaturatingProduct({shape.batch, HeadCountOf(shape, info)});
     layout.inner_bytes = element_bytes;
   } else {
+    const int64_t parts = std::max<int64_t>(static_cast<int64_t>(info.parts.size()), 1);
     layout.outer = shape.batch;
-    layout.inner_bytes =
-        SaturatingProduct({HeadCountOf(shape, info), DimCountOf(shape, info), element_bytes});
+    layout.inner_bytes = SaturatingProduct(
+        {parts, HeadCountOf(shape, info), DimCountOf(shape, info), element_bytes});
   }
   return layout;
 }
 
-int64_t BytesOf(const AttentionSpec& spec, TensorId id) { return LayoutOf(spec, id).bytes(); }
+int64_t BytesOf(const AttentionSpec& spec, TensorId id) {
+  if (!IsPerDocument(spec, id)) return LayoutOf(spec, id).bytes();
+  const AttentionShape& shape = spec.shape;
+  return SaturatingProduct({shape.num_documents(), HeadCountOf(shape, InfoOf(id)),
+                            LongestQueries(shape), ElementBytesOf(spec, InfoOf(id))});
+}
 
 }  // namespace ringattn

@@ -24,6 +24,7 @@ enum class Axis : uint8_t {
   kKv,          // cut along k/v's tokens, as ShardPlan::kv says
   kReplicated,  // every rank holds all of it
   kRankZero,    // rank 0 holds all of it
+  kChosenRows,  // cut along the chosen rows, as ShardPlan::chosen says
 };
 
 // What a tensor is to a direction.
@@ -37,10 +38,12 @@ enum class TensorUse : uint8_t {
 // How a tensor's axes follow from the shape.
 enum class TensorForm : uint8_t {
   kRows,        // [batch, tokens, heads, dim]
+  kPackedRows,  // [batch, tokens, parts, heads, dim]
   kStatistics,  // [batch, heads, tokens]
   kPerHead,     // [heads]
   kPairs,       // [batch or 1, heads or 1, queries, PairColumns]
   kPerToken,    // [batch, tokens]
+  kChosenRows,  // [rows, heads, ProbabilityColumns]
 };
 enum class HeadsOf : uint8_t { kQuery, kKeyValue };
 enum class DimOf : uint8_t { kNone, kKey, kValue };
@@ -59,6 +62,9 @@ struct TensorInfo {
   std::optional<TensorId> gradient_of;
   // Which requests have it; null: all.
   bool (*is_present)(const AttentionSpec&) = nullptr;
+  // Of a packed tensor: which the parts of a token are, in their order. Such a tensor travels
+  // between clients and the service in place of its parts; workers have the parts.
+  absl::Span<const TensorId> parts = {};
 };
 
 // Every tensor, in the order of their ids.
@@ -76,8 +82,24 @@ std::vector<TensorId> InputsOf(const AttentionSpec& spec, Direction direction,
 bool IsSentBesideResidual(TensorId id);
 std::vector<TensorId> OutputsOf(const AttentionSpec& spec, Direction direction);
 
-// The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse.
+// The same as workers have them: the parts of packed tensors.
+std::vector<TensorId> ShardInputsOf(const AttentionSpec& spec, Direction direction,
+                                    bool recompute_forward);
+std::vector<TensorId> ShardOutputsOf(const AttentionSpec& spec, Direction direction);
+// The tensor in which a client has what workers have as `id`: itself, or the packed one.
+TensorId ClientTensorOf(const AttentionSpec& spec, TensorId id);
+// What workers have a client's tensor as: itself, or the parts of a packed one.
+std::vector<TensorId> PartsOf(TensorId id);
+
+// The shape that a client sees, e.g. {batch, num_heads, seq_len_q} for lse, or
+// {documents, num_heads, LongestQueries} where it is per document.
 std::vector<int64_t> DimensionsOf(const AttentionSpec& spec, TensorId id);
+// Queries of the longest document.
+int64_t LongestQueries(const AttentionShape& shape);
+// Keys of the longest document among those of the spec's probability_rows.
+int64_t ProbabilityColumns(const AttentionSpec& spec);
+// Whether a client has the tensor per document, which no worker does.
+bool IsPerDocument(const AttentionSpec& spec, TensorId id);
 // The element type: fp32 for statistics, the bias's for a bias, the spec's dtype or its results'
 // otherwise. REQUIRES: HasDType.
 DType DTypeOf(const AttentionSpec& spec, TensorId id);
@@ -94,7 +116,8 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
 // heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut; batch or 1
-// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken.
+// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken; 1,
+// rows and a row's bytes for kChosenRows.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;
@@ -107,9 +130,10 @@ struct TensorLayout {
     return SaturatingProduct({outer, shard_rows, inner_bytes});
   }
 };
+// As workers have it: of a tensor per document, the flat one.
 TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
 
-// Bytes of the whole tensor; saturates.
+// Bytes of the whole tensor as a client has it; saturates.
 int64_t BytesOf(const AttentionSpec& spec, TensorId id);
 
 }  // namespace ringattn

@@ -15,16 +15,25 @@ AttentionSpec Example(bool packed) {
 }
 
 TEST(TensorsTest, BytesAgreeWithDimensions) {
-  for (bool packed : {false, true}) {
-    const AttentionSpec spec = Example(packed);
+  for (int form : {0, 1, 2}) {
+    AttentionSpec spec = Example(form > 0);
+    spec.probability_rows = {{0, 3}, {0, 3}, {0, 9}};
+    if (form == 2) {
+      spec.shape.cu_seqlens_q = {0, 3, 3, 10};
+      spec.shape.cu_seqlens_k = {0, 5, 6, 14};
+      spec.lse_per_document = true;
+    }
     for (const TensorInfo& info : AllTensors()) {
       const TensorId id = info.id;
       int64_t bytes = HasDType(id)                        ? ElementBytes(DTypeOf(spec, id))
                       : info.element == ElementOf::kInt32 ? 4
                                                           : 1;  // a byte of a mask
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
-      EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes) << TensorName(id);
-      if (info.form == TensorForm::kPerHead) continue;
+      EXPECT_EQ(BytesOf(spec, id), bytes) << TensorName(id);
+      if (!IsPerDocument(spec, id)) {
+        EXPECT_EQ(LayoutOf(spec, id).bytes(), bytes);
+      }
+      if (info.form == TensorForm::kPerHead || info.form == TensorForm::kChosenRows) continue;
       EXPECT_EQ(LayoutOf(spec, id).rows, info.axis == Axis::kKv ? 14 : 10);
     }
   }
@@ -79,6 +88,59 @@ TEST(TensorsTest, SomeTensorsArePresentWhereTheRequestHasThem) {
   EXPECT_EQ(InputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kK, T::kV, T::kSinks}));
   EXPECT_EQ(InputsOf(spec, Direction::kBackward, true),
             (Ids{T::kQ, T::kK, T::kV, T::kDout, T::kDlse, T::kSinks}));
+}
+
+// What packed tensors replace travels with them; workers have it by itself.
+TEST(TensorsTest, PackedTensorsTravelInPlaceOfTheirParts) {
+  using Ids = std::vector<TensorId>;
+  using T = TensorId;
+  AttentionSpec spec = Example(false);
+  spec.options.sinks = true;
+  spec.shape.head_dim_v = spec.shape.head_dim;
+  spec.shape.packing = Packing::kKv;
+  EXPECT_EQ(InputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kSinks, T::kKv}));
+  EXPECT_EQ(ShardInputsOf(spec, Direction::kForward, false), (Ids{T::kQ, T::kK, T::kV, T::kSinks}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDsinks, T::kDkv}));
+  EXPECT_EQ(ShardOutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDk, T::kDv, T::kDsinks}));
+  EXPECT_EQ(ClientTensorOf(spec, T::kDv), T::kDkv);
+  EXPECT_EQ(ClientTensorOf(spec, T::kQ), T::kQ);
+  EXPECT_EQ(DimensionsOf(spec, T::kKv), (std::vector<int64_t>{3, 14, 2, 2, 5}));
+  EXPECT_EQ(PartsOf(T::kDkv), (Ids{T::kDk, T::kDv}));
+  EXPECT_EQ(PartsOf(T::kLse), (Ids{T::kLse}));
+
+  spec.shape.packing = Packing::kQkv;
+  spec.shape.num_kv_heads = spec.shape.num_heads;
+  EXPECT_EQ(InputsOf(spec, Direction::kBackward, true), (Ids{T::kDout, T::kSinks, T::kQkv}));
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDsinks, T::kDqkv}));
+  EXPECT_EQ(DimensionsOf(spec, T::kDqkv), (std::vector<int64_t>{3, 10, 3, 6, 5}));
+  EXPECT_EQ(DTypeOf(spec, T::kQkv), DType::kBFloat16);
+}
+
+TEST(TensorsTest, ProbabilitiesHaveTheColumnsOfTheirRowsDocuments) {
+  AttentionSpec spec = Example(true);
+  spec.shape.cu_seqlens_q = {0, 3, 3, 10};
+  spec.shape.cu_seqlens_k = {0, 5, 6, 14};
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward).size(), 2u);
+  spec.probability_rows = {{0, 1}, {0, 2}};
+  EXPECT_EQ(OutputsOf(spec, Direction::kForward).back(), TensorId::kProbabilities);
+  EXPECT_EQ(OutputsOf(spec, Direction::kBackward).size(), 3u);
+  EXPECT_EQ(DimensionsOf(spec, TensorId::kProbabilities), (std::vector<int64_t>{2, 6, 5}));
+  spec.probability_rows.push_back({2, 6});
+  EXPECT_EQ(DimensionsOf(spec, TensorId::kProbabilities), (std::vector<int64_t>{3, 6, 8}));
+  EXPECT_EQ(LayoutOf(spec, TensorId::kProbabilities).rows, 3);
+  EXPECT_EQ(DTypeOf(spec, TensorId::kProbabilities), DType::kFloat32);
+}
+
+TEST(TensorsTest, LsePerDocument) {
+  AttentionSpec spec = Example(true);
+  spec.shape.cu_seqlens_q = {0, 3, 3, 10};
+  spec.shape.cu_seqlens_k = {0, 5, 6, 14};
+  spec.lse_per_document = true;
+  EXPECT_EQ(DimensionsOf(spec, TensorId::kLse), (std::vector<int64_t>{3, 6, 7}));
+  EXPECT_EQ(BytesOf(spec, TensorId::kDlse), 3 * 6 * 7 * 4);
+  EXPECT_EQ(LayoutOf(spec, TensorId::kLse).bytes(), 6 * 10 * 4);  // a worker's
+  EXPECT_TRUE(IsPerDocument(spec, TensorId::kLse));
+  EXPECT_FALSE(IsPerDocument(spec, TensorId::kOut));
 }
 
 TEST(TensorsTest, GradientsHaveTheShapeAndPlaceOfWhatTheyAreOf) {

@@ -31,6 +31,7 @@ struct Limits {
   int64_t max_head_dim = 256;  // widest row that the kernels keep in registers
   // 1M tokens, 32 heads, d 128, bf16 is 8 GiB: room for 32 times that in one tensor,
   // and for four such tensors among the inputs and outputs of one request.
+  int64_t max_probability_rows = 4096;  // ReplyOptions.probability_rows
   int64_t max_tensor_bytes = 256 * kGiB;
   int64_t max_request_bytes = 1024 * kGiB;
   // Two lists, at most 4 bytes an entry (a varint below 2^28): 2 MiB. With 1 MiB of

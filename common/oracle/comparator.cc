@@ -61,6 +61,9 @@ RowAxes AxesOf(const AttentionSpec& spec, TensorId tensor) {
     return {bias.per_batch ? shape.batch : 1, shape.seq_len_q, bias.per_head ? shape.num_heads : 1,
             /*heads_first=*/true};
   }
+  if (tensor == TensorId::kProbabilities) {
+    return {1, static_cast<int64_t>(spec.probability_rows.size()), shape.num_heads};
+  }
   const bool kv = tensor == TensorId::kDk || tensor == TensorId::kDv;
   return kv ? RowAxes{shape.batch, shape.seq_len_kv, shape.num_kv_heads}
             : RowAxes{shape.batch, shape.seq_len_q, shape.num_heads};
@@ -226,6 +229,7 @@ Report Compare(const AttentionSpec& spec, const Result& expected, const Outputs&
   judge(TensorId::kDv, expected.dv, actual.dv);
   judge(TensorId::kDsinks, expected.dsinks, actual.dsinks);
   judge(TensorId::kDbias, expected.dbias, actual.dbias);
+  judge(TensorId::kProbabilities, expected.probabilities, actual.probabilities);
   return report;
 }
 

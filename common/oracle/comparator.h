@@ -92,6 +92,7 @@ struct Outputs {
   const void* dv = nullptr;
   const float* dsinks = nullptr;
   const void* dbias = nullptr;
+  const float* probabilities = nullptr;
 };
 
 // Judges every tensor that is given and expected, and passes every given tensor that

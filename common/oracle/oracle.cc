@@ -105,6 +105,14 @@ bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j) {
   return true;
 }
 
+namespace {
+
+// Of an exp(score - lse) in fp32, relative, for scores of 1: what lse may lose (comparator.h) and
+// the score beside it.
+constexpr double kProbabilityLoss = 5e-6;
+
+}  // namespace
+
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
   const AttentionShape& shape = spec.shape;
   const int64_t heads = shape.num_heads, kv_heads = shape.num_kv_heads;
@@ -161,6 +169,10 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
   FinishAll(spec.result_dtype(), result.dv);
   FinishSinkGradients(result.dsinks);
   if (!result.dbias.empty()) FinishAll(DTypeOf(spec, TensorId::kDbias), result.dbias);
+  if (!spec.probability_rows.empty()) {
+    const auto rows = static_cast<int64_t>(spec.probability_rows.size());
+    result.probabilities = EvaluateProbabilities(spec, inputs, AllRows(1, rows, heads));
+  }
   return result;
 }
 
@@ -346,6 +358,41 @@ RowSet EvaluateBiasRows(const AttentionSpec& spec, const Inputs& inputs,
   return std::move(result.dbias);
 }
 
+RowSet EvaluateProbabilities(const AttentionSpec& spec, const Inputs& inputs,
+                             const std::vector<RowId>& rows) {
+  const AttentionShape& shape = spec.shape;
+  const std::vector<Document> documents = DocumentsOf(spec);
+  const PairTerms terms(spec, inputs);
+  RowSet set;
+  set.Resize(rows, ProbabilityColumns(spec));
+  RowScores scores;
+  for (size_t at = 0; at < rows.size(); ++at) {
+    const ProbabilityRow& chosen = spec.probability_rows[rows[at].token];
+    const int64_t d = shape.packed ? chosen.batch : 0;
+    const int64_t b = shape.packed ? 0 : chosen.batch;
+    const int64_t h = rows[at].head;
+    const Document& document = documents[d];
+    HeadRows q(spec.dtype, inputs.q, shape.seq_len_q, shape.num_heads, shape.head_dim, b, h,
+               document.q_begin, document.q_length, /*decode_all=*/false);
+    HeadRows k(spec.dtype, inputs.k, shape.seq_len_kv, shape.num_kv_heads, shape.head_dim, b,
+               h / shape.group_size(), document.k_begin, document.k_length, /*decode_all=*/false);
+    const int64_t i = chosen.position;
+    ScoreRow(spec, document, terms, {b, d, h, i}, q.Row(i), SinkOf(spec, inputs, h), k, scores);
+    if (scores.wide()) DoubtRow(spec.options, scores);
+    const double lse = scores.lse();
+    for (const VisibleKey& key : scores.keys) {
+      const auto element = static_cast<size_t>(static_cast<int64_t>(at) * set.dim + key.position);
+      const double p = lse == -kInfinity ? 0.0 : std::exp(key.score - lse);
+      set.exact[element] = p;
+      set.twin[element] = RoundTo(DType::kFloat32, p);
+      // The score's error and the lse's.
+      set.floor[element] =
+          kProbabilityLoss * (1.0 + scores.linear_magnitude()) * p + Float32Flush(p) + key.doubt;
+    }
+  }
+  return set;
+}
+
 RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
                              const Delta& delta) {
   const AttentionShape& shape = spec.shape;
@@ -377,6 +424,11 @@ std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uin
 
 std::vector<RowId> SampleBiasRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {
   return SampleRows(BiasBatch(spec), spec.shape.seq_len_q, BiasHeads(spec), count, seed);
+}
+
+std::vector<RowId> SampleChosenRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {
+  const auto rows = static_cast<int64_t>(spec.probability_rows.size());
+  return SampleRows(1, rows, spec.shape.num_heads, count, seed);
 }
 
 std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed) {

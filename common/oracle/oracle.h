@@ -68,7 +68,8 @@ struct RowId {
 // S = max over the keys it sees of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|; twin
 // and floor unused. For dsinks: a row {0, 0, head} for each head, dim 1. For dbias: a row of
 // PairColumns for each batch row, query and head that the bias tells apart (0 for those it does
-// not).
+// not). For probabilities: a row {0, number of the chosen row, head} of ProbabilityColumns, whose
+// bound is its floor alone.
 struct RowSet {
   std::vector<RowId> rows;
   int64_t dim = 0;
@@ -92,14 +93,16 @@ struct Result {
   RowSet dv;
   RowSet dsinks;
   RowSet dbias;
+  RowSet probabilities;
 };
 
 // True if query position i of a document with sq queries and sk keys sees key
 // position j of the same document.
 bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j);
 
-// Everything: out and lse, and dq, dk, dv, dsinks, dbias if inputs.dout is set.
-// Cost: about 19 * head_dim multiply-adds per visible pair with gradients.
+// Everything: out and lse, the probabilities of spec.probability_rows, and dq, dk, dv, dsinks,
+// dbias if inputs.dout is set. Cost: about 19 * head_dim multiply-adds per visible pair with
+// gradients.
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 
 // out and lse of the given rows of q, and their dq if inputs.dout is set.
@@ -130,11 +133,16 @@ RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, cons
 RowSet EvaluateBiasRows(const AttentionSpec& spec, const Inputs& inputs,
                         const std::vector<RowId>& rows);
 
+// The given rows of probabilities.
+RowSet EvaluateProbabilities(const AttentionSpec& spec, const Inputs& inputs,
+                             const std::vector<RowId>& rows);
+
 // `count` distinct rows (all, if there are fewer), the first and the last row
 // among them, in ascending order. Deterministic from `seed`.
 std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 std::vector<RowId> SampleBiasRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
+std::vector<RowId> SampleChosenRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 
 }  // namespace ringattn::oracle
 

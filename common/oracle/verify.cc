@@ -146,6 +146,10 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
       expected.dbias =
           EvaluateBiasRows(spec, inputs, SampleBiasRows(spec, options.rows, options.seed + 2));
     }
+    if (judged.probabilities != nullptr) {
+      expected.probabilities = EvaluateProbabilities(
+          spec, inputs, SampleChosenRows(spec, options.rows, options.seed + 3));
+    }
     if (wants_key_rows) {
       const Statistics statistics = has_forward
                                         ? GivenStatistics(spec, inputs, {judged.out, judged.lse})

@@ -29,6 +29,19 @@ double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
   }
 }
 
+// One product for each chosen row and key, by kernels that are so much slower than those for tiles.
+constexpr double kChosenRowSlowness = 32.0;
+double ProbabilityFlops(const AttentionSpec& spec, const ComputeCall& call) {
+  const double row_bytes =
+      4.0 *
+      static_cast<double>(spec.shape.num_heads * std::max<int64_t>(ProbabilityColumns(spec), 1));
+  double keys = 0;
+  for (const KvOperand& operand : call.kv) keys += static_cast<double>(operand.rows());
+  return static_cast<double>(call.target.bytes) / row_bytes * keys *
+         static_cast<double>(spec.shape.num_heads) * 2.0 *
+         static_cast<double>(spec.shape.head_dim) * kChosenRowSlowness;
+}
+
 double HeadRows(const AttentionSpec& spec) {
   return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
 }
@@ -38,6 +51,7 @@ double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerI
   for (const ComputeCall& call : step.calls) {
     flops += FlopsPerPair(spec, call.op) * HeadRows(spec) * call.share_of_heads() *
              static_cast<double>(call.tiles * kTileRows * kTileRows);
+    if (call.op == ComputeCall::Op::kProbabilities) flops += ProbabilityFlops(spec, call);
   }
   for (const Transfer& transfer : step.transfers) {
     (transfer.kind == Transfer::Kind::kSend ? sent : received) +=
@@ -308,6 +322,7 @@ bool MayPassQueries(const AttentionSpec& spec, Direction direction, const PlanCh
                     int world_size) {
   if (choice.schedule.has_value() || world_size == 1) return false;
   if (spec.options.bias.has_value() || spec.options.mask.has_value()) return false;
+  if (!spec.probability_rows.empty()) return false;
   const AttentionShape& shape = spec.shape;
   return shape.seq_len_q < shape.seq_len_kv &&
          static_cast<double>(shape.seq_len_q) *

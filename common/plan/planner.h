@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/attention/attention_spec.h"
+#include "common/attention/tuning.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
 
@@ -28,6 +29,9 @@ struct PlanChoice {
   bool recompute_forward = false;
   // The forward's inputs stay, for a backward later (ScheduleBuilder).
   bool keeps_inputs = false;
+  Tuning tuning;  // of the kernels; no plan depends on it
+  std::vector<std::string>
+      members;  // by name, as many as world_size; empty: the coordinator's choice
 
   bool operator==(const PlanChoice&) const = default;
 };

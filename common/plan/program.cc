@@ -42,6 +42,8 @@ const char* OpName(ComputeCall::Op op) {
       return "backward";
     case ComputeCall::Op::kBiasGradient:
       return "bias_gradient";
+    case ComputeCall::Op::kProbabilities:
+      return "probabilities";
     case ComputeCall::Op::kZero:
       return "zero";
     case ComputeCall::Op::kAdd:

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/attention/tensors.h"
+#include "common/attention/tuning.h"
 
 namespace ringattn {
 
@@ -160,6 +161,11 @@ struct ComputeCall {
     // target (the rank's shard of dbias) = the bias's gradient, at the pairs of q and `kv`; other
     // pairs stay. Has q, lse, dout, delta.
     kBiasGradient,
+    // target (the rank's shard of probabilities): the scores of its chosen rows with the keys of
+    // `kv`; behind the last of these calls, which is final, exp(score - lse), and 0 at keys that a
+    // row does not see. The first is initial: there are no scores before it. Has q, and lse where
+    // it is final; of an operand only the keys and their ids.
+    kProbabilities,
     kZero,     // target = 0
     kAdd,      // target += source, fp32
     kConvert,  // target (the spec's result_dtype()) = source (fp32)
@@ -170,15 +176,16 @@ struct ComputeCall {
   };
   Op op = Op::kForward;
 
-  QOperand q;                 // kForward, kDelta, kSinkGradient, kBackward, kBiasGradient, kMerge
-  std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient
-  bool initial = false;       // kForward: there is no previous partial
-  bool final = false;         // kForward, kMerge: write out, in the results' dtype
+  QOperand q;                 // all but kZero, kAdd, kConvert, kCopy
+  std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient, kProbabilities
+  bool initial = false;       // kForward: there is no previous partial; kProbabilities
+  bool final = false;         // kForward, kMerge: write out, in the results' dtype; kProbabilities
   HeadRange heads;            // kForward, kBackward, kBiasGradient
   std::vector<PartialOperand> parts;  // kMerge
   ByteRange source;                   // kAdd, kConvert, kCopy
-  ByteRange target;                   // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient
-  CopyForm copy;                      // kCopy
+  // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient, kProbabilities
+  ByteRange target;
+  CopyForm copy;  // kCopy
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head that the
@@ -201,6 +208,7 @@ struct Step {
 
 struct Program {
   int rank = 0;
+  Tuning tuning;  // of its calls' kernels
   std::vector<BufferSpec> buffers;
   std::vector<Step> steps;
 

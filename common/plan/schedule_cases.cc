@@ -90,6 +90,17 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   if (kind == ScheduleKind::kAllGather && !sums_over_heads && random() % 2 == 0) {
     heads_per_step = std::min<int64_t>(1 << random() % 3, shape.num_kv_heads);
   }
+  const int64_t documents = shape.packed ? shape.num_documents() : shape.batch;
+  const bool may_choose =
+      direction == Direction::kForward && !KeepsKeysInPlace(kind) && heads_per_step == 0;
+  for (int i = 0; may_choose && i < 4; ++i) {
+    const auto batch = static_cast<int64_t>(random() % documents);
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
+    if (queries == 0 || random() % 3 == 0) continue;
+    spec.probability_rows.push_back({batch, static_cast<int64_t>(random() % queries)});
+  }
+  plan = MakeShardPlan(spec, plan.layout, plan.world_size, plan.stripe);
   return {spec, plan, kind, direction, recompute, heads_per_step};
 }
 

@@ -51,11 +51,12 @@ ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan&
   const size_t world_size = schedule.programs.size();
   std::vector<std::vector<uint64_t>> none;
   for (const Shard& shard : plan.kv) none.emplace_back(RowsIn(shard), 0);
-  for (Coverage* coverage : {&forward_, &backward_, &bias_gradient_}) {
+  for (Coverage* coverage : {&forward_, &backward_, &bias_gradient_, &probabilities_}) {
     coverage->computed.assign(world_size, none);
   }
   forward_calls_.resize(world_size);
   forward_done_.resize(world_size);
+  probability_calls_.assign(world_size, 0);
   converted_.resize(world_size);
   bytes_sent_.assign(world_size, std::vector<int64_t>(world_size, 0));
 }
@@ -258,6 +259,11 @@ bool ScheduleSimulator::CheckOutputs() {
               absl::StrCat("rank ", rank, ": the partial of rank ", caller.first, " is lost"));
         }
       }
+    }
+    if (!spec_.probability_rows.empty() && RowsIn(plan_.chosen[rank]) > 0 &&
+        schedule_.direction == Direction::kForward &&
+        probabilities_.computed[rank] != forward_.computed[rank]) {
+      return Fail("probabilities of other keys than the forward's");
     }
     if (schedule_.direction == Direction::kForward) continue;
     for (TensorId id : {TensorId::kDq, TensorId::kDk, TensorId::kDv}) {

@@ -69,6 +69,7 @@ class ScheduleSimulator {
   bool RunDelta(int rank, const ComputeCall& call);
   bool RunSinkGradient(int rank, const ComputeCall& call);
   bool RunBackward(int rank, const ComputeCall& call);
+  bool RunProbabilities(int rank, const ComputeCall& call);
   bool RunBiasGradient(int rank, const ComputeCall& call);
   bool CheckGradientInputs(int rank, const ComputeCall& call);
   bool CheckSinks(int rank, const ComputeCall& call);
@@ -80,7 +81,8 @@ class ScheduleSimulator {
   // Into sums of `block`'s rows.
   bool Contribute(int rank, const ByteRange& range, const Block& block, uint64_t contributors,
                   bool once);
-  bool Cover(int rank, const ComputeCall& call, Coverage& coverage);
+  // The calls of probabilities read no values.
+  bool Cover(int rank, const ComputeCall& call, Coverage& coverage, bool with_values = true);
 
   bool CheckOutputs();
   bool CheckGradients(int rank, TensorId id);
@@ -99,6 +101,8 @@ class ScheduleSimulator {
   Coverage forward_;
   Coverage backward_;
   Coverage bias_gradient_;
+  Coverage probabilities_;
+  std::vector<int> probability_calls_;
   std::vector<std::vector<int64_t>> bytes_sent_;
 };
 

@@ -109,6 +109,8 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       return RunDelta(rank, call);
     case ComputeCall::Op::kSinkGradient:
       return RunSinkGradient(rank, call);
+    case ComputeCall::Op::kProbabilities:
+      return RunProbabilities(rank, call);
     case ComputeCall::Op::kZero:
       return memory_.Write(rank, call.target, {Cell::State::kGradients, -1, 0});
     case ComputeCall::Op::kConvert:
@@ -121,12 +123,33 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
   return Fail("unknown call");
 }
 
-bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& coverage) {
+bool ScheduleSimulator::RunProbabilities(int rank, const ComputeCall& call) {
+  if (call.q.source_rank != rank || !call.heads.all()) {
+    return Fail("probabilities of other rows or heads than the rank's");
+  }
+  if (call.initial != (probability_calls_[rank]++ == 0)) return Fail("initial flag is wrong");
+  if (!memory_.CheckRows(rank, call.q.q, QOf(call)) || !RequireTerms(rank, call)) return false;
+  if (call.final == forward_done_[rank].empty()) {
+    return Fail("probabilities before the last forward call");
+  }
+  if (call.final && !memory_.Require(rank, call.q.lse, "probabilities")) return false;
+  if (!call.initial && !memory_.Require(rank, call.target, "probabilities")) return false;
+  if (call.target.bytes !=
+      LayoutOf(spec_, TensorId::kProbabilities).ShardBytes(RowsIn(plan_.chosen[rank]))) {
+    return Fail("probabilities of a wrong size");
+  }
+  return Cover(rank, call, probabilities_, /*with_values=*/false) &&
+         memory_.Write(rank, call.target, kNumbers);
+}
+
+bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& coverage,
+                              bool with_values) {
   for (const KvOperand& operand : call.kv) {
     if (operand.rows() <= 0) return Fail("operand without rows");
     const int64_t element_bytes = ElementBytes(spec_.dtype);
     if (!memory_.CheckRows(rank, operand.k, KvBlock(call, operand, TensorId::kK, element_bytes)) ||
-        !memory_.CheckRows(rank, operand.v, KvBlock(call, operand, TensorId::kV, element_bytes))) {
+        (with_values &&
+         !memory_.CheckRows(rank, operand.v, KvBlock(call, operand, TensorId::kV, element_bytes)))) {
       return false;
     }
     if (spec_.options.segment_ids) {

@@ -5,13 +5,12 @@
 #include "common/plan/shard_plan.h"
 
 namespace ringattn {
-namespace {
 
-// Appends a run, joined to the one before where both sides continue it.
 void AppendRun(std::vector<ByteRun>& runs, const ByteRun& run) {
   if (!runs.empty()) {
     ByteRun& last = runs.back();
-    if (last.rank == run.rank && last.global_offset + last.bytes == run.global_offset &&
+    if (last.rank == run.rank && last.part == run.part &&
+        last.global_offset + last.bytes == run.global_offset &&
         last.local_offset + last.bytes == run.local_offset) {
       last.bytes += run.bytes;
       return;
@@ -19,8 +18,6 @@ void AppendRun(std::vector<ByteRun>& runs, const ByteRun& run) {
   }
   runs.push_back(run);
 }
-
-}  // namespace
 
 ShardMap::ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards) : layout_(layout) {
   for (size_t rank = 0; rank < shards.size(); ++rank) {
@@ -59,22 +56,36 @@ const ShardMap::OwnedSpan& ShardMap::OwnerOf(int64_t token) const {
 std::vector<ByteRun> ShardMap::FromGlobal(int64_t offset, int64_t bytes) const {
   assert(!replicated());
   assert(offset >= 0 && bytes >= 0 && bytes <= global_bytes() - offset);
-  const int64_t inner = layout_.inner_bytes;
   const int64_t end = offset + bytes;
   std::vector<ByteRun> runs;
   while (offset < end) {
-    const int64_t outer = offset / inner / layout_.rows;
-    const int64_t token = offset / inner % layout_.rows;
-    const int64_t inside = offset % inner;
-    const OwnedSpan& owner = OwnerOf(token);
-    const int64_t row = (token - owner.span.begin) / owner.span.stride;
-    const int64_t rows = period_ == 1 ? owner.span.length - row : 1;
-    const int64_t length = std::min(end - offset, rows * inner - inside);
-    const int64_t local_row = outer * rows_[owner.rank] + owner.local_begin + row;
-    AppendRun(runs, {owner.rank, offset, local_row * inner + inside, length});
-    offset += length;
+    const ByteRun run = RunAt(offset, end - offset);
+    AppendRun(runs, run);
+    offset += run.bytes;
   }
   return runs;
+}
+
+ByteRun ShardMap::RunAt(int64_t offset, int64_t bytes) const {
+  const int64_t inner = layout_.inner_bytes;
+  const int64_t outer = offset / inner / layout_.rows;
+  const int64_t token = offset / inner % layout_.rows;
+  const int64_t inside = offset % inner;
+  const OwnedSpan& owner = OwnerOf(token);
+  const int64_t row = (token - owner.span.begin) / owner.span.stride;
+  const int64_t rows = period_ == 1 ? owner.span.length - row : 1;
+  const int64_t local_row = outer * rows_[owner.rank] + owner.local_begin + row;
+  return {owner.rank, offset, local_row * inner + inside, std::min(bytes, rows * inner - inside)};
+}
+
+int64_t ShardMap::LocalRowsBefore(int rank, int64_t token) const {
+  const std::vector<OwnedSpan>& spans = by_rank_[rank];
+  const auto next = std::partition_point(spans.begin(), spans.end(),
+                                         [&](const OwnedSpan& o) { return o.span.begin < token; });
+  if (next == spans.begin()) return 0;
+  const OwnedSpan& last = *(next - 1);
+  const int64_t rows = (token - last.span.begin + last.span.stride - 1) / last.span.stride;
+  return last.local_begin + std::min(rows, last.span.length);
 }
 
 std::vector<ByteRun> ShardMap::FromLocal(int rank, int64_t offset, int64_t bytes) const {

@@ -140,6 +140,46 @@ int64_t RowsIn(const Shard& shard) {
   return rows;
 }
 
+namespace {
+
+// Where a chosen row's query is: in its packed or batch row's axis.
+int64_t TokenOf(const AttentionShape& shape, const ProbabilityRow& row) {
+  return (shape.packed ? shape.cu_seqlens_q[row.batch] : 0) + row.position;
+}
+
+// Chosen rows with the owners of their queries.
+std::vector<Shard> ChosenShards(const AttentionSpec& spec, const ShardPlan& plan) {
+  std::vector<Shard> chosen(plan.world_size);
+  if (spec.probability_rows.empty()) return chosen;
+  const ShardMap queries({1, spec.shape.seq_len_q, 1, Axis::kQ}, plan.q);
+  int last = kNoRank;
+  for (size_t i = 0; i < spec.probability_rows.size(); ++i) {
+    const int rank = queries.RunAt(TokenOf(spec.shape, spec.probability_rows[i]), 1).rank;
+    if (rank == last) {
+      ++chosen[rank].back().length;
+    } else {
+      chosen[rank].push_back({static_cast<int64_t>(i), 1, 1});
+    }
+    last = rank;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+std::vector<ChosenRow> ChosenRowsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
+  const ShardMap queries({1, spec.shape.seq_len_q, 1, Axis::kQ}, plan.q);
+  std::vector<ChosenRow> rows;
+  for (const Span& span : plan.chosen[rank]) {
+    for (int64_t i = span.begin; i < span.begin + span.length; ++i) {
+      const ProbabilityRow& row = spec.probability_rows[i];
+      rows.push_back({spec.shape.packed ? 0 : row.batch,
+                      queries.RunAt(TokenOf(spec.shape, row), 1).local_offset});
+    }
+  }
+  return rows;
+}
+
 ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size, int64_t stripe) {
   assert(world_size >= 1 && stripe >= 1);
   ShardPlan plan;
@@ -155,12 +195,14 @@ ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size
         AppendZigzag(plan.kv[rank], unit.kv_begin, unit.kv_end, world_size, rank);
       }
     }
+    plan.chosen = ChosenShards(spec, plan);
     return plan;
   }
   for (int rank = 0; rank < world_size; ++rank) {
     plan.q.push_back(MakeShard(spec.shape.seq_len_q, layout, world_size, stripe, rank));
     plan.kv.push_back(MakeShard(spec.shape.seq_len_kv, layout, world_size, stripe, rank));
   }
+  plan.chosen = ChosenShards(spec, plan);
   return plan;
 }
 
@@ -220,6 +262,8 @@ std::vector<Shard> ShardsOf(const ShardPlan& plan, const TensorLayout& layout) {
       shards[0] = all;
       return shards;
     }
+    case Axis::kChosenRows:
+      return plan.chosen;
   }
   return {};
 }
@@ -234,6 +278,8 @@ int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank) {
       return layout.rows;
     case Axis::kRankZero:
       return rank == 0 ? layout.rows : 0;
+    case Axis::kChosenRows:
+      return RowsIn(plan.chosen[rank]);
   }
   return 0;
 }

@@ -60,6 +60,8 @@ struct ShardPlan {
   int64_t stripe = 1;     // striped only
   std::vector<Shard> q;   // [world_size]
   std::vector<Shard> kv;  // [world_size]
+  // Of the spec's probability_rows, by their number: where their queries are. [world_size]
+  std::vector<Shard> chosen;
 };
 
 // REQUIRES: world_size >= 1, stripe >= 1.
@@ -68,6 +70,9 @@ ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size
 
 // The rows of every rank of a tensor.
 std::vector<Shard> ShardsOf(const ShardPlan& plan, const TensorLayout& layout);
+// The chosen rows of a rank as it has them, in the order of plan.chosen.
+std::vector<ChosenRow> ChosenRowsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank);
+
 // How many they are of one rank.
 int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank);
 
@@ -81,6 +86,9 @@ std::vector<Piece> SlicePieces(const std::vector<Piece>& pieces, int64_t begin, 
 
 // --- Bytes: from a global tensor to shards and back -------------------------
 
+// Instead of a rank: bytes that no rank has (tensor_route.h).
+inline constexpr int kNoRank = -1;
+
 // A run of bytes that is contiguous both in the global tensor and in one rank's
 // local tensor ([outer, local rows, inner_bytes]).
 struct ByteRun {
@@ -88,7 +96,11 @@ struct ByteRun {
   int64_t global_offset = 0;
   int64_t local_offset = 0;
   int64_t bytes = 0;
+  size_t part = 0;  // which of a packed tensor's local tensors (tensor_route.h)
 };
+
+// Appends a run, joined to the one before where both sides continue it.
+void AppendRun(std::vector<ByteRun>& runs, const ByteRun& run);
 
 // Maps byte ranges of one tensor between its global form and its shards.
 // Immutable, cheap to copy, thread safe.
@@ -112,8 +124,16 @@ class ShardMap {
   // Runs that cover [offset, offset + bytes) of `rank`'s local tensor, ascending.
   std::vector<ByteRun> FromLocal(int rank, int64_t offset, int64_t bytes) const;
 
+  // The first of the runs that FromGlobal would give.
+  // REQUIRES: bytes > 0; the range lies inside the tensor; not replicated().
+  ByteRun RunAt(int64_t offset, int64_t bytes) const;
+
   int64_t local_bytes(int rank) const;
+  int64_t local_rows(int rank) const { return rows_[rank]; }
+  // Local rows of the rank that stand for tokens before `token`.
+  int64_t LocalRowsBefore(int rank, int64_t token) const;
   int64_t global_bytes() const { return layout_.bytes(); }
+  const TensorLayout& layout() const { return layout_; }
 
  private:
   struct OwnedSpan {

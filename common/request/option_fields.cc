@@ -281,6 +281,12 @@ std::vector<std::string> DeviceOptionsOf(const AttentionOptions& options) {
   return names;
 }
 
+std::vector<std::string> DeviceFieldsOf(const AttentionSpec& spec) {
+  std::vector<std::string> fields = DeviceOptionsOf(spec.options);
+  if (!spec.probability_rows.empty()) fields.push_back(kProbabilityRowsField);
+  return fields;
+}
+
 std::vector<std::string> ServedOptions() {
   std::vector<std::string> names;
   for (const OptionField& field : kFields) {

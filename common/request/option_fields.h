@@ -46,6 +46,10 @@ std::vector<std::string> ServedOptions();
 std::vector<std::string> DeviceOptions();
 // The ones among them that the options have.
 std::vector<std::string> DeviceOptionsOf(const AttentionOptions& options);
+// Those and what else of a request a device's kernels may lack, by a path like
+// "reply.probability_rows".
+std::vector<std::string> DeviceFieldsOf(const AttentionSpec& spec);
+inline constexpr char kProbabilityRowsField[] = "reply.probability_rows";
 
 }  // namespace ringattn
 

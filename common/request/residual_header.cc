@@ -77,6 +77,9 @@ void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violat
       said.heads_per_step() != static_cast<uint32_t>(plan.heads_per_step)) {
     differs("plan.heads_per_step");
   }
+  if (!said.members().empty()) {
+    violations.Invalid("plan.members", "are given, but the residual lies with the Forward's");
+  }
 }
 
 }  // namespace
@@ -98,9 +101,12 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
 
+  const v1::Tuning tuning = header->plan().tuning();
+  const bool is_tuned = header->plan().has_tuning();
   header->clear_shape();
   header->clear_options();
   header->clear_plan();
+  if (is_tuned) *header->mutable_plan()->mutable_tuning() = tuning;
   ToProto(forward.shape, header->mutable_shape());
   header->set_dtype(ToProto(forward.dtype));
   WriteOptions(forward.options, header->mutable_options());

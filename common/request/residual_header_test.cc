@@ -88,6 +88,12 @@ TEST_F(ResidualHeaderTest, WhatItSaysMustBeTheForwards) {
   EXPECT_EQ(Refused("inline_tensors { tensor: TENSOR_ID_Q }"), "inline_tensors[0].tensor");
 }
 
+TEST_F(ResidualHeaderTest, MembersAreTheForwardsAndTuningIsItsOwn) {
+  EXPECT_EQ(Refused("plan { members: 'a' }"), "plan.members");
+  ASSERT_EQ(Refused("plan { tuning { tile_q: 96 } }"), "");
+  EXPECT_EQ(request_.choice.tuning.tile_q, 96);
+}
+
 TEST_F(ResidualHeaderTest, NothingThatIsUnknownIsReplacedUnseen) {
   auto header = Parse<v1::BackwardHeader>("residual_handle: 'h'");
   auto* options = header.mutable_options();

@@ -1,6 +1,7 @@
 #include "common/request/shape_rules.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,32 @@ int64_t CheckKvHeads(const v1::AttentionShape& proto, int64_t num_heads, const L
   return kv_heads;
 }
 
+// What travels in one tensor has one length, one number of heads and one dimension.
+void CheckPacking(const v1::AttentionShape& proto, AttentionShape& shape, Violations& violations) {
+  const std::optional<Packing> packing = FromProto(proto.packing());
+  if (!packing.has_value()) {
+    violations.Invalid("shape.packing",
+                       absl::StrCat(static_cast<int>(proto.packing()), " is no value of Packing"));
+    return;
+  }
+  shape.packing = *packing;
+  if (*packing == Packing::kNone) return;
+  const char* tensor = *packing == Packing::kQkv ? "qkv" : "kv";
+  const auto check = [&](const char* field, int64_t value, const char* other, int64_t needed) {
+    if (value == needed) return;
+    violations.Invalid(field, absl::StrCat("is ", value, ", must be ", other, " = ", needed,
+                                           " in a packed ", tensor));
+  };
+  check("shape.head_dim_v", shape.head_dim_v, "shape.head_dim", shape.head_dim);
+  if (*packing == Packing::kKv) return;
+  check("shape.num_kv_heads", shape.num_kv_heads, "shape.num_heads", shape.num_heads);
+  check("shape.seq_len_kv", shape.seq_len_kv, "shape.seq_len_q", shape.seq_len_q);
+  if (shape.seq_len_kv == shape.seq_len_q && shape.cu_seqlens_q != shape.cu_seqlens_k) {
+    violations.Invalid("shape.packed.cu_seqlens_k",
+                       "must be shape.packed.cu_seqlens_q in a packed qkv");
+  }
+}
+
 }  // namespace
 
 AttentionShape CheckShape(const v1::AttentionShape& proto, const Limits& limits,
@@ -132,6 +159,7 @@ AttentionShape CheckShape(const v1::AttentionShape& proto, const Limits& limits,
                          ? shape.head_dim
                          : CheckHeadDim("shape.head_dim_v", proto.head_dim_v(), limits, violations);
   CheckDocuments(proto, limits, shape, violations);
+  CheckPacking(proto, shape, violations);
   return shape;
 }
 

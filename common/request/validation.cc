@@ -27,6 +27,60 @@ DType CheckDType(v1::DataType proto, Violations& violations) {
   return dtype.value_or(DType::kFloat32);
 }
 
+// 0 where it is not set. Which values a device takes, it says itself.
+int32_t CheckTuningValue(const char* field, bool is_set, uint32_t value, Violations& violations) {
+  constexpr uint32_t kMost = uint32_t{1} << 16;
+  if (!is_set) return 0;
+  if (value >= 1 && value <= kMost) return static_cast<int32_t>(value);
+  violations.Invalid(field, absl::StrCat("is ", value, ", must be in 1..", kMost));
+  return 0;
+}
+
+Tuning CheckTuning(const v1::Tuning& proto, Violations& violations) {
+  Tuning tuning;
+  tuning.tile_q =
+      CheckTuningValue("plan.tuning.tile_q", proto.has_tile_q(), proto.tile_q(), violations);
+  tuning.tile_kv =
+      CheckTuningValue("plan.tuning.tile_kv", proto.has_tile_kv(), proto.tile_kv(), violations);
+  tuning.key_splits = CheckTuningValue("plan.tuning.key_splits", proto.has_key_splits(),
+                                       proto.key_splits(), violations);
+  return tuning;
+}
+
+// As many as the ring is to have, each once.
+void CheckMembers(const v1::PlanOptions& plan, const Limits& limits, PlanChoice& choice,
+                  Violations& violations) {
+  if (plan.members().empty()) return;
+  const char* field = "plan.members";
+  if (plan.members_size() > limits.max_world_size) {
+    return violations.OverLimit(
+        field,
+        absl::StrCat("has ", plan.members_size(), " names, the limit is ", limits.max_world_size));
+  }
+  for (int i = 0; i < plan.members_size(); ++i) {
+    const std::string& name = plan.members(i);
+    const std::string entry = absl::StrCat(field, "[", i, "]");
+    if (name.empty() || name.size() > static_cast<uint64_t>(limits.max_request_id_bytes)) {
+      violations.Invalid(entry, absl::StrCat("has ", name.size(), " bytes, must have 1..",
+                                             limits.max_request_id_bytes));
+    }
+    if (std::find(plan.members().begin(), plan.members().begin() + i, name) !=
+        plan.members().begin() + i) {
+      violations.Invalid(entry, absl::StrCat("names ", name, " again"));
+    }
+    choice.members.push_back(name);
+  }
+  if (choice.schedule == ScheduleKind::kSingle && plan.members_size() > 1) {
+    violations.Invalid(
+        field, absl::StrCat("has ", plan.members_size(), " names, but plan.schedule is single"));
+  }
+  if (plan.has_world_size() && choice.world_size != plan.members_size()) {
+    violations.Invalid(field, absl::StrCat("has ", plan.members_size(),
+                                           " names, but plan.world_size is ", plan.world_size()));
+  }
+  choice.world_size = plan.members_size();
+}
+
 PlanChoice CheckPlan(const v1::PlanOptions& plan, const Limits& limits, Violations& violations) {
   CheckEnum(plan.layout(), "plan.layout", "Layout", violations);
   CheckEnum(plan.schedule(), "plan.schedule", "Schedule", violations);
@@ -54,6 +108,8 @@ PlanChoice CheckPlan(const v1::PlanOptions& plan, const Limits& limits, Violatio
       violations.Invalid("plan.stripe", "is set, but plan.layout is not striped");
     }
   }
+  choice.tuning = CheckTuning(plan.tuning(), violations);
+  CheckMembers(plan, limits, choice, violations);
   return choice;
 }
 
@@ -76,6 +132,12 @@ void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
                         Violations& violations) {
   const AttentionOptions& options = spec.options;
   if (choice.schedule.has_value() && KeepsKeysInPlace(*choice.schedule)) {
+    if (!spec.probability_rows.empty()) {
+      violations.Invalid("reply.probability_rows",
+                         absl::StrCat("are given, but plan.schedule is ",
+                                      ScheduleKindName(*choice.schedule),
+                                      ": ring, all_gather and single return them"));
+    }
     const char* what = options.bias.has_value() ? "bias" : options.mask.has_value() ? "mask" : "";
     if (what[0] != '\0') {
       violations.Invalid(
@@ -86,6 +148,9 @@ void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
     }
   }
   if (choice.heads_per_step == 0) return;
+  if (!spec.probability_rows.empty() && choice.heads_per_step != spec.shape.num_kv_heads) {
+    violations.Invalid("plan.heads_per_step", "is set, but reply.probability_rows are given");
+  }
   if (spec.shape.num_kv_heads % choice.heads_per_step != 0) {
     violations.Invalid("plan.heads_per_step",
                        absl::StrCat("is ", choice.heads_per_step, ": must divide num_kv_heads, ",
@@ -109,6 +174,60 @@ bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& viol
                                     DTypeName(dtype), ", or fp32"));
   }
   return asked == DType::kFloat32 && dtype != DType::kFloat32;
+}
+
+// Whether lse and dlse travel per document.
+bool IsLsePerDocument(const v1::ReplyOptions& reply, const AttentionShape& shape,
+                      Violations& violations) {
+  switch (reply.lse_format()) {
+    case v1::LSE_FORMAT_UNSPECIFIED:
+      return false;
+    case v1::LSE_FORMAT_PER_DOCUMENT:
+      if (!shape.packed) {
+        violations.Invalid("reply.lse_format", "is per document, but shape.packed is not set");
+      }
+      return shape.packed;
+    default:
+      violations.Invalid("reply.lse_format", absl::StrCat(static_cast<int>(reply.lse_format()),
+                                                          " is no value of LseFormat"));
+      return false;
+  }
+}
+
+// REQUIRES: the shape is right, or `violations` has why it is not.
+std::vector<ProbabilityRow> CheckProbabilityRows(const v1::ReplyOptions& reply,
+                                                 const AttentionShape& shape, const Limits& limits,
+                                                 Violations& violations) {
+  std::vector<ProbabilityRow> rows;
+  if (reply.probability_rows().empty() || !violations.empty()) return rows;
+  const std::string list = "reply.probability_rows";
+  if (reply.probability_rows_size() > limits.max_probability_rows) {
+    violations.OverLimit(list, absl::StrCat("has ", reply.probability_rows_size(),
+                                            " rows, the limit is ", limits.max_probability_rows));
+    return rows;
+  }
+  const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
+  rows.reserve(reply.probability_rows_size());
+  for (int i = 0; i < reply.probability_rows_size(); ++i) {
+    const v1::ProbabilityRow& row = reply.probability_rows(i);
+    const std::string field = absl::StrCat(list, "[", i, "]");
+    if (row.batch() >= static_cast<uint64_t>(batches)) {
+      violations.Invalid(field + ".batch",
+                         absl::StrCat("is ", row.batch(), " of ", batches,
+                                      shape.packed ? " documents" : " batch rows"));
+      continue;
+    }
+    const auto batch = static_cast<int64_t>(row.batch());
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
+    if (row.position() >= static_cast<uint64_t>(queries)) {
+      violations.Invalid(field + ".position",
+                         absl::StrCat("is ", row.position(), " of ", queries, " queries"));
+      continue;
+    }
+    rows.push_back({batch, static_cast<int64_t>(row.position())});
+  }
+  return rows;
 }
 
 void CheckRequestId(const std::string& id, const Limits& limits, Violations& violations) {
@@ -182,19 +301,6 @@ void CheckInlineTensors(const InlineTensors& tensors, const ValidRequest& reques
   }
 }
 
-// Fields that the protocol has and this version does not serve yet.
-template <typename Header>
-void RefuseUnserved(const Header& header, Violations& violations) {
-  const auto refuse = [&](const char* field, bool is_set) {
-    if (is_set) violations.Unserved(field);
-  };
-  refuse("shape.packing", header.shape().packing() != 0);
-  refuse("plan.tuning", header.plan().has_tuning());
-  refuse("plan.members", !header.plan().members().empty());
-  refuse("reply.lse_format", header.reply().lse_format() != 0);
-  refuse("reply.probability_rows", !header.reply().probability_rows().empty());
-}
-
 // A request's mask is said in one place.
 template <typename Header>
 void CheckOneRule(const Header& header, Violations& violations) {
@@ -241,6 +347,12 @@ void CheckOwnFields(const v1::BackwardHeader& header, const Limits&, ValidReques
     violations.Invalid("keep_residual", "is set, but residual_handle is not");
   }
   request.spec.has_dlse = header.has_dlse();
+  if (!header.reply().probability_rows().empty()) {
+    violations.Invalid("reply.probability_rows", "are of Forward");
+  }
+  if (header.plan().tuning().has_key_splits() && !request.recompute_forward) {
+    violations.Invalid("plan.tuning.key_splits", "is of a forward pass, which is given");
+  }
 }
 
 template <typename Header>
@@ -254,13 +366,15 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.shape = CheckShape(header.shape(), limits, violations);
   request.spec.options = ReadOptions(header.options(), request.spec.shape, violations);
   CheckOneRule(header, violations);
-  RefuseUnserved(header, violations);
   CheckBiasDType(header, violations);
   request.choice = CheckPlan(header.plan(), limits, violations);
-  CheckScheduleTakes(request.choice, request.spec, violations);
   request.choice.recompute_forward = request.recompute_forward;
   CheckReply(header.reply(), limits, violations);
   request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
+  request.spec.lse_per_document = IsLsePerDocument(header.reply(), request.spec.shape, violations);
+  request.spec.probability_rows =
+      CheckProbabilityRows(header.reply(), request.spec.shape, limits, violations);
+  CheckScheduleTakes(request.choice, request.spec, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);

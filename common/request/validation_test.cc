@@ -296,6 +296,89 @@ TEST(ValidationTest, DetailsAreBounded) {
   EXPECT_GT(rejection.violations_left_out, 2000);
 }
 
+TEST(ValidationTest, PackedTensorsReplaceTheirParts) {
+  using Ids = std::vector<TensorId>;
+  const ValidRequest kv = Accept(Parse(kGood, "shape { packing: PACKING_KV head_dim_v: 16 }"));
+  EXPECT_EQ(kv.spec.shape.packing, Packing::kKv);
+  EXPECT_EQ(kv.inputs, (Ids{TensorId::kQ, TensorId::kKv}));
+  const std::string qkv =
+      "shape { packing: PACKING_QKV seq_len_kv: 10 num_kv_heads: 4 head_dim_v: 16 }";
+  const ValidRequest backward = Accept(Parse<v1::BackwardHeader>(kGood, qkv));
+  EXPECT_EQ(backward.inputs, (Ids{TensorId::kDout, TensorId::kQkv}));
+  EXPECT_EQ(backward.outputs, (Ids{TensorId::kDqkv}));
+  ExpectOneViolation(Parse(kGood, "shape { packing: PACKING_KV }"), "shape.head_dim_v", kInvalid);
+  ExpectOneViolation(Parse(kGood, qkv + "shape { seq_len_q: 9 }"), "shape.seq_len_kv", kInvalid);
+}
+
+TEST(ValidationTest, LsePerDocumentIsOfPackedDocuments) {
+  const std::string per_document = "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }";
+  const ValidRequest request = Accept(Parse(kGoodPacked, per_document));
+  EXPECT_TRUE(request.spec.lse_per_document);
+  EXPECT_EQ(DimensionsOf(request.spec, TensorId::kLse), (std::vector<int64_t>{3, 4, 6}));
+  EXPECT_FALSE(Accept(Parse(kGoodPacked)).spec.lse_per_document);
+  ExpectOneViolation(Parse(kGood, per_document), "reply.lse_format", kInvalid);
+  // Larger than the flat one: of all documents one has the tokens.
+  auto header = Parse(kGoodPacked, per_document);
+  header.mutable_shape()->set_seq_len_q(100'000'000);
+  header.mutable_shape()->set_num_heads(1);
+  header.mutable_shape()->set_num_kv_heads(1);
+  header.mutable_shape()->set_head_dim(1);
+  auto* documents = header.mutable_shape()->mutable_packed()->mutable_cu_seqlens_q();
+  documents->Clear();
+  header.mutable_shape()->mutable_packed()->clear_cu_seqlens_k();
+  for (int d = 0; d <= 2048; ++d) {
+    documents->Add(d == 2048 ? 100'000'000 : 0);
+    header.mutable_shape()->mutable_packed()->add_cu_seqlens_k(d == 2048 ? 12 : 0);
+  }
+  ExpectOneViolation(header, "shape", kTooMuch);
+  header.mutable_reply()->clear_lse_format();
+  Accept(header);
+}
+
+TEST(ValidationTest, ProbabilityRows) {
+  const std::string rows =
+      "reply { probability_rows { batch: 1 position: 9 } probability_rows {} "
+      "probability_rows { batch: 1 position: 9 } }";
+  const ValidRequest request = Accept(Parse(kGood, rows));
+  EXPECT_EQ(request.spec.probability_rows, (std::vector<ProbabilityRow>{{1, 9}, {0, 0}, {1, 9}}));
+  EXPECT_EQ(request.outputs.back(), TensorId::kProbabilities);
+  EXPECT_EQ(DimensionsOf(request.spec, TensorId::kProbabilities), (std::vector<int64_t>{3, 4, 12}));
+  ExpectOneViolation(Parse<v1::BackwardHeader>(kGood, rows), "reply.probability_rows", kInvalid);
+  ExpectOneViolation(Parse(kGood, "reply { probability_rows { position: 10 } }"),
+                     "reply.probability_rows[0].position", kInvalid);
+  ExpectOneViolation(Parse(kGoodPacked, "reply { probability_rows { batch: 1 } }"),
+                     "reply.probability_rows[0].position", kInvalid);  // an empty document
+  ExpectOneViolation(Parse(kGoodPacked, "reply { probability_rows { batch: 3 } }"),
+                     "reply.probability_rows[0].batch", kInvalid);
+  auto many = Parse(kGood);
+  for (int i = 0; i < 4096; ++i) many.mutable_reply()->add_probability_rows();
+  Accept(many);
+  many.mutable_reply()->add_probability_rows();
+  ExpectOneViolation(many, "reply.probability_rows", kTooMuch);
+}
+
+TEST(ValidationTest, TuningAndMembers) {
+  const ValidRequest tuned = Accept(Parse(kGood, "plan { tuning { tile_q: 96 key_splits: 1 } }"));
+  EXPECT_EQ(tuned.choice.tuning, (Tuning{96, 0, 1}));
+  ExpectOneViolation(Parse(kGood, "plan { tuning { tile_kv: 0 } }"), "plan.tuning.tile_kv",
+                     kInvalid);
+  // A backward that computes the forward again has one to tune.
+  Accept(Parse<v1::BackwardHeader>(kGood, "plan { tuning { key_splits: 1 } }"));
+  const ValidRequest named = Accept(Parse(kGood, "plan { members: 'b' members: 'a' }"));
+  EXPECT_EQ(named.choice.members, (std::vector<std::string>{"b", "a"}));
+  EXPECT_EQ(named.choice.world_size, 2);
+  Accept(Parse(kGood, "plan { schedule: SCHEDULE_SINGLE members: 'b' }"));
+  ExpectOneViolation(Parse(kGood, "plan { schedule: SCHEDULE_SINGLE members: 'b' members: 'a' }"),
+                     "plan.members", kInvalid);
+  ExpectOneViolation(Parse(kGood, "plan { world_size: 3 members: 'b' members: 'a' }"),
+                     "plan.members", kInvalid);
+  ExpectOneViolation(Parse(kGood, "plan { members: 'b' members: 'b' }"), "plan.members[1]",
+                     kInvalid);
+  auto many = Parse(kGood);
+  for (int i = 0; i < 65; ++i) many.mutable_plan()->add_members(absl::StrCat("worker-", i));
+  ExpectOneViolation(many, "plan.members", kTooMuch);
+}
+
 // Whatever the numbers, the answer is a spec that keeps its promises or violations.
 TEST(ValidationTest, RandomHeaders) {
   std::mt19937_64 random(9);

@@ -8,6 +8,9 @@ static_assert(static_cast<int>(TensorId::kQ) == v1::TENSOR_ID_Q);
 static_assert(static_cast<int>(TensorId::kLse) == v1::TENSOR_ID_LSE);
 static_assert(static_cast<int>(TensorId::kDout) == v1::TENSOR_ID_DOUT);
 static_assert(static_cast<int>(TensorId::kDv) == v1::TENSOR_ID_DV);
+static_assert(static_cast<int>(TensorId::kProbabilities) == v1::TENSOR_ID_PROBABILITIES);
+static_assert(static_cast<int>(Packing::kQkv) == v1::PACKING_QKV);
+static_assert(static_cast<int>(Packing::kKv) == v1::PACKING_KV);
 
 template <typename Value, typename Proto>
 struct Pair {
@@ -48,6 +51,21 @@ std::optional<Value> ValueOf(const Pair<Value, Proto> (&pairs)[count], Proto pro
 
 }  // namespace
 
+// NONE is UNSPECIFIED: what a shape that says nothing means.
+v1::Packing ToProto(Packing packing) { return static_cast<v1::Packing>(packing); }
+std::optional<Packing> FromProto(v1::Packing packing) {
+  switch (packing) {
+    case v1::PACKING_UNSPECIFIED:
+      return Packing::kNone;
+    case v1::PACKING_QKV:
+      return Packing::kQkv;
+    case v1::PACKING_KV:
+      return Packing::kKv;
+    default:
+      return std::nullopt;
+  }
+}
+
 v1::DataType ToProto(DType dtype) { return ProtoOf(kDTypes, dtype); }
 v1::Layout ToProto(Layout layout) { return ProtoOf(kLayouts, layout); }
 v1::Schedule ToProto(ScheduleKind kind) { return ProtoOf(kSchedules, kind); }
@@ -66,6 +84,7 @@ void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
   proto->set_num_kv_heads(shape.num_kv_heads);
   proto->set_head_dim(shape.head_dim);
   proto->set_head_dim_v(shape.head_dim_v);
+  proto->set_packing(ToProto(shape.packing));
   if (!shape.packed) return;
   v1::PackedDocuments* packed = proto->mutable_packed();
   packed->mutable_cu_seqlens_q()->Add(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end());
@@ -77,6 +96,17 @@ void ToProto(const AttentionShape& shape, v1::AttentionShape* proto) {
     options->mutable_window()->set_left(rule.window_left);
     options->mutable_window()->set_right(rule.window_right);
   }
+}
+
+void ToProto(const Tuning& tuning, v1::Tuning* proto) {
+  if (tuning.tile_q != 0) proto->set_tile_q(tuning.tile_q);
+  if (tuning.tile_kv != 0) proto->set_tile_kv(tuning.tile_kv);
+  if (tuning.key_splits != 0) proto->set_key_splits(tuning.key_splits);
+}
+
+Tuning FromProto(const v1::Tuning& proto) {
+  return {static_cast<int32_t>(proto.tile_q()), static_cast<int32_t>(proto.tile_kv()),
+          static_cast<int32_t>(proto.key_splits())};
 }
 
 MaskRule FromProto(const v1::DocumentOptions& options) {
@@ -98,6 +128,7 @@ AttentionShape FromProto(const v1::AttentionShape& proto) {
   shape.num_kv_heads = proto.num_kv_heads();
   shape.head_dim = proto.head_dim();
   shape.head_dim_v = proto.head_dim_v();
+  shape.packing = FromProto(proto.packing()).value_or(Packing::kNone);
   shape.cu_seqlens_q = {0, shape.seq_len_q};
   shape.cu_seqlens_k = {0, shape.seq_len_kv};
   if (shape.packed) {

@@ -9,6 +9,7 @@
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/tensors.h"
+#include "common/attention/tuning.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
 #include "ringattn/v1/attention.pb.h"
@@ -19,14 +20,20 @@ namespace ringattn {
 v1::DataType ToProto(DType dtype);
 v1::Layout ToProto(Layout layout);
 v1::Schedule ToProto(ScheduleKind kind);
+v1::Packing ToProto(Packing packing);
 inline v1::TensorId ToProto(TensorId id) { return static_cast<v1::TensorId>(id); }
 
 std::optional<DType> FromProto(v1::DataType dtype);
 std::optional<Layout> FromProto(v1::Layout layout);
 std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
+// UNSPECIFIED is kNone.
+std::optional<Packing> FromProto(v1::Packing packing);
 
 // Appends to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
+
+void ToProto(const Tuning& tuning, v1::Tuning* proto);
+Tuning FromProto(const v1::Tuning& proto);
 
 MaskRule FromProto(const v1::DocumentOptions& options);
 

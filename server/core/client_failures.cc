@@ -124,11 +124,30 @@ Failure NotPlannable(const absl::Status& status) {
 
 Failure OptionNotServed(const std::string& option, const std::string& device,
                         const std::string& worker) {
-  const std::string field = absl::StrCat("options.", option);
+  const std::string field =
+      absl::StrContains(option, '.') ? option : absl::StrCat("options.", option);
   Failure failure = Make(absl::StatusCode::kUnimplemented, "OPTION_NOT_SERVED",
                          absl::StrCat(field, ": the kernels of device ", device, " (worker ",
                                       worker, ") do not serve it"));
   failure.field = field;
+  return failure;
+}
+
+Failure TuningNotOffered(const std::string& name, int64_t value, const std::string& offered,
+                         const std::string& device, const std::string& worker) {
+  const std::string field = absl::StrCat("plan.tuning.", name);
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "TUNING_NOT_OFFERED",
+           absl::StrCat(field, ": is ", value, "; the kernels of device ", device, " (worker ",
+                        worker, ") take ", offered.empty() ? "none" : offered));
+  failure.field = field;
+  return failure;
+}
+
+Failure MemberNotReady(const std::string& name) {
+  Failure failure = Make(absl::StatusCode::kFailedPrecondition, "MEMBER_NOT_READY",
+                         absl::StrCat("plan.members: no worker ", name, " is ready"));
+  failure.field = "plan.members";
   return failure;
 }
 

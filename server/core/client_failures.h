@@ -38,6 +38,10 @@ Failure NotPlannable(const absl::Status& status);
 // Too few members have kernels for an option, named as in AttentionOptions; one that lacks them.
 Failure OptionNotServed(const std::string& option, const std::string& device,
                         const std::string& worker);
+// `offered`: the values that it takes, as text.
+Failure TuningNotOffered(const std::string& name, int64_t value, const std::string& offered,
+                         const std::string& device, const std::string& worker);
+Failure MemberNotReady(const std::string& name);
 // Making the plan took too long.
 Failure PlanningTooLong(const absl::Status& status);
 // Too many wait for their plans.

@@ -108,7 +108,9 @@ class Coordinator::Impl {
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
-  std::optional<Failure> WhyNotServed(const AttentionSpec& spec, int world_size) const;
+  std::optional<Failure> WhyNotServed(const Request& request, int world_size) const;
+  // In the ring; nothing if it is not there.
+  std::optional<int> RankOf(const std::string& worker) const;
   Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
   void AdmitQueued();
   std::vector<StreamId> Admissible() const;

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/many_documents.h"
-#include "common/request/option_fields.h"
 #include "common/security/token.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
@@ -12,6 +11,7 @@
 #include "server/core/placement.h"
 #include "server/core/planning_cost.h"
 #include "server/core/reserve_message.h"
+#include "server/core/worker_offers.h"
 
 namespace ringattn::server {
 
@@ -27,13 +27,10 @@ int64_t LargestBuffers(const Plan& plan) {
   return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
 }
 
-// The first of the spec's options that the worker's device has no kernels for.
-std::optional<std::string> LacksOption(const v1::Register& worker, const AttentionSpec& spec) {
-  for (const std::string& option : DeviceOptionsOf(spec.options)) {
-    const auto& served = worker.options();
-    if (std::find(served.begin(), served.end(), option) == served.end()) return option;
-  }
-  return std::nullopt;
+// Whether the client would have this worker.
+bool MayServe(const PlanChoice& choice, const std::string& worker) {
+  const std::vector<std::string>& named = choice.members;
+  return named.empty() || std::find(named.begin(), named.end(), worker) != named.end();
 }
 
 }  // namespace
@@ -235,11 +232,14 @@ void Coordinator::Impl::On(const Planned& event) {
   request->planning_seconds += event.seconds;
   const Residual* residual = residuals_.Find(request->arrived.residual);
   if (residual != nullptr && !IsInRing(*residual)) return LoseResidual(residual->handle);
+  for (const std::string& name : request->arrived.choice.members) {
+    if (!RankOf(name).has_value()) return EndRequest(event.stream, MemberNotReady(name));
+  }
   if (!event.plan.ok()) {
     return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
   }
   const Plan& plan = **event.plan;
-  if (std::optional<Failure> why = WhyNotServed(*request->spec, plan.shards.world_size)) {
+  if (std::optional<Failure> why = WhyNotServed(*request, plan.shards.world_size)) {
     return EndRequest(event.stream, *why);
   }
   const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
@@ -261,20 +261,27 @@ void Coordinator::Impl::On(const Planned& event) {
 }
 
 // The failure, if too few members have kernels for a request of this many.
-std::optional<Failure> Coordinator::Impl::WhyNotServed(const AttentionSpec& spec,
+std::optional<Failure> Coordinator::Impl::WhyNotServed(const Request& request,
                                                        int world_size) const {
+  const PlanChoice& choice = request.arrived.choice;
   int serving = 0;
-  std::optional<Failure> why;
+  std::optional<Failure> first_why;
   for (ConnectionId member : ring_.members()) {
     const v1::Register& registration = roster_.at(member).registration;
-    const std::optional<std::string> lacks = LacksOption(registration, spec);
-    serving += lacks.has_value() ? 0 : 1;
-    if (lacks.has_value() && !why.has_value()) {
-      why = OptionNotServed(*lacks, registration.device(), registration.name());
-    }
+    if (!MayServe(choice, registration.name())) continue;
+    const std::optional<Failure> why = WhyNotServedBy(registration, *request.spec, choice);
+    serving += why.has_value() ? 0 : 1;
+    if (!first_why.has_value()) first_why = why;
   }
   if (serving >= world_size) return std::nullopt;
-  return why;
+  return first_why;
+}
+
+std::optional<int> Coordinator::Impl::RankOf(const std::string& worker) const {
+  for (size_t rank = 0; rank < ring_.members().size(); ++rank) {
+    if (roster_.NameOf(ring_.members()[rank]) == worker) return static_cast<int>(rank);
+  }
+  return std::nullopt;
 }
 
 Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Status& status) const {
@@ -376,7 +383,10 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   for (size_t rank = 0; rank < sites->size(); ++rank) {
     const ConnectionId member = ring_.members()[rank];
     (*sites)[rank].workspace_bytes = request.WorkspaceOn(member);
-    (*sites)[rank].serves = !LacksOption(roster_.at(member).registration, *request.spec);
+    const v1::Register& registration = roster_.at(member).registration;
+    const PlanChoice& choice = request.arrived.choice;
+    (*sites)[rank].serves = MayServe(choice, registration.name()) &&
+                            !WhyNotServedBy(registration, *request.spec, choice).has_value();
   }
   PlacementRequest wanted;
   wanted.client = request.arrived.client;
@@ -387,9 +397,15 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
     return PlaceReader(*residual, wanted, *sites, only_express);
   }
-  return Place(*sites, wanted,
-               {config_.max_operations_per_worker, config_.express_operations_per_worker()},
-               only_express);
+  Placement placement = Place(
+      *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
+  const std::vector<std::string>& named = request.arrived.choice.members;
+  if (placement.answer != Placement::Answer::kPlaced || named.empty()) return placement;
+  // They are the only ones that may serve it; the order is the client's.
+  placement.ranks.clear();
+  for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
+  return placement;
 }
 
 // The failure, if the request requires what it cannot have.

@@ -30,6 +30,7 @@ Plan WithoutSpans(Plan plan) {
   }
   plan.shards.q = Summary(plan.shards.q);
   plan.shards.kv = Summary(plan.shards.kv);
+  plan.shards.chosen.clear();
   return plan;
 }
 
@@ -43,7 +44,7 @@ int64_t BytesOf(const Plan& plan) {
   const size_t per_rank = plan.buffer_bytes.capacity() + plan.workspace_bytes.capacity() +
                           plan.tiles.capacity() + plan.sent_bytes.capacity();
   return static_cast<int64_t>(sizeof(Plan) + per_rank * sizeof(int64_t) + plan.reason.capacity()) +
-         BytesOf(plan.shards.q) + BytesOf(plan.shards.kv);
+         BytesOf(plan.shards.q) + BytesOf(plan.shards.kv) + BytesOf(plan.shards.chosen);
 }
 
 }  // namespace ringattn::server

@@ -23,6 +23,13 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_with_timeline(request.with_timeline);
   reserve.set_has_dlse(spec.has_dlse);
   reserve.set_fp32_results(spec.fp32_results);
+  ToProto(request.choice.tuning, reserve.mutable_tuning());
+  for (const ProbabilityRow& row : spec.probability_rows) {
+    v1::ProbabilityRow* added = reserve.add_probability_rows();
+    added->set_batch(row.batch);
+    added->set_position(row.position);
+  }
+  reserve.set_lse_per_document(spec.lse_per_document);
   reserve.set_retain(request.retain.has_value());
   reserve.set_request_id(request.request_id);
   reserve.set_traceparent(request.traceparent);

@@ -178,6 +178,9 @@ class Scenario {
     joined.registration.set_device(Option(words, "device", ""));
     const std::string served = Option(words, "options", "");
     if (!served.empty()) joined.registration.add_options(served);
+    if (const int tile = std::atoi(Option(words, "tile_q", "0").c_str()); tile > 0) {
+      joined.registration.mutable_tuning()->add_tile_q(tile);
+    }
     SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
     joined.registration.set_local_socket(absl::StrCat("/", words[1]));
     joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
@@ -304,6 +307,9 @@ class Scenario {
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
     if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
+    request.choice.tuning.tile_q = std::atoi(Option(words, "tile_q", "0").c_str());
+    const std::string members = Option(words, "members", "");
+    if (!members.empty()) request.choice.members = absl::StrSplit(members, ',');
     if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
     const int world = std::atoi(Option(words, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;

@@ -13,7 +13,7 @@
 // on their own, unseen, until the script says `manual NAME`. They answer Reserve,
 // Run and Cancel only by command. Time moves by `wait` alone, in ticks.
 //
-//   join NAME [version=V] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
+//   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
 //   ring NAME...                             manual NAME...     silent NAME...
 //   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
 //   NAME leaving              # clients reach all but those whose name begins with "hidden"
@@ -26,6 +26,7 @@
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
 //             [option=segment_ids] [residual_bytes=N]
+//             [members=A,B,... with world=N] [tile_q=N]
 //             [region=R [required=1]]     # all tensors lie in it
 //             [direct=1 [required=1]]     # its client can stream to the workers
 //             [retain=TTL]          # a Forward that is to be kept, as h-S

@@ -197,6 +197,10 @@ TEST_F(BadRequestsTest, Headers) {
       Expect(Call(backward, {First(backward, kPackedBase, row.text)}), row.code, row.field);
     }
   }
+  for (const BadHeader& row : kForwardRows) {
+    SCOPED_TRACE(row.text);
+    Expect(Call(false, {First(false, kBase, row.text)}), row.code, row.field);
+  }
   for (const BadHeader& row : kBackwardRows) {
     SCOPED_TRACE(row.text);
     Expect(Call(true, {First(true, kBase, row.text)}), row.code, row.field);

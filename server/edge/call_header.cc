@@ -91,7 +91,9 @@ std::variant<HeaderRequest, grpc::Status> CompleteHeader(ResidualHeader header,
   if (differs) return ToGrpcStatus(*differs, limits);
   auto judged = Judge(ReadHeader(std::move(header.first), limits), limits);
   if (auto* request = std::get_if<HeaderRequest>(&judged)) {
+    const Tuning tuning = request->valid.choice.tuning;
     request->valid.choice = residual.choice;
+    request->valid.choice.tuning = tuning;
     request->fingerprint = fingerprint;
   }
   return judged;

@@ -1,6 +1,7 @@
 #include "server/edge/download_merger.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,23 @@ uint32_t Crc32cOf(const std::vector<grpc::Slice>& slices) {
   return crc;
 }
 
+// What stands where nobody has a byte: fp32 -inf, little-endian.
+void AppendHole(const ByteRun& run, PayloadBuilder* payload) {
+  static const grpc::Slice* const pattern = [] {
+    std::string bytes;
+    for (int i = 0; i < 16 * 1024; ++i) bytes.append("\x00\x00\x80\xff", 4);
+    return new grpc::Slice(bytes);
+  }();
+  const auto size = static_cast<int64_t>(pattern->size());
+  int64_t done = 0;
+  while (done < run.bytes) {
+    const int64_t phase = (run.global_offset + done) % 4;
+    const int64_t bytes = std::min(run.bytes - done, size - phase);
+    payload->Append(*pattern, phase, phase + bytes);
+    done += bytes;
+  }
+}
+
 }  // namespace
 
 DownloadMerger::DownloadMerger(const ValidRequest& request, const ShardPlan& shards,
@@ -29,20 +47,29 @@ DownloadMerger::DownloadMerger(const ValidRequest& request, const ShardPlan& sha
       read_ahead_bytes_(read_ahead_bytes),
       members_(shards.world_size) {
   for (TensorId id : request.outputs) {
-    outputs_.push_back({id, ShardMap(request.spec, shards, id)});
+    outputs_.push_back({id, TensorRoute(request.spec, shards, id)});
     total_bytes_ += BytesOf(request.spec, id);
   }
-  for (int rank = 0; rank < shards.world_size; ++rank) SkipEmpty(rank);
+  for (int rank = 0; rank < shards.world_size; ++rank) {
+    if (!outputs_.empty()) members_[rank].order = outputs_[0].route.StreamOrder(rank);
+    SkipDone(rank);
+  }
   StartChunk();
 }
 
-// To the next tensor of which the member owns something.
-void DownloadMerger::SkipEmpty(int rank) {
+// To the next range of which something is missing.
+void DownloadMerger::SkipDone(int rank) {
   Member& member = members_[rank];
-  while (member.tensor < outputs_.size() &&
-         member.local_offset == outputs_[member.tensor].map.local_bytes(rank)) {
+  if (member.range < member.order.size() && member.done_bytes == member.order[member.range].bytes) {
+    ++member.range;
+    member.done_bytes = 0;
+  }
+  while (member.tensor < outputs_.size() && member.range == member.order.size()) {
     ++member.tensor;
-    member.local_offset = 0;
+    member.range = 0;
+    member.order.clear();
+    if (member.tensor == outputs_.size()) return;
+    member.order = outputs_[member.tensor].route.StreamOrder(rank);
   }
 }
 
@@ -56,51 +83,70 @@ absl::Status DownloadMerger::Add(int rank, const wire::ChunkHeader& chunk,
   Member& member = members_[rank];
   if (member.tensor == outputs_.size()) return absl::InternalError("sent more than its shard");
   const Output& output = outputs_[member.tensor];
-  if (chunk.tensor != static_cast<int>(output.id) ||
-      chunk.offset != static_cast<uint64_t>(member.local_offset)) {
+  const LocalRange& range = member.order[member.range];
+  const TensorId id = output.route.parts()[range.part];
+  const int64_t due = range.offset + member.done_bytes;
+  if (chunk.tensor != static_cast<int>(id) || chunk.offset != static_cast<uint64_t>(due)) {
     return absl::InternalError(absl::StrCat("sent tensor ", chunk.tensor, " at ", chunk.offset,
-                                            " where ", TensorName(output.id), " at ",
-                                            member.local_offset, " was due"));
+                                            " where ", TensorName(id), " at ", due, " was due"));
   }
   PayloadReader reader(std::move(payload));
   const int64_t bytes = reader.left();
-  if (bytes == 0 || bytes > output.map.local_bytes(rank) - member.local_offset) {
-    return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ",
-                                            TensorName(output.id), " at ", chunk.offset));
+  if (bytes == 0 || bytes > range.bytes - member.done_bytes) {
+    return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ", TensorName(id),
+                                            " at ", chunk.offset));
   }
-  member.waiting.push_back(std::move(reader));
+  const Place place(member.tensor, range.part, due);
+  member.waiting.emplace(place, std::move(reader));
+  if (rank == due_rank_ && place == due_) due_rank_ = kNoRank;
   member.waiting_bytes += bytes;
-  member.local_offset += bytes;
-  SkipEmpty(rank);
+  member.done_bytes += bytes;
+  SkipDone(rank);
   return absl::OkStatus();
 }
 
 bool DownloadMerger::Wants(int rank) const {
-  return members_[rank].waiting_bytes < read_ahead_bytes_;
+  return rank == due_rank_ || members_[rank].waiting_bytes < read_ahead_bytes_;
 }
 
 void DownloadMerger::StartChunk() {
-  while (tensor_ < outputs_.size() && chunk_end_ == outputs_[tensor_].map.global_bytes()) {
+  while (tensor_ < outputs_.size() && chunk_end_ == outputs_[tensor_].route.global_bytes()) {
     ++tensor_;
     chunk_end_ = 0;
   }
   if (done()) return;
-  const ShardMap& map = outputs_[tensor_].map;
+  const TensorRoute& route = outputs_[tensor_].route;
   chunk_begin_ = chunk_end_;
-  chunk_end_ = std::min(chunk_begin_ + max_chunk_bytes_, map.global_bytes());
-  runs_.emplace(&map, chunk_begin_, chunk_end_);
+  chunk_end_ = std::min(chunk_begin_ + max_chunk_bytes_, route.global_bytes());
+  runs_.emplace(&route, chunk_begin_, chunk_end_);
   payload_.emplace(chunk_end_ - chunk_begin_);
 }
 
 std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
   if (done()) return std::nullopt;
+  due_rank_ = kNoRank;
   while (const ByteRun* run = runs_->Current()) {
+    if (run->rank == kNoRank) {
+      AppendHole(*run, &*payload_);
+      runs_->Advance(run->bytes);
+      continue;
+    }
     Member& member = members_[run->rank];
-    if (member.waiting.empty()) return std::nullopt;
-    PayloadReader& head = member.waiting.front();
-    const int64_t bytes = std::min(run->bytes, head.left());
-    head.MoveTo(bytes, &*payload_);
-    if (head.left() == 0) member.waiting.pop_front();
+    const Place place(tensor_, run->part, run->local_offset);
+    const auto found = member.waiting.find(place);
+    if (found == member.waiting.end()) {
+      due_rank_ = run->rank;
+      due_ = place;
+      return std::nullopt;
+    }
+    const int64_t bytes = std::min(run->bytes, found->second.left());
+    found->second.MoveTo(bytes, &*payload_);
+    // What is left begins later.
+    auto rest = member.waiting.extract(found);
+    if (rest.mapped().left() > 0) {
+      std::get<2>(rest.key()) += bytes;
+      member.waiting.insert(std::move(rest));
+    }
     member.waiting_bytes -= bytes;
     runs_->Advance(bytes);
   }

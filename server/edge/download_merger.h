@@ -1,22 +1,24 @@
 // DownloadMerger: turns the members' output streams into the client's chunks.
 //
 // Chunks come out in order: tensor after tensor, ascending offsets, each as large as
-// the client takes. Each member sends its part of every output in that order too
-// (shard.proto), so the next byte is always at the head of its owner's stream: a
-// member that runs ahead can be paused without a deadlock, and what is held is at
-// most one chunk under construction and each member's read-ahead.
+// the client takes. Each member sends its part of every output in nearly that order
+// (shard.proto, TensorRoute::StreamOrder): most of the time the next byte is at the head of its
+// owner's stream, else a bounded number of bytes behind it, until which the owner is not paused.
+// So a member that runs ahead can be paused without a deadlock, and what is held is at most one
+// chunk under construction, each member's read-ahead and what may precede the byte that is due.
 #ifndef RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_
 #define RINGATTN_SERVER_EDGE_DOWNLOAD_MERGER_H_
 
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
-#include "common/plan/shard_plan.h"
+#include "common/plan/tensor_route.h"
 #include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/edge/payload.h"
@@ -61,17 +63,21 @@ class DownloadMerger {
  private:
   struct Output {
     TensorId id;
-    ShardMap map;
+    TensorRoute route;
   };
+  // Where bytes lie in a member's local tensors: output, part, offset.
+  using Place = std::tuple<size_t, size_t, int64_t>;
   struct Member {
-    // Where its next chunk must begin.
+    // Where its next chunk must begin: `done_bytes` into a range of the tensor's order.
     size_t tensor = 0;
-    int64_t local_offset = 0;
-    std::deque<PayloadReader> waiting;
+    std::vector<LocalRange> order;  // of the tensor
+    size_t range = 0;
+    int64_t done_bytes = 0;
+    std::map<Place, PayloadReader> waiting;
     int64_t waiting_bytes = 0;
   };
 
-  void SkipEmpty(int rank);
+  void SkipDone(int rank);
   void StartChunk();
 
   const wire::StreamMessage response_;
@@ -83,6 +89,9 @@ class DownloadMerger {
   int64_t total_bytes_ = 0;
   int64_t sent_bytes_ = 0;
 
+  // The byte that Next() waits for, until it is here.
+  int due_rank_ = kNoRank;
+  Place due_;
   // The chunk under construction: bytes [chunk_begin_, chunk_end_) of tensor_.
   size_t tensor_ = 0;
   int64_t chunk_begin_ = 0;

@@ -1,4 +1,4 @@
-// ShardRuns: ShardMap::FromGlobal over a long range, a window at a time, so that
+// ShardRuns: TensorRoute::FromGlobal over a long range, a window at a time, so that
 // rows of two bytes do not turn a chunk into gigabytes of runs.
 #ifndef RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
 #define RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
@@ -7,15 +7,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/plan/shard_plan.h"
+#include "common/plan/tensor_route.h"
 
 namespace ringattn::server {
 
 // Not thread safe.
 class ShardRuns {
  public:
-  // Walks [begin, end) of the global tensor. `map` outlives this.
-  ShardRuns(const ShardMap* map, int64_t begin, int64_t end) : map_(map), at_(begin), end_(end) {}
+  // Walks [begin, end) of the client's tensor. `route` outlives this.
+  ShardRuns(const TensorRoute* route, int64_t begin, int64_t end)
+      : route_(route), at_(begin), end_(end) {}
 
   // The next run, or nothing at the end. It stays current until Advance().
   const ByteRun* Current() {
@@ -23,7 +24,7 @@ class ShardRuns {
       if (at_ == end_) return nullptr;
       // 64 KiB in rows of 2 bytes: 32,768 runs, 1 MiB.
       const int64_t bytes = std::min<int64_t>(end_ - at_, 64 * 1024);
-      runs_ = map_->FromGlobal(at_, bytes);
+      runs_ = route_->FromGlobal(at_, bytes);
       at_ += bytes;
       index_ = 0;
     }
@@ -40,7 +41,7 @@ class ShardRuns {
   }
 
  private:
-  const ShardMap* map_;
+  const TensorRoute* route_;
   int64_t at_;
   int64_t end_;
   std::vector<ByteRun> runs_;

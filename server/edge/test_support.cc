@@ -21,8 +21,12 @@ namespace {
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
   const AttentionShape shape = FromProto(reserve.shape());
   Violations violations(/*max_bytes=*/1024);
-  return {*FromProto(reserve.dtype()), shape, ReadOptions(reserve.options(), shape, violations),
-          reserve.has_dlse(), reserve.fp32_results()};
+  return {*FromProto(reserve.dtype()),
+          shape,
+          ReadOptions(reserve.options(), shape, violations),
+          reserve.has_dlse(),
+          reserve.fp32_results(),
+          reserve.lse_per_document()};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {
@@ -199,8 +203,8 @@ void FakeWorker::Reserve(const v1::Reserve& reserve) {
   auto operation = std::make_shared<Operation>();
   operation->reserve = reserve;
   const Direction direction = reserve.backward() ? Direction::kBackward : Direction::kForward;
-  operation->inputs = InputsOf(SpecOf(reserve), direction, reserve.recompute_forward());
-  operation->outputs = OutputsOf(SpecOf(reserve), direction);
+  operation->inputs = ShardInputsOf(SpecOf(reserve), direction, reserve.recompute_forward());
+  operation->outputs = ShardOutputsOf(SpecOf(reserve), direction);
   {
     absl::MutexLock lock(&mutex_);
     const auto rank = std::find(reserve.members().begin(), reserve.members().end(),

@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "common/plan/shard_plan.h"
+#include "common/plan/tensor_route.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 #include "gmock/gmock.h"
@@ -197,6 +197,173 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
     }
     EXPECT_EQ(merger.sent_bytes(), merger.total_bytes());
     for (TensorId id : request.outputs) EXPECT_EQ(merged[id], tensors[id]);
+  }
+}
+
+// Requests whose tensors travel in another form than workers have them in.
+std::vector<ValidRequest> FormRequests() {
+  std::vector<ValidRequest> requests;
+  ValidRequest qkv = MakeRequest(2, 300, 300, 4, 24, DType::kBFloat16);
+  qkv.spec.shape.packing = Packing::kQkv;
+  requests.push_back(qkv);
+  // More than one block of a stream per rank.
+  ValidRequest wide = MakeRequest(1, 700, 700, 8, 128, DType::kFloat32);
+  wide.spec.shape.packing = Packing::kQkv;
+  requests.push_back(wide);
+  ValidRequest kv = MakeRequest(2, 64, 211, 4, 5, DType::kFloat16);
+  kv.spec.shape.packing = Packing::kKv;
+  requests.push_back(kv);
+  ValidRequest documents = MakeRequest(1, 1203, 1203, 4, 24, DType::kFloat32);
+  documents.spec.shape.packed = true;
+  documents.spec.shape.cu_seqlens_q =
+      documents.spec.shape.cu_seqlens_k = {0, 7, 7, 50, 203, 204, 900, 1203};
+  documents.spec.lse_per_document = documents.spec.has_dlse = true;
+  requests.push_back(documents);
+  documents.spec.shape.packing = Packing::kQkv;
+  requests.push_back(documents);
+  for (ValidRequest& request : requests) {
+    request.direction = Direction::kBackward;
+    request.inputs = InputsOf(request.spec, Direction::kBackward, false);
+    request.outputs = OutputsOf(request.spec, Direction::kBackward);
+    // lse is an output of forward.
+    if (request.spec.lse_per_document)
+      request.outputs.insert(request.outputs.begin(), TensorId::kLse);
+  }
+  return requests;
+}
+
+// The client's bytes, with what nobody has as `hole`.
+std::string Whole(const ValidRequest& request, const ShardPlan& plan, TensorId id,
+                  const std::map<std::pair<TensorId, int>, std::string>& locals, char hole) {
+  const TensorRoute route(request.spec, plan, id);
+  std::string whole(route.global_bytes(), hole);
+  for (size_t part = 0; part < route.parts().size(); ++part) {
+    for (int rank = 0; rank < plan.world_size; ++rank) {
+      const std::string& local = locals.at({route.parts()[part], rank});
+      for (const ByteRun& run : route.FromLocal(part, rank, 0, local.size())) {
+        whole.replace(run.global_offset, run.bytes, local.substr(run.local_offset, run.bytes));
+      }
+    }
+  }
+  return whole;
+}
+
+// Random shards of a client's tensors.
+std::map<std::pair<TensorId, int>, std::string> RandomShards(const ValidRequest& request,
+                                                             const ShardPlan& plan,
+                                                             const std::vector<TensorId>& ids) {
+  std::map<std::pair<TensorId, int>, std::string> locals;
+  for (TensorId id : ids) {
+    for (TensorId part : PartsOf(id)) {
+      const ShardMap map(request.spec, plan, part);
+      for (int rank = 0; rank < plan.world_size; ++rank) {
+        locals[{part, rank}] =
+            RandomBytes(map.local_bytes(rank), 7 * static_cast<uint32_t>(part) + rank);
+      }
+    }
+  }
+  return locals;
+}
+
+TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
+  for (const ValidRequest& request : FormRequests()) {
+    for (int64_t chunk_bytes :
+         {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
+      const ShardPlan plan = MakeShardPlan(request.spec, Layout::kZigzag, 3);
+      const auto expected = RandomShards(request, plan, request.inputs);
+      UploadRouter router(request, plan, Limits());
+      std::map<std::pair<TensorId, int>, std::string> locals;
+      for (const auto& [place, bytes] : expected) locals[place].resize(bytes.size());
+      size_t messages = 0;
+      for (TensorId id : request.inputs) {
+        const std::string whole = Whole(request, plan, id, expected, 'h');
+        for (size_t at = 0; at < whole.size(); at += chunk_bytes) {
+          const std::string data = whole.substr(at, chunk_bytes);
+          wire::ChunkHeader header{static_cast<int>(id), at,
+                                   wire::Crc32c(data.data(), data.size())};
+          std::vector<RoutedChunk> routed;
+          const auto failure = router.Route(header, Slices(data, 5000), &routed);
+          ASSERT_FALSE(failure.has_value()) << failure->message;
+          messages += routed.size();
+          for (const RoutedChunk& part : routed) {
+            wire::ChunkHeader local;
+            const std::string payload = PayloadOf(part.message, wire::kExchangeRequest, &local);
+            if (local.crc32c) {
+              EXPECT_EQ(*local.crc32c, wire::Crc32c(payload.data(), payload.size()));
+            }
+            locals[{static_cast<TensorId>(local.tensor), part.rank}].replace(
+                local.offset, payload.size(), payload);
+          }
+        }
+      }
+      EXPECT_TRUE(router.complete());
+      EXPECT_EQ(router.received_bytes(), router.total_bytes());
+      EXPECT_EQ(locals, expected);
+      EXPECT_GT(messages, 0u);
+    }
+  }
+}
+
+TEST(TransferTest, ShardsBecomeFormsOfTheClientForEveryChunkSize) {
+  for (const ValidRequest& request : FormRequests()) {
+    for (int64_t chunk_bytes :
+         {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
+      const ShardPlan plan = MakeShardPlan(request.spec, Layout::kZigzag, 3);
+      const auto shards = RandomShards(request, plan, request.outputs);
+      // Less than a block: what is due must be let in all the same.
+      DownloadMerger merger(request, plan, wire::kForwardResponse, chunk_bytes, true, 4096);
+      struct Piece {
+        wire::ChunkHeader header;
+        std::string data;
+      };
+      std::vector<std::vector<Piece>> streams(plan.world_size);
+      std::map<TensorId, std::string> expected, merged;
+      for (TensorId id : request.outputs) {
+        const TensorRoute route(request.spec, plan, id);
+        expected[id] = Whole(request, plan, id, shards, 0);
+        route.ForEachHole([&](int64_t offset, int64_t bytes) {
+          for (int64_t at = offset; at < offset + bytes; at += 4) {
+            expected[id].replace(at, 4, std::string("\x00\x00\x80\xff", 4));
+          }
+        });
+        for (int rank = 0; rank < plan.world_size; ++rank) {
+          for (const LocalRange& range : route.StreamOrder(rank)) {
+            const TensorId part = route.parts()[range.part];
+            for (int64_t done = 0; done < range.bytes; done += 3000) {
+              const int64_t at = range.offset + done;
+              streams[rank].push_back(
+                  {{static_cast<int>(part), static_cast<uint64_t>(at), {}},
+                   shards.at({part, rank})
+                       .substr(at, std::min<int64_t>(3000, range.bytes - done))});
+            }
+          }
+        }
+      }
+      std::vector<size_t> at(plan.world_size, 0);
+      std::mt19937 random(3);
+      int64_t waiting = 0;
+      for (int idle = 0; !merger.done(); ++idle) {
+        ASSERT_LT(idle, 1000000) << "stuck";
+        const int rank = static_cast<int>(random() % plan.world_size);
+        if (at[rank] < streams[rank].size() && merger.Wants(rank)) {
+          const Piece& piece = streams[rank][at[rank]++];
+          waiting += piece.data.size();
+          ASSERT_TRUE(merger.Add(rank, piece.header, Slices(piece.data, 1100)).ok());
+        }
+        while (auto chunk = merger.Next()) {
+          wire::ChunkHeader header;
+          const std::string payload = PayloadOf(chunk->message, wire::kForwardResponse, &header);
+          EXPECT_EQ(header.crc32c, wire::Crc32c(payload.data(), payload.size()));
+          std::string& target = merged[static_cast<TensorId>(header.tensor)];
+          EXPECT_EQ(header.offset, target.size());
+          target += payload;
+          waiting -= payload.size();
+        }
+        EXPECT_LE(waiting, chunk_bytes + 3 * (3 * kStreamBlockBytes + 8192));
+      }
+      EXPECT_EQ(merger.sent_bytes(), merger.total_bytes());
+      EXPECT_EQ(merged, expected);
+    }
   }
 }
 

@@ -1,6 +1,9 @@
 #include "server/edge/upload_router.h"
 
+#include <algorithm>
 #include <cassert>
+#include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,7 +43,7 @@ UploadRouter::UploadRouter(const ValidRequest& request, const ShardPlan& shards,
     : max_chunk_bytes_(limits.max_chunk_bytes_up), world_size_(shards.world_size) {
   for (TensorId id : request.inputs) {
     const int64_t bytes = BytesOf(request.spec, id);
-    inputs_.push_back({id, ShardMap(request.spec, shards, id), ByteRangeSet(bytes)});
+    inputs_.push_back({id, TensorRoute(request.spec, shards, id), ByteRangeSet(bytes)});
     total_bytes_ += bytes;
   }
 }
@@ -59,7 +62,7 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
   if (*input == nullptr) {
     return BadChunk("chunk.tensor", absl::StrCat(TensorName(*id), " is no input of this request"));
   }
-  const uint64_t size = (*input)->map.global_bytes();
+  const uint64_t size = (*input)->route.global_bytes();
   const std::string place = Place(*id, chunk.offset, bytes);
   if (chunk.offset > size || static_cast<uint64_t>(bytes) > size - chunk.offset) {
     return BadChunk(chunk.offset > size ? "chunk.offset" : "chunk.data",
@@ -88,31 +91,81 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
   return failure;
 }
 
-UploadRouter::Parts UploadRouter::Cut(const ShardMap& map, int64_t begin,
+UploadRouter::Parts UploadRouter::Cut(const TensorRoute& route, int64_t begin,
                                       PayloadReader reader) const {
-  Parts parts(world_size_);
-  ShardRuns runs(&map, begin, begin + reader.left());
+  const int64_t bytes = reader.left();
+  const size_t tensors = route.parts().size();
+  std::vector<std::optional<Part>> by_place(world_size_ * tensors);
+  ShardRuns runs(&route, begin, begin + bytes);
   while (const ByteRun* run = runs.Current()) {
-    std::optional<Part>& part = parts[run->rank];
+    std::optional<Part>& part = by_place[run->rank * tensors + run->part];
     // How much this rank gets of the chunk is not known before its end; the chunk's
     // rest bounds it.
-    if (!part.has_value()) part = Part{run->local_offset, PayloadBuilder(reader.left())};
+    if (!part.has_value()) {
+      part = Part{run->rank, route.parts()[run->part], run->local_offset,
+                  PayloadBuilder(reader.left())};
+    }
     assert(part->local_begin + part->payload.bytes() == run->local_offset);
     const int64_t run_bytes = run->bytes;
     reader.MoveTo(run_bytes, &part->payload);
     runs.Advance(run_bytes);
   }
+  Parts parts;
+  for (std::optional<Part>& part : by_place) {
+    if (part.has_value()) parts.push_back(*std::move(part));
+  }
+  if (parts.size() == 1) parts[0].is_whole_chunk = true;
   return parts;
 }
 
-UploadRouter::Parts UploadRouter::Copies(int64_t begin,
+// By copy, in the order of the shards; bytes that nobody has are dropped.
+UploadRouter::Parts UploadRouter::Gather(const TensorRoute& route, int64_t begin,
                                          const std::vector<grpc::Slice>& payload) const {
-  Parts parts(world_size_);
-  for (std::optional<Part>& part : parts) {
+  const int64_t bytes = PayloadReader(payload).left();
+  std::vector<uint8_t> whole;
+  whole.reserve(bytes);
+  for (const grpc::Slice& slice : payload) whole.insert(whole.end(), slice.begin(), slice.end());
+
+  std::vector<ByteRun> runs;
+  for (const ByteRun& run : route.FromGlobal(begin, bytes)) {
+    if (run.rank != kNoRank) runs.push_back(run);
+  }
+  std::sort(runs.begin(), runs.end(), [](const ByteRun& a, const ByteRun& b) {
+    return std::tie(a.rank, a.part, a.local_offset) < std::tie(b.rank, b.part, b.local_offset);
+  });
+  Parts parts;
+  for (size_t first = 0; first < runs.size();) {
+    size_t end = first + 1;
+    int64_t part_bytes = runs[first].bytes;
+    const auto continues = [&](const ByteRun& run) {
+      return run.rank == runs[first].rank && run.part == runs[first].part &&
+             run.local_offset == runs[first].local_offset + part_bytes;
+    };
+    while (end < runs.size() && continues(runs[end])) part_bytes += runs[end++].bytes;
+    grpc::Slice gathered(grpc_slice_malloc(part_bytes), grpc::Slice::STEAL_REF);
+    // Nobody else refers to it yet.
+    auto* target = const_cast<uint8_t*>(gathered.begin());
+    for (size_t i = first; i < end; ++i) {
+      std::memcpy(target, whole.data() + (runs[i].global_offset - begin), runs[i].bytes);
+      target += runs[i].bytes;
+    }
+    Part part{runs[first].rank, route.parts()[runs[first].part], runs[first].local_offset,
+              PayloadBuilder(part_bytes)};
+    part.payload.Append(gathered, 0, part_bytes);
+    parts.push_back(std::move(part));
+    first = end;
+  }
+  return parts;
+}
+
+UploadRouter::Parts UploadRouter::Copies(TensorId id, int64_t begin,
+                                         const std::vector<grpc::Slice>& payload) const {
+  Parts parts;
+  for (int rank = 0; rank < world_size_; ++rank) {
     PayloadReader reader(payload);  // by reference
     const int64_t bytes = reader.left();
-    part = Part{begin, PayloadBuilder(bytes)};
-    reader.MoveTo(bytes, &part->payload);
+    parts.push_back({rank, id, begin, PayloadBuilder(bytes), true});
+    reader.MoveTo(bytes, &parts.back().payload);
   }
   return parts;
 }
@@ -126,19 +179,19 @@ std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
   received_bytes_ += bytes;
   if (bytes == 0) return std::nullopt;
   const auto begin = static_cast<int64_t>(chunk.offset);
-  Parts parts = input->map.replicated() ? Copies(begin, payload)
-                                        : Cut(input->map, begin, PayloadReader(std::move(payload)));
-  for (int rank = 0; rank < world_size_; ++rank) {
-    if (!parts[rank].has_value()) continue;
-    Part& part = *parts[rank];
+  const TensorRoute& route = input->route;
+  Parts parts = route.replicated()  ? Copies(input->id, begin, payload)
+                : route.scattered() ? Gather(route, begin, payload)
+                                    : Cut(route, begin, PayloadReader(std::move(payload)));
+  for (Part& part : parts) {
     wire::ChunkHeader header;
-    header.tensor = chunk.tensor;
+    header.tensor = static_cast<int>(part.tensor);
     header.offset = part.local_begin;
     const int64_t part_bytes = part.payload.bytes();
     // The client's crc still holds where the chunk lies in one shard.
-    if (part_bytes == bytes) header.crc32c = chunk.crc32c;
+    if (part.is_whole_chunk) header.crc32c = chunk.crc32c;
     routed->push_back(
-        {rank,
+        {part.rank,
          wire::MakeChunkBuffer(wire::EncodeChunkPrefix(wire::kExchangeRequest, header, part_bytes),
                                part.payload.Take()),
          part_bytes});
@@ -153,7 +206,7 @@ Failure UploadRouter::Incomplete() const {
                     absl::StrCat("the stream ended before all of ", TensorName(input.id),
                                  " was sent: the byte at ", input.arrived.first_missing(),
                                  " is missing, ", input.arrived.covered_bytes(), " of ",
-                                 input.map.global_bytes(), " bytes arrived"));
+                                 input.route.global_bytes(), " bytes arrived"));
   }
   assert(false && "nothing is missing");
   return {};

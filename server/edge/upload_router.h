@@ -2,8 +2,9 @@
 // Payload is passed on by reference (payload.h). No I/O.
 //
 // A rank's bytes keep their order in its shard, so the part of a chunk that belongs
-// to one rank is one piece of its local tensor: at most one message per rank. Chunks of a
-// replicated tensor go to every rank.
+// to one rank is one piece of its local tensor: at most one message per rank, and of a packed
+// tensor one for each of its parts. Of a tensor per document it is as many pieces as there are
+// heads in the chunk. Chunks of a replicated tensor go to every rank.
 #ifndef RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 #define RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 
@@ -17,7 +18,7 @@
 
 #include "common/base/byte_range_set.h"
 #include "common/base/limits.h"
-#include "common/plan/shard_plan.h"
+#include "common/plan/tensor_route.h"
 #include "common/request/validation.h"
 #include "common/wire/chunk_codec.h"
 #include "server/core/events.h"
@@ -56,22 +57,27 @@ class UploadRouter {
  private:
   struct Input {
     TensorId id;
-    ShardMap map;
+    TensorRoute route;
     ByteRangeSet arrived;
   };
 
-  // What one rank gets of a chunk: a piece of its local tensor.
+  // What one rank gets of a chunk: a piece of one of its local tensors.
   struct Part {
+    int rank = 0;
+    TensorId tensor = TensorId::kQ;
     int64_t local_begin = 0;
     PayloadBuilder payload;
+    bool is_whole_chunk = false;  // its bytes are the chunk's, in their order
   };
-  using Parts = std::vector<std::optional<Part>>;  // by rank
+  using Parts = std::vector<Part>;
 
   std::optional<Failure> Check(const wire::ChunkHeader& chunk,
                                const std::vector<grpc::Slice>& payload, int64_t bytes,
                                Input** input);
-  Parts Cut(const ShardMap& map, int64_t begin, PayloadReader reader) const;
-  Parts Copies(int64_t begin, const std::vector<grpc::Slice>& payload) const;
+  Parts Cut(const TensorRoute& route, int64_t begin, PayloadReader reader) const;
+  Parts Gather(const TensorRoute& route, int64_t begin,
+               const std::vector<grpc::Slice>& payload) const;
+  Parts Copies(TensorId id, int64_t begin, const std::vector<grpc::Slice>& payload) const;
 
   const int64_t max_chunk_bytes_;
   const int world_size_;

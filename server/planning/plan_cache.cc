@@ -21,7 +21,8 @@ int64_t BytesOf(const PlanKey& key) {
   return static_cast<int64_t>(sizeof(PlanKey) + sizeof(AttentionSpec) +
                               (shape.cu_seqlens_q.capacity() + shape.cu_seqlens_k.capacity()) *
                                   sizeof(int64_t) +
-                              shape.document_rules.capacity() * sizeof(MaskRule));
+                              shape.document_rules.capacity() * sizeof(MaskRule) +
+                              key.spec->probability_rows.capacity() * sizeof(ProbabilityRow));
 }
 
 PlanCache::Entries::iterator PlanCache::Locate(const PlanKey& key) {

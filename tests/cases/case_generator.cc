@@ -319,6 +319,23 @@ void AddOptions(Case& c, bool score_terms) {
   c.spec.options.window_left = c.spec.options.window_right = -1;
 }
 
+void AddProbabilityRows(Case& c) {
+  const AttentionShape& shape = c.spec.shape;
+  const auto draw = [&](uint64_t number) {
+    return oracle::RandomBits(c.data_seed, 0x0973, number);
+  };
+  if (c.direction == Direction::kBackward || draw(0) % 2 == 0) return;
+  const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
+  const auto count = static_cast<int64_t>(1 + draw(1) % 7);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto batch = static_cast<int64_t>(draw(2 * i + 2) % batches);
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
+    if (queries == 0) continue;
+    c.spec.probability_rows.push_back({batch, static_cast<int64_t>(draw(2 * i + 3) % queries)});
+  }
+}
+
 std::string ToString(const Case& c) {
   const AttentionShape& shape = c.spec.shape;
   const AttentionOptions& options = c.spec.options;
@@ -362,6 +379,12 @@ std::string ToString(const Case& c) {
   }
   if (options.dropout.threshold != 0) {
     line += " dropout=" + std::to_string(options.dropout.threshold / 65536.0);
+  }
+  if (!c.spec.probability_rows.empty()) {
+    line += " probabilities";
+    for (const ProbabilityRow& row : c.spec.probability_rows) {
+      line += " " + std::to_string(row.batch) + ":" + std::to_string(row.position);
+    }
   }
   if (!shape.document_rules.empty()) line += " rules per document";
   if (shape.packed) {

@@ -77,6 +77,10 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 // stays.
 void AddOptions(Case& c, bool score_terms = true);
 
+// Asks for the probabilities of some rows, drawn likewise: of every second forward case that has
+// any.
+void AddProbabilityRows(Case& c);
+
 struct Coverage {
   int64_t pairs = 0;  // compatible pairs of levels of different factors
   int64_t covered_pairs = 0;

@@ -53,10 +53,18 @@ CallResult CallService(Client& client, const Case& c, const TensorMap& inputs,
   if (c.direction == Direction::kForward) {
     ForwardArgs args;
     FillArgs(c, inputs, &args);
-    return client.Forward(args,
-                          ForwardResults{.out = Prepare(c.spec, TensorId::kOut, outputs),
-                                         .lse = Prepare(c.spec, TensorId::kLse, outputs)},
-                          options);
+    ForwardResults results{.out = Prepare(c.spec, TensorId::kOut, outputs),
+                           .lse = Prepare(c.spec, TensorId::kLse, outputs)};
+    for (const ProbabilityRow& row : c.spec.probability_rows) {
+      v1::ProbabilityRow& added = args.probability_rows.emplace_back();
+      added.set_batch(row.batch);
+      added.set_position(row.position);
+    }
+    if (!c.spec.probability_rows.empty()) {
+      results.more[v1::TENSOR_ID_PROBABILITIES] =
+          Prepare(c.spec, TensorId::kProbabilities, outputs);
+    }
+    return client.Forward(args, results, options);
   }
   BackwardArgs args;
   FillArgs(c, inputs, &args);

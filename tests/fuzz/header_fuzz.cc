@@ -44,10 +44,19 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   Require(shape.cu_seqlens_q.size() == shape.cu_seqlens_k.size());
   Require(shape.cu_seqlens_q.front() == 0 && shape.cu_seqlens_q.back() == shape.seq_len_q);
   Require(shape.cu_seqlens_k.front() == 0 && shape.cu_seqlens_k.back() == shape.seq_len_kv);
+  const ringattn::AttentionSpec& spec = request.valid.spec;
+  Require(static_cast<int64_t>(spec.probability_rows.size()) <= limits.max_probability_rows);
+  for (const ringattn::ProbabilityRow& row : spec.probability_rows) {
+    const auto document = static_cast<size_t>(shape.packed ? row.batch : 0);
+    Require(row.batch >= 0 && row.batch < (shape.packed ? shape.num_documents() : shape.batch));
+    Require(row.position >= 0 &&
+            row.position < shape.cu_seqlens_q[document + 1] - shape.cu_seqlens_q[document]);
+  }
+  Require(request.valid.choice.members.size() <= static_cast<size_t>(limits.max_world_size));
   int64_t total = 0;
   for (const auto* tensors : {&request.valid.inputs, &request.valid.outputs}) {
     for (TensorId id : *tensors) {
-      const int64_t bytes = ringattn::LayoutOf(request.valid.spec, id).bytes();
+      const int64_t bytes = ringattn::BytesOf(request.valid.spec, id);
       Require(bytes >= 0 && bytes <= limits.max_tensor_bytes);
       total += bytes;
     }
@@ -56,7 +65,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   int64_t inline_bytes = 0;
   for (const ringattn::server::InlineData& data : request.inline_tensors) {
     Require(static_cast<int64_t>(data.bytes.size()) ==
-            ringattn::LayoutOf(request.valid.spec, data.tensor).bytes());
+            ringattn::BytesOf(request.valid.spec, data.tensor));
     inline_bytes += data.bytes.size();
   }
   Require(inline_bytes <= limits.max_inline_bytes);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -34,7 +35,11 @@ constexpr char kBase[] = R"(
   plan { schedule: SCHEDULE_RING world_size: 2 layout: LAYOUT_ZIGZAG })";
 
 // What becomes of a field.
-enum class Fate { kArrives, kRefused };
+enum class Fate {
+  kArrives,
+  kRefused,
+  kForward,  // arrives in a Forward; a Backward that has it is refused
+};
 
 struct Journey {
   const char* field;
@@ -65,7 +70,8 @@ constexpr Journey kJourneys[] = {
     {"shape.packed.options.window.right",
      "shape { batch: 1 packed { cu_seqlens_q: [0, 24] cu_seqlens_k: [0, 32] "
      "options { window { left: -1 right: 3 } } } }"},
-    {"shape.packing", "shape { packing: PACKING_KV head_dim_v: 16 }", Fate::kRefused},
+    {"shape.packing", "shape { packing: PACKING_KV head_dim_v: 16 }", Fate::kArrives,
+     "shape { head_dim_v: 16 }"},
     {"dtype", "dtype: DATA_TYPE_FLOAT32"},
     {"options.softmax_scale", "options { softmax_scale: 0.75 }"},
     {"options.softcap", "options { softcap: 30 }"},
@@ -118,18 +124,23 @@ constexpr Journey kJourneys[] = {
     {"plan.stripe", "plan { layout: LAYOUT_STRIPED stripe: 4 }"},
     {"plan.heads_per_step", "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }",
      Fate::kArrives, "plan { schedule: SCHEDULE_ALL_GATHER }"},
-    {"plan.tuning.tile_q", "plan { tuning { tile_q: 64 } }", Fate::kRefused},
-    {"plan.tuning.tile_kv", "plan { tuning { tile_kv: 64 } }", Fate::kRefused},
-    {"plan.tuning.key_splits", "plan { tuning { key_splits: 2 } }", Fate::kRefused},
-    {"plan.members", "plan { members: 'worker-0' }", Fate::kRefused},
+    {"plan.tuning.tile_q", "plan { tuning { tile_q: 64 } }"},
+    {"plan.tuning.tile_kv", "plan { tuning { tile_kv: 64 } }"},
+    {"plan.tuning.key_splits", "plan { tuning { key_splits: 2 } }"},
+    {"plan.members", "plan { members: 'a' members: 'b' }"},
     {"reply.max_chunk_bytes", "reply { max_chunk_bytes: 65536 }"},
     {"reply.with_crc32c", "reply { with_crc32c: true }"},
     {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
     {"reply.with_timeline", "reply { with_timeline: true }"},
-    {"reply.lse_format", "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }", Fate::kRefused},
-    {"reply.probability_rows.batch", "reply { probability_rows { batch: 1 } }", Fate::kRefused},
+    {"reply.lse_format",
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } } "
+     "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }",
+     Fate::kArrives,
+     "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } }"},
+    {"reply.probability_rows.batch", "reply { probability_rows { batch: 1 } }", Fate::kForward,
+     "reply { probability_rows {} }"},
     {"reply.probability_rows.position", "reply { probability_rows { position: 1 } }",
-     Fate::kRefused},
+     Fate::kForward, "reply { probability_rows {} }"},
     {"reply.output_dtype", "reply { output_dtype: DATA_TYPE_FLOAT32 }"},
     {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
@@ -233,6 +244,9 @@ std::string FarEnds(const server::HeaderRequest& request) {
   arrived.direction = valid.direction;
   arrived.recompute_forward = valid.recompute_forward;
   arrived.with_timeline = request.reply.with_timeline;
+  arrived.choice = valid.choice;
+  // Whom the core takes, it decides by this.
+  for (const std::string& member : valid.choice.members) absl::StrAppend(&text, member, " ");
   // How long and which residual is kept or read is the core's own; what comes of it is not.
   if (valid.retain_ttl) arrived.retain = server::RequestArrived::Retain{"h", *valid.retain_ttl};
   absl::StrAppendFormat(&text, "retain %g reads '%s' keep %d inputs %d\n",
@@ -249,8 +263,14 @@ std::string FarEnds(const server::HeaderRequest& request) {
     absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
-    absl::StrAppendFormat(&text, " softcap %g deterministic %d bands", p.softcap, p.deterministic);
+    absl::StrAppendFormat(&text, " softcap %g deterministic %d lse %d bands", p.softcap,
+                          p.deterministic, decoded->spec.lse_per_document);
     absl::StrAppend(&text, TermsText(p.terms));
+    absl::StrAppendFormat(&text, " tuning %d %d %d", p.tuning.tile_q, p.tuning.tile_kv,
+                          p.tuning.key_splits);
+    for (const ChosenRow& row : context.chosen) {
+      absl::StrAppendFormat(&text, " chosen %d:%d", row.batch, row.row);
+    }
     for (const Band& band : p.bands)
       absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);
     for (const Piece& piece : context.q_pieces[rank]) {
@@ -287,7 +307,8 @@ void ExpectJourneys() {
                                        [&](const Journey& j) { return leaf == j.field; });
     ASSERT_NE(journey, std::end(kJourneys)) << leaf << " is a new field: what becomes of it?";
     const auto read = Read(Parse<Header>(journey->text));
-    if (journey->fate == Fate::kArrives) {
+    const bool forward = std::is_same_v<Header, v1::ForwardHeader>;
+    if (journey->fate == Fate::kArrives || (journey->fate == Fate::kForward && forward)) {
       ASSERT_TRUE(std::holds_alternative<server::HeaderRequest>(read))
           << leaf << ": " << std::get<Rejection>(read).ToStatus();
       const std::string ends = FarEnds(std::get<server::HeaderRequest>(read));

@@ -114,6 +114,19 @@ def test_strided_inputs(client, rng):
     assert (client.forward(heads_first, both[:, :, 0], both[:, :, 1]).out == plain).all()
 
 
+def test_members_and_tuning(client, rng):
+    q, k, v = tensors(rng, queries=90, dim_v=16)
+    plain, *_, report = client.forward(q, k, v, world_size=2)
+    members = report.plan.members[::-1]
+    tuned = client.forward(q, k, v, members=members, tile_q=24, tile_kv=192, key_splits=1)
+    assert tuned.report.plan.members == members
+    assert np.allclose(tuned.out, plain, atol=1e-5)
+    with pytest.raises(ringattn.InvalidArgumentError, match="plan.tuning.tile_q"):
+        client.forward(q, k, v, tile_q=100)
+    with pytest.raises(ringattn.RingattnError, match="no worker nobody is ready"):
+        client.forward(q, k, v, members=["nobody"])
+
+
 def test_call_options_and_report(client, rng):
     q, k, v = tensors(rng, queries=90, dim_v=16)
     report = client.forward(q, k, v, layout="striped", stripe=4, schedule="ring", world_size=2, timeline=True,

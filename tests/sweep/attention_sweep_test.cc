@@ -169,7 +169,10 @@ int Run() {
     return 2;
   }
   if (absl::GetFlag(FLAGS_options)) {
-    for (Case& c : cases) AddOptions(c);
+    for (Case& c : cases) {
+      AddOptions(c);
+      AddProbabilityRows(c);
+    }
   }
   if (only < 0) std::printf("%s\n", ToString(CoverageOf(cases)).c_str());
 

@@ -78,6 +78,7 @@ class Interpreter {
     problem_.softmax_scale = static_cast<float>(spec.options.softmax_scale);
     problem_.softcap = static_cast<float>(spec.options.softcap);
     problem_.bands = DocumentBands(spec);
+    if (!schedule.programs.empty()) problem_.tuning = schedule.programs[0].tuning;
     ScoreTerms& terms = problem_.terms;
     terms.packed = shape.packed;
     terms.columns = 0;
@@ -315,7 +316,7 @@ class Interpreter {
                                 call.q.row_end);
     }
 
-    std::vector<KvBlock> Blocks(bool backward) {
+    std::vector<KvBlock> Blocks(bool backward, bool with_values = true) {
       const AttentionShape& shape = interpreter.spec_.shape;
       std::vector<KvBlock> blocks;
       for (const KvOperand& operand : call.kv) {
@@ -325,7 +326,7 @@ class Interpreter {
         block.pieces = interpreter.Pieces(interpreter.plan_.kv[operand.source_rank],
                                           shape.cu_seqlens_k, operand.row_begin, operand.row_end);
         block.k = Elements(operand.k, vectors * shape.head_dim);
-        block.v = Elements(operand.v, vectors * shape.head_dim_v);
+        if (with_values) block.v = Elements(operand.v, vectors * shape.head_dim_v);
         if (interpreter.spec_.options.segment_ids) {
           block.segment_ids = reinterpret_cast<const int32_t*>(
               Exactly(operand.segment_ids, shape.batch * operand.rows() * 4));
@@ -477,6 +478,36 @@ class Interpreter {
                       form.target_pitch};
     }
 
+    KernelCall Probabilities() {
+      ProbabilitiesCall made;
+      made.problem = &interpreter.problem_;
+      made.q_rows = call.q.rows();
+      made.q_pieces = QPieces();
+      made.q = Elements(call.q.q, q_elements);
+      made.blocks = Blocks(false, /*with_values=*/false);
+      made.terms = Terms();
+      made.initial = call.initial;
+      made.final = call.final;
+      const AttentionSpec& spec = interpreter.spec_;
+      const AttentionShape& shape = spec.shape;
+      // By the definition: whose row each query is.
+      const std::vector<int64_t> tokens = TokensOf(interpreter.plan_.q[rank]);
+      for (const ProbabilityRow& row : spec.probability_rows) {
+        const int64_t keys = shape.packed
+                                 ? shape.cu_seqlens_k[row.batch + 1] - shape.cu_seqlens_k[row.batch]
+                                 : shape.seq_len_kv;
+        made.columns = std::max(made.columns, keys);
+        const int64_t token = (shape.packed ? shape.cu_seqlens_q[row.batch] : 0) + row.position;
+        const auto found = std::find(tokens.begin(), tokens.end(), token);
+        if (found == tokens.end()) continue;
+        made.rows.push_back({shape.packed ? 0 : row.batch, found - tokens.begin()});
+      }
+      const auto rows = static_cast<int64_t>(made.rows.size());
+      made.target = Floats(call.target, rows * shape.num_heads * made.columns);
+      if (call.final) made.lse = Floats(call.q.lse, statistics);
+      return made;
+    }
+
     KernelCall Bind() {
       const int64_t floats = call.source.bytes / 4;
       switch (call.op) {
@@ -488,6 +519,8 @@ class Interpreter {
           return SinkGradient();
         case ComputeCall::Op::kBiasGradient:
           return BiasGradient();
+        case ComputeCall::Op::kProbabilities:
+          return Probabilities();
         case ComputeCall::Op::kBackward:
           return Backward();
         case ComputeCall::Op::kZero:

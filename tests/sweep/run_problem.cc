@@ -59,8 +59,9 @@ absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement&
                                      const TensorMap& inputs, Engine engine, KernelSet kernels) {
   const ShardPlan plan =
       MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
-  const Schedule schedule = MakeSchedule(spec, plan, placement.schedule, direction,
-                                         recompute_forward, placement.heads_per_step);
+  Schedule schedule = MakeSchedule(spec, plan, placement.schedule, direction, recompute_forward,
+                                   placement.heads_per_step);
+  for (Program& program : schedule.programs) program.tuning = placement.tuning;
   switch (engine) {
     case Engine::kExecutor:
       return RunExecutor(spec, plan, schedule, inputs, kernels);
@@ -118,10 +119,10 @@ oracle::Outputs ToOutputs(const TensorMap& outputs) {
     const auto tensor = outputs.find(id);
     return tensor == outputs.end() ? nullptr : tensor->second.data();
   };
-  return {find(TensorId::kOut),  static_cast<const float*>(find(TensorId::kLse)),
-          find(TensorId::kDq),   find(TensorId::kDk),
-          find(TensorId::kDv),   static_cast<const float*>(find(TensorId::kDsinks)),
-          find(TensorId::kDbias)};
+  return {find(TensorId::kOut),   static_cast<const float*>(find(TensorId::kLse)),
+          find(TensorId::kDq),    find(TensorId::kDk),
+          find(TensorId::kDv),    static_cast<const float*>(find(TensorId::kDsinks)),
+          find(TensorId::kDbias), static_cast<const float*>(find(TensorId::kProbabilities))};
 }
 
 CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,

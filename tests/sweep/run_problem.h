@@ -30,6 +30,7 @@ struct Placement {
   int64_t stripe = 1;
   ScheduleKind schedule = ScheduleKind::kRing;  // over any number of ranks
   int64_t heads_per_step = 0;                   // of kAllGather; 0: all at once
+  Tuning tuning = {};
 };
 
 // Runs one direction. `inputs` has q, k, v, for backward also dout, and unless

@@ -70,6 +70,13 @@ struct ServedCalls {
   bool score_terms = false;  // calls of problems that have them (AttentionProblem::terms)
 };
 
+// What may stand in AttentionProblem::tuning.
+struct TuningOffer {
+  std::vector<int32_t> tile_q;
+  std::vector<int32_t> tile_kv;
+  std::vector<int32_t> key_splits;
+};
+
 // What a device holds right now, for metrics.
 struct DeviceUsage {
   int64_t memory_used_bytes = 0;   // of the whole device, whoever uses it
@@ -98,6 +105,9 @@ class Device {
   // Names of the fields of v1::AttentionOptions that devices may lack kernels for
   // (DeviceOptions) and that this one serves.
   virtual std::vector<std::string> served_options() const { return {}; }
+
+  // The values of Tuning that it takes; none of a field that its kernels do not have.
+  virtual TuningOffer tuning_offer() const { return {}; }
 
   // Makes the calls of one operation ready, with whatever memory they need beside their
   // operands: nothing is allocated when they start. RESOURCE_EXHAUSTED if there is none.

@@ -64,7 +64,7 @@ AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads
   return problem;
 }
 
-// `call` is a ForwardCall, a BackwardCall or a BiasGradientCall.
+// `call` is a ForwardCall, a BackwardCall, a BiasGradientCall or a ProbabilitiesCall.
 template <typename Call>
 Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
   Call kernel_call;
@@ -109,13 +109,15 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
 
 BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
     : problem(WholeProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
+  problem.tuning = program.tuning;
   const auto cut = [](const Shard& shard, const std::vector<int64_t>& cu_seqlens,
                       std::vector<Piece>& pieces) {
     if (pieces.empty()) pieces = CutIntoPieces(shard, cu_seqlens);
   };
   for (const Step& step : program.steps) {
     for (const ComputeCall& call : step.calls) {
-      if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient) {
+      if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient &&
+          call.op != Op::kProbabilities) {
         continue;
       }
       if (!call.heads.all() && of_heads.count(call.heads.begin) == 0) {
@@ -129,6 +131,9 @@ BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const
       }
     }
   }
+  if (spec.probability_rows.empty()) return;
+  chosen = ChosenRowsOf(spec, plan, program.rank);
+  probability_columns = ProbabilityColumns(spec);
 }
 
 const AttentionProblem& BindContext::ProblemOf(const HeadRange& heads) const {
@@ -159,6 +164,14 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       return DescribeAttention<BackwardCall>(context, call);
     case Op::kBiasGradient:
       return DescribeAttention<BiasGradientCall>(context, call);
+    case Op::kProbabilities: {
+      auto probabilities = DescribeAttention<ProbabilitiesCall>(context, call);
+      probabilities.rows = context.chosen;
+      probabilities.columns = context.probability_columns;
+      probabilities.initial = call.initial;
+      probabilities.final = call.final;
+      return probabilities;
+    }
     case Op::kZero:
       return ZeroCall{nullptr, call.target.bytes};
     case Op::kAdd:
@@ -224,6 +237,12 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(bias.delta, call.q.delta);
       addresses.Set(bias.dbias, call.target);
       SetBlocks(call, addresses, bias.blocks);
+    }
+    void operator()(ProbabilitiesCall& probabilities) const {
+      addresses.Set(probabilities.q, call.q.q);
+      addresses.Set(probabilities.lse, call.q.lse);
+      addresses.Set(probabilities.target, call.target);
+      SetBlocks(call, addresses, probabilities.blocks);
     }
     void operator()(ZeroCall& zero) const { addresses.Set(zero.target, call.target); }
     void operator()(AddCall& add) const {
@@ -294,6 +313,11 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
       read(call.q.dout);
       read(call.q.lse);
       read(call.q.delta);
+      write(call.target);
+      break;
+    case Op::kProbabilities:
+      read(call.q.q);
+      read(call.q.lse);
       write(call.target);
       break;
     case Op::kZero:

@@ -28,6 +28,8 @@ struct BindContext {
   std::map<int64_t, AttentionProblem> of_heads;  // by the first one: a program's ranges are alike
   std::vector<std::vector<Piece>> q_pieces;      // by source rank
   std::vector<std::vector<Piece>> kv_pieces;     // by source rank
+  std::vector<ChosenRow> chosen;                 // the program's rank's
+  int64_t probability_columns = 0;
 };
 
 // The kernel call but for the addresses, which are null.

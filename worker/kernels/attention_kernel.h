@@ -18,6 +18,7 @@
 
 #include "common/attention/band.h"
 #include "common/attention/dtype.h"
+#include "common/attention/tuning.h"
 #include "worker/kernels/score_terms.h"
 
 namespace ringattn::worker {
@@ -37,6 +38,8 @@ struct AttentionProblem {
   // Equal calls on equal devices must give equal bits: kernels whose sums depend on which block
   // comes first refuse them.
   bool deterministic = false;
+  // Values that the device takes (Device::tuning_offer); kernels without tiles have no use for it.
+  Tuning tuning;
 
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
@@ -164,6 +167,27 @@ struct MergeCall {
   bool final = false;
 };
 
+// Softmax weights of some rows, before dropout. A call for each group of blocks that the forward
+// has, with its flags:
+//   target  [rows.size(), num_heads, columns] fp32: row, head, the key's position in its document
+// An initial call begins with no key; each stores the scores of the keys that a row sees, and a
+// final one makes exp(score - lse) of all of them, 0 for a key that is not seen. Keys of no block
+// are not seen. A row whose lse is -inf has zeros.
+struct ProbabilitiesCall {
+  const AttentionProblem* problem = nullptr;
+  int64_t q_rows = 0;
+  std::vector<Piece> q_pieces;
+  const void* q = nullptr;
+  std::vector<KvBlock> blocks;  // k and segment_ids
+  TermOperands terms;
+  std::vector<ChosenRow> rows;
+  int64_t columns = 0;
+  float* target = nullptr;
+  const float* lse = nullptr;  // [batch, num_heads, q_rows]; read when `final`
+  bool initial = false;
+  bool final = false;
+};
+
 struct ZeroCall {
   void* target = nullptr;
   int64_t bytes = 0;
@@ -197,8 +221,8 @@ struct CopyCall {
 };
 
 using KernelCall =
-    std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall, ZeroCall,
-                 AddCall, ConvertCall, MergeCall, CopyCall>;
+    std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall,
+                 ProbabilitiesCall, ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall>;
 
 }  // namespace ringattn::worker
 

@@ -18,7 +18,7 @@ bool SetTerm(const Element* TermOperands::*field, void* address, KernelCall& cal
     return typed != nullptr;
   };
   return set(std::get_if<ForwardCall>(&call)) || set(std::get_if<BackwardCall>(&call)) ||
-         set(std::get_if<BiasGradientCall>(&call));
+         set(std::get_if<BiasGradientCall>(&call)) || set(std::get_if<ProbabilitiesCall>(&call));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,10 +26,10 @@ int64_t BlockBytes(const TensorLayout& layout) {
 }
 
 // By a look at its beginning: every span of a shard has one stride.
-bool HasLongRuns(const ShardMap& map, int rank) {
-  const int64_t bytes = std::min(map.local_bytes(rank), kBlockBytes);
+bool HasLongRuns(const TensorRoute& route, size_t part, int rank) {
+  const int64_t bytes = std::min(route.local_bytes(part, rank), kBlockBytes);
   if (bytes < kLeastDirectRun) return false;
-  const auto runs = static_cast<int64_t>(map.FromLocal(rank, 0, bytes).size());
+  const auto runs = static_cast<int64_t>(route.FromLocal(part, rank, 0, bytes).size());
   return runs * kLeastDirectRun <= bytes;
 }
 
@@ -36,24 +37,28 @@ absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
                                               const AttentionSpec& spec, TensorId id,
                                               const v1::Reserve& reserve,
                                               const RegionTransfer::FindRegion& find) {
-  const auto place =
-      std::find_if(reserve.places().begin(), reserve.places().end(),
-                   [id](const auto& place) { return place.tensor() == static_cast<int>(id); });
+  const TensorId whole = ClientTensorOf(spec, id);
+  const auto place = std::find_if(
+      reserve.places().begin(), reserve.places().end(),
+      [whole](const auto& place) { return place.tensor() == static_cast<int>(whole); });
   if (place == reserve.places().end()) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(id), " has no place"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " has no place"));
   }
   std::shared_ptr<Region> region = find(place->region_id());
   if (region == nullptr) {
-    return absl::CancelledError(absl::StrCat("the region of ", TensorName(id), " is not here"));
+    return absl::CancelledError(absl::StrCat("the region of ", TensorName(whole), " is not here"));
   }
-  const int64_t bytes = BytesOf(spec, id);
+  const int64_t bytes = BytesOf(spec, whole);
   if (bytes > region->bytes() || place->offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(id), " lies outside its region"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " lies outside its region"));
   }
   uint8_t* const base = region->data() + place->offset();
-  RegionTransfer::Copied copied{id,   ShardMap(spec, plan, id),       std::move(region),
-                                base, BlockBytes(LayoutOf(spec, id)), bytes};
-  copied.long_runs = HasLongRuns(copied.map, rank);
+  TensorRoute route(spec, plan, whole);
+  const auto found = std::find(route.parts().begin(), route.parts().end(), id);
+  const auto part = static_cast<size_t>(found - route.parts().begin());
+  RegionTransfer::Copied copied{
+      id, std::move(route), part, std::move(region), base, BlockBytes(LayoutOf(spec, id)), bytes};
+  copied.long_runs = HasLongRuns(copied.route, part, rank);
   return copied;
 }
 
@@ -64,7 +69,8 @@ void AddWithinPins(const RegionTransfer::Copied& copied, const ByteRun& run,
   for (int64_t done = 0; done < run.bytes;) {
     const int64_t begin = place + run.global_offset + done;
     const int64_t bytes = std::min(run.bytes - done, Region::kPinBytes - begin % Region::kPinBytes);
-    pieces->push_back({run.rank, run.global_offset + done, run.local_offset + done, bytes});
+    pieces->push_back(
+        {run.rank, run.global_offset + done, run.local_offset + done, bytes, run.part});
     done += bytes;
   }
 }
@@ -72,7 +78,7 @@ void AddWithinPins(const RegionTransfer::Copied& copied, const ByteRun& run,
 std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank, int64_t offset,
                                   int64_t bytes) {
   std::vector<ByteRun> pieces;
-  for (const ByteRun& run : copied.map.FromLocal(rank, offset, bytes)) {
+  for (const ByteRun& run : copied.route.FromLocal(copied.part, rank, offset, bytes)) {
     AddWithinPins(copied, run, &pieces);
   }
   return pieces;
@@ -197,7 +203,7 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextInput() {
   absl::MutexLock lock(&mutex_);
   while (next_input_.tensor < inputs_.size()) {
     const Copied& input = inputs_[next_input_.tensor];
-    const int64_t left = input.map.local_bytes(rank_) - next_input_.offset;
+    const int64_t left = input.route.local_bytes(input.part, rank_) - next_input_.offset;
     if (left > 0) {
       Block block = next_input_;
       block.direct = input.IsDirect();
@@ -228,8 +234,9 @@ absl::Status RegionTransfer::CopyInput(const Block& block) {
   const Copied& input = inputs_[block.tensor];
   if (input.region->released()) return absl::CancelledError("the client released the region");
   std::vector<wire::Fragment> fragments;
-  for (const ByteRun& run : block.direct ? PinnedPieces(input, rank_, block.offset, block.bytes)
-                                         : input.map.FromLocal(rank_, block.offset, block.bytes)) {
+  for (const ByteRun& run :
+       block.direct ? PinnedPieces(input, rank_, block.offset, block.bytes)
+                    : input.route.FromLocal(input.part, rank_, block.offset, block.bytes)) {
     fragments.push_back({input.base + run.global_offset, static_cast<size_t>(run.bytes)});
   }
   const wire::ChunkHeader chunk{static_cast<int32_t>(input.id), static_cast<uint64_t>(block.offset),
@@ -245,6 +252,15 @@ void RegionTransfer::Proceed() {
   {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(downloading_, true)) return;
+  }
+  // Before the download, whose end is the transfer's.
+  for (const Copied& output : outputs_) {
+    if (rank_ == 0 && !FillHoles(output)) {
+      return Fail(true, "the client released the region or fenced it");
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
     const std::vector<ShardOperation::Output> outputs = operation_->Outputs();
     std::vector<DeviceRange> staged;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -266,7 +282,8 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextDirectOutput() {
   absl::MutexLock lock(&mutex_);
   while (next_direct_.tensor < direct_.size()) {
     const size_t index = direct_[next_direct_.tensor];
-    const int64_t left = outputs_[index].map.local_bytes(rank_) - next_direct_.offset;
+    const int64_t left =
+        outputs_[index].route.local_bytes(outputs_[index].part, rank_) - next_direct_.offset;
     if (left > 0) {
       const Block block{index, next_direct_.offset, std::min(left, kDirectBlockBytes), true};
       next_direct_.offset += block.bytes;
@@ -352,7 +369,8 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece) 
     const int64_t bytes = std::min(piece.bytes - done, output.block_bytes);
     if (!output.region->BeginWrite(fence_number_)) return false;
     const uint8_t* from = piece.data + done;
-    for (const ByteRun& run : output.map.FromLocal(rank_, piece.offset + done, bytes)) {
+    for (const ByteRun& run :
+         output.route.FromLocal(output.part, rank_, piece.offset + done, bytes)) {
       std::memcpy(output.base + run.global_offset, from, run.bytes);
       from += run.bytes;
     }
@@ -360,6 +378,27 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece) 
     done += bytes;
   }
   return true;
+}
+
+// Bytes of the client's tensor that no worker has: fp32 -inf (lse per document).
+bool RegionTransfer::FillHoles(const Copied& output) {
+  bool filled = true;
+  output.route.ForEachHole([&](int64_t offset, int64_t bytes) {
+    for (int64_t done = 0; filled && done < bytes; done += kBlockBytes) {
+      if (Stopped()) return;
+      if (!output.region->BeginWrite(fence_number_)) {
+        filled = false;
+        return;
+      }
+      constexpr float kHole = -std::numeric_limits<float>::infinity();
+      const int64_t end = std::min(bytes, done + kBlockBytes);
+      for (int64_t at = done; at < end; at += sizeof(kHole)) {
+        std::memcpy(output.base + offset + at, &kHole, sizeof(kHole));
+      }
+      output.region->EndWrite(fence_number_);
+    }
+  });
+  return filled;
 }
 
 void RegionTransfer::FinishDownload() {

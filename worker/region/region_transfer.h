@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/plan/shard_plan.h"
+#include "common/plan/tensor_route.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/staging.h"
 #include "worker/region/copy_threads.h"
@@ -53,10 +53,11 @@ class RegionTransfer final : public OperationListener,
  public:
   using FindRegion = std::function<std::shared_ptr<Region>(const std::string& id)>;
 
-  // A tensor's shard and where the whole tensor lies.
+  // A tensor's shard and where the whole tensor lies, or the one that it is a part of.
   struct Copied {
     TensorId id = TensorId::kQ;
-    ShardMap map;
+    TensorRoute route;
+    size_t part = 0;  // of route.parts()
     std::shared_ptr<Region> region;
     uint8_t* base = nullptr;  // of the whole tensor, in the region
     int64_t block_bytes = 0;  // of the shard, copied at a time
@@ -118,6 +119,7 @@ class RegionTransfer final : public OperationListener,
   std::optional<Block> NextDirectOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   // False: nothing may be written any more.
   absl::StatusOr<bool> CopyDirectOutput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool FillHoles(const Copied& output);
   void FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(bool released, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
   bool Stopped() const { return failed_.load() || !operation_->ended().ok(); }

@@ -36,6 +36,20 @@ bool AreDocumentsOf(const std::vector<int64_t>& cu_seqlens, int64_t total) {
          std::is_sorted(cu_seqlens.begin(), cu_seqlens.end());
 }
 
+// What packed tensors have in common (CheckPacking at the edge says which).
+bool PackingFits(const AttentionShape& shape) {
+  switch (shape.packing) {
+    case Packing::kNone:
+      return true;
+    case Packing::kQkv:
+      return shape.seq_len_q == shape.seq_len_kv && shape.num_heads == shape.num_kv_heads &&
+             shape.head_dim == shape.head_dim_v && shape.cu_seqlens_q == shape.cu_seqlens_k;
+    case Packing::kKv:
+      return shape.head_dim == shape.head_dim_v;
+  }
+  return false;
+}
+
 absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
   if (proto.batch() < 1 || proto.num_heads() < 1 || proto.num_kv_heads() < 1 ||
       proto.num_heads() % proto.num_kv_heads() != 0 || proto.head_dim() < 1 ||
@@ -48,6 +62,7 @@ absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
     return Malformed("shape too large");
   }
   AttentionShape shape = FromProto(proto);
+  if (!PackingFits(shape)) return Malformed("packing");
   if (!shape.packed) return shape;
   if (shape.batch != 1 || shape.cu_seqlens_q.size() != shape.cu_seqlens_k.size()) {
     return Malformed("packed shape");
@@ -89,7 +104,23 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (!violations.empty())
     return Malformed(std::move(violations).ToRejection().ToStatus().message());
   if (reserve.has_dlse() && !reserve.backward()) return Malformed("has_dlse");
+  if (reserve.lse_per_document() && !shape->packed) return Malformed("lse_per_document");
   result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse(), reserve.fp32_results()};
+  result.spec.lse_per_document = reserve.lse_per_document();
+
+  if (!reserve.probability_rows().empty() && reserve.backward()) {
+    return Malformed("probability_rows");
+  }
+  for (const v1::ProbabilityRow& row : reserve.probability_rows()) {
+    const AttentionShape& of = result.spec.shape;
+    const uint64_t rows = of.packed ? of.num_documents() : of.batch;
+    if (row.batch() >= rows) return Malformed("probability_rows");
+    const uint64_t queries =
+        of.packed ? of.cu_seqlens_q[row.batch() + 1] - of.cu_seqlens_q[row.batch()] : of.seq_len_q;
+    if (row.position() >= queries) return Malformed("probability_rows");
+    result.spec.probability_rows.push_back(
+        {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});
+  }
 
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
@@ -117,6 +148,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
       MakeProgram(result.spec, result.plan, *kind,
                   reserve.backward() ? Direction::kBackward : Direction::kForward,
                   reserve.recompute_forward(), ring_rank, reserve.retain(), heads_per_step);
+  result.program.tuning = FromProto(reserve.tuning());
   return result;
 }
 

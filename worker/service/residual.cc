@@ -8,7 +8,8 @@
 namespace ringattn::worker {
 
 std::vector<TensorId> ResidualTensors(const AttentionSpec& spec) {
-  std::vector<TensorId> tensors = InputsOf(spec, Direction::kBackward, /*recompute_forward=*/false);
+  std::vector<TensorId> tensors =
+      ShardInputsOf(spec, Direction::kBackward, /*recompute_forward=*/false);
   tensors.erase(std::remove_if(tensors.begin(), tensors.end(), IsSentBesideResidual),
                 tensors.end());
   return tensors;

@@ -1,10 +1,12 @@
 #include "worker/service/shard_operation.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/plan/tensor_route.h"
 #include "common/wire/crc32c.h"
 
 namespace ringattn::worker {
@@ -188,13 +190,33 @@ std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
   return outputs;
 }
 
+std::vector<ShardOperation::Output> ShardOperation::StreamedOutputs() const {
+  std::map<TensorId, DeviceRange> memory;
+  std::set<TensorId> tensors;  // as clients have them
+  for (const Output& output : Outputs()) {
+    memory[output.id] = output.memory;
+    tensors.insert(ClientTensorOf(operation_->spec(), output.id));
+  }
+  std::vector<Output> streamed;
+  for (TensorId tensor : tensors) {
+    const TensorRoute route(operation_->spec(), operation_->plan(), tensor);
+    for (const LocalRange& range : route.StreamOrder(operation_->program().rank)) {
+      const TensorId part = route.parts()[range.part];
+      const auto* data = static_cast<const uint8_t*>(memory.at(part).data) + range.offset;
+      streamed.push_back({part, {data, range.bytes}, range.offset});
+    }
+  }
+  return streamed;
+}
+
 absl::StatusOr<EventRef> ShardOperation::CopyToPinned(void* pinned, DeviceRange part) const {
   return device_->CopyToPinned(pinned, part.data, part.bytes);
 }
 
-std::unique_ptr<Download> ShardOperation::BeginDownload(std::function<void()> on_ready) const {
+std::unique_ptr<Download> ShardOperation::BeginDownload(const std::vector<Output>& outputs,
+                                                        std::function<void()> on_ready) const {
   std::vector<DeviceRange> ranges;
-  for (const Output& output : Outputs()) ranges.push_back(output.memory);
+  for (const Output& output : outputs) ranges.push_back(output.memory);
   return BeginDownload(std::move(ranges), std::move(on_ready));
 }
 

@@ -45,10 +45,11 @@ struct OperationInfo {
 // that gRPC still sends from its buffers; the memory goes back with the last of them.
 class ShardOperation {
  public:
-  // A tensor of the program in the order in which it is streamed.
+  // An output of the program, or a part of it.
   struct Output {
     TensorId id;
     DeviceRange memory;
+    int64_t offset = 0;  // of the memory in the rank's tensor
   };
   // When copies to the device began and ended, and what they took in all.
   struct CopyTimes {
@@ -93,9 +94,12 @@ class ShardOperation {
 
   // --- outputs
   std::vector<Output> Outputs() const;
-  // The outputs on their way to the host (Device::BeginDownload), or ranges of them. REQUIRES:
+  // Their parts in the order in which they are streamed (shard.proto).
+  std::vector<Output> StreamedOutputs() const;
+  // Outputs, or ranges of them, on their way to the host (Device::BeginDownload). REQUIRES:
   // finished.
-  std::unique_ptr<Download> BeginDownload(std::function<void()> on_ready) const;
+  std::unique_ptr<Download> BeginDownload(const std::vector<Output>& outputs,
+                                          std::function<void()> on_ready) const;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) const;
 

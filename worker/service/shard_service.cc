@@ -18,8 +18,8 @@ class WholeLease final : public ShardLease {
   const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
   std::vector<Part> Outputs() const override {
     std::vector<Part> parts;
-    for (const ShardOperation::Output& output : operation_->Outputs()) {
-      parts.push_back({output.id, 0, output.memory});
+    for (const ShardOperation::Output& output : operation_->StreamedOutputs()) {
+      parts.push_back({output.id, output.offset, output.memory});
     }
     return parts;
   }

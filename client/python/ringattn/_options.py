@@ -38,6 +38,12 @@ class CallOptions(TypedDict, total=False):
     stripe: int | None
     #: Of the schedule ``all_gather``: K/V of so many kv heads at a time.
     heads_per_step: int | None
+    #: The workers to compute on, by name, in the order of the ring.
+    members: Sequence[str]
+    #: Rows and keys of a kernel's tile, and parts of one row's keys: values that the workers' devices offer.
+    tile_q: int | None
+    tile_kv: int | None
+    key_splits: int | None
     #: Put every rank's timeline into the report.
     timeline: bool
     #: A W3C trace context that the call belongs to.

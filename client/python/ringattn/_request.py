@@ -124,8 +124,10 @@ def _document_dict(document: Document, index: int) -> dict[str, Any]:
 
 
 def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("layout", "schedule", "world_size", "stripe", "heads_per_step")
-    return {name: options.get(name) for name in names}
+    plan: dict[str, Any] = {
+        name: options.get(name) for name in ("layout", "schedule", "world_size", "stripe", "heads_per_step")}
+    tuning = {name: options[name] for name in ("tile_q", "tile_kv", "key_splits") if options.get(name) is not None}
+    return plan | {"members": list(options.get("members") or ()), "tuning": tuning or None}
 
 
 def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:

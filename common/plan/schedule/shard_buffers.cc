@@ -1,5 +1,7 @@
 #include "common/plan/schedule/shard_buffers.h"
 
+#include <utility>
+
 #include "absl/types/span.h"
 
 namespace ringattn {
@@ -18,7 +20,7 @@ BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
 // What only some requests have.
 void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers& shard) {
   const AttentionSpec& spec = builder.spec();
-  for (TensorId id : InputsOf(spec, direction, /*recompute_forward=*/false)) {
+  for (TensorId id : ShardInputsOf(spec, direction, /*recompute_forward=*/false)) {
     if (InfoOf(id).is_present != nullptr) builder.AddInput(id);
   }
   shard.kv_segment_ids = builder.InputOf(TensorId::kKvSegmentIds);
@@ -76,6 +78,29 @@ void AddOutAccumulator(ShardBuffers& shard, ProgramBuilder& builder) {
                       : builder.AddBuffer("out_acc", elements * ElementBytes(DType::kFloat32));
 }
 
+namespace {
+
+// Chosen rows' probabilities over the keys of a forward call, behind it.
+void AddProbabilities(int64_t step, const ComputeCall& forward, const ShardBuffers& shard,
+                      ProgramBuilder& builder) {
+  const ByteRange target = builder.WholeIfAny(shard.probabilities);
+  if (target.bytes == 0) return;
+  ComputeCall call;
+  call.op = ComputeCall::Op::kProbabilities;
+  call.q = AllQueries(builder);
+  call.q.q = builder.Whole(shard.q);
+  if (forward.final) call.q.lse = builder.Whole(shard.lse);
+  AddOptions(kTermOptions, builder, call.q);
+  call.kv = forward.kv;
+  for (KvOperand& keys : call.kv) keys.v = kNone;
+  call.initial = forward.initial;
+  call.final = forward.final;
+  call.target = target;
+  builder.AddCall(step, std::move(call));
+}
+
+}  // namespace
+
 ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder) {
   ShardBuffers shard;
   shard.q = builder.AddInput(TensorId::kQ);
@@ -84,6 +109,9 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
   if (direction == Direction::kForward) {
     shard.out = builder.AddOutput(TensorId::kOut);
     shard.lse = builder.AddOutput(TensorId::kLse);
+    if (InfoOf(TensorId::kProbabilities).is_present(builder.spec())) {
+      shard.probabilities = builder.AddOutput(TensorId::kProbabilities);
+    }
     AddOptionBuffers(direction, builder, shard);
     return shard;
   }
@@ -118,7 +146,9 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
       call.q.out = builder.Whole(shard.out);
       AddFinalOptions(builder, call.q);
     }
+    const ComputeCall forward = call;
     builder.AddCall(step, std::move(call));
+    AddProbabilities(step, forward, shard, builder);
   }
 }
 

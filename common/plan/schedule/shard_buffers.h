@@ -35,6 +35,7 @@ struct ShardBuffers {
   BufferId dsinks = kNoBuffer;  // of this rank's rows; rank 0's becomes the sum
   BufferId dbias = kNoBuffer;
   BufferId kv_segment_ids = kNoBuffer;
+  BufferId probabilities = kNoBuffer;
 };
 
 ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder);
@@ -44,8 +45,8 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
 using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
 
 // The rest of a forward pass: flags, the q side, the partial where there are several
-// calls. Without a call, rows that see no key still become out = 0, lse = -inf, at
-// `first_step`.
+// calls, and beside each call the one for the chosen rows' probabilities. Without a call, rows that
+// see no key still become out = 0, lse = -inf, at `first_step`.
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
                      ProgramBuilder& builder);
 

@@ -71,7 +71,13 @@ std::vector<ServedCalls> CpuDevice::served_calls() const {
 }
 
 std::vector<std::string> CpuDevice::served_options() const {
-  return {"dropout", "alibi", "bias", "mask", "segment_ids", "deterministic"};
+  return {
+      "dropout", "alibi", "bias", "mask", "segment_ids", "deterministic", "reply.probability_rows"};
+}
+
+// Multiples of a row group and of every packed panel. The keys of a row are never split.
+TuningOffer CpuDevice::tuning_offer() const {
+  return {{12, 24, 48, 96, 120, 240, 480}, {192, 384, 576, 768, 960}, {1}};
 }
 
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {

@@ -32,8 +32,14 @@ absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
 }
 
 absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
+  // The coordinator sends no request that needs them (CudaServedOptions).
+  if (std::holds_alternative<ProbabilitiesCall>(call)) {
+    return absl::InvalidArgumentError("no CUDA kernel gives probabilities of chosen rows");
+  }
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
-    return KernelOf(cuda::PrepareForward(*forward, choice.device, choice.tuning));
+    cuda::KernelTuning tuning = choice.tuning;
+    if (forward->problem->tuning.key_splits == 1) tuning.max_key_splits = 1;
+    return KernelOf(cuda::PrepareForward(*forward, choice.device, tuning));
   }
   if (const auto* backward = std::get_if<BackwardCall>(&call)) {
     return KernelOf(cuda::PrepareBackward(*backward, choice.device, choice.tuning));

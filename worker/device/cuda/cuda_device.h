@@ -64,6 +64,8 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override;
   std::vector<ServedCalls> served_calls() const override { return CudaServedCalls(kernels_); }
   std::vector<std::string> served_options() const override { return CudaServedOptions(kernels_); }
+  // A kernel's tiles are its own; it can be kept from splitting the keys of a row.
+  TuningOffer tuning_offer() const override { return {{}, {}, {1}}; }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;

@@ -23,6 +23,7 @@ constexpr int kMatrixRows = 48;
 
 int ChooseKeyTile(const BackwardCall& call) {
   const AttentionProblem& problem = *call.problem;
+  if (problem.tuning.tile_kv != 0) return problem.tuning.tile_kv;
   int64_t keys = 0;
   for (const KvBlock& block : call.blocks) keys += block.rows * problem.batch;
   const int tile = std::max(problem.head_dim, problem.head_dim_v) <= 128 ? 384 : 192;
@@ -41,6 +42,7 @@ class BackwardPass {
         split_(problem_),
         terms_(problem_, call.q_rows, call.terms),
         scale_(terms_.any() ? kFinished : ScaleOf(problem_)),
+        matrix_rows_(problem_.tuning.tile_q != 0 ? problem_.tuning.tile_q : kMatrixRows),
         key_tile_(ChooseKeyTile(call)),
         head_dim_(static_cast<int>(problem_.head_dim)),
         head_dim_v_(static_cast<int>(problem_.head_dim_v)),
@@ -51,7 +53,7 @@ class BackwardPass {
 
   absl::Status Run() {
     workspace_.SetRuns(call_.q_pieces, call_.blocks);
-    workspace_.CutQueries(split_.RowsPerTile(kMatrixRows));
+    workspace_.CutQueries(split_.RowsPerTile(matrix_rows_));
     workspace_.CutKeys(key_tile_);
     FindHulls(problem_.bands, workspace_);
     const int64_t bytes = ScratchBytes();
@@ -70,7 +72,7 @@ class BackwardPass {
   using Block = QueryBlock;
 
   int64_t QueryTiles() const { return static_cast<int64_t>(workspace_.query_tiles.size()); }
-  int64_t MaxRows() const { return int64_t{split_.RowsPerTile(kMatrixRows)} * split_.heads; }
+  int64_t MaxRows() const { return int64_t{split_.RowsPerTile(matrix_rows_)} * split_.heads; }
 
   int64_t ScratchBytes() const {
     const int64_t rows = MaxRows();
@@ -433,6 +435,7 @@ class BackwardPass {
   const HeadSplit split_;
   const ScorePass terms_;
   const ScoreScale scale_;
+  const int matrix_rows_;
   const int key_tile_;  // keys of a task, a multiple of every vector and of 2
   const int head_dim_;
   const int head_dim_v_;

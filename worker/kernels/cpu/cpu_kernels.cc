@@ -10,6 +10,7 @@
 #include "worker/kernels/cpu/bias_gradient.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
+#include "worker/kernels/cpu/probabilities.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/cpu/workspace.h"
 
@@ -46,6 +47,11 @@ absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progr
 
 absl::Status RunCall(const BiasGradientCall& call, Workspace& workspace, const Progress& progress) {
   return BiasGradient(call, workspace, progress);
+}
+
+absl::Status RunCall(const ProbabilitiesCall& call, Workspace& workspace,
+                     const Progress& progress) {
+  return Probabilities(call, workspace, progress);
 }
 
 // Finite if the row is: products of bf16 or fp32 need not fit fp32.

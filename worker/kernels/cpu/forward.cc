@@ -24,6 +24,7 @@ constexpr int kRowGroup = 12;
 // past them: the more rows, the less packing costs.
 int ChooseMatrixRows(const ForwardCall& call) {
   const AttentionProblem& problem = *call.problem;
+  if (problem.tuning.tile_q != 0) return problem.tuning.tile_q;
   const int rows = std::max(problem.head_dim, problem.head_dim_v) <= 128 ? 480 : 240;
   // Small calls need tasks for many threads more than they need efficient ones.
   const int64_t all_rows = problem.batch * call.q_rows * problem.num_heads;
@@ -31,7 +32,8 @@ int ChooseMatrixRows(const ForwardCall& call) {
 }
 
 // Half a typical L2 of packed keys and values, within reason.
-int ChooseKeyTile(int words_per_key) {
+int ChooseKeyTile(const Tuning& tuning, int words_per_key) {
+  if (tuning.tile_kv != 0) return tuning.tile_kv;
   return std::clamp(131072 / words_per_key, 128, 1024) / 64 * 64;
 }
 
@@ -50,7 +52,7 @@ class ForwardPass {
         depth_(ops_.Words(head_dim_)),
         cols_v_(ops_.PadColumns(static_cast<int>(problem_.head_dim_v))),
         matrix_rows_(ChooseMatrixRows(call)),
-        key_tile_(ChooseKeyTile(depth_ + cols_v_ / ops_.elements_per_word)),
+        key_tile_(ChooseKeyTile(problem_.tuning, depth_ + cols_v_ / ops_.elements_per_word)),
         wide_rows_(call, workspace.kv, terms_) {}
 
   absl::Status Run() {

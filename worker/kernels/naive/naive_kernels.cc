@@ -212,6 +212,26 @@ struct Runner {
     });
     for (int64_t h = 0; h < p.num_heads; ++h) call.dsinks[h] = static_cast<float>(sums[h]);
   }
+  void operator()(const ProbabilitiesCall& call) const {
+    const AttentionProblem& p = *call.problem;
+    const SeenKeys keys(p, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
+    for (size_t i = 0; i < call.rows.size(); ++i) {
+      const ChosenRow& chosen = call.rows[i];
+      for (int64_t h = 0; h < p.num_heads; ++h) {
+        float* row = call.target + (static_cast<int64_t>(i) * p.num_heads + h) * call.columns;
+        for (int64_t j = 0; call.initial && j < call.columns; ++j) row[j] = -kInfinity;
+        for (const SeenKey& key : keys.Of({chosen.batch, chosen.row, h})) {
+          row[keys.PositionOf(key)] = static_cast<float>(key.score);
+        }
+        if (!call.final) continue;
+        const double lse = call.lse[(chosen.batch * p.num_heads + h) * call.q_rows + chosen.row];
+        for (int64_t j = 0; j < call.columns; ++j) {
+          const bool seen = row[j] != -kInfinity && lse != -kInfinity;
+          row[j] = seen ? static_cast<float>(std::exp(row[j] - lse)) : 0.0f;
+        }
+      }
+    }
+  }
   void operator()(const ZeroCall& call) const {
     if (call.bytes > 0) std::memset(call.target, 0, call.bytes);
   }

@@ -1,0 +1,21 @@
+// What a worker's device serves of a request, by what the worker said when it joined.
+#ifndef RINGATTN_SERVER_CORE_WORKER_OFFERS_H_
+#define RINGATTN_SERVER_CORE_WORKER_OFFERS_H_
+
+#include <optional>
+
+#include "common/attention/attention_spec.h"
+#include "common/plan/planner.h"
+#include "ringattn/v1/worker_control.pb.h"
+#include "server/core/events.h"
+
+namespace ringattn::server {
+
+// Nothing if it serves the request; else UNIMPLEMENTED, OPTION_NOT_SERVED with the field that its
+// device has no kernels for, or INVALID_ARGUMENT, TUNING_NOT_OFFERED with the values that it takes.
+std::optional<Failure> WhyNotServedBy(const v1::Register& worker, const AttentionSpec& spec,
+                                      const PlanChoice& choice);
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_WORKER_OFFERS_H_
