@@ -114,7 +114,7 @@ def test_checksums_both_ways(ring):
     stream = direct.open(0, with_crc32c=True)
     data = cut(inputs["q"], direct.tickets[0], "q")
     stream.chunk("q", 0, data, crc32c=1)
-    assert stream.error().code() == CODE.INVALID_ARGUMENT
+    assert stream.error().code() in (CODE.INVALID_ARGUMENT, CODE.ABORTED)
     error = error_of(direct.stream)
     assert error.code() == CODE.INVALID_ARGUMENT and reason_of(error) == "BAD_CHUNK"
     assert "crc32c" in error.details()
@@ -435,7 +435,8 @@ def test_what_is_sent_wrong_ends_the_request(ring, wrong):
         streams[0].chunk("q", len(data) - 4, data[:8])
     else:
         streams[0].chunk("dout", 0, data)
-    assert streams[0].error().code() == CODE.INVALID_ARGUMENT
+    # Its release may overtake what the worker says itself: the coordinator's stream has the truth.
+    assert streams[0].error().code() in (CODE.INVALID_ARGUMENT, CODE.ABORTED)
     error = error_of(direct.stream)
     assert error.code() == CODE.INVALID_ARGUMENT and reason_of(error) == "BAD_CHUNK"
     assert streams[1].error() is not None  # released with the operation
