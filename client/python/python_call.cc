@@ -58,6 +58,7 @@ const std::map<std::string, client::TransportWish>& Transports() {
   static const auto* const transports = new std::map<std::string, client::TransportWish>{
       {"auto", client::TransportWish::kAuto},
       {"relay", client::TransportWish::kRelay},
+      {"direct", client::TransportWish::kDirect},
       {"host", client::TransportWish::kHost},
   };
   return *transports;

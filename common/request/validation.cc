@@ -148,7 +148,7 @@ void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
     }
   }
   if (choice.heads_per_step == 0) return;
-  if (!spec.probability_rows.empty() && choice.heads_per_step != spec.shape.num_kv_heads) {
+  if (!spec.probability_rows.empty()) {
     violations.Invalid("plan.heads_per_step", "is set, but reply.probability_rows are given");
   }
   if (spec.shape.num_kv_heads % choice.heads_per_step != 0) {

@@ -86,7 +86,6 @@ class LocalMemory {
   const LocalMemoryHooks hooks_;
   TransferHooks transfer_hooks_;
   std::unique_ptr<RegionPinner> pinner_;      // null: nothing is pinned
-  std::unique_ptr<RegionListener> listener_;  // null after Stop
   std::unique_ptr<RegionListener> listener_;  // from Start on
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -128,6 +128,10 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   if (KeepsKeysInPlace(*kind) && (options.bias.has_value() || options.mask.has_value())) {
     return Malformed("schedule with a bias or a mask");
   }
+  if (!result.spec.probability_rows.empty() &&
+      (KeepsKeysInPlace(*kind) || reserve.heads_per_step() != 0)) {
+    return Malformed("schedule with probability_rows");
+  }
   const int64_t heads_per_step = reserve.heads_per_step();
   const bool shares_dbias =
       options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
