@@ -163,6 +163,7 @@ def join(first, second, target):
             header[name] = {**tensor, "data_offsets": [len(body), len(body) + len(part)]}
             body += part
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     target.write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
