@@ -148,8 +148,8 @@ bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& cover
     if (operand.rows() <= 0) return Fail("operand without rows");
     const int64_t element_bytes = ElementBytes(spec_.dtype);
     if (!memory_.CheckRows(rank, operand.k, KvBlock(call, operand, TensorId::kK, element_bytes)) ||
-        (with_values &&
-         !memory_.CheckRows(rank, operand.v, KvBlock(call, operand, TensorId::kV, element_bytes)))) {
+        (with_values && !memory_.CheckRows(rank, operand.v,
+                                           KvBlock(call, operand, TensorId::kV, element_bytes)))) {
       return false;
     }
     if (spec_.options.segment_ids) {

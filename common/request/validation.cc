@@ -133,10 +133,10 @@ void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
   const AttentionOptions& options = spec.options;
   if (choice.schedule.has_value() && KeepsKeysInPlace(*choice.schedule)) {
     if (!spec.probability_rows.empty()) {
-      violations.Invalid("reply.probability_rows",
-                         absl::StrCat("are given, but plan.schedule is ",
-                                      ScheduleKindName(*choice.schedule),
-                                      ": ring, all_gather and single return them"));
+      violations.Invalid(
+          "reply.probability_rows",
+          absl::StrCat("are given, but plan.schedule is ", ScheduleKindName(*choice.schedule),
+                       ": ring, all_gather and single return them"));
     }
     const char* what = options.bias.has_value() ? "bias" : options.mask.has_value() ? "mask" : "";
     if (what[0] != '\0') {
