@@ -325,6 +325,8 @@ void AddProbabilityRows(Case& c) {
     return oracle::RandomBits(c.data_seed, 0x0973, number);
   };
   if (c.direction == Direction::kBackward || draw(0) % 2 == 0) return;
+  // These return none (common/request/validation.cc).
+  if (KeepsKeysInPlace(c.schedule) || c.heads_per_step != 0) return;
   const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
   const auto count = static_cast<int64_t>(1 + draw(1) % 7);
   for (int64_t i = 0; i < count; ++i) {
