@@ -88,6 +88,14 @@ TEST(TransportRulesTest, InlineTensorsGoByTheCoordinator) {
   EXPECT_EQ(Accepted(header).why_not_direct, "some of its tensors are inline");
 }
 
+TEST(TransportRulesTest, WhatWorkersHaveInAnotherFormGoesByTheCoordinator) {
+  const auto why_not = [](const std::string& more) {
+    return Accepted(Header("transport { accept: TRANSPORT_DIRECT_STREAM } " + more)).why_not_direct;
+  };
+  EXPECT_EQ(why_not("shape { packing: PACKING_KV }"), "its tensors are packed");
+  EXPECT_EQ(why_not("reply { probability_rows { position: 0 } }"), "it asks for probabilities");
+}
+
 TEST(TransportRulesTest, InputsMayShareBytes) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(2)->set_offset(256);
