@@ -128,6 +128,22 @@ absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Sourc
   return absl::OkStatus();
 }
 
+// What the output has and the flags do not say, or the other way round.
+absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_dbias) {
+  if (!has_dbias && output.Has(v1::TENSOR_ID_DBIAS)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(output.path, ": tensor \"dbias\" is there without --dbias"));
+  }
+  const bool has_rows = !flags.probability_rows.empty();
+  if (has_rows && flags.dlse) {
+    return UsageError("--probabilities is of forward, --dlse of backward");
+  }
+  if (has_rows == output.Has(v1::TENSOR_ID_PROBABILITIES)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      output.path, ": tensor \"probabilities\" is ",
+      has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
+}
+
 absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   const auto interval = ParseProgressInterval(flags.progress_interval);
   if (!interval.ok()) return interval.status();
@@ -167,18 +183,8 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .q_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_Q_SEGMENT_IDS)),
       .kv_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_KV_SEGMENT_IDS))};
   const bool has_dbias = problem.options.has_bias() && problem.options.bias().gradient();
-  if (!has_dbias && output->Has(v1::TENSOR_ID_DBIAS)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(output->path, ": tensor \"dbias\" is there without --dbias"));
-  }
   const bool has_rows = !flags.probability_rows.empty();
-  if (has_rows && flags.dlse)
-    return UsageError("--probabilities is of forward, --dlse of backward");
-  if (has_rows != output->Has(v1::TENSOR_ID_PROBABILITIES)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        output->path, ": tensor \"probabilities\" is ",
-        has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
-  }
+  if (absl::Status status = CheckAskedFor(flags, *output, has_dbias); !status.ok()) return status;
   const oracle::Outputs outputs{
       .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
       .lse = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
