@@ -412,9 +412,13 @@ class StreamAttempt final : public Attempt,
     if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
     const bool relayed = report.accepted.transport() == v1::TRANSPORT_COORDINATOR_STREAM ||
                          report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
-    if (relayed && !no_direct_reason_.empty() && report.transport_reason != no_direct_reason_) {
+    // Why it is no better way, each reason once.
+    for (const std::string* reason : {&no_host_reason_, &no_direct_reason_}) {
+      if (!relayed || reason->empty() || absl::StrContains(report.transport_reason, *reason)) {
+        continue;
+      }
       absl::StrAppend(&report.transport_reason, report.transport_reason.empty() ? "" : "; ",
-                      no_direct_reason_);
+                      *reason);
     }
     const ErrorDetails details = DetailsOf(result_.status);
     const std::string& reason = details.reason;

@@ -132,7 +132,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     files = {name: tmp_path / f"{name}.safetensors" for name in ("relay", "auto", "direct")}
     for command in ("forward", "backward"):
         relay = call(ring, command, source, files["relay"], "--transport=relay")
-        assert relay["transport"] == {"kind": "coordinator_stream",
+        assert relay["transport"] == {"kind": "coordinator_stream", "staged_bytes": 0,
                                       "reason": "the caller chose the coordinator"}
         auto = call(ring, command, source, files["auto"])
         assert auto["transport"]["kind"] == "direct_stream"
@@ -140,7 +140,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
         direct = call(ring, command, source, files["direct"], "--transport=direct",
                       "--channels_per_worker=4")
         assert direct["transport"] == {
-            "kind": "direct_stream",
+            "kind": "direct_stream", "staged_bytes": 0,
             "reason": "direct stream: all members have a client data address"}
         assert direct["client_seconds"]["first_output"] > 0
         assert files["relay"].read_bytes() == files["direct"].read_bytes()

@@ -32,7 +32,7 @@ def figures(report):
     kernel_seconds = [rank["compute_seconds"] for rank in ranks]
     wall = report["compute_seconds"]
     flops = report["flops"]
-    moved = report["bytes"].get("coordinator_stream", {})
+    moved = report["bytes"].get(report["transport"]["kind"], {})
     return {
         "client_seconds": round(report["client_seconds"]["finished"], 4),
         "stage_seconds": {k: round(v, 4) for k, v in report["stage_seconds"].items()},

@@ -17,11 +17,12 @@ def part(session):
         for command in ("forward", "backward"):
             session.warm_up(command, shape, CAUSAL, session.workers)
         source = session.view(shape, True)
-        options = [*CAUSAL, *plan_flags(session.workers, "zigzag")]
+        options = [*CAUSAL, *plan_flags(session.workers, "zigzag"), "--transport=relay"]
         forward, gradients = session.output("residual-forward"), session.output("residual-backward")
 
         def backward(*flags):
-            report = call(harness, ring, "backward", source, gradients, [*CAUSAL, *flags])
+            way = [] if "--transport=host" in flags else ["--transport=relay"]
+            report = call(harness, ring, "backward", source, gradients, [*CAUSAL, *way, *flags])
             check(not report["residual"]["failure"], f"not read: {report['residual']}")
             return report
 

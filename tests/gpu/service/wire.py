@@ -22,7 +22,9 @@ def bench(session, shape, command, *options, transport="coordinator_stream"):
         f"--seq_len={shape.seq_len}", f"--heads={shape.heads}", f"--kv_heads={shape.kv_heads}",
         f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8",
         *plan_flags(session.workers, "zigzag"), *(["--backward"] if command == "backward" else []),
-        *([] if any(o.startswith("--deadline") for o in options) else ["--deadline=60s"]), *options])
+        *([] if any(o.startswith("--deadline") for o in options) else ["--deadline=60s"]),
+        *([] if any(o.startswith("--transport") for o in options) else ["--transport=relay"]),
+        *options])
     check(report["verified"]["passed"], f"{command}: {report['verified']}")
     last = report["last_run"]
     moved = last["bytes"].get(transport)
