@@ -268,7 +268,7 @@ def test_workers_without_the_port_are_named(make_ring, tmp_path):
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     generate(source, "--seq_len=3000", "--heads=4", "--head_dim=64")
     report = call(ring, "forward", source, output)
-    assert report["transport"]["reason"] == (
+    assert report["transport"]["reason"].startswith(
         "no direct stream: worker-1 has no client data address")
     failed = call(ring, "forward", source, output, "--transport=direct", check=False)
     assert failed["error"]["reason"] == "TRANSPORT_UNAVAILABLE"
