@@ -241,6 +241,9 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
     if (!line->worker.local_uids.empty()) {
       throw CLI::ValidationError("--local_uids", "means nothing with --local_memory=off");
     }
+    if (raw.pin_local_memory >= 0) {
+      throw CLI::ValidationError("--pin_local_memory", "means nothing with --local_memory=off");
+    }
     return;
   }
   if (raw.local_socket_dir.empty() || raw.local_socket_dir[0] != '/') {
