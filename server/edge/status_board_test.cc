@@ -93,6 +93,8 @@ TEST(StatusBoardTest, NotAllWaitForACoreThatIsStuck) {
     const absl::Time start = absl::Now();
     EXPECT_EQ(board.Look(absl::Milliseconds(10)), nullptr);
     took = absl::Now() - start;
+    // A place that is taken again at once would keep one of them out for ever.
+    absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_LE(took, absl::Milliseconds(5));
   board.Publish(Generation(1), absl::Now());
