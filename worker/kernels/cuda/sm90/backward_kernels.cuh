@@ -51,21 +51,21 @@ __device__ __forceinline__ void RunBackward(const BackwardKernelParams& params, 
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); what follows are
-// BackwardShape's numbers.
-#define RINGATTN_SM90_BACKWARD(name, ...)                                                        \
+// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); `run` what it runs,
+// of a `shape`, whose numbers follow.
+#define RINGATTN_SM90_BACKWARD_KERNELS(name, run, shape, ...)                                    \
   __global__ void __launch_bounds__(384, 1)                                                      \
       sm90_bf16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
     extern __shared__ __align__(1024) char shared[];                                             \
-    RunBackward<BackwardShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                      \
+    run<shape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                                      \
   }                                                                                              \
   __global__ void __launch_bounds__(384, 1)                                                      \
       sm90_fp16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
     extern __shared__ __align__(1024) char shared[];                                             \
-    RunBackward<BackwardShape<__half, __VA_ARGS__>>(params, shared);                             \
+    run<shape<__half, __VA_ARGS__>>(params, shared);                                             \
   }                                                                                              \
   BackwardKernel BackwardKernel_##name() {                                                       \
-    using Half = BackwardShape<__half, __VA_ARGS__>;                                             \
+    using Half = shape<__half, __VA_ARGS__>;                                                     \
     static_assert(Half::kThreads == 384);                                                        \
     return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),                 \
             reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),                 \
@@ -74,5 +74,8 @@ __device__ __forceinline__ void RunBackward(const BackwardKernelParams& params, 
             Half::kThreads,                                                                      \
             Half::kSharedBytes};                                                                 \
   }
+
+#define RINGATTN_SM90_BACKWARD(name, ...) \
+  RINGATTN_SM90_BACKWARD_KERNELS(name, RunBackward, BackwardShape, __VA_ARGS__)
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_KERNELS_CUH_

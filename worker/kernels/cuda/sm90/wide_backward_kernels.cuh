@@ -32,28 +32,8 @@ __device__ __forceinline__ void RunWideBackward(const BackwardKernelParams& para
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d256); what follows are
-// WideBackwardShape's numbers.
-#define RINGATTN_SM90_WIDE_BACKWARD(name, ...)                                                   \
-  __global__ void __launch_bounds__(384, 1)                                                      \
-      sm90_bf16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    RunWideBackward<WideBackwardShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);              \
-  }                                                                                              \
-  __global__ void __launch_bounds__(384, 1)                                                      \
-      sm90_fp16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    RunWideBackward<WideBackwardShape<__half, __VA_ARGS__>>(params, shared);                     \
-  }                                                                                              \
-  BackwardKernel BackwardKernel_##name() {                                                       \
-    using Half = WideBackwardShape<__half, __VA_ARGS__>;                                         \
-    static_assert(Half::kThreads == 384);                                                        \
-    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),                 \
-            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),                 \
-            Half::kRows,                                                                         \
-            Half::kKeys,                                                                         \
-            Half::kThreads,                                                                      \
-            Half::kSharedBytes};                                                                 \
-  }
+// As RINGATTN_SM90_BACKWARD, with WideBackwardShape's numbers.
+#define RINGATTN_SM90_WIDE_BACKWARD(name, ...) \
+  RINGATTN_SM90_BACKWARD_KERNELS(name, RunWideBackward, WideBackwardShape, __VA_ARGS__)
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_KERNELS_CUH_
