@@ -303,8 +303,8 @@ inline const BadHeader kHeaderRows[] = {
 inline const BadHeader kForwardRows[] = {
     {"plan { schedule: SCHEDULE_PASS_Q } reply { probability_rows { position: 1 } }", kInvalid,
      "reply.probability_rows"},
-    {"plan { schedule: SCHEDULE_REPLICATED_Q } reply { probability_rows { position: 1 } }", kInvalid,
-     "reply.probability_rows"},
+    {"plan { schedule: SCHEDULE_REPLICATED_Q } reply { probability_rows { position: 1 } }",
+     kInvalid, "reply.probability_rows"},
     {"plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 } "
      "reply { probability_rows { position: 1 } }",
      kInvalid, "plan.heads_per_step"},
