@@ -28,6 +28,16 @@ enum class Packing : uint8_t {
   kKv = 2,   // [.., seq_len_kv, 2, num_kv_heads, head_dim]
 };
 
+// Where the tokens of a document of a part of a dilated problem are (common/plan/dilation.h):
+// token t is position first + step * t of `document` of the whole problem.
+struct DocumentPlace {
+  int64_t document = 0;
+  int64_t first = 0;
+  int64_t step = 1;
+
+  bool operator==(const DocumentPlace&) const = default;
+};
+
 // Shapes of the problem.
 //   dense : q [batch, seq_len_q, num_heads, head_dim]
 //           k [batch, seq_len_kv, num_kv_heads, head_dim]
@@ -57,6 +67,11 @@ struct AttentionShape {
   // Empty, or the rule of each document, instead of the options'.
   std::vector<MaskRule> document_rules;
   Packing packing = Packing::kNone;
+
+  // Of a part of a dilated problem alone, never of a request: of each document, whose tokens'
+  // positions then count as the whole problem's; and the columns of its bias and mask.
+  std::vector<DocumentPlace> places;
+  int64_t pair_columns = 0;
 
   int64_t group_size() const { return num_heads / num_kv_heads; }
   int64_t num_documents() const { return static_cast<int64_t>(cu_seqlens_q.size()) - 1; }
@@ -93,18 +108,21 @@ struct DropoutForm {
   uint32_t first_head = 0;
   uint32_t first_query = 0;
   uint32_t first_key = 0;
+  // Head h counts as first_head + head_step * h: a part of a dilated problem has another than 1.
+  uint32_t head_step = 1;
 
   bool operator==(const DropoutForm&) const = default;
 };
 
-// Within segments of `segment_length` tokens of a document, heads see every
-// `dilation_rate`-th token, from `offset` on, or from the head's number modulo the rate.
+// A level of dilated attention: within segments of `segment_length` tokens of a document, heads
+// see every `dilation_rate`-th token, from `offset` on, or from the head's number modulo the rate.
+// What several levels let a row see counts once in each.
 struct DilationLevel {
   int64_t segment_length = 1;
   int64_t dilation_rate = 1;
   std::optional<int64_t> offset;
   int64_t head_begin = 0;
-  int64_t head_end = 0;  // resolved: num_heads unless given
+  int64_t head_end = 0;  // one past the last; resolved: num_heads unless given
 
   bool operator==(const DilationLevel&) const = default;
 };
@@ -123,7 +141,7 @@ struct AttentionOptions {
   std::optional<MaskForm> mask;
   bool segment_ids = false;  // TensorId::kQSegmentIds, kKvSegmentIds
   DropoutForm dropout;
-  std::vector<DilationLevel> dilation_levels;
+  std::vector<DilationLevel> dilation_levels;  // none: every row sees every key
   // Equal requests on as many members of the same kind of device give equal bits.
   bool deterministic = false;
 
@@ -165,6 +183,7 @@ inline bool HasScoreTerms(const AttentionOptions& options) {
 
 // Columns of a bias or a mask: the keys of the longest document.
 inline int64_t PairColumns(const AttentionShape& shape) {
+  if (shape.pair_columns != 0) return shape.pair_columns;
   if (!shape.packed) return shape.seq_len_kv;
   int64_t longest = 0;
   for (size_t d = 1; d < shape.cu_seqlens_k.size(); ++d) {

@@ -58,6 +58,17 @@ struct Piece {
   int64_t PositionOf(int64_t row) const { return position + stride * row; }
 };
 
+// Rows begin, begin + step, ..., `count` of them, of a buffer, which are rows from `first` on of a
+// smaller one that has just some of its rows.
+struct RowRun {
+  int64_t begin = 0;
+  int64_t step = 1;
+  int64_t count = 0;
+  int64_t first = 0;
+
+  bool operator==(const RowRun&) const = default;
+};
+
 // One row of a local buffer that is cut into pieces and has batch rows.
 struct ChosenRow {
   int64_t batch = 0;

@@ -5,12 +5,16 @@
 namespace ringattn {
 namespace {
 
-// Of calls that each have some of the heads, as if each head were counted by itself.
+// Of calls that each have some of the heads (groups of them, or those of a part), as if each head
+// were counted by itself.
 int64_t PerHead(const std::vector<Step>& steps, int64_t ComputeCall::*count) {
   int64_t whole = 0, parts = 0, of = 1;
   for (const Step& step : steps) {
     for (const ComputeCall& call : step.calls) {
-      if (call.heads.all()) {
+      if (call.part != ComputeCall::kWhole) {
+        parts += call.*count * call.part_query_heads;
+        of = call.of_query_heads;
+      } else if (call.heads.all()) {
         whole += call.*count;
       } else {
         parts += call.*count * call.heads.count;
@@ -54,6 +58,12 @@ const char* OpName(ComputeCall::Op op) {
       return "merge";
     case ComputeCall::Op::kCopy:
       return "copy";
+    case ComputeCall::Op::kGather:
+      return "gather";
+    case ComputeCall::Op::kScatterAdd:
+      return "scatter_add";
+    case ComputeCall::Op::kScatterMerge:
+      return "scatter_merge";
   }
   assert(false && "unknown Op");
   return "";

@@ -144,6 +144,26 @@ struct CopyForm {
   bool operator==(const CopyForm&) const = default;
 };
 
+// Rows and heads of a part of a dilated problem (common/plan/dilation.h), between a tensor of the
+// whole one and one that has just them:
+//   [outer, rows, heads, inner_bytes], or [outer, heads, rows, inner_bytes]
+struct PartForm {
+  enum class Heads : uint8_t { kNone, kQuery, kKeyValue };  // kNone: heads are 1
+  bool of_keys = false;  // whose rows: the keys', or the queries'
+  Heads heads_of = Heads::kNone;
+  bool heads_first = false;
+  int64_t outer = 1;
+  int64_t inner_bytes = 0;
+  int64_t rows = 0;  // of the whole tensor, then of the part's
+  int64_t part_rows = 0;
+  int64_t heads = 1;
+  int64_t part_heads = 1;
+
+  int64_t whole_bytes() const { return outer * rows * heads * inner_bytes; }
+  int64_t part_bytes() const { return outer * part_rows * part_heads * inner_bytes; }
+  bool operator==(const PartForm&) const = default;
+};
+
 struct ComputeCall {
   enum class Op : uint8_t {
     // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it
@@ -173,6 +193,10 @@ struct ComputeCall {
     // out instead, and then sinks where the request has them. Targets may be a part's bytes.
     kMerge,
     kCopy,  // target = source, in runs
+    // Between the whole of a dilated problem and its part (`part`, `form`):
+    kGather,        // target, the part's, = source at the part's rows and heads
+    kScatterAdd,    // target at the part's rows and heads += source, the part's; fp32
+    kScatterMerge,  // the partial q.out_acc, q.lse at them is merged with the part's, parts[0]
   };
   Op op = Op::kForward;
 
@@ -181,11 +205,20 @@ struct ComputeCall {
   bool initial = false;       // kForward: there is no previous partial; kProbabilities
   bool final = false;         // kForward, kMerge: write out, in the results' dtype; kProbabilities
   HeadRange heads;            // kForward, kBackward, kBiasGradient
-  std::vector<PartialOperand> parts;  // kMerge
-  ByteRange source;                   // kAdd, kConvert, kCopy
-  // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient, kProbabilities
+  std::vector<PartialOperand> parts;  // kMerge, kScatterMerge
+  ByteRange source;                   // kAdd, kConvert, kCopy, kGather, kScatterAdd
+  // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient, kProbabilities, kGather,
+  // kScatterAdd
   ByteRange target;
   CopyForm copy;  // kCopy
+
+  // Of a dilated problem: by number in DilatedPartsOf, the part that the call is of. Its operands,
+  // heads, ranks' rows and counts are then the part's.
+  int part = kWhole;
+  static constexpr int kWhole = -1;
+  int64_t part_query_heads = 0;  // of `of_query_heads`, all
+  int64_t of_query_heads = 0;
+  PartForm form;  // kGather, kScatterAdd, kScatterMerge (of out)
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head that the
@@ -195,7 +228,10 @@ struct ComputeCall {
 
   // The part of all heads that it works on.
   double share_of_heads() const {
-    return heads.all() ? 1.0 : static_cast<double>(heads.count) / static_cast<double>(heads.of);
+    const double of_part =
+        heads.all() ? 1.0 : static_cast<double>(heads.count) / static_cast<double>(heads.of);
+    if (part == kWhole) return of_part;
+    return of_part * static_cast<double>(part_query_heads) / static_cast<double>(of_query_heads);
   }
 };
 

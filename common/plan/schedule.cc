@@ -5,6 +5,7 @@
 
 #include "common/plan/schedule/all_gather.h"
 #include "common/plan/schedule/cancel_latch.h"
+#include "common/plan/schedule/dilated.h"
 #include "common/plan/schedule/head_groups.h"
 #include "common/plan/schedule/kv_route.h"
 #include "common/plan/schedule/program_builder.h"
@@ -27,6 +28,8 @@ struct ScheduleBuilder::Shared {
   KvRoute route;       // kRing
   GatherRoute gather;  // kAllGather
   QRoute queries;      // KeepsKeysInPlace
+  // Of a dilated problem, instead of them all.
+  std::unique_ptr<const DilatedRoute> dilated;
 };
 
 ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan,
@@ -45,6 +48,12 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
   assert(direction == Direction::kBackward || !recompute_forward);
   assert(heads_per_step == 0 ||
          (kind == ScheduleKind::kAllGather && spec.shape.num_kv_heads % heads_per_step == 0));
+  if (!spec.options.dilation_levels.empty()) {
+    assert(heads_per_step_ == 0);
+    shared_->dilated = std::make_unique<DilatedRoute>(
+        MakeDilatedRoute(spec, plan, kind, direction, recompute_forward, &shared_->latch));
+    return;
+  }
   if (kind == ScheduleKind::kSingle) return;
   shared_->pieces = std::make_unique<RingPieces>(spec, plan, &shared_->latch);
   if (kind == ScheduleKind::kAllGather) {
@@ -64,11 +73,16 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
 ScheduleBuilder::~ScheduleBuilder() = default;
 
 bool ScheduleBuilder::direct() const {
+  if (shared_->dilated != nullptr) return shared_->dilated->direct();
   return KeepsKeysInPlace(kind_) ? shared_->queries.direct : shared_->route.direct;
 }
 bool ScheduleBuilder::cancelled() const { return shared_->latch.cancelled(); }
 
 Program ScheduleBuilder::MakeProgram(int rank) {
+  if (shared_->dilated != nullptr) {
+    return MakeDilatedProgram(spec_, plan_, direction_, recompute_forward_, *shared_->dilated,
+                              rank);
+  }
   if (kind_ == ScheduleKind::kSingle) {
     return MakeSingleProgram(spec_, plan_, direction_, recompute_forward_, shared_->latch);
   }

@@ -59,9 +59,10 @@ class ScheduleBuilder {
   // lent to it. Backward programs never do; a forward one takes one more K/V buffer for it.
   // `heads_per_step`: kAllGather gathers and computes K/V of so many kv heads at a time
   // (schedule/head_groups.h); 0: of all of them.
+  // A dilated problem's program is of its parts (schedule/dilated.h), whatever the kind.
   // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward; no bias
   // and no mask where KeepsKeysInPlace(kind); heads_per_step 0, or a divisor of num_kv_heads with
-  // kAllGather and no gradient of a bias that heads share.
+  // kAllGather, no gradient of a bias that heads share, and no dilation.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
                   Direction direction, bool recompute_forward, Cancelled cancelled = {},
                   bool keeps_inputs = false, int64_t heads_per_step = 0);

@@ -19,11 +19,11 @@ uint64_t BitOf(int64_t rank) { return uint64_t{1} << rank; }
 VisibleKeys::VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan) {
   const std::vector<Band> bands = DocumentBands(spec);
   for (const Shard& shard : plan.q) {
-    const std::vector<Piece> q = CutIntoPieces(shard, spec.shape.cu_seqlens_q);
+    const std::vector<Piece> q = QueryPieces(spec.shape, shard);
     seen.emplace_back();
     for (const Shard& source : plan.kv) {
       std::vector<char>& seen_here = seen.back().emplace_back(RowsIn(source), 0);
-      for (const Piece& keys : CutIntoPieces(source, spec.shape.cu_seqlens_k)) {
+      for (const Piece& keys : KeyPieces(spec.shape, source)) {
         std::vector<int64_t> changes(keys.length + 1, 0);
         for (const Piece& rows : q) {
           for (int64_t row = 0; row < rows.length; ++row) {

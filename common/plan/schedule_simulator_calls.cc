@@ -119,6 +119,11 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       return RunMerge(rank, call);
     case ComputeCall::Op::kCopy:
       return RunCopy(rank, call);
+    // Of dilated problems: their parts are simulated each by itself.
+    case ComputeCall::Op::kGather:
+    case ComputeCall::Op::kScatterAdd:
+    case ComputeCall::Op::kScatterMerge:
+      return Fail("a part of a dilated problem");
   }
   return Fail("unknown call");
 }

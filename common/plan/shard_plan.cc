@@ -233,6 +233,28 @@ std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>&
   return pieces;
 }
 
+namespace {
+
+std::vector<Piece> Placed(std::vector<Piece> pieces, const std::vector<DocumentPlace>& places) {
+  if (places.empty()) return pieces;
+  for (Piece& piece : pieces) {
+    const DocumentPlace& place = places[piece.document];
+    piece.position = place.first + place.step * piece.position;
+    piece.stride *= place.step;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+std::vector<Piece> QueryPieces(const AttentionShape& shape, const Shard& shard) {
+  return Placed(CutIntoPieces(shard, shape.cu_seqlens_q), shape.places);
+}
+
+std::vector<Piece> KeyPieces(const AttentionShape& shape, const Shard& shard) {
+  return Placed(CutIntoPieces(shard, shape.cu_seqlens_k), shape.places);
+}
+
 std::vector<Piece> SlicePieces(const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
   std::vector<Piece> slice;
   auto piece = std::partition_point(pieces.begin(), pieces.end(), [&](const Piece& p) {

@@ -80,6 +80,11 @@ int64_t ShardRows(const ShardPlan& plan, const TensorLayout& layout, int rank);
 // and cover every row exactly once.
 std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens);
 
+// The pieces of a shard of q's tokens, or of k's and v's, at the positions that they have in the
+// documents of the whole problem (AttentionShape::places).
+std::vector<Piece> QueryPieces(const AttentionShape& shape, const Shard& shard);
+std::vector<Piece> KeyPieces(const AttentionShape& shape, const Shard& shard);
+
 // The pieces of rows [begin, end) of a local buffer, with local_begin counted
 // from `begin`: what a buffer that holds only those rows contains.
 std::vector<Piece> SlicePieces(const std::vector<Piece>& pieces, int64_t begin, int64_t end);

@@ -121,8 +121,8 @@ bool KvRoute::SeesAny(int step, int source) const {
 RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
     : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
   for (int rank = 0; rank < plan.world_size && !latch_->Ask(); ++rank) {
-    q_[rank] = CutIntoPieces(plan.q[rank], spec.shape.cu_seqlens_q);
-    kv_[rank] = CutIntoPieces(plan.kv[rank], spec.shape.cu_seqlens_k);
+    q_[rank] = QueryPieces(spec.shape, plan.q[rank]);
+    kv_[rank] = KeyPieces(spec.shape, plan.kv[rank]);
   }
 }
 

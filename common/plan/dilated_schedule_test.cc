@@ -1,0 +1,121 @@
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "common/plan/dilation.h"
+#include "common/plan/schedule.h"
+#include "common/plan/schedule_simulator.h"
+
+namespace ringattn {
+namespace {
+
+AttentionSpec SpecOf(int64_t tokens, int64_t heads, std::vector<DilationLevel> levels) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.batch = 2;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = tokens;
+  spec.shape.num_heads = spec.shape.num_kv_heads = heads;
+  spec.shape.head_dim = spec.shape.head_dim_v = 16;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, tokens};
+  spec.options.dilation_levels = std::move(levels);
+  for (DilationLevel& level : spec.options.dilation_levels) level.head_end = heads;
+  return spec;
+}
+
+// Of all ranks, per batch row, times the heads.
+int64_t PairsOf(const Schedule& schedule, ComputeCall::Op op) {
+  int64_t pairs = 0;
+  for (const Program& program : schedule.programs) {
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op == op) pairs += call.pairs * call.part_query_heads;
+      }
+    }
+  }
+  return pairs;
+}
+
+int64_t SentBytes(const Schedule& schedule) {
+  int64_t bytes = 0;
+  for (const Program& program : schedule.programs) bytes += program.SentBytes();
+  return bytes;
+}
+
+TEST(DilatedScheduleTest, ComputesThePairsOfItsLevelsAndNoMore) {
+  // Four heads of every offset: n w / r^2 each.
+  const AttentionSpec spec = SpecOf(4096, 16, {{256, 1}, {1024, 2}, {4096, 4}});
+  const int64_t expected = 16 * 4096 * (256 / 1 + 1024 / 4 + 4096 / 16);
+  for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
+                            ScheduleKind::kReplicatedQ}) {
+    for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+      const ShardPlan plan = MakeShardPlan(spec, layout, 4);
+      const std::string what = std::string(ScheduleKindName(kind)) + " " + LayoutName(layout);
+      const Schedule forward = MakeSchedule(spec, plan, kind, Direction::kForward, false);
+      EXPECT_EQ(PairsOf(forward, ComputeCall::Op::kForward), expected) << what;
+      int64_t counted = 0;
+      for (const Program& program : forward.programs) counted += program.PairCount();
+      EXPECT_EQ(counted, expected / 16) << what;
+      const Schedule backward = MakeSchedule(spec, plan, kind, Direction::kBackward, true);
+      EXPECT_EQ(PairsOf(backward, ComputeCall::Op::kForward), expected) << what;
+      EXPECT_EQ(PairsOf(backward, ComputeCall::Op::kBackward), expected) << what;
+    }
+  }
+}
+
+TEST(DilatedScheduleTest, SegmentsWithinAShardExchangeNothing) {
+  const AttentionSpec near = SpecOf(4096, 4, {{256, 1}, {1024, 2}});
+  const ShardPlan plan = MakeShardPlan(near, Layout::kContiguous, 4);
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    EXPECT_EQ(SentBytes(MakeSchedule(near, plan, ScheduleKind::kRing, direction, false)), 0);
+  }
+  // One level that crosses ranks sends the tokens and heads that it selects: half of each for the
+  // two offsets, so half of what plain attention sends.
+  const AttentionSpec far = SpecOf(4096, 4, {{256, 1}, {4096, 2}});
+  AttentionSpec plain = far;
+  plain.options.dilation_levels.clear();
+  const int64_t sent =
+      SentBytes(MakeSchedule(far, plan, ScheduleKind::kRing, Direction::kForward, false));
+  const int64_t all =
+      SentBytes(MakeSchedule(plain, plan, ScheduleKind::kRing, Direction::kForward, false));
+  EXPECT_GT(sent, 0);
+  EXPECT_EQ(2 * sent, all);
+}
+
+// Each part by itself, as a request of its own would be.
+TEST(DilatedScheduleTest, PartsAreRightSchedules) {
+  for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
+                              ScheduleKind::kReplicatedQ}) {
+      AttentionSpec spec = SpecOf(300, 4, {{60, 3}, {150, 2}, {7, 5}});
+      spec.options.causal = true;
+      const ShardPlan plan = MakeShardPlan(spec, layout, 3);
+      for (const DilatedPart& part : DilatedPartsOf(spec, plan)) {
+        for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+          const Schedule schedule = MakeSchedule(part.spec, part.plan, kind, direction, false);
+          EXPECT_EQ(ScheduleSimulator(part.spec, part.plan, schedule).Run(), "")
+              << ScheduleKindName(kind) << " " << LayoutName(layout);
+        }
+      }
+    }
+  }
+}
+
+TEST(DilatedScheduleTest, EveryRankHasTheSameSteps) {
+  // Fewer tokens than ranks, segments of one offset that most of them lack, and none at all.
+  for (const int64_t tokens : {0, 1, 5, 61}) {
+    for (ScheduleKind kind :
+         {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ}) {
+      AttentionSpec spec = SpecOf(tokens, 3, {{4, 3}, {61, 7}});
+      spec.options.sinks = true;
+      const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 4);
+      const Schedule schedule = MakeSchedule(spec, plan, kind, Direction::kBackward, true);
+      for (const Program& program : schedule.programs) {
+        EXPECT_EQ(program.steps.size(), schedule.programs[0].steps.size()) << tokens;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
