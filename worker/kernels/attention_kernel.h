@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/attention/band.h"
 #include "common/attention/dtype.h"
 #include "common/attention/tuning.h"
@@ -220,9 +221,40 @@ struct CopyCall {
   int64_t target_pitch = 0;
 };
 
+// Some rows and heads of a whole tensor, which a part's tensor has by themselves:
+//   whole [outer, rows, heads, inner_bytes], part [outer, part_rows, part_heads, inner_bytes]
+// or, with heads_first, [outer, heads, rows, inner_bytes] both. Two of a part's heads may be one of
+// the whole's, but for kMerge.
+struct PartCall {
+  enum class Kind : uint8_t {
+    kGather,  // part = whole
+    kAdd,     // whole += part, fp32, in the order of the part's heads
+    // As MergeCall of the two, for each row and head: out of fp32 (not heads_first, inner_bytes
+    // is head_dim_v * 4), and lse [outer, heads, rows] fp32.
+    kMerge,
+  };
+  Kind kind = Kind::kGather;
+  bool heads_first = false;
+  int64_t outer = 1;
+  int64_t inner_bytes = 0;
+  int64_t rows = 0;
+  int64_t part_rows = 0;
+  int64_t heads = 1;
+  int64_t part_heads = 1;
+  // Host memory, valid until the call has been started. Runs ascend in `first`, from 0 on without
+  // gaps; a head of the whole for each of the part's.
+  absl::Span<const RowRun> row_runs;
+  absl::Span<const int32_t> head_of;
+  void* whole = nullptr;
+  void* part = nullptr;  // read, but for kGather
+  // kMerge
+  float* whole_lse = nullptr;
+  const float* part_lse = nullptr;
+};
+
 using KernelCall =
     std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall,
-                 ProbabilitiesCall, ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall>;
+                 ProbabilitiesCall, ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall, PartCall>;
 
 }  // namespace ringattn::worker
 

@@ -25,6 +25,8 @@ struct ScoreTerms {
   int64_t columns = 0;  // of a bias and a mask
   bool segment_ids = false;
   DropoutForm dropout;
+  // Of each document of a part of a dilated problem: the whole one's that it is of.
+  std::vector<int64_t> owners;
 
   bool any() const {
     return !alibi_slopes.empty() || bias.has_value() || mask.has_value() || segment_ids ||
@@ -33,7 +35,10 @@ struct ScoreTerms {
   // Some pair of a document may be hidden from a row that the band lets see it.
   bool masks() const { return bias.has_value() || mask.has_value() || segment_ids; }
   // Of a batch row and a document, what slopes and dropout tell apart.
-  int64_t BatchRow(int64_t batch, int64_t document) const { return packed ? document : batch; }
+  int64_t BatchRow(int64_t batch, int64_t document) const {
+    if (!packed) return batch;
+    return owners.empty() ? document : owners[document];
+  }
   // By what dropout multiplies the weight of a pair that is kept.
   float keep_scale() const { return 65536.0f / static_cast<float>(65536 - dropout.threshold); }
   // Bytes of a row of a mask.

@@ -53,6 +53,7 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
   if (const auto* add = std::get_if<AddCall>(&call)) return Kernel(*add);
   if (const auto* merge = std::get_if<MergeCall>(&call)) return Kernel(*merge);
   if (const auto* copy = std::get_if<CopyCall>(&call)) return Kernel(*copy);
+  if (const auto* part = std::get_if<PartCall>(&call)) return KernelOf(cuda::PreparePart(*part));
   return Kernel(std::get<ConvertCall>(call));
 }
 
@@ -207,9 +208,11 @@ std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
 std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   // The family that computes score terms gives equal bits, too.
   for (const bool backward : {false, true}) {
-    if (!FamilyOf(DType::kFloat32, backward, /*score_terms=*/true, choice).ok()) return {};
+    if (!FamilyOf(DType::kFloat32, backward, /*score_terms=*/true, choice).ok()) {
+      return {"dilation_levels"};
+    }
   }
-  return {"dropout", "alibi", "bias", "mask", "segment_ids", "deterministic"};
+  return {"dropout", "alibi", "bias", "mask", "segment_ids", "dilation_levels", "deterministic"};
 }
 
 }  // namespace ringattn::worker

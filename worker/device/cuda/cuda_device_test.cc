@@ -105,7 +105,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
     }
   }
   EXPECT_EQ(families.size(), 12u);
-  EXPECT_EQ(device->served_options().size(), 6u);
+  EXPECT_EQ(device->served_options().size(), 7u);
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;
@@ -118,7 +118,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
 TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
   const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm80"});
   ASSERT_TRUE(device.ok()) << device.status();
-  EXPECT_TRUE((*device)->served_options().empty());
+  EXPECT_EQ((*device)->served_options(), std::vector<std::string>{"dilation_levels"});
   for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.score_terms);
 }
 

@@ -10,6 +10,7 @@
 #include "worker/kernels/cpu/bias_gradient.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
+#include "worker/kernels/cpu/part_rows.h"
 #include "worker/kernels/cpu/probabilities.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/cpu/workspace.h"
@@ -205,6 +206,13 @@ absl::Status RunCall(const CopyCall& call, Workspace& workspace, const Progress&
                   static_cast<size_t>(call.run_bytes));
     }
   });
+}
+
+absl::Status RunCall(const PartCall& call, Workspace& workspace, const Progress& progress) {
+  const int64_t row_bytes = std::max<int64_t>(1, call.part_heads * call.inner_bytes);
+  return ForRanges(call.outer * call.part_rows,
+                   std::max<int64_t>(1, 4 * kElementsPerTask / row_bytes), workspace, progress,
+                   [&](int64_t begin, int64_t end) { DoPartRows(call, begin, end); });
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ PhiloxRow ScorePass::StreamOf(const TermRow& row) const {
   const DropoutForm& dropout = terms_.dropout;
   return {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32),
           static_cast<uint32_t>(row.position + dropout.first_query),
-          static_cast<uint32_t>(row.head + dropout.first_head),
+          static_cast<uint32_t>(dropout.first_head + row.head * dropout.head_step),
           static_cast<uint32_t>(terms_.BatchRow(row.batch, row.document) + dropout.first_batch)};
 }
 

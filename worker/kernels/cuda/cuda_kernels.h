@@ -26,6 +26,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
@@ -41,6 +43,10 @@ absl::StatusOr<DeviceInfo> QueryDevice(int device);
 // seconds. Before anything is launched. CUDA would load a kernel at its first launch, and may
 // wait then for work of the device that waits for that launch.
 absl::Status LoadKernels(const DeviceInfo& device);
+
+// Copies between a whole tensor and a part's. Its family has no name, as it computes no attention.
+// The call's lists are read until WriteTables has returned, and not after it.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PreparePart(const PartCall& call);
 
 // The calls that need no preparation.
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream);

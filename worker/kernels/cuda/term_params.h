@@ -18,7 +18,7 @@ struct TermRange {
   int64_t k_position = 0;
   int64_t shift = 0;                     // query i is aligned with key i + shift
   const int32_t* segment_ids = nullptr;  // of the block's keys, device: [batch, block_rows]
-  int32_t document = 0;
+  int32_t document = 0;                  // of the whole problem, where packed
   int32_t unused = 0;
 };
 
@@ -47,6 +47,7 @@ struct TermParams {
   float keep_scale = 1.0f;
   uint32_t key0 = 0, key1 = 0;
   uint32_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;
+  uint32_t head_step = 1;
 };
 
 struct TermForwardParams : ForwardParams {

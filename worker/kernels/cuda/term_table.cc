@@ -28,7 +28,7 @@ TermRange RangeOf(const AttentionProblem& problem, const Piece& q, int64_t q_row
   // A deterministic problem may have no terms, and then no shifts.
   if (!problem.terms.shifts.empty()) range.shift = problem.terms.shifts[q.document];
   range.segment_ids = keys.block->segment_ids;
-  range.document = static_cast<int32_t>(q.document);
+  range.document = static_cast<int32_t>(problem.terms.BatchRow(q.document, q.document));
   return range;
 }
 

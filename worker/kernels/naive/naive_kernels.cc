@@ -66,6 +66,43 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   }
 }
 
+// One row and head of a part.
+void DoPart(const PartCall& call, int64_t outer, int64_t row, int64_t head, int64_t part_row,
+            int64_t part_head) {
+  const auto at = [&](int64_t rows, int64_t heads, int64_t r, int64_t h, bool heads_first) {
+    return heads_first ? (outer * heads + h) * rows + r : (outer * rows + r) * heads + h;
+  };
+  char* const whole = static_cast<char*>(call.whole) +
+                      at(call.rows, call.heads, row, head, call.heads_first) * call.inner_bytes;
+  char* const part =
+      static_cast<char*>(call.part) +
+      at(call.part_rows, call.part_heads, part_row, part_head, call.heads_first) * call.inner_bytes;
+  if (call.kind == PartCall::Kind::kGather) {
+    std::memcpy(part, whole, call.inner_bytes);
+    return;
+  }
+  auto* const sum = reinterpret_cast<float*>(whole);
+  const auto* const term = reinterpret_cast<const float*>(part);
+  const int64_t count = call.inner_bytes / 4;
+  if (call.kind == PartCall::Kind::kAdd) {
+    for (int64_t i = 0; i < count; ++i) sum[i] += term[i];
+    return;
+  }
+  float& lse = call.whole_lse[at(call.rows, call.heads, row, head, true)];
+  const double part_lse =
+      call.part_lse[at(call.part_rows, call.part_heads, part_row, part_head, true)];
+  if (part_lse == -kInfinity) return;
+  const double before = lse;
+  const double max = before > part_lse ? before : part_lse;
+  const double old_weight = before == -kInfinity ? 0.0 : std::exp(before - max);
+  const double new_weight = std::exp(part_lse - max);
+  for (int64_t i = 0; i < count; ++i) {
+    const double kept = old_weight == 0.0 ? 0.0 : old_weight * sum[i];
+    sum[i] = static_cast<float>((kept + new_weight * term[i]) / (old_weight + new_weight));
+  }
+  lse = static_cast<float>(max + std::log(old_weight + new_weight));
+}
+
 void MergeRow(const MergeCall& call, int64_t b, int64_t i, int64_t h) {
   const AttentionProblem& p = *call.problem;
   const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
@@ -243,6 +280,18 @@ struct Runner {
   }
   void operator()(const MergeCall& call) const {
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { MergeRow(call, b, i, h); });
+  }
+  // One element after another, from the words of attention_kernel.h.
+  void operator()(const PartCall& call) const {
+    for (int64_t o = 0; o < call.outer; ++o) {
+      for (const RowRun& run : call.row_runs) {
+        for (int64_t r = 0; r < run.count; ++r) {
+          for (int64_t h = 0; h < call.part_heads; ++h) {
+            DoPart(call, o, run.begin + r * run.step, call.head_of[h], run.first + r, h);
+          }
+        }
+      }
+    }
   }
   void operator()(const CopyCall& call) const {
     for (int64_t r = 0; r < call.runs; ++r) {

@@ -72,7 +72,7 @@ bool SeenKeys::Finish(const QueryHead& query, const KvBlock& block, const Place&
   const ScoreTerms& terms = p.terms;
   if (IsHidden(query, block, k, key.row)) return false;
   const Place& q = q_places_[query.row];
-  const int64_t batch_row = terms.packed ? q.document : query.batch;
+  const int64_t batch_row = terms.BatchRow(query.batch, q.document);
   double after = 0.0;
   if (terms.bias.has_value()) {
     const int64_t at = PlaneRow(terms.bias->per_batch, terms.bias->per_head, query);

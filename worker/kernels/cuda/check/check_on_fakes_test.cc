@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "worker/kernels/cuda/check/expected_results.h"
 #include "worker/kernels/cuda/check/keep_sets.h"
+#include "worker/kernels/cuda/check/part_controls.h"
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
@@ -30,6 +31,8 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   }
   EXPECT_GT(splits.CallsOf("fake", "bias gradient"), 0);
 }
+
+TEST(CheckOnFakes, PartsAreParts) { EXPECT_TRUE(PartsAreParts()); }
 
 TEST(CheckOnFakes, KeepSetsAreTheCpus) { EXPECT_EQ(CheckKeepSets(*QueryDevice(0)), 0); }
 

@@ -78,7 +78,7 @@ class RowTerms {
     bias_at_ = plane_row(terms.bias_per_batch, terms.bias_per_head) * terms.columns;
     mask_at_ = plane_row(terms.mask_per_batch, terms.mask_per_head) * terms.mask_row_bytes;
     stream_ = {terms.key0, terms.key1, static_cast<uint32_t>(position + terms.first_query),
-               static_cast<uint32_t>(head + terms.first_head),
+               terms.first_head + static_cast<uint32_t>(head) * terms.head_step,
                static_cast<uint32_t>(batch_row + terms.first_batch)};
   }
 

@@ -47,6 +47,7 @@ TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands
   params.first_head = dropout.first_head;
   params.first_query = dropout.first_query;
   params.first_key = dropout.first_key;
+  params.head_step = dropout.head_step;
   return params;
 }
 
