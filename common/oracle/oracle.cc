@@ -305,8 +305,10 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         ds.floor += std::abs(scale) * doubt * (std::abs(dp.value) + std::abs(row_delta.value));
         Coefficients term = ProbabilityTerm(dtype, p, 1.0, linear_size, pair.keep);
         term.floor += doubt * pair.keep;
-        Accumulate(ds, q, result.dk, at);
-        Accumulate(term, dout, result.dv, at);
+        for (int64_t n = 0; n < pair.times; ++n) {
+          Accumulate(ds, q, result.dk, at);
+          Accumulate(term, dout, result.dv, at);
+        }
       }
     }
   }

@@ -25,10 +25,10 @@ bool Keeps(const DropoutForm& dropout, int64_t batch, int64_t head, int64_t i, i
   if (dropout.threshold == 0) return true;
   const int64_t key = j + dropout.first_key;
   const auto word = [](int64_t value) { return static_cast<uint32_t>(value); };
-  const std::array<uint32_t, 4> bits =
-      Philox({word(4 * (key / 32) + key / 2 % 4), word(i + dropout.first_query),
-              word(head + dropout.first_head), word(batch + dropout.first_batch)},
-             {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32)});
+  const std::array<uint32_t, 4> bits = Philox(
+      {word(4 * (key / 32) + key / 2 % 4), word(i + dropout.first_query),
+       word(dropout.first_head + head * dropout.head_step), word(batch + dropout.first_batch)},
+      {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32)});
   const int64_t lane = 2 * (key / 8 % 4) + key % 2;
   const uint32_t lane_bits = bits[lane / 2] >> (16 * (lane % 2)) & 0xffff;
   return lane_bits >= dropout.threshold;
@@ -39,7 +39,8 @@ PairContext PairTerms::Look(const QueryPlace& query, int64_t j) const {
   const AttentionOptions& options = spec_.options;
   const int64_t batch_row = shape.packed ? query.document : query.batch;
   PairContext pair;
-  pair.visible = MaskAllows(query, j) && IdsAllow(query, j);
+  pair.times = LevelsThatSelect(query, j);
+  pair.visible = pair.times > 0 && MaskAllows(query, j) && IdsAllow(query, j);
   if (!options.alibi_slopes.empty()) {
     const int64_t d = query.document;
     const int64_t shift = (shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d]) -
@@ -93,6 +94,19 @@ bool PairTerms::IdsAllow(const QueryPlace& query, int64_t j) const {
       inputs_
           .kv_segment_ids[query.batch * shape.seq_len_kv + shape.cu_seqlens_k[query.document] + j];
   return q_id >= 0 && q_id == k_id;
+}
+
+int64_t PairTerms::LevelsThatSelect(const QueryPlace& query, int64_t j) const {
+  if (spec_.options.dilation_levels.empty()) return 1;
+  int64_t levels = 0;
+  for (const DilationLevel& level : spec_.options.dilation_levels) {
+    if (query.head < level.head_begin || query.head >= level.head_end) continue;
+    const int64_t length = level.segment_length, rate = level.dilation_rate;
+    const int64_t offset = level.offset.value_or(query.head % rate);
+    const auto is_selected = [&](int64_t position) { return position % length % rate == offset; };
+    if (query.i / length == j / length && is_selected(query.i) && is_selected(j)) ++levels;
+  }
+  return levels;
 }
 
 int64_t BiasRow(const AttentionSpec& spec, int64_t batch, int64_t token, int64_t head) {

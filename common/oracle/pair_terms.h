@@ -1,6 +1,6 @@
 // What single pairs (i, j) have beside their product, straight from the definition
-// (docs/semantics.md): biases, masks, dropout. Shares no code with kernels. Private to this
-// folder and to the kernels' naive twin, which takes Philox from here.
+// (docs/semantics.md): biases, masks, dropout, dilated levels. Shares no code with kernels. Private
+// to this folder and to the kernels' naive twin, which takes Philox from here.
 #ifndef RINGATTN_COMMON_ORACLE_PAIR_TERMS_H_
 #define RINGATTN_COMMON_ORACLE_PAIR_TERMS_H_
 
@@ -21,6 +21,7 @@ bool Keeps(const DropoutForm& dropout, int64_t batch, int64_t head, int64_t i, i
 
 struct PairContext {
   bool visible = true;
+  int64_t times = 1;            // how often the key counts: once for each level that selects both
   double before_softcap = 0.0;  // added to scale * q.k
   double after_softcap = 0.0;
   double keep = 1.0;  // the weight's factor: 0, or 1 / (1 - rate)
@@ -38,7 +39,9 @@ struct QueryPlace {
 class PairTerms {
  public:
   PairTerms(const AttentionSpec& spec, const Inputs& inputs)
-      : spec_(spec), inputs_(inputs), any_(HasScoreTerms(spec.options)) {}
+      : spec_(spec),
+        inputs_(inputs),
+        any_(HasScoreTerms(spec.options) || !spec.options.dilation_levels.empty()) {}
 
   // Masks by position (causal, window) apart.
   PairContext Of(const QueryPlace& query, int64_t j) const {
@@ -51,6 +54,7 @@ class PairTerms {
   double BiasOf(const QueryPlace& query, int64_t j) const;
   bool MaskAllows(const QueryPlace& query, int64_t j) const;
   bool IdsAllow(const QueryPlace& query, int64_t j) const;
+  int64_t LevelsThatSelect(const QueryPlace& query, int64_t j) const;
 
   const AttentionSpec& spec_;
   const Inputs& inputs_;

@@ -18,7 +18,7 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // What the linear grants of backward are taken of in a row of wide scores (backward_magnitude).
 inline double LseLoss(double lse) { return std::abs(lse) < kWideScores ? std::abs(lse) : 0.0; }
 
-// The keys that one query row sees.
+// The keys that one query row sees, each as often as it counts.
 struct VisibleKey {
   int64_t position;
   double score;
@@ -86,11 +86,12 @@ inline void ScoreRow(const AttentionSpec& spec, const Document& document, const 
     const Dot dot = DotOf(q, k.Row(j), spec.shape.head_dim);
     const Score score = ScoreOf(spec.options, dot.value, pair.before_softcap);
     const double value = score.value + pair.after_softcap;
-    row.keys.push_back({.position = j,
-                        .score = value,
-                        .slope = score.slope,
-                        .raw = spec.options.softmax_scale * dot.value + pair.before_softcap,
-                        .keep = pair.keep});
+    row.keys.insert(row.keys.end(), static_cast<size_t>(pair.times),
+                    {.position = j,
+                     .score = value,
+                     .slope = score.slope,
+                     .raw = spec.options.softmax_scale * dot.value + pair.before_softcap,
+                     .keep = pair.keep});
     // Not std::max: a NaN must get through.
     if (!(value <= row.max)) row.max = value;
     const double added = std::abs(pair.after_softcap);

@@ -168,7 +168,7 @@ class Scanner {
         shape_(spec.shape),
         inputs_(inputs),
         actual_(actual),
-        has_terms_(HasScoreTerms(spec.options)) {
+        has_terms_(HasScoreTerms(spec.options) || !spec.options.dilation_levels.empty()) {
     const auto add = [&](TensorId tensor, const void* data) {
       if (data != nullptr) collectors_.emplace(tensor, limit);
     };

@@ -11,8 +11,8 @@
 //   dv       |dv| > sum |dout|
 // (maxima over the keys seen, sums over the queries; blocks of kScanBlock tokens count as
 // a whole; |.| is a row's 2-norm; 1% is granted for rounding). A row that sees nothing
-// must be zeros, its lse -inf. With score terms (bias, masks by pair, ALiBi, dropout) none of
-// these bounds holds: there an element that is NaN is suspect, and no other.
+// must be zeros, its lse -inf. With score terms (bias, masks by pair, ALiBi, dropout) and dilation
+// none of these bounds holds: there an element that is NaN is suspect, and no other.
 #ifndef RINGATTN_COMMON_ORACLE_VERIFY_SCAN_H_
 #define RINGATTN_COMMON_ORACLE_VERIFY_SCAN_H_
 

@@ -26,6 +26,7 @@ ScoreTerms TermsOf(const AttentionSpec& spec) {
   terms.columns = PairColumns(shape);
   terms.segment_ids = options.segment_ids;
   terms.dropout = options.dropout;
+  for (const DocumentPlace& place : shape.places) terms.owners.push_back(place.document);
   return terms;
 }
 
@@ -52,9 +53,10 @@ AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads
   AttentionProblem problem = whole;
   const int64_t group_size = whole.num_heads / whole.num_kv_heads;
   const int64_t first = heads.begin * group_size;
+  DropoutForm& dropout = problem.terms.dropout;
   problem.num_heads = heads.count * group_size;
   problem.num_kv_heads = heads.count;
-  problem.terms.dropout.first_head += static_cast<uint32_t>(first);
+  dropout.first_head += dropout.head_step * static_cast<uint32_t>(first);
   problem.terms.alibi_slopes.clear();
   for (size_t row = 0; row < whole.terms.alibi_slopes.size(); row += whole.num_heads) {
     const auto begin = whole.terms.alibi_slopes.begin() + static_cast<int64_t>(row) + first;
@@ -66,7 +68,8 @@ AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads
 
 // `call` is a ForwardCall, a BackwardCall, a BiasGradientCall or a ProbabilitiesCall.
 template <typename Call>
-Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
+Call DescribeAttention(const BindContext& contexts, const ComputeCall& call) {
+  const ProblemContext& context = contexts.Of(call);
   Call kernel_call;
   kernel_call.problem = &context.ProblemOf(call.heads);
   kernel_call.q_rows = call.q.rows();
@@ -79,6 +82,36 @@ Call DescribeAttention(const BindContext& context, const ComputeCall& call) {
         SlicePieces(context.kv_pieces[operand.source_rank], operand.row_begin, operand.row_end);
   }
   return kernel_call;
+}
+
+PartCall DescribePart(const BindContext& context, const ComputeCall& call) {
+  static constexpr int32_t kOnlyHead[] = {0};
+  const DilatedPart& part = context.dilated[call.part];
+  const PartForm& form = call.form;
+  PartCall made;
+  made.kind = call.op == Op::kGather       ? PartCall::Kind::kGather
+              : call.op == Op::kScatterAdd ? PartCall::Kind::kAdd
+                                           : PartCall::Kind::kMerge;
+  made.heads_first = form.heads_first;
+  made.outer = form.outer;
+  made.inner_bytes = form.inner_bytes;
+  made.rows = form.rows;
+  made.part_rows = form.part_rows;
+  made.heads = form.heads;
+  made.part_heads = form.part_heads;
+  made.row_runs = (form.of_keys ? part.kv_rows : part.q_rows)[context.rank];
+  switch (form.heads_of) {
+    case PartForm::Heads::kNone:
+      made.head_of = kOnlyHead;
+      break;
+    case PartForm::Heads::kQuery:
+      made.head_of = part.q_heads;
+      break;
+    case PartForm::Heads::kKeyValue:
+      made.head_of = part.kv_heads;
+      break;
+  }
+  return made;
 }
 
 // Addresses by the type that the kernel call's field has.
@@ -107,37 +140,49 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
 
 }  // namespace
 
-BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
+ProblemContext::ProblemContext(const AttentionSpec& spec, const ShardPlan& plan,
+                               const Tuning& tuning)
     : problem(WholeProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
-  problem.tuning = program.tuning;
-  const auto cut = [](const Shard& shard, const std::vector<int64_t>& cu_seqlens,
-                      std::vector<Piece>& pieces) {
-    if (pieces.empty()) pieces = CutIntoPieces(shard, cu_seqlens);
-  };
+  problem.tuning = tuning;
+}
+
+void ProblemContext::Add(const ComputeCall& call, const AttentionSpec& spec,
+                         const ShardPlan& plan) {
+  if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient &&
+      call.op != Op::kProbabilities) {
+    return;
+  }
+  if (!call.heads.all() && of_heads.count(call.heads.begin) == 0) {
+    of_heads.emplace(call.heads.begin, OnlyHeads(problem, call.heads));
+  }
+  const int rank = call.q.source_rank;
+  if (q_pieces[rank].empty()) q_pieces[rank] = QueryPieces(spec.shape, plan.q[rank]);
+  for (const KvOperand& operand : call.kv) {
+    std::vector<Piece>& pieces = kv_pieces[operand.source_rank];
+    if (pieces.empty()) pieces = KeyPieces(spec.shape, plan.kv[operand.source_rank]);
+  }
+}
+
+const AttentionProblem& ProblemContext::ProblemOf(const HeadRange& heads) const {
+  return heads.all() ? problem : of_heads.at(heads.begin);
+}
+
+BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
+    : whole(spec, plan, program.tuning), rank(program.rank) {
+  if (!spec.options.dilation_levels.empty()) dilated = DilatedPartsOf(spec, plan);
+  for (const DilatedPart& part : dilated) parts.emplace_back(part.spec, part.plan, program.tuning);
   for (const Step& step : program.steps) {
     for (const ComputeCall& call : step.calls) {
-      if (call.op != Op::kForward && call.op != Op::kBackward && call.op != Op::kBiasGradient &&
-          call.op != Op::kProbabilities) {
-        continue;
-      }
-      if (!call.heads.all() && of_heads.count(call.heads.begin) == 0) {
-        of_heads.emplace(call.heads.begin, OnlyHeads(problem, call.heads));
-      }
-      const int rank = call.q.source_rank;
-      cut(plan.q[rank], spec.shape.cu_seqlens_q, q_pieces[rank]);
-      for (const KvOperand& operand : call.kv) {
-        const int source = operand.source_rank;
-        cut(plan.kv[source], spec.shape.cu_seqlens_k, kv_pieces[source]);
+      if (call.part == ComputeCall::kWhole) {
+        whole.Add(call, spec, plan);
+      } else {
+        parts[call.part].Add(call, dilated[call.part].spec, dilated[call.part].plan);
       }
     }
   }
   if (spec.probability_rows.empty()) return;
   chosen = ChosenRowsOf(spec, plan, program.rank);
   probability_columns = ProbabilityColumns(spec);
-}
-
-const AttentionProblem& BindContext::ProblemOf(const HeadRange& heads) const {
-  return heads.all() ? problem : of_heads.at(heads.begin);
 }
 
 KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
@@ -150,13 +195,13 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
     }
     case Op::kDelta: {
       DeltaCall delta;
-      delta.problem = &context.problem;
+      delta.problem = &context.Of(call).problem;
       delta.q_rows = call.q.rows();
       return delta;
     }
     case Op::kSinkGradient: {
       SinkGradientCall sinks;
-      sinks.problem = &context.problem;
+      sinks.problem = &context.Of(call).problem;
       sinks.q_rows = call.q.rows();
       return sinks;
     }
@@ -177,10 +222,10 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
     case Op::kAdd:
       return AddCall{nullptr, nullptr, call.target.bytes / 4};
     case Op::kConvert:
-      return ConvertCall{context.problem.dtype, nullptr, nullptr, call.source.bytes / 4};
+      return ConvertCall{context.whole.problem.dtype, nullptr, nullptr, call.source.bytes / 4};
     case Op::kMerge: {
       MergeCall merge;
-      merge.problem = &context.problem;
+      merge.problem = &context.Of(call).problem;
       merge.q_rows = call.q.rows();
       merge.parts.resize(call.parts.size());
       merge.final = call.final;
@@ -193,6 +238,10 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
                       call.copy.run_bytes,
                       call.copy.source_pitch,
                       call.copy.target_pitch};
+    case Op::kGather:
+    case Op::kScatterAdd:
+    case Op::kScatterMerge:
+      return DescribePart(context, call);
   }
   assert(false && "unknown Op");
   return ZeroCall{};
@@ -266,6 +315,18 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(copy.target, call.target);
       addresses.Set(copy.source, call.source);
     }
+    void operator()(PartCall& part) const {
+      if (part.kind == PartCall::Kind::kMerge) {
+        addresses.Set(part.whole, call.q.out_acc);
+        addresses.Set(part.part, call.parts[0].out);
+        addresses.Set(part.whole_lse, call.q.lse);
+        addresses.Set(part.part_lse, call.parts[0].lse);
+        return;
+      }
+      const bool gathers = part.kind == PartCall::Kind::kGather;
+      addresses.Set(part.whole, gathers ? call.source : call.target);
+      addresses.Set(part.part, gathers ? call.target : call.source);
+    }
   };
   std::visit(Visitor{call, Addresses(address)}, kernel_call);
   for (const OptionOperand& operand : call.q.options) {
@@ -324,10 +385,13 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
     case Op::kAdd:
     case Op::kConvert:
     case Op::kCopy:
+    case Op::kGather:
+    case Op::kScatterAdd:
       read(call.source);
       write(call.target);
       break;
     case Op::kMerge:
+    case Op::kScatterMerge:
       for (const PartialOperand& part : call.parts) {
         read(part.out);
         read(part.lse);

@@ -9,6 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/attention/attention_spec.h"
+#include "common/plan/dilation.h"
 #include "common/plan/program.h"
 #include "common/plan/shard_plan.h"
 #include "worker/executor/hazard_tracker.h"
@@ -16,11 +17,12 @@
 
 namespace ringattn::worker {
 
-// What the calls of an operation share: they refer to its problem.
-struct BindContext {
-  // Pieces of the shards that the program's operands come from.
-  BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
+// What the calls of one problem share: the whole one, or a part of it where it is dilated.
+struct ProblemContext {
+  ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, const Tuning& tuning);
 
+  // Adds what the call needs: pieces of the shards that its operands come from, and its heads.
+  void Add(const ComputeCall& call, const AttentionSpec& spec, const ShardPlan& plan);
   // The problem of a call's heads.
   const AttentionProblem& ProblemOf(const HeadRange& heads) const;
 
@@ -28,7 +30,22 @@ struct BindContext {
   std::map<int64_t, AttentionProblem> of_heads;  // by the first one: a program's ranges are alike
   std::vector<std::vector<Piece>> q_pieces;      // by source rank
   std::vector<std::vector<Piece>> kv_pieces;     // by source rank
-  std::vector<ChosenRow> chosen;                 // the program's rank's
+};
+
+// What the calls of an operation share: they refer to it.
+struct BindContext {
+  BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
+
+  const ProblemContext& Of(const ComputeCall& call) const {
+    return call.part == ComputeCall::kWhole ? whole : parts[call.part];
+  }
+
+  ProblemContext whole;
+  // Of a dilated problem, and what each has of it.
+  std::vector<ProblemContext> parts;
+  std::vector<DilatedPart> dilated;
+  int rank = 0;
+  std::vector<ChosenRow> chosen;  // the rank's
   int64_t probability_columns = 0;
 };
 
