@@ -211,6 +211,10 @@ absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file,
     const auto view = ReadForm(path, file, "mask", problem->options.mutable_mask());
     if (!view.ok()) return view.status();
   }
+  if (problem->split_heads) {
+    absl::Status status = SplitHeads(problem->shape.num_heads(), &problem->options);
+    if (!status.ok()) return status;
+  }
   return ReadSlopes(path, file, problem);
 }
 

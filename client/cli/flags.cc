@@ -158,6 +158,7 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
           "A logit per head, tensor sinks, joins the softmax without a value")
       ->group(kOptionGroup);
   terms_.AddTo(command, forms);
+  dilation_.AddTo(command, kOptionGroup);
   command
       ->add_flag_callback(
           "--deterministic", [this] { options_.set_deterministic(v1::DETERMINISM_SAME_RING); },
@@ -226,6 +227,12 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   problem->geometric_slopes = terms_.wants_geometric_slopes();
   if (problem->geometric_slopes && problem->shape.num_heads() > 0) {
     SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
+  }
+  if (absl::Status status = dilation_.Apply(&problem->options); !status.ok()) return status;
+  problem->split_heads = dilation_.wants_split();
+  if (problem->split_heads && problem->shape.num_heads() > 0) {
+    absl::Status status = SplitHeads(problem->shape.num_heads(), &problem->options);
+    if (!status.ok()) return status;
   }
   problem->plan.set_layout(layout_ == "contiguous"            ? v1::LAYOUT_CONTIGUOUS
                            : layout_ == "zigzag"              ? v1::LAYOUT_ZIGZAG

@@ -9,6 +9,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
+#include "client/cli/dilation_flags.h"
 #include "client/cli/term_flags.h"
 #include "client/tensor_bytes.h"
 #include "common/request/validation.h"
@@ -25,6 +26,7 @@ struct Problem {
   v1::PlanOptions plan;
   bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi is to have them
+  bool split_heads = false;       // options.dilation_levels are to have their own
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
 
@@ -62,8 +64,9 @@ class OptionFlags {
   OptionFlags& operator=(const OptionFlags&) = delete;
   void AddTo(CLI::App* command, TermForms forms = TermForms::kFromFile);
 
-  // Fills in options and plan. Geometric ALiBi slopes need the shape: before it is known,
-  // options.alibi is there without any. Errors: a UsageError naming the flag.
+  // Fills in options and plan. Geometric ALiBi slopes and split heads need the shape: before it is
+  // known, options.alibi is there without any, and levels without heads. Errors: a UsageError
+  // naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
@@ -74,6 +77,7 @@ class OptionFlags {
   std::string window_;
   std::string output_dtype_ = "input";
   TermFlags terms_;
+  DilationFlags dilation_;
   std::string layout_ = "auto";
   std::string schedule_ = "auto";
   std::optional<uint32_t> world_size_;

@@ -114,6 +114,32 @@ TEST(Flags, EverySchedule) {
   EXPECT_EQ(groups->plan.heads_per_step(), 2u);
 }
 
+TEST(Flags, DilatedLevels) {
+  const auto all = Parse("--seq_len=10 --heads=4 --dilation=8:2,16:4:3");
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->options.dilation_levels_size(), 2);
+  EXPECT_EQ(all->options.dilation_levels(0).ShortDebugString(),
+            "segment_length: 8 dilation_rate: 2");
+  EXPECT_EQ(all->options.dilation_levels(1).ShortDebugString(),
+            "segment_length: 16 dilation_rate: 4 offset: 3");
+  // Seed 002: five heads for three levels, offsets by the level's number.
+  const auto split = Parse("--seq_len=10 --heads=5 --dilation=2:1,4:2,8:2 --dilation_heads=split");
+  ASSERT_TRUE(split.ok()) << split.status();
+  ASSERT_EQ(split->options.dilation_levels_size(), 3);
+  EXPECT_EQ(split->options.dilation_levels(0).ShortDebugString(),
+            "segment_length: 2 dilation_rate: 1 offset: 0 head_begin: 0 head_end: 1");
+  EXPECT_EQ(split->options.dilation_levels(1).ShortDebugString(),
+            "segment_length: 4 dilation_rate: 2 offset: 1 head_begin: 1 head_end: 3");
+  EXPECT_EQ(split->options.dilation_levels(2).ShortDebugString(),
+            "segment_length: 8 dilation_rate: 2 offset: 0 head_begin: 3 head_end: 5");
+  for (const std::string line :
+       {"--dilation=8", "--dilation=8:", "--dilation=8:2:1:1", "--dilation=a:2",
+        "--dilation_heads=split", "--heads=2 --dilation=8:2:1 --dilation_heads=split",
+        "--heads=1 --dilation=8:2,16:2 --dilation_heads=split"}) {
+    EXPECT_FALSE(Parse("--seq_len=10 " + line).ok()) << line;
+  }
+}
+
 TEST(Flags, DocumentsBecomeCumulativeLengths) {
   const auto problem = Parse("--documents=3,0,5 --documents_kv=1,2,3");
   ASSERT_TRUE(problem.ok()) << problem.status();

@@ -37,6 +37,10 @@ struct Limits {
   // Two lists, at most 4 bytes an entry (a varint below 2^28): 2 MiB. With 1 MiB of
   // inline tensors a header stays below the 4 MiB that stock gRPC peers accept.
   int64_t max_documents = int64_t{1} << 18;
+  // Of dilated attention. LongNet has five levels. A plan has a document for each segment of each
+  // offset, so together they are bounded as documents are.
+  int64_t max_dilation_levels = 64;
+  int64_t max_dilated_segments = int64_t{1} << 18;
   // Every pair of ranks is planned for (2^12 pairs), and a ring of 64 already hops
   // longer than it computes for anything that fits the limits above.
   int max_world_size = 64;

@@ -1,14 +1,12 @@
 #include "common/request/option_fields.h"
 
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
-
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
+#include "common/request/dilation_levels.h"
 
 namespace ringattn {
 namespace {
@@ -230,17 +228,11 @@ constexpr OptionField kFields[] = {
     {"segment_ids", ReadSegmentIds, WriteSegmentIds,
      [](const Options& options) { return options.segment_ids; }},
     {"sinks", ReadSinks, WriteSinks},
-    {"dilation_levels", nullptr, nullptr},
+    {"dilation_levels", ReadDilationLevels, WriteDilationLevels,
+     [](const Options& options) { return !options.dilation_levels.empty(); }},
     {"deterministic", ReadDeterministic, WriteDeterministic,
      [](const Options& options) { return options.deterministic; }},
 };
-
-bool IsSet(const Proto& proto, const char* name) {
-  const auto* field = proto.GetDescriptor()->FindFieldByName(name);
-  const auto& reflection = *proto.GetReflection();
-  return field->is_repeated() ? reflection.FieldSize(proto, field) > 0
-                              : reflection.HasField(proto, field);
-}
 
 }  // namespace
 
@@ -250,19 +242,13 @@ AttentionOptions ReadOptions(const v1::AttentionOptions& proto, const AttentionS
                              Violations& violations) {
   AttentionOptions options;
   for (const OptionField& field : kFields) {
-    if (field.read != nullptr) {
-      field.read(proto, shape, options, violations);
-    } else if (IsSet(proto, field.name)) {
-      violations.Unserved(absl::StrCat("options.", field.name));
-    }
+    field.read(proto, shape, options, violations);
   }
   return options;
 }
 
 void WriteOptions(const AttentionOptions& options, v1::AttentionOptions* proto) {
-  for (const OptionField& field : kFields) {
-    if (field.write != nullptr) field.write(options, *proto);
-  }
+  for (const OptionField& field : kFields) field.write(options, *proto);
 }
 
 std::vector<std::string> DeviceOptions() {
@@ -289,9 +275,7 @@ std::vector<std::string> DeviceFieldsOf(const AttentionSpec& spec) {
 
 std::vector<std::string> ServedOptions() {
   std::vector<std::string> names;
-  for (const OptionField& field : kFields) {
-    if (field.read != nullptr) names.push_back(field.name);
-  }
+  for (const OptionField& field : kFields) names.push_back(field.name);
   return names;
 }
 

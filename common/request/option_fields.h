@@ -1,5 +1,5 @@
-// The options of a request, one table: what v1::AttentionOptions may hold, which of it
-// this version serves, its rule, and how it travels. Whoever reads or writes options
+// The options of a request, one table: what v1::AttentionOptions may hold, its rule, and how it
+// travels. Whoever reads or writes options
 // (the edge, Reserve, the client's own check) asks here, so that an option is either
 // carried to the kernels or refused by name.
 //
@@ -20,7 +20,6 @@ namespace ringattn {
 struct OptionField {
   const char* name;  // of a field of v1::AttentionOptions
   // From the message to the value, defaults resolved, with what is wrong as violations.
-  // Null: the field is not served.
   void (*read)(const v1::AttentionOptions& from, const AttentionShape& shape, AttentionOptions& to,
                Violations& violations);
   // Back. Options without effect are left unset.
@@ -32,14 +31,14 @@ struct OptionField {
 // One entry for each field of v1::AttentionOptions.
 absl::Span<const OptionField> OptionFields();
 
-// Fields that are set and not served, and values against their rule, are violations.
+// Values against their rule are violations.
 // `shape` need not be right; defaults come from its head_dim.
 AttentionOptions ReadOptions(const v1::AttentionOptions& proto, const AttentionShape& shape,
                              Violations& violations);
 // Appends to an empty message.
 void WriteOptions(const AttentionOptions& options, v1::AttentionOptions* proto);
 
-// Names of the fields that are served.
+// Names of the fields.
 std::vector<std::string> ServedOptions();
 
 // Of these, those that a device's kernels may lack: each worker says which its device serves.

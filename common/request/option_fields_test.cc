@@ -29,7 +29,9 @@ constexpr Sample kSamples[] = {
     {"mask", "mask { encoding: MASK_ENCODING_BITS }"},
     {"segment_ids", "segment_ids {}"},
     {"sinks", "sinks {}"},
-    {"dilation_levels", "dilation_levels { segment_length: 64 dilation_rate: 2 }"},
+    {"dilation_levels",
+     "dilation_levels { segment_length: 64 dilation_rate: 2 head_begin: 0 head_end: 1 } "
+     "dilation_levels { segment_length: 8 dilation_rate: 1 offset: 0 head_begin: 0 head_end: 1 }"},
     {"deterministic", "deterministic: DETERMINISM_SAME_RING"},
 };
 
@@ -66,18 +68,11 @@ TEST(OptionFields, EveryFieldOfTheMessageIsInTheTableOnce) {
 }
 
 // Read, written and read again: the message that came is the message that travels.
-TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
+TEST(OptionFields, SetFieldsRoundTrip) {
   for (const Sample& sample : kSamples) {
     const v1::AttentionOptions proto = Parse(sample.text);
     Violations violations(4096);
     const AttentionOptions options = ReadOptions(proto, SomeShape(), violations);
-    if (Find(sample.field)->read == nullptr) {
-      const Rejection rejection = std::move(violations).ToRejection();
-      ASSERT_EQ(rejection.violations.size(), 1u) << sample.field;
-      EXPECT_EQ(rejection.violations[0].field, std::string("options.") + sample.field);
-      EXPECT_EQ(rejection.code, absl::StatusCode::kUnimplemented);
-      continue;
-    }
     EXPECT_TRUE(violations.empty()) << sample.field;
     v1::AttentionOptions written;
     WriteOptions(options, &written);
@@ -87,25 +82,51 @@ TEST(OptionFields, SetFieldsRoundTripOrAreRefusedByName) {
   }
 }
 
-TEST(OptionFields, ServedOptionsAreThoseThatAreRead) {
-  EXPECT_EQ(ServedOptions(), (std::vector<std::string>{"softmax_scale", "softcap", "causal",
-                                                       "window", "dropout", "alibi", "bias", "mask",
-                                                       "segment_ids", "sinks", "deterministic"}));
+TEST(OptionFields, ServedOptionsAreAll) {
+  EXPECT_EQ(ServedOptions(),
+            (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "dropout",
+                                      "alibi", "bias", "mask", "segment_ids", "sinks",
+                                      "dilation_levels", "deterministic"}));
 }
 
 // What a device may lack, and a request has.
-TEST(OptionFields, DeviceOptionsAreTheScoreTermsAndOrder) {
-  EXPECT_EQ(DeviceOptions(), (std::vector<std::string>{"dropout", "alibi", "bias", "mask",
-                                                       "segment_ids", "deterministic"}));
+TEST(OptionFields, DeviceOptionsAreTheScoreTermsDilationAndOrder) {
+  EXPECT_EQ(DeviceOptions(),
+            (std::vector<std::string>{"dropout", "alibi", "bias", "mask", "segment_ids",
+                                      "dilation_levels", "deterministic"}));
   for (const Sample& sample : kSamples) {
-    if (Find(sample.field)->read == nullptr) continue;
     Violations violations(4096);
     const AttentionOptions options = ReadOptions(Parse(sample.text), SomeShape(), violations);
     const bool of_device = Find(sample.field)->of_device != nullptr;
     EXPECT_EQ(DeviceOptionsOf(options),
               of_device ? std::vector<std::string>{sample.field} : std::vector<std::string>{});
-    EXPECT_EQ(HasScoreTerms(options) || options.deterministic, of_device) << sample.field;
+    const bool has_one =
+        HasScoreTerms(options) || options.deterministic || !options.dilation_levels.empty();
+    EXPECT_EQ(has_one, of_device) << sample.field;
   }
+}
+
+// What a level with all that it may have means, and when it is none.
+TEST(OptionFields, OneLevelOfEverythingIsNone) {
+  AttentionShape shape = SomeShape();
+  shape.num_heads = 3;
+  shape.cu_seqlens_q = shape.cu_seqlens_k = {0, 40, 100};
+  const auto levels = [&](const std::string& text) {
+    Violations violations(4096);
+    const AttentionOptions options = ReadOptions(Parse(text), shape, violations);
+    EXPECT_TRUE(violations.empty()) << text;
+    return options.dilation_levels;
+  };
+  const std::string whole = "dilation_levels { segment_length: 60 dilation_rate: 1 }";
+  EXPECT_TRUE(levels(whole).empty());
+  EXPECT_EQ(levels(whole + whole).size(), 2u);
+  EXPECT_EQ(levels("dilation_levels { segment_length: 59 dilation_rate: 1 }").size(), 1u);
+  EXPECT_EQ(levels("dilation_levels { segment_length: 60 dilation_rate: 1 head_end: 2 }").size(),
+            1u);
+  const std::vector<DilationLevel> one = levels(
+      "dilation_levels { segment_length: 18446744073709551615 dilation_rate: 2 head_begin: 1 }");
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(one[0], (DilationLevel{int64_t{1} << 40, 2, std::nullopt, 1, 3}));
 }
 
 // A rate is a multiple of 2^-16, the nearest; none is no dropout.

@@ -258,9 +258,10 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
       ->AddVarint(99, 1);
   const Rejection rejection = Reject(header);
   EXPECT_EQ(rejection.code, kInvalid);
-  for (const char* field : {"options.dilation_levels", "options.99", "shape.batch",
-                            "shape.num_heads", "shape.head_dim", "dtype", "options.softcap",
-                            "options.window.left", "options.window.right", "plan.world_size"}) {
+  for (const char* field :
+       {"options.dilation_levels[0].segment_length", "options.99", "shape.batch", "shape.num_heads",
+        "shape.head_dim", "dtype", "options.softcap", "options.window.left", "options.window.right",
+        "plan.world_size"}) {
     EXPECT_TRUE(std::any_of(rejection.violations.begin(), rejection.violations.end(),
                             [&](const Violation& v) { return v.field == field; }))
         << field;
@@ -269,12 +270,8 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
 }
 
 TEST(ValidationTest, TheGravestCodeWins) {
-  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} }")).code,
-            StatusCode::kUnimplemented);
-  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} } shape { batch: 5000 }")).code,
-            StatusCode::kUnimplemented);
-  EXPECT_EQ(Reject(Parse(kGood, "options { dilation_levels {} } shape { head_dim: 0 }")).code,
-            kInvalid);
+  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 5000 }")).code, StatusCode::kResourceExhausted);
+  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 5000 head_dim: 0 }")).code, kInvalid);
 }
 
 TEST(ValidationTest, DetailsAreBounded) {

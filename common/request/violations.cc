@@ -18,7 +18,6 @@ absl::Status Rejection::ToStatus() const {
 
 void Violations::Add(Violation violation) {
   invalid_ = invalid_ || violation.code == StatusCode::kInvalidArgument;
-  unimplemented_ = unimplemented_ || violation.code == StatusCode::kUnimplemented;
   bytes_ += static_cast<int64_t>(violation.field.size() + violation.description.size());
   // The first one is always shown; its text is bounded by where it is made.
   if (!shown_.empty() && bytes_ > max_bytes_) {
@@ -34,10 +33,6 @@ void Violations::Invalid(std::string field, std::string description) {
 
 void Violations::OverLimit(std::string field, std::string description) {
   Add({std::move(field), std::move(description), StatusCode::kResourceExhausted});
-}
-
-void Violations::Unserved(std::string field) {
-  Add({std::move(field), "is not served by this version", StatusCode::kUnimplemented});
 }
 
 void Violations::Unknown(std::string field) {
@@ -58,9 +53,7 @@ int64_t Violations::Bounded(const char* field, uint64_t value, int64_t least, in
 
 Rejection Violations::ToRejection() && {
   Rejection rejection;
-  rejection.code = invalid_         ? StatusCode::kInvalidArgument
-                   : unimplemented_ ? StatusCode::kUnimplemented
-                                    : StatusCode::kResourceExhausted;
+  rejection.code = invalid_ ? StatusCode::kInvalidArgument : StatusCode::kResourceExhausted;
   rejection.violations = std::move(shown_);
   rejection.violations_left_out = left_out_;
   return rejection;

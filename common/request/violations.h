@@ -21,8 +21,7 @@ struct Violation {
 };
 
 struct Rejection {
-  // INVALID_ARGUMENT if any violation has it, else UNIMPLEMENTED, else
-  // RESOURCE_EXHAUSTED.
+  // INVALID_ARGUMENT if any violation has it, else RESOURCE_EXHAUSTED.
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
   // All that is wrong, as far as Limits::max_error_detail_bytes allows.
   std::vector<Violation> violations;
@@ -39,8 +38,7 @@ class Violations {
   void Add(Violation violation);
   void Invalid(std::string field, std::string description);
   void OverLimit(std::string field, std::string description);
-  void Unserved(std::string field);  // known to the protocol, not to this version
-  void Unknown(std::string field);   // known to neither: nothing is ignored
+  void Unknown(std::string field);  // nothing is ignored
 
   // Checks least <= value <= limit and returns the value, or `least` where it is wrong
   // so that what follows stays bounded.
@@ -54,7 +52,6 @@ class Violations {
   int64_t bytes_ = 0;
   int64_t left_out_ = 0;
   bool invalid_ = false;
-  bool unimplemented_ = false;
   std::vector<Violation> shown_;
 };
 

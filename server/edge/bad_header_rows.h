@@ -8,7 +8,6 @@ namespace ringattn::server {
 
 inline constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 inline constexpr grpc::StatusCode kOver = grpc::StatusCode::RESOURCE_EXHAUSTED;
-inline constexpr grpc::StatusCode kLater = grpc::StatusCode::UNIMPLEMENTED;
 
 // q, dout and out have 2*8*4*16*4 = 4096 bytes, k and v 2*8*2*16*4 = 2048.
 inline constexpr char kBase[] = R"(
@@ -173,8 +172,43 @@ inline const BadHeader kHeaderRows[] = {
     {"options { segment_ids {} } inline_tensors { tensor: TENSOR_ID_MASK data: '1' }", kInvalid,
      "inline_tensors[0].tensor"},
     {"options { sinks {} softcap: 0 }", kInvalid, "options.softcap"},
-    {"options { dilation_levels { segment_length: 8 } }", kLater, "options.dilation_levels"},
-    {"options { dilation_levels {} dilation_levels {} }", kLater, "options.dilation_levels"},
+    // --- dilated levels
+    {"options { dilation_levels { segment_length: 8 } }", kInvalid,
+     "options.dilation_levels[0].dilation_rate"},
+    {"options { dilation_levels { dilation_rate: 2 } }", kInvalid,
+     "options.dilation_levels[0].segment_length"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 } dilation_levels {} }",
+     kInvalid, "options.dilation_levels[1].segment_length"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 offset: 2 } }", kInvalid,
+     "options.dilation_levels[0].offset"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 1 "
+     "offset: 18446744073709551615 } }",
+     kInvalid, "options.dilation_levels[0].offset"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 head_end: 5 } }", kInvalid,
+     "options.dilation_levels[0].head_end"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 head_end: 0 } }", kInvalid,
+     "options.dilation_levels[0].head_begin"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 head_begin: 4 } }", kInvalid,
+     "options.dilation_levels[0].head_begin"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 head_begin: 3 head_end: 3 } }",
+     kInvalid, "options.dilation_levels[0].head_begin"},
+    {"shape { seq_len_kv: 9 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }",
+     kInvalid, "options.dilation_levels"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 } } "
+     "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }",
+     kInvalid, "plan.heads_per_step"},
+    {"options { dilation_levels { segment_length: 8 dilation_rate: 2 } } "
+     "reply { probability_rows { position: 1 } }",
+     kInvalid, "reply.probability_rows"},
+    {"dtype: DATA_TYPE_BFLOAT16 options { dilation_levels { segment_length: 8 dilation_rate: 2 } "
+     "bias { gradient: true } }",
+     kInvalid, "options.bias.gradient"},
+    {"options { dilation_levels { segment_length: 4 dilation_rate: 1 } bias {} } "
+     "plan { schedule: SCHEDULE_PASS_Q }",
+     kInvalid, "plan.schedule"},
+    {"shape { seq_len_q: 1048576 seq_len_kv: 1048576 } "
+     "options { dilation_levels { segment_length: 4 dilation_rate: 2 } }",
+     kOver, "options.dilation_levels"},
     {"options { deterministic: 2 }", kInvalid, "options.deterministic"},
     {"options { deterministic: -1 }", kInvalid, "options.deterministic"},
     {"options { deterministic: DETERMINISM_SAME_RING softcap: -1 }", kInvalid, "options.softcap"},
@@ -385,6 +419,9 @@ inline const BadHeader kPackedRows[] = {
         "cu_seqlens_k: [0, 4, 9]") " options { bias {} } inline_tensors { "
                                    "tensor: TENSOR_ID_BIAS data: 'x' }",
      kInvalid, "inline_tensors[0].data"},
+    {"shape { seq_len_kv: 8 packed { cu_seqlens_q: [0, 4, 8] cu_seqlens_k: [0, 5, 8] } } "
+     "options { dilation_levels { segment_length: 2 dilation_rate: 1 } }",
+     kInvalid, "options.dilation_levels"},
     {"shape { seq_len_kv: 8 packing: PACKING_QKV packed { cu_seqlens_q: [0, 4, 8] cu_seqlens_k: "
      "[0, 5, 8] } }",
      kInvalid, "shape.packed.cu_seqlens_k"},

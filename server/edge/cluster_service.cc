@@ -116,6 +116,8 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_batch(limits.max_batch);
   proto->set_max_request_bytes(limits.max_request_bytes);
   proto->set_max_documents(limits.max_documents);
+  proto->set_max_dilation_levels(limits.max_dilation_levels);
+  proto->set_max_dilated_segments(limits.max_dilated_segments);
   proto->set_max_world_size(limits.max_world_size);
   proto->set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
   proto->set_max_chunk_bytes_down_default(limits.max_chunk_bytes_down_default);

@@ -85,10 +85,8 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {
   google::rpc::Status status;
   status.set_code(static_cast<int>(rejection.code));
   status.set_message(Printable(rejection.ToStatus().message(), kMaxMessageBytes));
-  AddErrorInfo(rejection.code == absl::StatusCode::kUnimplemented       ? "NOT_IMPLEMENTED"
-               : rejection.code == absl::StatusCode::kResourceExhausted ? "OVER_LIMIT"
-                                                                        : "INVALID_REQUEST",
-               &status);
+  const bool over_limit = rejection.code == absl::StatusCode::kResourceExhausted;
+  AddErrorInfo(over_limit ? "OVER_LIMIT" : "INVALID_REQUEST", &status);
   google::rpc::BadRequest bad_request;
   // The type's name and the framing of two nested messages take less than 100 bytes;
   // the message travels twice, inside the details and beside them.

@@ -18,7 +18,7 @@ namespace ringattn::server {
 grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits);
 google::rpc::Status ToRpcStatus(const Failure& failure);
 
-// ErrorInfo.reason is INVALID_REQUEST, NOT_IMPLEMENTED or OVER_LIMIT.
+// ErrorInfo.reason is INVALID_REQUEST or OVER_LIMIT.
 grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);
 
 // "OK", "INVALID_ARGUMENT", ...: the name that metrics and logs use. Peers may send any

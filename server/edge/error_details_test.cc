@@ -101,10 +101,9 @@ TEST(ErrorDetailsTest, WhatIsEchoedIsPrintable) {
 
 TEST(ErrorDetailsTest, CodesSayWhoActs) {
   Rejection rejection;
-  rejection.violations = {{"options.dropout", "is not served"}};
-  rejection.code = absl::StatusCode::kUnimplemented;
+  rejection.violations = {{"options.dropout.rate", "is 2"}};
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(Details(ToGrpcStatus(rejection, Limits()))).reason(),
-            "NOT_IMPLEMENTED");
+            "INVALID_REQUEST");
   rejection.code = absl::StatusCode::kResourceExhausted;
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(Details(ToGrpcStatus(rejection, Limits()))).reason(),
             "OVER_LIMIT");

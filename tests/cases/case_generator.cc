@@ -297,6 +297,43 @@ void ChooseSchedule(Case& c) {
 
 }  // namespace
 
+namespace {
+
+// Of every second case that may have them (common/request/dilation_rules.h): one level, several, or
+// one for each of the groups that the heads are split into.
+void AddDilation(Case& c) {
+  const auto draw = [&](uint64_t number, int64_t levels) {
+    const uint64_t bits =
+        oracle::RandomBits(c.data_seed, 0x0976, static_cast<uint64_t>(c.index) * 64 + number);
+    return static_cast<int64_t>(bits % static_cast<uint64_t>(levels));
+  };
+  const AttentionShape& shape = c.spec.shape;
+  if (shape.cu_seqlens_q != shape.cu_seqlens_k || c.heads_per_step != 0 || draw(0, 2) == 0) return;
+  AttentionOptions& options = c.spec.options;
+  const int64_t heads = shape.num_heads;
+  const int64_t count = 1 + draw(1, 3);
+  const bool split = count <= heads && draw(2, 2) == 0;
+  for (int64_t i = 0; i < count; ++i) {
+    DilationLevel level;
+    level.dilation_rate = 1 + draw(10 * i + 3, 5);
+    // Shorter than the rate, a multiple of it, any, or beyond the end.
+    const int64_t lengths[] = {1 + draw(10 * i + 4, 4),
+                               level.dilation_rate * (1 + draw(10 * i + 5, 30)),
+                               1 + draw(10 * i + 6, 150), 1000};
+    level.segment_length = lengths[draw(10 * i + 7, 4)];
+    if (draw(10 * i + 8, 2) == 0) level.offset = draw(10 * i + 9, level.dilation_rate);
+    level.head_begin = split ? heads * i / count : 0;
+    level.head_end = split ? heads * (i + 1) / count : heads;
+    options.dilation_levels.push_back(level);
+  }
+  // Its gradient is a sum over levels.
+  if (options.bias.has_value() && options.bias->gradient) {
+    options.bias->float32 = c.spec.dtype != DType::kFloat32;
+  }
+}
+
+}  // namespace
+
 void AddOptions(Case& c, bool score_terms) {
   if (score_terms) AddScoreTerms(c);
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
@@ -304,6 +341,7 @@ void AddOptions(Case& c, bool score_terms) {
   c.spec.options.sinks = bits % 3 != 0;
   c.spec.has_dlse = c.direction == Direction::kBackward && bits / 3 % 2 == 0;
   c.spec.fp32_results = c.spec.dtype != DType::kFloat32 && bits / 12 % 2 == 0;
+  AddDilation(c);
   AttentionShape& shape = c.spec.shape;
   if (!shape.packed || bits / 6 % 2 == 0) return;
   // Each document's own mask, instead of one for all.
@@ -327,6 +365,7 @@ void AddProbabilityRows(Case& c) {
   if (c.direction == Direction::kBackward || draw(0) % 2 == 0) return;
   // These return none (common/request/validation.cc).
   if (KeepsKeysInPlace(c.schedule) || c.heads_per_step != 0) return;
+  if (!c.spec.options.dilation_levels.empty()) return;
   const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
   const auto count = static_cast<int64_t>(1 + draw(1) % 7);
   for (int64_t i = 0; i < count; ++i) {
@@ -381,6 +420,12 @@ std::string ToString(const Case& c) {
   }
   if (options.dropout.threshold != 0) {
     line += " dropout=" + std::to_string(options.dropout.threshold / 65536.0);
+  }
+  for (const DilationLevel& level : options.dilation_levels) {
+    line += " dilation(" + std::to_string(level.segment_length) + ":" +
+            std::to_string(level.dilation_rate) +
+            (level.offset.has_value() ? "+" + std::to_string(*level.offset) : "") + " heads " +
+            std::to_string(level.head_begin) + ".." + std::to_string(level.head_end) + ")";
   }
   if (!c.spec.probability_rows.empty()) {
     line += " probabilities";

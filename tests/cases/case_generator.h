@@ -73,8 +73,8 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 
 // Adds to a case what only some requests have, drawn by the case's seed and number: attention
 // sinks and, backward, a gradient of lse; with `score_terms` also a bias, a mask, segment ids,
-// ALiBi and dropout; and the schedule, of those that take what the case has. Every other choice
-// stays.
+// ALiBi and dropout; the schedule, of those that take what the case has; and dilated levels, where
+// there are as many queries as keys. Every other choice stays.
 void AddOptions(Case& c, bool score_terms = true);
 
 // Asks for the probabilities of some rows, drawn likewise: of every second forward case that has

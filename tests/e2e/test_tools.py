@@ -79,10 +79,10 @@ def test_an_error_with_its_details(ring):
                     "ringattn.v1.AttentionService/Forward", fails=True)
     assert "InvalidArgument" in reply and "shape.head_dim" in reply
     request = json.loads(json.dumps(TOY))
-    request["header"]["options"] = {"dilation_levels": [{"segment_length": 8}]}
+    request["header"]["options"] = {"dilation_levels": [{"segment_length": 8}]}  # no rate
     reply = grpcurl("-d", json.dumps(request), ring.address,
                     "ringattn.v1.AttentionService/Forward", fails=True)
-    assert "Unimplemented" in reply and "options.dilation_levels" in reply
+    assert "InvalidArgument" in reply and "options.dilation_levels[0].dilation_rate" in reply
 
 
 def fetch(address):

@@ -108,15 +108,29 @@ constexpr Journey kJourneys[] = {
      "options { mask {} }"},
     {"options.segment_ids", "options { segment_ids {} }"},
     {"options.sinks", "options { sinks {} }"},
-    {"options.dilation_levels.segment_length", "options { dilation_levels { segment_length: 8 } }",
-     Fate::kRefused},
-    {"options.dilation_levels.dilation_rate", "options { dilation_levels { dilation_rate: 2 } }",
-     Fate::kRefused},
-    {"options.dilation_levels.offset", "options { dilation_levels { offset: 1 } }", Fate::kRefused},
-    {"options.dilation_levels.head_begin", "options { dilation_levels { head_begin: 1 } }",
-     Fate::kRefused},
-    {"options.dilation_levels.head_end", "options { dilation_levels { head_end: 1 } }",
-     Fate::kRefused},
+    {"options.dilation_levels.segment_length",
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 16 dilation_rate: 2 } }",
+     Fate::kArrives,
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
+    {"options.dilation_levels.dilation_rate",
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 3 } }",
+     Fate::kArrives,
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
+    {"options.dilation_levels.offset",
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 "
+     "offset: 1 } }",
+     Fate::kArrives,
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
+    {"options.dilation_levels.head_begin",
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 "
+     "head_begin: 1 } }",
+     Fate::kArrives,
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
+    {"options.dilation_levels.head_end",
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 "
+     "head_end: 3 } }",
+     Fate::kArrives,
+     "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
     {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }"},
     {"plan.layout", "plan { layout: LAYOUT_CONTIGUOUS }"},
     {"plan.schedule", "plan { schedule: SCHEDULE_ALL_GATHER }"},
@@ -227,6 +241,26 @@ std::string TermsText(const worker::ScoreTerms& terms) {
   return text;
 }
 
+// What a rank's kernel calls for the parts of a dilated problem work on.
+std::string PartsText(const worker::BindContext& context) {
+  std::string text;
+  for (size_t i = 0; i < context.parts.size(); ++i) {
+    const worker::ProblemContext& part = context.parts[i];
+    absl::StrAppendFormat(&text, " part of %d/%d heads", part.problem.num_heads,
+                          part.problem.num_kv_heads);
+    for (int32_t head : context.dilated[i].q_heads) absl::StrAppendFormat(&text, " %d", head);
+    for (const auto* pieces : {&part.q_pieces, &part.kv_pieces}) {
+      for (const std::vector<Piece>& of_rank : *pieces) {
+        for (const Piece& piece : of_rank) {
+          absl::StrAppendFormat(&text, " %d: %d+%d*%d", piece.document, piece.position,
+                                piece.length, piece.stride);
+        }
+      }
+    }
+  }
+  return text;
+}
+
 // What the far ends see of a request: each member's kernel calls and memory, the plan, the
 // reply.
 std::string FarEnds(const server::HeaderRequest& request) {
@@ -259,7 +293,7 @@ std::string FarEnds(const server::HeaderRequest& request) {
     const auto decoded = worker::DecodeReserve(reserve, rank, members.size());
     if (!decoded.ok()) return absl::StrCat("not decoded: ", decoded.status().ToString());
     const worker::BindContext context(decoded->spec, decoded->plan, decoded->program);
-    const worker::AttentionProblem& p = context.problem;
+    const worker::AttentionProblem& p = context.whole.problem;
     absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
@@ -273,12 +307,13 @@ std::string FarEnds(const server::HeaderRequest& request) {
     }
     for (const Band& band : p.bands)
       absl::StrAppendFormat(&text, " %d..%d", band.lower, band.upper);
-    for (const Piece& piece : context.q_pieces[rank]) {
+    for (const Piece& piece : context.whole.q_pieces[rank]) {
       absl::StrAppendFormat(&text, " q %d+%d*%d", piece.position, piece.length, piece.stride);
     }
-    for (const Piece& piece : context.kv_pieces[rank]) {
+    for (const Piece& piece : context.whole.kv_pieces[rank]) {
       absl::StrAppendFormat(&text, " kv %d+%d*%d", piece.position, piece.length, piece.stride);
     }
+    absl::StrAppend(&text, PartsText(context));
     for (const BufferSpec& buffer : decoded->program.buffers) {
       absl::StrAppendFormat(&text, " %s=%d", buffer.name, buffer.bytes);
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ringattn
-from ringattn import _request
+from ringattn import _errors
 
 Q = np.ones((2, 8, 4, 16), np.float32)
 K = np.ones((2, 8, 2, 16), np.float32)
@@ -51,20 +51,14 @@ def test_invalid_argument(client, field, arrays, options):
         assert [violation.field for violation in caught.value.violations] == [field]
 
 
-def test_unimplemented(client, monkeypatch):
-    # No option of the package is; the protocol has one that this version does not serve.
-    terms = _request._score_terms
-
-    def with_dilation(options, shape, q, header, inputs):
-        terms(options, shape, q, header, inputs)
-        header["dilation_levels"] = [{"segment_length": 8}]
-
-    monkeypatch.setattr(_request, "_score_terms", with_dilation)
-    with pytest.raises(NotImplementedError, match="dilation_levels") as caught:
-        client.forward(Q, K, K)
-    error = caught.value
-    assert isinstance(error, ringattn.UnimplementedError) and error.reason == "NOT_IMPLEMENTED"
-    assert error.code == "UNIMPLEMENTED" and error.violations[0].field == "options.dilation_levels"
+def test_unimplemented():
+    # No option of the package is, on these workers: as the extension module says it of others.
+    error = _errors.error_of({
+        "code": "UNIMPLEMENTED", "message": "options.alibi: the kernels of device x (worker a) do not serve it",
+        "reason": "OPTION_NOT_SERVED", "violations": [("options.alibi", "do not serve it")],
+        "retry_after": None, "metadata": {}})
+    assert isinstance(error, ringattn.UnimplementedError) and isinstance(error, NotImplementedError)
+    assert error.code == "UNIMPLEMENTED" and error.violations[0].field == "options.alibi"
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == str(error) and again.violations == error.violations
 

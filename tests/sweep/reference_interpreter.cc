@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/dilation.h"
+#include "tests/sweep/reference_parts.h"
 
 namespace ringattn::tests {
 namespace {
@@ -40,15 +42,6 @@ class GuardedBuffer {
   std::vector<uint8_t> memory_;
   int64_t first_ = 0;
 };
-
-// The tokens of a shard in the order of its rows.
-std::vector<int64_t> TokensOf(const Shard& shard) {
-  std::vector<int64_t> tokens;
-  for (const Span& span : shard) {
-    for (int64_t r = 0; r < span.length; ++r) tokens.push_back(span.begin + r * span.stride);
-  }
-  return tokens;
-}
 
 std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
                              const std::vector<int64_t>& cu_seqlens) {
@@ -93,6 +86,8 @@ class Interpreter {
     terms.mask = spec.options.mask;
     terms.segment_ids = spec.options.segment_ids;
     terms.dropout = spec.options.dropout;
+    parts_ = ReferencePartsOf(spec, plan, problem_);
+    if (cut == Cut::kPieces) CutPartsIntoPieces();
   }
 
   absl::StatusOr<TensorMap> Run(const TensorMap& inputs) {
@@ -125,6 +120,17 @@ class Interpreter {
   }
 
  private:
+  void CutPartsIntoPieces() {
+    const std::vector<DilatedPart> parts = DilatedPartsOf(spec_, plan_);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const AttentionShape& shape = parts.at(i).spec.shape;
+      for (int rank = 0; rank < plan_.world_size; ++rank) {
+        parts_[i].q[rank].pieces = QueryPieces(shape, parts[i].plan.q[rank]);
+        parts_[i].kv[rank].pieces = KeyPieces(shape, parts[i].plan.kv[rank]);
+      }
+    }
+  }
+
   // --- Whole tensors and shards ---------------------------------------------
 
   absl::Status CopyShard(int rank, size_t id, TensorId tensor, uint8_t* whole, bool to_buffer) {
@@ -254,8 +260,14 @@ class Interpreter {
   // worker/executor/bind_call. Each operand must have exactly the bytes of its shape.
   struct Operands {
     Operands(Interpreter* interpreter, int rank, size_t step, const ComputeCall& call)
-        : interpreter(*interpreter), rank(rank), step(step), call(call) {
-      const AttentionShape& shape = interpreter->spec_.shape;
+        : interpreter(*interpreter),
+          rank(rank),
+          step(step),
+          call(call),
+          part(call.part == ComputeCall::kWhole ? nullptr : &interpreter->parts_.at(call.part)),
+          spec(part == nullptr ? interpreter->spec_ : part->spec),
+          whole_problem(part == nullptr ? interpreter->problem_ : part->problem) {
+      const AttentionShape& shape = spec.shape;
       kv_heads = call.heads.of == 0 ? shape.num_kv_heads : call.heads.count;
       heads = shape.num_heads / shape.num_kv_heads * kv_heads;
       statistics = shape.batch * heads * call.q.rows();
@@ -275,10 +287,10 @@ class Interpreter {
       return Range(range);
     }
     uint8_t* Elements(const ByteRange& range, int64_t count) {
-      return Exactly(range, count * ElementBytes(interpreter.spec_.dtype));
+      return Exactly(range, count * ElementBytes(spec.dtype));
     }
     uint8_t* Results(const ByteRange& range, int64_t count) {
-      return Exactly(range, count * ElementBytes(interpreter.spec_.result_dtype()));
+      return Exactly(range, count * ElementBytes(spec.result_dtype()));
     }
     float* Floats(const ByteRange& range, int64_t count) {
       return reinterpret_cast<float*>(Exactly(range, count * 4));
@@ -287,9 +299,9 @@ class Interpreter {
 
     // Of the call's heads: the whole one's numbers of just these.
     const AttentionProblem* Problem() {
-      if (call.heads.of == 0) return &interpreter.problem_;
-      const AttentionShape& shape = interpreter.spec_.shape;
-      AttentionProblem& problem = interpreter.some_heads_.emplace_back(interpreter.problem_);
+      if (call.heads.of == 0) return &whole_problem;
+      const AttentionShape& shape = spec.shape;
+      AttentionProblem& problem = interpreter.some_heads_.emplace_back(whole_problem);
       if (call.heads.of != shape.num_kv_heads || call.heads.begin < 0 || kv_heads < 1 ||
           call.heads.begin + kv_heads > shape.num_kv_heads) {
         Fail("heads that the problem does not have");
@@ -311,23 +323,29 @@ class Interpreter {
     }
 
     std::vector<Piece> QPieces() {
-      return interpreter.Pieces(interpreter.plan_.q[call.q.source_rank],
-                                interpreter.spec_.shape.cu_seqlens_q, call.q.row_begin,
-                                call.q.row_end);
+      if (part != nullptr) {
+        return SlicePieces(part->q[call.q.source_rank].pieces, call.q.row_begin, call.q.row_end);
+      }
+      return interpreter.Pieces(interpreter.plan_.q[call.q.source_rank], spec.shape.cu_seqlens_q,
+                                call.q.row_begin, call.q.row_end);
     }
 
     std::vector<KvBlock> Blocks(bool backward, bool with_values = true) {
-      const AttentionShape& shape = interpreter.spec_.shape;
+      const AttentionShape& shape = spec.shape;
       std::vector<KvBlock> blocks;
       for (const KvOperand& operand : call.kv) {
         const int64_t vectors = shape.batch * operand.rows() * kv_heads;
         KvBlock block;
         block.rows = operand.rows();
-        block.pieces = interpreter.Pieces(interpreter.plan_.kv[operand.source_rank],
-                                          shape.cu_seqlens_k, operand.row_begin, operand.row_end);
+        block.pieces =
+            part != nullptr
+                ? SlicePieces(part->kv[operand.source_rank].pieces, operand.row_begin,
+                              operand.row_end)
+                : interpreter.Pieces(interpreter.plan_.kv[operand.source_rank], shape.cu_seqlens_k,
+                                     operand.row_begin, operand.row_end);
         block.k = Elements(operand.k, vectors * shape.head_dim);
         if (with_values) block.v = Elements(operand.v, vectors * shape.head_dim_v);
-        if (interpreter.spec_.options.segment_ids) {
+        if (spec.options.segment_ids) {
           block.segment_ids = reinterpret_cast<const int32_t*>(
               Exactly(operand.segment_ids, shape.batch * operand.rows() * 4));
         }
@@ -342,19 +360,18 @@ class Interpreter {
 
     // A shard's rows of a bias or a mask: planes, rows, bytes of a row.
     int64_t PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) {
-      const AttentionShape& shape = interpreter.spec_.shape;
+      const AttentionShape& shape = spec.shape;
       return (per_batch ? shape.batch : 1) * (per_head ? heads : 1) * call.q.rows() * row_bytes;
     }
     int64_t BiasBytes() {
-      const BiasForm& bias = *interpreter.spec_.options.bias;
-      const int64_t element = bias.float32 ? 4 : ElementBytes(interpreter.spec_.dtype);
-      return PlaneBytes(bias.per_batch, bias.per_head,
-                        interpreter.problem_.terms.columns * element);
+      const BiasForm& bias = *spec.options.bias;
+      const int64_t element = bias.float32 ? 4 : ElementBytes(spec.dtype);
+      return PlaneBytes(bias.per_batch, bias.per_head, whole_problem.terms.columns * element);
     }
 
     TermOperands Terms() {
-      const AttentionOptions& options = interpreter.spec_.options;
-      const int64_t columns = interpreter.problem_.terms.columns;
+      const AttentionOptions& options = spec.options;
+      const int64_t columns = whole_problem.terms.columns;
       TermOperands terms;
       if (options.bias) terms.bias = Exactly(call.q.Option(TensorId::kBias), BiasBytes());
       if (options.mask) {
@@ -365,8 +382,7 @@ class Interpreter {
       }
       if (options.segment_ids) {
         terms.q_segment_ids = reinterpret_cast<const int32_t*>(
-            Exactly(call.q.Option(TensorId::kQSegmentIds),
-                    interpreter.spec_.shape.batch * call.q.rows() * 4));
+            Exactly(call.q.Option(TensorId::kQSegmentIds), spec.shape.batch * call.q.rows() * 4));
       }
       return terms;
     }
@@ -399,18 +415,18 @@ class Interpreter {
       if (!(call.initial && call.final)) forward.out_acc = Floats(call.q.out_acc, out_elements);
       forward.lse = Floats(call.q.lse, statistics);
       if (call.final) forward.out = Results(call.q.out, out_elements);
-      if (call.final && interpreter.spec_.options.sinks) forward.sinks = Sinks();
+      if (call.final && spec.options.sinks) forward.sinks = Sinks();
       return forward;
     }
 
     KernelCall Delta() {
       DeltaCall delta;
-      delta.problem = &interpreter.problem_;
+      delta.problem = &whole_problem;
       delta.q_rows = call.q.rows();
       delta.out = Results(call.q.out, out_elements);
       delta.dout = Elements(call.q.dout, out_elements);
       delta.delta = Floats(call.q.delta, statistics);
-      if (interpreter.spec_.has_dlse) {
+      if (spec.has_dlse) {
         delta.dlse = Floats(call.q.Option(TensorId::kDlse), statistics);
         delta.lse = Floats(call.q.lse, statistics);
       }
@@ -421,12 +437,12 @@ class Interpreter {
 
     KernelCall SinkGradient() {
       SinkGradientCall sinks;
-      sinks.problem = &interpreter.problem_;
+      sinks.problem = &whole_problem;
       sinks.q_rows = call.q.rows();
       sinks.sinks = Sinks();
       sinks.lse = Floats(call.q.lse, statistics);
       sinks.delta = Floats(call.q.delta, statistics);
-      sinks.dsinks = Floats(call.target, interpreter.spec_.shape.num_heads);
+      sinks.dsinks = Floats(call.target, spec.shape.num_heads);
       return sinks;
     }
 
@@ -447,7 +463,7 @@ class Interpreter {
 
     KernelCall Merge() {
       MergeCall merge;
-      merge.problem = &interpreter.problem_;
+      merge.problem = &whole_problem;
       merge.q_rows = call.q.rows();
       if (call.parts.empty()) Fail("a merge of nothing");
       for (const PartialOperand& part : call.parts) {
@@ -457,7 +473,7 @@ class Interpreter {
       merge.lse = Floats(call.q.lse, statistics);
       if (!call.final) merge.out_acc = Floats(call.q.out_acc, out_elements);
       if (call.final) merge.out = Results(call.q.out, out_elements);
-      if (call.final && interpreter.spec_.options.sinks) merge.sinks = Sinks();
+      if (call.final && spec.options.sinks) merge.sinks = Sinks();
       return merge;
     }
 
@@ -478,9 +494,59 @@ class Interpreter {
                       form.target_pitch};
     }
 
+    // Rows and heads of a part, by the definition's lists of them.
+    KernelCall Part(PartCall::Kind kind) {
+      const PartForm& form = call.form;
+      PartCall made;
+      if (part == nullptr) {
+        Fail("a copy of no part");
+        return made;
+      }
+      const bool of_keys = form.of_keys;
+      const std::vector<int64_t>& rows = (of_keys ? part->kv : part->q)[rank].rows;
+      const auto& heads = form.heads_of == PartForm::Heads::kKeyValue ? part->kv_heads
+                          : form.heads_of == PartForm::Heads::kQuery  ? part->q_heads
+                                                                      : interpreter.only_head_;
+      std::vector<RowRun>& runs = interpreter.runs_.emplace_back();
+      for (size_t i = 0; i < rows.size(); ++i) {
+        runs.push_back({rows[i], 1, 1, static_cast<int64_t>(i)});
+      }
+      std::vector<int32_t>& head_of =
+          interpreter.heads_of_.emplace_back(heads.begin(), heads.end());
+      const AttentionShape& shape = interpreter.spec_.shape;
+      const Shard& shard = (of_keys ? interpreter.plan_.kv : interpreter.plan_.q)[rank];
+      made.kind = kind;
+      made.heads_first = form.heads_first;
+      made.outer = form.outer;
+      made.inner_bytes = form.inner_bytes;
+      made.rows = RowsIn(shard);
+      made.part_rows = static_cast<int64_t>(rows.size());
+      made.heads = form.heads_of == PartForm::Heads::kKeyValue ? shape.num_kv_heads
+                   : form.heads_of == PartForm::Heads::kQuery  ? shape.num_heads
+                                                               : 1;
+      made.part_heads = static_cast<int64_t>(heads.size());
+      made.row_runs = runs;
+      made.head_of = head_of;
+      const int64_t whole_bytes = made.outer * made.rows * made.heads * made.inner_bytes;
+      const int64_t part_bytes = made.outer * made.part_rows * made.part_heads * made.inner_bytes;
+      if (kind == PartCall::Kind::kMerge) {
+        made.whole = Exactly(call.q.out_acc, whole_bytes);
+        made.part = Exactly(call.parts.at(0).out, part_bytes);
+        const int64_t dim = shape.head_dim_v;
+        if (form.inner_bytes != dim * 4) Fail("a merge of other rows than out's");
+        made.whole_lse = Floats(call.q.lse, whole_bytes / form.inner_bytes);
+        made.part_lse = Floats(call.parts.at(0).lse, part_bytes / form.inner_bytes);
+        return made;
+      }
+      const bool gathers = kind == PartCall::Kind::kGather;
+      made.whole = Exactly(gathers ? call.source : call.target, whole_bytes);
+      made.part = Exactly(gathers ? call.target : call.source, part_bytes);
+      return made;
+    }
+
     KernelCall Probabilities() {
       ProbabilitiesCall made;
-      made.problem = &interpreter.problem_;
+      made.problem = &whole_problem;
       made.q_rows = call.q.rows();
       made.q_pieces = QPieces();
       made.q = Elements(call.q.q, q_elements);
@@ -488,7 +554,6 @@ class Interpreter {
       made.terms = Terms();
       made.initial = call.initial;
       made.final = call.final;
-      const AttentionSpec& spec = interpreter.spec_;
       const AttentionShape& shape = spec.shape;
       // By the definition: whose row each query is.
       const std::vector<int64_t> tokens = TokensOf(interpreter.plan_.q[rank]);
@@ -528,12 +593,18 @@ class Interpreter {
         case ComputeCall::Op::kAdd:
           return AddCall{Floats(call.target, floats), Floats(call.source, floats), floats};
         case ComputeCall::Op::kConvert:
-          return ConvertCall{interpreter.spec_.dtype, Elements(call.target, floats),
-                             Floats(call.source, floats), floats};
+          return ConvertCall{spec.dtype, Elements(call.target, floats), Floats(call.source, floats),
+                             floats};
         case ComputeCall::Op::kMerge:
           return Merge();
         case ComputeCall::Op::kCopy:
           return Copy();
+        case ComputeCall::Op::kGather:
+          return Part(PartCall::Kind::kGather);
+        case ComputeCall::Op::kScatterAdd:
+          return Part(PartCall::Kind::kAdd);
+        case ComputeCall::Op::kScatterMerge:
+          return Part(PartCall::Kind::kMerge);
       }
       Fail("an unknown op");
       return ZeroCall{};
@@ -543,6 +614,9 @@ class Interpreter {
     const int rank;
     const size_t step;
     const ComputeCall& call;
+    const ReferencePart* const part;  // null: of the whole problem
+    const AttentionSpec& spec;        // of the call
+    const AttentionProblem& whole_problem;
     int64_t kv_heads;  // of the call
     int64_t heads;
     int64_t statistics;  // elements of lse and delta
@@ -557,7 +631,12 @@ class Interpreter {
   const Kernels& kernels_;
   const Cut cut_;
   AttentionProblem problem_;
-  std::deque<AttentionProblem> some_heads_;          // of calls that have not all
+  std::vector<ReferencePart> parts_;
+  std::deque<AttentionProblem> some_heads_;  // of calls that have not all
+  // What calls of parts refer to.
+  const std::vector<int64_t> only_head_ = {0};
+  std::deque<std::vector<RowRun>> runs_;
+  std::deque<std::vector<int32_t>> heads_of_;
   std::vector<std::vector<GuardedBuffer>> buffers_;  // [rank][buffer]
 };
 

@@ -1,0 +1,54 @@
+#include "common/request/dilation_rules.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/plan/dilation.h"
+
+namespace ringattn {
+namespace {
+
+// Plans hold a document for each segment of each offset.
+void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& violations) {
+  const std::string field = "options.dilation_levels";
+  const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
+  if (static_cast<int64_t>(levels.size()) > limits.max_dilation_levels) {
+    violations.OverLimit(field, absl::StrCat("has ", levels.size(), " levels, the limit is ",
+                                             limits.max_dilation_levels));
+    return;
+  }
+  int64_t segments = 0;
+  for (const DilationLevel& level : levels) {
+    AttentionOptions alone;
+    alone.dilation_levels = {level};
+    // A shape's tokens times its heads are far from overflowing.
+    segments += SegmentCount(spec.shape, level) * DilatedPartCount(alone);
+  }
+  if (segments <= limits.max_dilated_segments) return;
+  violations.OverLimit(
+      field,
+      absl::StrCat("have ", segments, " segments, counted once for each offset, the limit is ",
+                   limits.max_dilated_segments, ": longer segments have fewer"));
+}
+
+}  // namespace
+
+void CheckDilation(const PlanChoice& choice, const AttentionSpec& spec, const Limits& limits,
+                   Violations& violations) {
+  if (spec.options.dilation_levels.empty()) return;
+  if (choice.heads_per_step != 0) {
+    violations.Invalid("plan.heads_per_step",
+                       "is set, but options.dilation_levels deal out the heads by themselves");
+  }
+  if (!spec.probability_rows.empty()) {
+    violations.Invalid("reply.probability_rows",
+                       "are given, but with options.dilation_levels a key may count several times");
+  }
+  const std::optional<BiasForm>& bias = spec.options.bias;
+  if (bias.has_value() && bias->gradient && !bias->float32 && spec.dtype != DType::kFloat32) {
+    violations.Invalid("options.bias.gradient",
+                       "is the sum over options.dilation_levels, in fp32: options.bias.dtype must "
+                       "be fp32");
+  }
+  if (violations.empty()) CheckSizes(spec, limits, violations);
+}
+
+}  // namespace ringattn
