@@ -7,41 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/plan/dilation.h"
+#include "tests/sweep/poisoned_buffer.h"
 #include "tests/sweep/reference_parts.h"
 
 namespace ringattn::tests {
 namespace {
 
-// NaN in fp32, bf16 and fp16 alike.
-constexpr uint8_t kPoison = 0xff;
-constexpr int64_t kGuardBytes = 256;
-
 absl::Status Broken(int rank, size_t step, const std::string& reason) {
   return absl::InternalError(absl::StrCat("rank ", rank, ", step ", step, ": ", reason));
 }
-
-// Memory between two guards.
-class GuardedBuffer {
- public:
-  explicit GuardedBuffer(int64_t bytes)
-      : bytes_(bytes), memory_(bytes + 2 * kGuardBytes + 63, kPoison) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory_.data()) + kGuardBytes;
-    first_ = (begin + 63) / 64 * 64 - reinterpret_cast<uintptr_t>(memory_.data());
-  }
-
-  uint8_t* data() { return memory_.data() + first_; }
-  int64_t bytes() const { return bytes_; }
-  bool guards_intact() const {
-    const auto poison = [](uint8_t byte) { return byte == kPoison; };
-    return std::all_of(memory_.begin(), memory_.begin() + first_, poison) &&
-           std::all_of(memory_.begin() + first_ + bytes_, memory_.end(), poison);
-  }
-
- private:
-  int64_t bytes_;
-  std::vector<uint8_t> memory_;
-  int64_t first_ = 0;
-};
 
 std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
                              const std::vector<int64_t>& cu_seqlens) {
@@ -59,33 +33,13 @@ class Interpreter {
  public:
   Interpreter(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
               const Kernels& kernels, Cut cut)
-      : spec_(spec), plan_(plan), schedule_(schedule), kernels_(kernels), cut_(cut) {
-    const AttentionShape& shape = spec.shape;
-    problem_.dtype = spec.dtype;
-    problem_.fp32_results = spec.fp32_results;
-    problem_.batch = shape.batch;
-    problem_.num_heads = shape.num_heads;
-    problem_.num_kv_heads = shape.num_kv_heads;
-    problem_.head_dim = shape.head_dim;
-    problem_.head_dim_v = shape.head_dim_v;
-    problem_.softmax_scale = static_cast<float>(spec.options.softmax_scale);
-    problem_.softcap = static_cast<float>(spec.options.softcap);
-    problem_.bands = DocumentBands(spec);
+      : spec_(spec),
+        plan_(plan),
+        schedule_(schedule),
+        kernels_(kernels),
+        cut_(cut),
+        problem_(ReferenceProblemOf(spec)) {
     if (!schedule.programs.empty()) problem_.tuning = schedule.programs[0].tuning;
-    ScoreTerms& terms = problem_.terms;
-    terms.packed = shape.packed;
-    terms.columns = 0;
-    for (int64_t d = 0; d < shape.num_documents(); ++d) {
-      const int64_t queries = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
-      const int64_t keys = shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d];
-      terms.shifts.push_back(keys - queries);
-      terms.columns = std::max(terms.columns, keys);
-    }
-    terms.alibi_slopes = spec.options.alibi_slopes;
-    terms.bias = spec.options.bias;
-    terms.mask = spec.options.mask;
-    terms.segment_ids = spec.options.segment_ids;
-    terms.dropout = spec.options.dropout;
     parts_ = ReferencePartsOf(spec, plan, problem_);
     if (cut == Cut::kPieces) CutPartsIntoPieces();
   }
@@ -137,7 +91,7 @@ class Interpreter {
     const TensorLayout layout = LayoutOf(spec_, tensor);
     const auto tokens = TokensOf(ShardsOf(plan_, layout)[rank]);
     const int64_t rows = static_cast<int64_t>(tokens.size());
-    GuardedBuffer& buffer = buffers_[rank][id];
+    PoisonedBuffer& buffer = buffers_[rank][id];
     const int64_t bytes = layout.outer * rows * layout.inner_bytes;
     // Only what travels may be larger, for another rank's block later on.
     const bool may_grow = to_buffer && (tensor == TensorId::kK || tensor == TensorId::kV ||
@@ -168,7 +122,7 @@ class Interpreter {
         if (!program.buffers[id].output.has_value()) continue;
         const TensorId tensor = *program.buffers[id].output;
         std::vector<uint8_t>& whole = outputs[tensor];
-        whole.resize(LayoutOf(spec_, tensor).bytes(), kPoison);
+        whole.resize(LayoutOf(spec_, tensor).bytes(), PoisonedBuffer::kPoison);
         absl::Status status = CopyShard(rank, id, tensor, whole.data(), /*to_buffer=*/false);
         if (!status.ok()) return status;
       }
@@ -221,7 +175,7 @@ class Interpreter {
   // --- Compute ----------------------------------------------------------------
 
   absl::StatusOr<uint8_t*> Address(int rank, size_t step, const ByteRange& range) {
-    std::vector<GuardedBuffer>& buffers = buffers_[rank];
+    std::vector<PoisonedBuffer>& buffers = buffers_[rank];
     if (range.buffer < 0 || range.buffer >= static_cast<int>(buffers.size()) || range.offset < 0 ||
         range.bytes < 0 || range.offset + range.bytes > buffers[range.buffer].bytes()) {
       return Broken(rank, step,
@@ -637,7 +591,7 @@ class Interpreter {
   const std::vector<int64_t> only_head_ = {0};
   std::deque<std::vector<RowRun>> runs_;
   std::deque<std::vector<int32_t>> heads_of_;
-  std::vector<std::vector<GuardedBuffer>> buffers_;  // [rank][buffer]
+  std::vector<std::vector<PoisonedBuffer>> buffers_;  // [rank][buffer]
 };
 
 }  // namespace

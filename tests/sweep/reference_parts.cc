@@ -100,6 +100,36 @@ std::vector<int64_t> TokensOf(const Shard& shard) {
   return tokens;
 }
 
+AttentionProblem ReferenceProblemOf(const AttentionSpec& spec) {
+  AttentionProblem problem;
+  const AttentionShape& shape = spec.shape;
+  problem.dtype = spec.dtype;
+  problem.fp32_results = spec.fp32_results;
+  problem.batch = shape.batch;
+  problem.num_heads = shape.num_heads;
+  problem.num_kv_heads = shape.num_kv_heads;
+  problem.head_dim = shape.head_dim;
+  problem.head_dim_v = shape.head_dim_v;
+  problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
+  problem.softcap = static_cast<float>(spec.options.softcap);
+  problem.bands = DocumentBands(spec);
+  worker::ScoreTerms& terms = problem.terms;
+  terms.packed = shape.packed;
+  terms.columns = 0;
+  for (int64_t d = 0; d < shape.num_documents(); ++d) {
+    const int64_t queries = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
+    const int64_t keys = shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d];
+    terms.shifts.push_back(keys - queries);
+    terms.columns = std::max(terms.columns, keys);
+  }
+  terms.alibi_slopes = spec.options.alibi_slopes;
+  terms.bias = spec.options.bias;
+  terms.mask = spec.options.mask;
+  terms.segment_ids = spec.options.segment_ids;
+  terms.dropout = spec.options.dropout;
+  return problem;
+}
+
 std::vector<ReferencePart> ReferencePartsOf(const AttentionSpec& spec, const ShardPlan& plan,
                                             const AttentionProblem& whole) {
   std::vector<ReferencePart> parts;

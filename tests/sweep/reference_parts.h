@@ -31,6 +31,9 @@ struct ReferencePart {
   worker::AttentionProblem problem;
 };
 
+// The problem of all heads: a second reading of worker/executor/bind_call, too.
+worker::AttentionProblem ReferenceProblemOf(const AttentionSpec& spec);
+
 // `whole`: the problem of all heads.
 std::vector<ReferencePart> ReferencePartsOf(const AttentionSpec& spec, const ShardPlan& plan,
                                             const worker::AttentionProblem& whole);

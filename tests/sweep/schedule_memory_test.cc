@@ -62,8 +62,8 @@ constexpr Setting kSettings[] = {{"ring", ScheduleKind::kRing},
                                  {"replicated_q", ScheduleKind::kReplicatedQ}};
 
 // Bytes that the busiest rank allocated; they are the plan's, on every rank.
-int64_t Allocated(const Setting& setting, int world_size, Direction direction, int64_t keys) {
-  const AttentionSpec spec = SpecOf(keys);
+int64_t Allocated(const Setting& setting, int world_size, Direction direction,
+                  const AttentionSpec& spec) {
   PlanChoice choice;
   choice.schedule = setting.kind;
   choice.layout = Layout::kContiguous;
@@ -85,6 +85,10 @@ int64_t Allocated(const Setting& setting, int world_size, Direction direction, i
   EXPECT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(bytes, plan->buffer_bytes) << setting.name << " over " << world_size;
   return *std::max_element(bytes.begin(), bytes.end());
+}
+
+int64_t Allocated(const Setting& setting, int world_size, Direction direction, int64_t keys) {
+  return Allocated(setting, world_size, direction, SpecOf(keys));
 }
 
 struct Parts {
@@ -135,6 +139,37 @@ TEST(ScheduleMemory, AsPlannedAndAsTheScheduleSays) {
         const Parts all = PartsOf(kSettings[1], 8, direction);
         EXPECT_LT(parts[8].keys, 0.6 * all.keys);
       }
+    }
+  }
+}
+
+// Tensors of pairs, and the copies of a dilated problem's parts, are in the plan as well; a bias
+// lies with its rows.
+TEST(ScheduleMemory, AsPlannedWithPairTensorsAndParts) {
+  AttentionSpec pairs = SpecOf(kTokens / 2);
+  pairs.options.bias = BiasForm{.per_head = true, .gradient = true};
+  pairs.options.mask = MaskForm{.per_batch = true, .bits = true};
+  AttentionSpec ids = SpecOf(kTokens / 2);
+  ids.options.segment_ids = true;
+  AttentionSpec dilated = SpecOf(kTokens);
+  dilated.options.dilation_levels = {{64, 1, {}, 0, 8}, {256, 2, {}, 0, 8}, {512, 4, {}, 0, 4}};
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const Setting& setting : kSettings) {
+      SCOPED_TRACE(setting.name);
+      std::map<int, int64_t> with_pairs;
+      for (const int world_size : {1, 2, 4, 8}) {
+        Allocated(setting, world_size, direction, ids);
+        if (setting.heads_per_step == 0) Allocated(setting, world_size, direction, dilated);
+        if (KeepsKeysInPlace(setting.kind)) continue;
+        with_pairs[world_size] = Allocated(setting, world_size, direction, pairs) -
+                                 Allocated(setting, world_size, direction, kTokens / 2);
+      }
+      // bias and dbias [8, 512, 256] fp32, the mask a bit each; of heads in groups copies as well.
+      const int64_t bias = 8 * kTokens * (kTokens / 2) * 4;
+      const int64_t whole =
+          kTokens * (kTokens / 2) / 8 + (direction == Direction::kForward ? bias : 2 * bias);
+      if (KeepsKeysInPlace(setting.kind) || setting.heads_per_step != 0) continue;
+      for (const auto& [world_size, bytes] : with_pairs) EXPECT_EQ(bytes, whole / world_size);
     }
   }
 }
