@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/plan/dilation.h"
 #include "common/plan/schedule.h"
 #include "common/plan/work_count.h"
 
@@ -146,6 +147,15 @@ bool HasShortWindow(const AttentionSpec& spec, int world_size) {
   return options.window_right >= 0 && options.window_right < shard_rows - options.window_left;
 }
 
+// Levels whose segments each fit a shard: their work is even, and little of it crosses ranks.
+bool HasShortSegments(const AttentionSpec& spec, int world_size) {
+  const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
+  const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
+  return !levels.empty() && std::all_of(levels.begin(), levels.end(), [&](const auto& level) {
+    return level.segment_length <= shard_rows;
+  });
+}
+
 // REQUIRES: striped.
 absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stripe) {
   const int64_t tokens = std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
@@ -158,7 +168,13 @@ absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stri
         "kept with the request): choose longer stripes, or 1",
         stripe, tokens, stripes, kMaxStripes));
   }
-  const int64_t pieces = stripe == 1 ? world_size * documents : stripes + documents - 1;
+  int64_t pieces = stripe == 1 ? world_size * documents : stripes + documents - 1;
+  for (const DilationLevel& level : spec.options.dilation_levels) {
+    AttentionOptions alone;
+    alone.dilation_levels = {level};
+    const int64_t segments = SegmentCount(spec.shape, level);
+    pieces += (stripe == 1 ? world_size * segments : stripes + segments) * DilatedPartCount(alone);
+  }
   if (pieces > kMaxPieceVisits / world_size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "plan.stripe: stripes of %d over %d ranks cut %d documents into %d pieces, at most %d are "
@@ -253,6 +269,9 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   if (world_size == 1) return describe(Layout::kContiguous, "");
   if (HasShortWindow(spec, world_size)) {
     return describe(Layout::kContiguous, "contiguous, as the window is shorter than a shard");
+  }
+  if (HasShortSegments(spec, world_size)) {
+    return describe(Layout::kContiguous, "contiguous, as dilated segments fit a shard");
   }
   const std::vector<MaskRule>& rules = spec.shape.document_rules;
   const bool causal =

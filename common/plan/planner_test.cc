@@ -296,6 +296,31 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   EXPECT_LT(seconds, 2.0);
 }
 
+TEST(PlannerTest, DilatedSegmentsThatFitAShardStayTogether) {
+  AttentionSpec spec = Spec(100000, true);
+  spec.options.dilation_levels = {{2048, 1, {}, 0, 8}, {25000, 4, {}, 0, 8}};
+  Plan plan = MustPlan(spec, {}, 4);
+  EXPECT_EQ(plan.shards.layout, Layout::kContiguous);
+  EXPECT_TRUE(absl::StrContains(plan.reason, "segments fit a shard")) << plan.reason;
+  // Those that cross ranks are causal work as any other.
+  spec.options.dilation_levels[1].segment_length = 25001;
+  plan = MustPlan(spec, {}, 4);
+  EXPECT_EQ(plan.shards.layout, Layout::kZigzag);
+  EXPECT_GT(plan.exchanged_bytes, 0);
+}
+
+// As many segments as a request may have, on as many ranks.
+TEST(PlannerTest, ManySegmentsArePlannedQuickly) {
+  AttentionSpec spec = Spec(int64_t{1} << 20, true);
+  spec.options.dilation_levels = {{16, 4, {}, 0, 8}};  // 2^16 segments of four offsets
+  const auto begin = std::clock();
+  const Plan plan = MustPlan(spec, {}, 64);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  std::printf("2^18 segments over 64 ranks: %.2f s\n", seconds);
+  EXPECT_LT(seconds, 2.0);
+  EXPECT_EQ(plan.shards.world_size, 64);
+}
+
 TEST(PlannerTest, PlanningIsCancelled) {
   AttentionSpec spec = Spec(65536, true);
   spec.shape.packed = true;
