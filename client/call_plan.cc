@@ -93,7 +93,8 @@ uint64_t InputBytes(const CallPlan& plan) {
 
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
-  if (plan->host != nullptr || plan->on_cuda || plan->direct || InputBytes(*plan) > kMaxInlineBytes) return;
+  if (plan->host != nullptr || plan->on_cuda || plan->direct || InputBytes(*plan) > kMaxInlineBytes)
+    return;
   for (const InputTensor& input : plan->inputs) {
     if (input.bytes.empty()) continue;
     v1::InlineTensor* tensor = header->add_inline_tensors();

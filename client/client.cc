@@ -324,6 +324,8 @@ Operation Client::StartWithCuda(const Args& args, const Results& results,
     why_not = "the caller chose another way";
   } else if (!AllOnCuda(args, results, *regions_)) {
     why_not = "not all tensors lie in CUDA memory";
+  } else {
+    why_not = WhyNotAttached(copies, *regions_);
   }
   // A call lives no longer than this client.
   auto start = [this, args, results, options, copies](uint8_t* host, absl::Duration deadline,

@@ -185,6 +185,19 @@ class CudaCall final : public Operation::State, public std::enable_shared_from_t
 
 }  // namespace
 
+std::string WhyNotAttached(const StagingPlan& plan, const RegionIndex& regions) {
+  for (const std::vector<StagingPlan::Tensor>* tensors : {&plan.inputs, &plan.outputs}) {
+    for (const StagingPlan::Tensor& tensor : *tensors) {
+      const auto region = regions.Find(tensor.data, tensor.bytes);
+      std::string trouble;
+      if (region != nullptr && region->id(&trouble).empty()) {
+        return absl::StrCat("a region is attached nowhere: ", trouble);
+      }
+    }
+  }
+  return "";
+}
+
 Operation StartCudaCall(CudaCallParams params) {
   const std::shared_ptr<CallRegistry> registry = params.registry;
   auto state = std::make_shared<CudaCall>(std::move(params));

@@ -31,6 +31,10 @@ absl::Status PlanCudaCopies(const Args& args, const Results& results, const Regi
 template <typename Args, typename Results>
 bool AllOnCuda(const Args& args, const Results& results, const RegionIndex& regions);
 
+// Why no worker could take them now: the first of their regions that none has; empty: all are
+// known.
+std::string WhyNotAttached(const StagingPlan& plan, const RegionIndex& regions);
+
 struct CudaCallParams {
   std::string request_id;
   StagingPlan plan;  // of PlanCudaCopies

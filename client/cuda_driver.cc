@@ -51,6 +51,8 @@ absl::Status CudaDriver::FindAll() {
   find("cuPointerGetAttribute", &PointerGetAttribute);
   find("cuMemGetAddressRange_v2", &MemGetAddressRange);
   find("cuIpcGetMemHandle", &IpcGetMemHandle);
+  find("cuMemAlloc_v2", &MemAlloc);
+  find("cuMemFree_v2", &MemFree);
   find("cuMemcpyDtoH_v2", &MemcpyDtoH);
   find("cuMemcpyHtoD_v2", &MemcpyHtoD);
   find("cuMemGetAllocationGranularity", &MemGetAllocationGranularity);

@@ -73,6 +73,8 @@ class CudaDriver {
   cuda::Result (*PointerGetAttribute)(void* data, int attribute, cuda::Pointer pointer);
   cuda::Result (*MemGetAddressRange)(cuda::Pointer* base, size_t* bytes, cuda::Pointer pointer);
   cuda::Result (*IpcGetMemHandle)(cuda::IpcHandle* handle, cuda::Pointer pointer);
+  cuda::Result (*MemAlloc)(cuda::Pointer* pointer, size_t bytes);
+  cuda::Result (*MemFree)(cuda::Pointer pointer);
   cuda::Result (*MemcpyDtoH)(void* host, cuda::Pointer device, size_t bytes);
   cuda::Result (*MemcpyHtoD)(cuda::Pointer device, const void* host, size_t bytes);
   cuda::Result (*MemGetAllocationGranularity)(size_t* bytes,

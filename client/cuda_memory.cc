@@ -39,8 +39,8 @@ absl::Status CudaMemory::UseDevice(int device) {
   absl::Status status = driver_.Check("cuDeviceGetCount", driver_.DeviceGetCount(&count));
   if (!status.ok()) return status;
   if (device < 0 || device >= count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device: there is no CUDA device ", device, ", there are ", count, ", from 0"));
+    return absl::InvalidArgumentError(absl::StrCat("device: there is no CUDA device ", device,
+                                                   ", there are ", count, ", from 0"));
   }
   int handle = 0;
   status = driver_.Check("cuDeviceGet", driver_.DeviceGet(&handle, device));
@@ -62,6 +62,28 @@ absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::Allocate(int devic
   std::shared_ptr<CudaMemory> memory(new CudaMemory(*driver));
   absl::Status status = memory->UseDevice(device);
   if (status.ok()) status = memory->Create(bytes);
+  if (!status.ok()) return status;
+  return memory;
+}
+
+absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::AllocateLinear(int device,
+                                                                             int64_t bytes) {
+  if (bytes < 1) return absl::InvalidArgumentError("bytes: a region needs at least 1");
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  std::shared_ptr<CudaMemory> memory(new CudaMemory(*driver));
+  absl::Status status = memory->UseDevice(device);
+  if (!status.ok()) return status;
+  const InContext current(**driver, memory->context_);
+  if (!current.status().ok()) return current.status();
+  status = (*driver)->Check("cuMemAlloc", (*driver)->MemAlloc(&memory->linear_, bytes));
+  if (!status.ok()) {
+    memory->linear_ = 0;
+    return status;
+  }
+  memory->data_ = reinterpret_cast<uint8_t*>(memory->linear_);
+  memory->bytes_ = bytes;
+  status = memory->AdoptLinear();
   if (!status.ok()) return status;
   return memory;
 }
@@ -104,9 +126,9 @@ absl::Status CudaMemory::Create(int64_t bytes) {
 
 absl::Status CudaMemory::Export(cuda::Allocation allocation) {
   int fd = -1;
-  const absl::Status status = driver_.Check(
-      "cuMemExportToShareableHandle",
-      driver_.MemExportToShareableHandle(&fd, allocation, cuda::kPosixDescriptor, 0));
+  const absl::Status status =
+      driver_.Check("cuMemExportToShareableHandle",
+                    driver_.MemExportToShareableHandle(&fd, allocation, cuda::kPosixDescriptor, 0));
   if (status.ok()) descriptor_ = ScopedDescriptor(fd);
   return status;
 }
@@ -156,37 +178,37 @@ absl::Status CudaMemory::CheckInside(uint64_t base, uint64_t allocation_bytes) {
 absl::Status CudaMemory::AdoptVmm(cuda::Allocation allocation) {
   cuda::Pointer base = 0;
   size_t allocated = 0;
-  absl::Status status =
-      driver_.Check("cuMemGetAddressRange",
-                    driver_.MemGetAddressRange(&base, &allocated,
-                                               reinterpret_cast<cuda::Pointer>(data_)));
+  absl::Status status = driver_.Check(
+      "cuMemGetAddressRange",
+      driver_.MemGetAddressRange(&base, &allocated, reinterpret_cast<cuda::Pointer>(data_)));
   if (!status.ok()) return status;
   status = CheckInside(base, allocated);
   if (!status.ok()) return status;
   message_.memory = MemoryKind::kCudaVmm;
   status = Export(allocation);
   if (status.ok()) return status;
-  return Unfit(absl::StrCat("its allocation cannot be exported, it was made without "
-                            "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: ",
-                            status.message()));
+  return Unfit(
+      absl::StrCat("its allocation cannot be exported, it was made without "
+                   "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: ",
+                   status.message()));
 }
 
 absl::Status CudaMemory::AdoptLinear() {
   cuda::Pointer base = 0;
   size_t allocated = 0;
-  absl::Status status =
-      driver_.Check("cuMemGetAddressRange",
-                    driver_.MemGetAddressRange(&base, &allocated,
-                                               reinterpret_cast<cuda::Pointer>(data_)));
+  absl::Status status = driver_.Check(
+      "cuMemGetAddressRange",
+      driver_.MemGetAddressRange(&base, &allocated, reinterpret_cast<cuda::Pointer>(data_)));
   if (!status.ok()) return Unfit(absl::StrCat("is no CUDA memory: ", status.message()));
   status = CheckInside(base, allocated);
   if (!status.ok()) return status;
   cuda::IpcHandle handle = {};
   status = driver_.Check("cuIpcGetMemHandle", driver_.IpcGetMemHandle(&handle, base));
   if (!status.ok()) {
-    return Unfit(absl::StrCat("cannot be shared: only memory of cuMemCreate and of cudaMalloc can, "
-                              "not that of a stream's pool: ",
-                              status.message()));
+    return Unfit(
+        absl::StrCat("cannot be shared: only memory of cuMemCreate and of cudaMalloc can, "
+                     "not that of a stream's pool: ",
+                     status.message()));
   }
   message_.memory = MemoryKind::kCudaIpc;
   message_.cuda.exporter_pid = static_cast<uint32_t>(getpid());
@@ -201,6 +223,7 @@ CudaMemory::~CudaMemory() {
     if (is_mapped_) driver_.MemUnmap(reserved_, bytes_);
     if (reserved_ != 0) driver_.MemAddressFree(reserved_, bytes_);
     if (allocation_ != 0) driver_.MemRelease(allocation_);
+    if (linear_ != 0) driver_.MemFree(linear_);
   }
   driver_.PrimaryCtxRelease(device_);
 }
@@ -208,15 +231,15 @@ CudaMemory::~CudaMemory() {
 absl::Status CudaMemory::CopyToHost(void* host, const uint8_t* on_device, int64_t bytes) const {
   const InContext current(driver_, context_);
   if (!current.status().ok()) return current.status();
-  return driver_.Check("cuMemcpyDtoH", driver_.MemcpyDtoH(
-                                           host, reinterpret_cast<cuda::Pointer>(on_device), bytes));
+  return driver_.Check("cuMemcpyDtoH",
+                       driver_.MemcpyDtoH(host, reinterpret_cast<cuda::Pointer>(on_device), bytes));
 }
 
 absl::Status CudaMemory::CopyFromHost(uint8_t* on_device, const void* host, int64_t bytes) const {
   const InContext current(driver_, context_);
   if (!current.status().ok()) return current.status();
-  return driver_.Check("cuMemcpyHtoD", driver_.MemcpyHtoD(
-                                           reinterpret_cast<cuda::Pointer>(on_device), host, bytes));
+  return driver_.Check("cuMemcpyHtoD",
+                       driver_.MemcpyHtoD(reinterpret_cast<cuda::Pointer>(on_device), host, bytes));
 }
 
 }  // namespace ringattn::client

@@ -21,6 +21,9 @@ class CudaMemory {
   // (2 MiB). Errors: FAILED_PRECONDITION without a driver; INVALID_ARGUMENT if there is no such
   // device, or for 0 bytes; RESOURCE_EXHAUSTED without memory.
   static absl::StatusOr<std::shared_ptr<const CudaMemory>> Allocate(int device, int64_t bytes);
+  // The same as cudaMalloc has it, for comparison: shown by CUDA's legacy handle.
+  static absl::StatusOr<std::shared_ptr<const CudaMemory>> AllocateLinear(int device,
+                                                                          int64_t bytes);
   // Of the caller, who keeps it. INVALID_ARGUMENT, saying why, for memory that no other process can
   // map.
   static absl::StatusOr<std::shared_ptr<const CudaMemory>> Adopt(void* data, int64_t bytes);
@@ -62,6 +65,7 @@ class CudaMemory {
   cuda::Allocation allocation_ = 0;
   cuda::Pointer reserved_ = 0;
   bool is_mapped_ = false;
+  cuda::Pointer linear_ = 0;  // likewise
 };
 
 }  // namespace ringattn::client

@@ -17,6 +17,11 @@ absl::StatusOr<std::unique_ptr<CudaRegion>> CudaRegion::Create(Client* client, i
   return Share(client, CudaMemory::Allocate(device, bytes));
 }
 
+absl::StatusOr<std::unique_ptr<CudaRegion>> CudaRegion::CreateLinear(Client* client, int device,
+                                                                     int64_t bytes) {
+  return Share(client, CudaMemory::AllocateLinear(device, bytes));
+}
+
 absl::StatusOr<std::unique_ptr<CudaRegion>> CudaRegion::Adopt(Client* client, void* data,
                                                               int64_t bytes) {
   return Share(client, CudaMemory::Adopt(data, bytes));

@@ -44,6 +44,11 @@ class CudaRegion {
   static absl::StatusOr<std::unique_ptr<CudaRegion>> Create(Client* client, int device,
                                                             int64_t bytes);
 
+  // The same of cudaMalloc's kind, as Adopt takes it from callers: for comparison, since Create's
+  // is mapped wherever this is and in more places.
+  static absl::StatusOr<std::unique_ptr<CudaRegion>> CreateLinear(Client* client, int device,
+                                                                  int64_t bytes);
+
   // Of the caller's memory, [data, data + bytes) on a GPU, which stays the caller's and has to stay
   // allocated until the region is gone. It has to lie in one allocation, either of cuMemCreate with
   // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR or of cudaMalloc. Of the latter a worker takes none

@@ -74,8 +74,8 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, 
     return status;
   }
   return std::shared_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(data), rounded,
-                                                        std::move(memory), nullptr,
-                                                        std::move(wake), std::move(attach)));
+                                                        std::move(memory), nullptr, std::move(wake),
+                                                        std::move(attach)));
 }
 
 absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::MakeOf(

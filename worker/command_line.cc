@@ -263,9 +263,9 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
     return;
   }
   if (raw.local_socket_dir.empty() || raw.local_socket_dir[0] != '/') {
-    throw CLI::ValidationError("--local_socket_dir",
-                               absl::StrCat("must be an absolute path with --local_memory=",
-                                            raw.local_memory));
+    throw CLI::ValidationError(
+        "--local_socket_dir",
+        absl::StrCat("must be an absolute path with --local_memory=", raw.local_memory));
   }
   if (raw.local_memory == "cuda") {
     line->worker.max_imported_bytes =

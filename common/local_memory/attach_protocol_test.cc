@@ -47,9 +47,8 @@ TEST(AttachProtocolTest, TheirBytesAreFixed) {
             std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\1\0\0\0", 4));
   AttachMessage vmm{kToken, MemoryKind::kCudaVmm};
   vmm.cuda = {.device_uuid = kToken, .bytes = 258, .offset = 3};
-  EXPECT_EQ(Encode(vmm),
-            std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\2\0\0\0", 4) + kToken +
-                std::string("\2\1\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 16));
+  EXPECT_EQ(Encode(vmm), std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\2\0\0\0", 4) +
+                             kToken + std::string("\2\1\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 16));
   EXPECT_EQ(Encode(FenceMessage{258}), std::string("\2\0\0\0\2\0\0\0\2\1\0\0\0\0\0\0", 16));
   EXPECT_EQ(Encode(WorkerAnswer{AttachCode::kNoSuchToken, "no"}),
             std::string("\2\0\0\0\2\0\0\0no", 10));

@@ -152,8 +152,9 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
       });
   if (!takes_places) {
     if (!options.places().empty()) {
-      violations.Invalid("transport.places",
-                         "are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
+      violations.Invalid(
+          "transport.places",
+          "are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
     }
     if (options.fence_number() != 0) {
       violations.Invalid("transport.fence_number",

@@ -132,9 +132,11 @@ TEST(TransportRulesTest, MistakesAreNamed) {
             "transport.accept[2]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: 1 fence_number: 1 }")),
-            "transport.fence_number: is of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
-  EXPECT_EQ(Refused(Header("transport { accept: 1 places {} }")),
-            "transport.places: are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
+            "transport.fence_number: is of HOST_MEMORY and CUDA_MEMORY, which transport.accept "
+            "does not name");
+  EXPECT_EQ(
+      Refused(Header("transport { accept: 1 places {} }")),
+      "transport.places: are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: 99 } }")),
             "transport.places[0].tensor: names no tensor");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: TENSOR_ID_DQ } }")),

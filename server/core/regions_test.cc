@@ -7,8 +7,8 @@ namespace {
 
 constexpr char kId[] = "0123456789abcdef";
 
-// Two workers that take host memory (connections 1 and 2), the first of which takes CUDA memory too,
-// and one that takes none (3).
+// Two workers that take host memory (connections 1 and 2), the first of which takes CUDA memory
+// too, and one that takes none (3).
 class RegionsTest : public testing::Test {
  protected:
   RegionsTest() {
@@ -24,8 +24,7 @@ class RegionsTest : public testing::Test {
   }
 
   AttachAnswered Attach(bool is_new = true, const std::string& principal = "me",
-                        int64_t bytes = 1000,
-                        v1::RegionKind kind = v1::REGION_KIND_HOST) {
+                        int64_t bytes = 1000, v1::RegionKind kind = v1::REGION_KIND_HOST) {
     AttachRequested event;
     event.kind = kind;
     event.call = 7;

@@ -7,8 +7,7 @@
 
 namespace ringattn::server {
 
-MemberPlane::MemberPlane(const TransferSpec& spec)
-    : transport_(spec.accept.transport) {
+MemberPlane::MemberPlane(const TransferSpec& spec) : transport_(spec.accept.transport) {
   for (TensorId id : spec.request.inputs) totals_.bytes_up += BytesOf(spec.request.spec, id);
   for (TensorId id : spec.request.outputs) totals_.bytes_down += BytesOf(spec.request.spec, id);
 }
@@ -21,8 +20,8 @@ std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {
   const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are taken from host memory"
                           : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are taken from CUDA memory"
                                                                     : "go to the workers";
-  failure.message = absl::StrCat("the tensors ", way,
-                                 " (Accepted.transport): no message may follow the header");
+  failure.message =
+      absl::StrCat("the tensors ", way, " (Accepted.transport): no message may follow the header");
   return failure;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cli/region_stage.h"
 #include "client/client.h"
 #include "client/cuda_driver.h"
 #include "client/cuda_region.h"
@@ -289,8 +290,7 @@ TEST_F(CudaMemoryTest, AResidualNeedsOnlyItsOwnTensors) {
   ASSERT_TRUE(region.ok()) << region.status();
   OnGpu gpu(region->get(), &expected);
   const ForwardArgs args = gpu.Args();
-  const auto forward =
-      client->Forward(args, gpu.Results(), {.retain = absl::Seconds(30)});
+  const auto forward = client->Forward(args, gpu.Results(), {.retain = absl::Seconds(30)});
   ASSERT_TRUE(forward.ok()) << forward.status();
   ASSERT_NE(forward->residual_handle(), "") << forward->residual_reason();
   BackwardArgs back;
@@ -325,9 +325,8 @@ TEST_F(CudaMemoryTest, WhereItIsNotTakenTensorsTakeAnotherWayWithTheReason) {
                     "no connected worker takes CUDA memory (--local_memory)");
     }
     OnGpu gpu(region->get(), &expected);
-    const CallResult refused =
-        client->Forward(gpu.Args(), gpu.Results(),
-                        {.transport = TransportWish::kCuda, .transport_required = true});
+    const CallResult refused = client->Forward(
+        gpu.Args(), gpu.Results(), {.transport = TransportWish::kCuda, .transport_required = true});
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(client::DetailsOf(refused.status()).reason, "TRANSPORT_UNAVAILABLE");
     EXPECT_THAT(refused.status().message(), HasSubstr("takes CUDA memory"));
@@ -432,17 +431,45 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   Service service(Takes::kCuda);
   const auto client = service.Connect();
   Problem expected = Relayed(*client, 300);
-  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  const auto allocate = reinterpret_cast<int (*)(client::cuda::Pointer*, size_t)>(
-      dlsym(library, "cuMemAlloc_v2"));
   client::cuda::Pointer pointer = 0;
-  ASSERT_EQ(allocate(&pointer, 4 << 20), 0);
+  ASSERT_EQ((*client::CudaDriver::Load())->MemAlloc(&pointer, 4 << 20), 0);
   auto region = CudaRegion::Adopt(client.get(), reinterpret_cast<void*>(pointer), 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->workers(), IsEmpty());
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
   ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_COORDINATOR_STREAM,
                 "both have process number");
+  region = CudaRegion::CreateLinear(client.get(), 0, 4 << 20);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
+}
+
+// What `ringattn forward --transport=cuda` does with tensors of files.
+TEST_F(CudaMemoryTest, TheCommandLinePutsTensorsThere) {
+  Service service(Takes::kCuda);
+  const auto client = service.Connect();
+  const Problem expected = Relayed(*client, 300);
+  Problem problem(300);
+  CallOptions options;
+  client::cli::SetTransport("cuda", &options);
+  const auto call = [&](const ForwardArgs& args, const ForwardResults& results) {
+    return client->Forward(args, results, options);
+  };
+  const CallResult report = client::cli::CallStaged(client.get(), problem.Args(), problem.Results(),
+                                                    options, {.device = 2}, call);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->accepted.transport(), v1::TRANSPORT_CUDA_MEMORY);
+  EXPECT_EQ(problem.out, expected.out);
+  EXPECT_EQ(problem.lse, expected.lse);
+  // One process has one number.
+  const CallResult refused =
+      client::cli::CallStaged(client.get(), problem.Args(), problem.Results(), options,
+                              {.device = 2, .memory = "malloc"}, call);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.status().message(), HasSubstr("both have process number"));
+  const CallResult no_gpu = client::cli::CallStaged(client.get(), problem.Args(), problem.Results(),
+                                                    options, {.device = 7}, call);
+  EXPECT_EQ(no_gpu.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CudaMemoryTest, RegionsLeaveNothing) {

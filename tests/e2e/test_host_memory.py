@@ -382,10 +382,10 @@ def test_tokens_are_for_one_use_at_one_worker(ring):
     garbage = connect(first.socket_path)
     assert show(garbage, b"\0" * 16, [region.fd])[0] == NO_SUCH_TOKEN
     version = connect(first.socket_path)
-    version.send(struct.pack("<II", 2, 1) + second.token)
+    version.send(struct.pack("<II", 3, 1) + second.token)
     assert answer_of(version)[0] == NOT_UNDERSTOOD
-    for socket in (link, elsewhere, again, garbage, version):
-        socket.close()
+    for each in (link, elsewhere, again, garbage, version):
+        each.close()
     region.close()
     await_unmapped(ring)
 

@@ -269,10 +269,10 @@ TEST_F(CudaRegionsTest, NoMoreIsImportedThanMayBe) {
   for (int i = 0; i < 3; ++i) {
     Expect(absl::StrCat(i), kMiB, v1::REGION_KIND_CUDA, static_cast<char>('a' + i));
     sockets.push_back(Connect());
-    ASSERT_EQ(Show(sockets.back(), Vmm(client.Said(), static_cast<char>('a' + i)),
-                   client.descriptor())
-                  .code,
-              AttachCode::kAttached);
+    ASSERT_EQ(
+        Show(sockets.back(), Vmm(client.Said(), static_cast<char>('a' + i)), client.descriptor())
+            .code,
+        AttachCode::kAttached);
   }
   EXPECT_EQ(imported_, 3 * kAllocation);
   WorkerAnswer answer = Answer(Vmm(client.Said()), client.descriptor());
@@ -292,7 +292,8 @@ TEST_F(CudaRegionsTest, ImportsGoOnBesideFences) {
   FakeVmm().hold_imports = true;
   Expect("slow", kMiB, v1::REGION_KIND_CUDA, 's');
   ScopedDescriptor slow = Connect();
-  ASSERT_TRUE(SendMessage(slow.get(), Encode(Vmm(client.Said(), 's')), client.descriptor(), 0).ok());
+  ASSERT_TRUE(
+      SendMessage(slow.get(), Encode(Vmm(client.Said(), 's')), client.descriptor(), 0).ok());
   ASSERT_TRUE(Await([] { return FakeVmm().held_imports > 0; }));
   ASSERT_TRUE(SendMessage(attached.get(), Encode(FenceMessage{5}), -1, 0).ok());
   EXPECT_EQ(Read(attached).code, AttachCode::kFenced);
@@ -309,8 +310,7 @@ TEST_F(CudaRegionsTest, AClientThatDiesWhileItIsImportedLeavesNothing) {
   Expect("region", kMiB);
   {
     const ScopedDescriptor socket = Connect();
-    ASSERT_TRUE(
-        SendMessage(socket.get(), Encode(Vmm(client.Said())), client.descriptor(), 0).ok());
+    ASSERT_TRUE(SendMessage(socket.get(), Encode(Vmm(client.Said())), client.descriptor(), 0).ok());
     ASSERT_TRUE(Await([] { return FakeVmm().held_imports > 0; }));
   }
   absl::SleepFor(absl::Milliseconds(20));  // the listener sees its end
@@ -323,8 +323,8 @@ TEST_F(CudaRegionsTest, AClientThatDiesWhileItIsImportedLeavesNothing) {
 // The client dies while the worker copies: the copy ends, the operation fails, and what was mapped
 // goes at once.
 TEST_F(CudaRegionsTest, AClientThatDiesInMidCopyIsUnmapped) {
-  auto copied = std::make_unique<CopiedOperation>(9'000, 1, Layout::kContiguous, "region",
-                                                  device_.get());
+  auto copied =
+      std::make_unique<CopiedOperation>(9'000, 1, Layout::kContiguous, "region", device_.get());
   auto client = std::make_unique<FakeAllocation>(kAllocation);
   copied->Fill(client->data());
   Expect("region", copied->region_bytes());

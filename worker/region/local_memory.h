@@ -44,7 +44,7 @@ struct LocalMemoryHooks {
   // For metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
-  std::function<void(int64_t)> on_imported_in_bytes;   // likewise from and to CUDA memory
+  std::function<void(int64_t)> on_imported_in_bytes;  // likewise from and to CUDA memory
   std::function<void(int64_t)> on_imported_out_bytes;
   std::function<void(absl::Duration)> on_downloaded;
   std::function<void(size_t regions)> on_regions;

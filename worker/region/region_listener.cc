@@ -114,7 +114,8 @@ void RegionListener::Expect(const std::string& region_id, const std::string& tok
   expected_.erase(std::remove_if(expected_.begin(), expected_.end(),
                                  [now](const Expected& e) { return e.deadline < now; }),
                   expected_.end());
-  if (expected_.size() < kMaxExpected) expected_.push_back({region_id, token, bytes, deadline, is_cuda});
+  if (expected_.size() < kMaxExpected)
+    expected_.push_back({region_id, token, bytes, deadline, is_cuda});
   Wake();  // somebody may have shown it already
 }
 
@@ -182,8 +183,8 @@ void RegionListener::Run() {
     for (size_t i = connections_.size(); i-- > 0;) {
       Connection& connection = connections_[i];
       // What is being imported has as long as that takes.
-      const bool late = connection.region == nullptr && connection.import == nullptr &&
-                        connection.deadline < now;
+      const bool late =
+          connection.region == nullptr && connection.import == nullptr && connection.deadline < now;
       if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
           (!connection.shown.token.empty() && !Attach(connection)) ||
           (connection.import != nullptr && !FinishImport(connection))) {
@@ -215,9 +216,7 @@ void RegionListener::Accept() {
 
 void RegionListener::EvictOldest() {
   // What is imported counts as a region, whose number is bounded.
-  const auto waits = [](const Connection& c) {
-    return c.region == nullptr && c.import == nullptr;
-  };
+  const auto waits = [](const Connection& c) { return c.region == nullptr && c.import == nullptr; };
   const auto waiting = std::count_if(connections_.begin(), connections_.end(), waits);
   if (waiting <= static_cast<int64_t>(options_.max_unattached)) return;
   Close(std::find_if(connections_.begin(), connections_.end(), waits) - connections_.begin());
@@ -272,9 +271,9 @@ bool RegionListener::TakeToken(Connection& connection, const AttachMessage& mess
   const size_t descriptors = message.memory == MemoryKind::kCudaIpc ? 0 : 1;
   if (connection.region != nullptr || connection.import != nullptr ||
       !connection.shown.token.empty() || received.descriptors.size() != descriptors) {
-    return Refuse(connection, AttachCode::kNotUnderstood,
-                  absl::StrCat("a connection attaches one region, with ", descriptors,
-                               " descriptors"));
+    return Refuse(
+        connection, AttachCode::kNotUnderstood,
+        absl::StrCat("a connection attaches one region, with ", descriptors, " descriptors"));
   }
   connection.shown = message;
   if (descriptors > 0) connection.memory = std::move(received.descriptors.front());
@@ -297,9 +296,9 @@ bool RegionListener::Attach(Connection& connection) {
                   "this worker takes no CUDA memory (--local_memory, or it has no GPU)");
   }
   if (is_cuda != expected->is_cuda) {
-    return Refuse(connection, AttachCode::kKindRefused,
-                  absl::StrCat("a region of ", expected->is_cuda ? "CUDA" : "host",
-                               " memory was announced"));
+    return Refuse(
+        connection, AttachCode::kKindRefused,
+        absl::StrCat("a region of ", expected->is_cuda ? "CUDA" : "host", " memory was announced"));
   }
   return is_cuda ? BeginImport(connection, *expected) : AttachHost(connection, *expected);
 }
@@ -366,8 +365,10 @@ bool RegionListener::Keep(Connection& connection, std::shared_ptr<Region> region
 // In the version that the client speaks, if that is the first one, which has this answer too.
 bool RegionListener::RefuseVersion(const Connection& connection, uint32_t version) {
   const WorkerAnswer answer{AttachCode::kNotUnderstood,
-                            absl::StrCat("version ", version, " of the attach protocol is not "
-                                         "spoken here, version ", kAttachVersion, " is")};
+                            absl::StrCat("version ", version,
+                                         " of the attach protocol is not "
+                                         "spoken here, version ",
+                                         kAttachVersion, " is")};
   LogWarning("a client's memory was refused", {{"why", answer.words}});
   hooks_.on_refused(answer.code);
   (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),
@@ -410,7 +411,9 @@ void RegionListener::Close(size_t index) {
       const auto found = regions_.find(region->id());
       if (found != regions_.end() && found->second == region) regions_.erase(found);
     }
-    LogInfo("region released", {{"memory", region->on_device() ? "cuda" : "host"}, {"bytes", region->bytes()}, {"regions", regions()}});
+    LogInfo("region released", {{"memory", region->on_device() ? "cuda" : "host"},
+                                {"bytes", region->bytes()},
+                                {"regions", regions()}});
     hooks_.on_gone(region, regions());
   }
   connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));

@@ -125,9 +125,9 @@ class RegionListener {
   const RegionListenerOptions options_;
   const RegionListenerHooks hooks_;
   const ScopedDescriptor listener_;
-  const ScopedDescriptor wake_;          // an eventfd
+  const ScopedDescriptor wake_;               // an eventfd
   std::unique_ptr<RegionImporter> importer_;  // null: host memory alone
-  std::vector<Connection> connections_;  // the thread's own
+  std::vector<Connection> connections_;       // the thread's own
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -185,7 +185,8 @@ TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
     const std::string words =
         absl::StrCat("version ", static_cast<int>(version),
                      " of the attach protocol is not spoken here, version 2 is");
-    EXPECT_EQ(received->bytes, std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + words);
+    EXPECT_EQ(received->bytes,
+              std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + words);
     EXPECT_TRUE(IsClosed(socket));
   }
   EXPECT_EQ(refused_, AttachCode::kNotUnderstood);

@@ -89,8 +89,7 @@ std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank
 }  // namespace
 
 bool RegionTransfer::Copied::IsDirect() const {
-  return on_device() ||
-         (long_runs && base + bytes <= region->data() + region->pinned_bytes());
+  return on_device() || (long_runs && base + bytes <= region->data() + region->pinned_bytes());
 }
 
 // Of a shard in short runs the runs are what takes time.
@@ -438,8 +437,8 @@ absl::StatusOr<bool> RegionTransfer::FillHoles(const Copied& output) {
       const int64_t end = std::min(bytes, done + kBlockBytes);
       if (output.on_device()) {
         holes.assign((end - done) / sizeof(kHole), kHole);
-        const absl::Status status = operation_->CopyFromHost(output.base + offset + done,
-                                                             holes.data(), end - done);
+        const absl::Status status =
+            operation_->CopyFromHost(output.base + offset + done, holes.data(), end - done);
         if (!status.ok()) filled = status;
       } else {
         for (int64_t at = done; at < end; at += sizeof(kHole)) {

@@ -65,8 +65,8 @@ class RegionTransfer final : public OperationListener,
     int64_t block_bytes = 0;  // of the shard, copied at a time
     int64_t bytes = 0;        // of the whole tensor
     bool long_runs = false;   // the shard's parts of the tensor are worth a copy of their own each
-    // The device copies by itself: its bytes in the region are a device's, or pinned where that does
-    // better than staging.
+    // The device copies by itself: its bytes in the region are a device's, or pinned where that
+    // does better than staging.
     bool IsDirect() const;
     bool on_device() const { return region->on_device(); }
     int64_t direct_block_bytes() const;

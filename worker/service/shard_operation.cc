@@ -237,8 +237,7 @@ absl::StatusOr<EventRef> ShardOperation::CopyToPinned(void* pinned, DeviceRange 
   return device_->CopyToPinned(pinned, part.data, part.bytes);
 }
 
-absl::StatusOr<EventRef> ShardOperation::CopyToImported(
-    absl::Span<const DeviceCopy> pieces) const {
+absl::StatusOr<EventRef> ShardOperation::CopyToImported(absl::Span<const DeviceCopy> pieces) const {
   return device_->CopyImported(pieces, ImportedCopy::kOut);
 }
 

@@ -49,16 +49,13 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
          .on_sent_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedOut(n); },
-         .on_imported_in_bytes =
-             [self](int64_t n) { self->load()->metrics_.CountImportedIn(n); },
-         .on_imported_out_bytes =
-             [self](int64_t n) { self->load()->metrics_.CountImportedOut(n); },
+         .on_imported_in_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedIn(n); },
+         .on_imported_out_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedOut(n); },
          .on_downloaded =
              [self](absl::Duration t) { self->load()->metrics_.CountDownloadCopies(t); },
          .on_regions = [self](size_t n) { self->load()->metrics_.SetRegions(n); },
          .on_pinned_bytes = [self](int64_t n) { self->load()->metrics_.SetPinnedBytes(n); },
-         .on_imported_bytes =
-             [self](int64_t n) { self->load()->metrics_.SetImportedBytes(n); },
+         .on_imported_bytes = [self](int64_t n) { self->load()->metrics_.SetImportedBytes(n); },
          .on_refused =
              [self](AttachCode code) {
                if (self->load() != nullptr) self->load()->metrics_.CountRefusedAttach(code);

@@ -71,10 +71,10 @@ WorkerMetrics::WorkerMetrics()
       refused_streams_(metrics_.Counters("ringattn_refused_streams_total",
                                          "Streams of clients to this worker that were turned away "
                                          "before they moved anything, by the reason.")),
-      regions_(metrics_
-                   .Gauges("ringattn_worker_regions",
-                           "Regions of clients' memory that are mapped here.")
-                   .Add({})),
+      regions_(
+          metrics_
+              .Gauges("ringattn_worker_regions", "Regions of clients' memory that are mapped here.")
+              .Add({})),
       pinned_bytes_(metrics_
                         .Gauges("ringattn_worker_pinned_bytes",
                                 "Of clients' host memory: pinned, for the GPU's own copies.")
@@ -118,8 +118,8 @@ WorkerMetrics::WorkerMetrics()
   for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
     runs_.Add({{"code", code}});
   }
-  for (const char* reason : {"not_understood", "token", "descriptor", "map", "user", "kind",
-                             "device", "too_much"}) {
+  for (const char* reason :
+       {"not_understood", "token", "descriptor", "map", "user", "kind", "device", "too_much"}) {
     refused_attaches_.Add({{"reason", reason}});
   }
   for (const StreamRefusal refusal : kStreamRefusals) {

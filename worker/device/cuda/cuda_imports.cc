@@ -55,10 +55,9 @@ class VmmMapping final : public ImportedMemory {
     result = driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (result != CUDA_SUCCESS) return Failed("cuMemGetAllocationGranularity", result);
     if (granularity == 0 || allocation.bytes % static_cast<int64_t>(granularity) != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("the allocation is said to have ",
-                                                     allocation.bytes,
-                                                     " bytes, which are no multiple of the GPU's ",
-                                                     granularity));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the allocation is said to have ", allocation.bytes,
+                       " bytes, which are no multiple of the GPU's ", granularity));
     }
     bytes_ = allocation.bytes;
     result = driver_.reserve(&address_, bytes_, granularity, 0, 0);
@@ -139,13 +138,13 @@ absl::Status Enqueue(absl::Span<const DeviceCopy> pieces, cudaStream_t stream) {
     int64_t to_pitch = 0, from_pitch = 0;
     const size_t rows = RowsFrom(pieces, i, &to_pitch, &from_pitch);
     const absl::Status status =
-        rows == 1 ? CudaStatus(cudaMemcpyAsync(piece.to, piece.from, piece.bytes,
-                                               cudaMemcpyDeviceToDevice, stream),
-                               "cudaMemcpyAsync")
-                  : CudaStatus(cudaMemcpy2DAsync(piece.to, to_pitch, piece.from, from_pitch,
-                                                 piece.bytes, rows, cudaMemcpyDeviceToDevice,
-                                                 stream),
-                               "cudaMemcpy2DAsync");
+        rows == 1
+            ? CudaStatus(cudaMemcpyAsync(piece.to, piece.from, piece.bytes,
+                                         cudaMemcpyDeviceToDevice, stream),
+                         "cudaMemcpyAsync")
+            : CudaStatus(cudaMemcpy2DAsync(piece.to, to_pitch, piece.from, from_pitch, piece.bytes,
+                                           rows, cudaMemcpyDeviceToDevice, stream),
+                         "cudaMemcpy2DAsync");
     if (!status.ok()) return status;
     i += rows;
   }
@@ -186,8 +185,8 @@ absl::StatusOr<int> CudaImports::FindReachable(const std::string& uuid) const {
     if (UuidOf(properties) != uuid) continue;
     if (gpu == events_->device()) return gpu;
     int can = 0;
-    status =
-        CudaStatus(cudaDeviceCanAccessPeer(&can, events_->device(), gpu), "cudaDeviceCanAccessPeer");
+    status = CudaStatus(cudaDeviceCanAccessPeer(&can, events_->device(), gpu),
+                        "cudaDeviceCanAccessPeer");
     if (!status.ok()) return status;
     if (can == 0) {
       return OutOfReach("this worker's GPU has no peer access to the GPU on which the memory lies");
@@ -232,26 +231,25 @@ absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(
   }
   std::memcpy(&handle, allocation.ipc_handle.data(), sizeof(handle));
   void* data = nullptr;
-  const cudaError_t error =
-      cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess);
+  const cudaError_t error = cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
-    return absl::InvalidArgumentError(absl::StrCat("cudaIpcOpenMemHandle: ",
-                                                   cudaGetErrorString(error), " (",
-                                                   cudaGetErrorName(error), ")"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cudaIpcOpenMemHandle: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
   }
   auto mapping = std::make_unique<IpcMapping>(events_, data);
   CUdeviceptr base = 0;
   size_t bytes = 0;
-  const CUresult result =
-      driver_.address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(data));
+  const CUresult result = driver_.address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(data));
   if (result != CUDA_SUCCESS) {
     return absl::ResourceExhaustedError(driver_.What("cuMemGetAddressRange", result));
   }
-  if (base != reinterpret_cast<CUdeviceptr>(data) ||
-      bytes < static_cast<size_t>(allocation.bytes)) {
+  // Small allocations lie in a block of the driver's, all of which is mapped.
+  const auto address = reinterpret_cast<CUdeviceptr>(data);
+  const auto said = static_cast<size_t>(allocation.bytes);
+  if (address < base || said > bytes || address - base > bytes - said) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the allocation does not have the ", allocation.bytes, " bytes that were said"));
+        absl::StrCat("the allocation does not have the ", said, " bytes that were said"));
   }
   return mapping;
 }

@@ -68,8 +68,8 @@ TEST_F(CudaImportsTest, BytesTravelBothWays) {
     EXPECT_EQ(std::memcmp(own, client.data() + 512, kMiB), 0);
     EXPECT_EQ(std::memcmp(own + kMiB, client.data(), 77), 0);
     std::memset(own, 0xcd, kMiB);
-    auto out = device_->CopyImported({{(*imported)->data() + kMiB + 1, own, kMiB}},
-                                     ImportedCopy::kOut);
+    auto out =
+        device_->CopyImported({{(*imported)->data() + kMiB + 1, own, kMiB}}, ImportedCopy::kOut);
     ASSERT_TRUE(out.ok()) << out.status();
     ASSERT_TRUE((*out)->Wait(absl::InfiniteFuture()).ok());
     EXPECT_GE((*out)->end_time(), (*out)->begin_time());

@@ -353,8 +353,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
       {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},
       {"cuMemGetAddressRange", reinterpret_cast<void*>(&cuMemGetAddressRange)}};
   const auto entry = functions->find(symbol);
-  *found = entry == functions->end() ? cudaDriverEntryPointSymbolNotFound
-                                     : cudaDriverEntryPointSuccess;
+  *found =
+      entry == functions->end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   *function = entry == functions->end() ? nullptr : entry->second;
   return cudaSuccess;
 }

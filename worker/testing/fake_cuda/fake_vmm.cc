@@ -275,8 +275,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   struct stat file = {};
   if (device < 0 || fstat(given, &file) != 0) return CUDA_ERROR_INVALID_VALUE;
   const int fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
-  *handle = NewHandle(
-      std::make_shared<Allocation>(fd, device, static_cast<size_t>(file.st_size), true));
+  *handle =
+      NewHandle(std::make_shared<Allocation>(fd, device, static_cast<size_t>(file.st_size), true));
   return CUDA_SUCCESS;
 }
 

@@ -9,8 +9,9 @@ struct FakeVmmState {
   std::atomic<int> handles{0};       // allocations that somebody holds or has mapped
   std::atomic<int> mappings{0};      // cuMemMap without cuMemUnmap
   std::atomic<int> reservations{0};  // cuMemAddressReserve without cuMemAddressFree
-  std::atomic<bool> hold_imports{false};  // cuMemImportFromShareableHandle does not return meanwhile
-  std::atomic<int> held_imports{0};       // calls that have been held
+  std::atomic<bool> hold_imports{
+      false};                        // cuMemImportFromShareableHandle does not return meanwhile
+  std::atomic<int> held_imports{0};  // calls that have been held
   std::atomic<bool> refuse_access{false};  // cuMemSetAccess fails
 };
 FakeVmmState& FakeVmm();

@@ -30,9 +30,9 @@ class FakeAllocation {
                                     CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     EXPECT_EQ(cuMemSetAccess(address_, bytes, &access, 1), CUDA_SUCCESS);
     int fd = -1;
-    EXPECT_EQ(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                           0),
-              CUDA_SUCCESS);
+    EXPECT_EQ(
+        cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        CUDA_SUCCESS);
     descriptor_ = ScopedDescriptor(fd);
     EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
   }
