@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -442,6 +443,36 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   region = CudaRegion::CreateLinear(client.get(), 0, 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
+}
+
+// Of lse per document some bytes are no worker's: they are filled, on the GPU.
+TEST_F(CudaMemoryTest, HolesOfLsePerDocumentAreFilledThere) {
+  Service service(Takes::kCuda);
+  const auto client = service.Connect();
+  Problem problem(300);
+  for (const uint64_t begin : {0, 90, 300}) {
+    problem.shape.mutable_packed()->add_cu_seqlens_q(begin);
+    problem.shape.mutable_packed()->add_cu_seqlens_k(begin);
+  }
+  problem.lse.assign(size_t{2} * kHeads * 210 * sizeof(float), 0xee);
+  ForwardArgs args = problem.Args();
+  args.lse_format = v1::LSE_FORMAT_PER_DOCUMENT;
+  const auto relayed =
+      client->Forward(args, problem.Results(), {.transport = TransportWish::kRelay});
+  ASSERT_TRUE(relayed.ok()) << relayed.status();
+  auto region = CudaRegion::Create(client.get(), 0, 16 << 20);
+  ASSERT_TRUE(region.ok()) << region.status();
+  OnGpu gpu(region->get(), &problem);
+  ForwardArgs there = gpu.Args();
+  there.lse_format = v1::LSE_FORMAT_PER_DOCUMENT;
+  const ForwardResults results = gpu.Results();
+  const CallResult report = client->Forward(there, results);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->accepted.transport(), v1::TRANSPORT_CUDA_MEMORY);
+  EXPECT_EQ(gpu.Back(results.lse), problem.lse);
+  float hole = 0;
+  std::memcpy(&hole, problem.lse.data() + 200 * sizeof(float), sizeof(hole));
+  EXPECT_EQ(hole, -std::numeric_limits<float>::infinity());
 }
 
 // What `ringattn forward --transport=cuda` does with tensors of files.

@@ -97,24 +97,41 @@ def test_a_call_that_accepts_cuda_memory_goes_another_way_and_says_why(ring, reg
     assert "no CUDA memory: q lies in host memory" in error.details()
 
 
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_a_cpu_worker_that_is_to_take_cuda_memory_says_so(tmp_path, make_ring, device):
-    flags = ["--local_memory=cuda", f"--local_socket_dir={tmp_path}", f"--device={device}"]
-    if device == "cpu":
-        secret = tmp_path / "secret"
-        secret.write_text("a-secret-of-some-length")
-        ended = subprocess.run([BIN / "worker" / "ringattn-worker", f"--secret_file={secret}", *flags],
-                               capture_output=True, text=True, timeout=60, check=False)
-        assert ended.returncode > 1
-        assert "--local_memory: cuda means nothing with --device=cpu" in ended.stderr + ended.stdout
-        return
-    ring = make_ring(workers=1, worker_flags=flags)  # no GPU: host memory alone
-    log = (pathlib.Path(ring.directory) / "worker-0.log").read_text()
-    if '"device":"cpu' not in log:
-        pytest.skip("a machine with a GPU")
-    assert "--local_memory=cuda: host memory alone is taken" in log
+def test_a_cpu_worker_that_is_to_take_cuda_memory_is_a_mistake(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a-secret-of-some-length")
+    ended = subprocess.run([BIN / "worker" / "ringattn-worker", f"--secret_file={secret}",
+                            "--device=cpu", "--local_memory=cuda", f"--local_socket_dir={tmp_path}"],
+                           capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode > 1
+    assert "--local_memory: cuda means nothing with --device=cpu" in ended.stderr + ended.stdout
+
+
+@pytest.fixture
+def without_gpu(make_ring, tmp_path):
+    """A worker that was to find a GPU and to take CUDA memory, and found none."""
+    ring = make_ring(workers=0)
+    log = tmp_path / "auto.log"
+    with open(log, "wb") as out:
+        worker = subprocess.Popen(
+            [BIN / "worker" / "ringattn-worker", f"--coordinator={ring.control_address}",
+             f"--secret_file={ring.secret}", "--name=auto", "--device=auto", "--threads=1",
+             "--local_memory=cuda", f"--local_socket_dir={tmp_path}"], stdout=out, stderr=out)
+    try:
+        ring.wait_ready(1)
+        if '"device":"cpu (' not in log.read_text():
+            pytest.skip("a machine with a GPU")
+        yield ring, log
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_worker_that_finds_no_gpu_takes_host_memory_alone_and_warns(without_gpu, tmp_path):
+    ring, log = without_gpu
+    assert "--local_memory=cuda: host memory alone is taken, the device is no GPU" in log.read_text()
     region = Region(ring, 1 << 16)
-    assert list(region.links) == ["worker-0"]
+    assert list(region.links) == ["auto"]
     region.close()
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=64", "--heads=2",
