@@ -351,6 +351,7 @@ def test_descriptors_of_other_kinds_are_refused(ring):
         finally:
             link.close()
 
+    before = [open_descriptors(w.pid) for w in ring.workers.values()]
     pipe = os.pipe()
     zero = os.open("/dev/zero", os.O_RDWR)
     shrinkable = make_memfd(region.size, seals=0)
@@ -362,7 +363,6 @@ def test_descriptors_of_other_kinds_are_refused(ring):
         os.close(fd)
     assert attach([]) == NOT_UNDERSTOOD
     assert attach([region.fd, region.fd]) == NOT_UNDERSTOOD
-    before = [open_descriptors(w.pid) for w in ring.workers.values()]
     assert attach([region.fd]) == ATTACHED
     wait_until(lambda: [open_descriptors(w.pid) for w in ring.workers.values()] == before, 20,
                "no descriptor stays")
