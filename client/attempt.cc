@@ -122,7 +122,7 @@ class StreamAttempt final : public Attempt,
     if (offer_) {
       options = *offer_;
     } else if (plan_->host_required) {
-      options.add_accept(v1::TRANSPORT_HOST_MEMORY);
+      options.add_accept(plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY);
       options.set_required(true);
     }
     if (offers_direct_) {
@@ -243,9 +243,14 @@ class StreamAttempt final : public Attempt,
       return status;
     }
     times_.accepted_seconds = SecondsSinceStart();
-    const bool by_host = accepted.transport() == v1::TRANSPORT_HOST_MEMORY;
+    const v1::Transport wished =
+        plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY;
+    const bool by_host = accepted.transport() == wished;
+    if (plan_->on_cuda && !by_host) {
+      return ServerError("it took another way than CUDA memory, which was required");
+    }
     const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT_STREAM;
-    if (by_host && !offer_) return ServerError("it took host memory that was not offered");
+    if (by_host && !offer_) return ServerError("it took memory that was not offered");
     if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
     by_coordinator_ = !by_host && !by_direct;
     // A worker lacks a region: it has been started again, perhaps.

@@ -38,6 +38,9 @@ struct CallPlan {
   std::shared_ptr<const HostPlaces> host = nullptr;
   std::string no_host_reason = {};
   bool host_required = false;
+  // `host` is of CUDA memory, or was to be: nothing here reads the tensors, and no other way is
+  // offered.
+  bool on_cuda = false;
   // Whether the tensors may go straight to the workers; else why not.
   bool direct = false;
   std::string no_direct_reason = {};

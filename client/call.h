@@ -114,6 +114,10 @@ enum class TransportWish {
   kRelay,   // by the coordinator
   kDirect,  // straight to the workers; see CallOptions::transport_required
   kHost,    // by host memory, staged if need be; likewise
+  // By CUDA memory if all tensors lie in regions of it (cuda_region.h); likewise. So does kAuto.
+  // Where it cannot be had, and with the others above, tensors in such regions are copied through
+  // host memory.
+  kCuda,
 };
 
 struct CallOptions {
@@ -137,7 +141,7 @@ struct CallOptions {
   // Of tensors in regions a call is one request, whatever `streams` says. With `streams` and
   // kAuto nothing is staged.
   TransportWish transport = TransportWish::kAuto;
-  // With kDirect and kHost: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
+  // With kDirect, kHost and kCuda: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
   // coordinator.
   bool transport_required = false;
   // For the call with all its replays, counted from its start.

@@ -93,7 +93,8 @@ uint64_t InputBytes(const CallPlan& plan) {
 
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
-  if (plan->host != nullptr || plan->direct || InputBytes(*plan) > kMaxInlineBytes) return;
+  if (plan->host != nullptr || plan->on_cuda || plan->direct || InputBytes(*plan) > kMaxInlineBytes)
+    return;
   for (const InputTensor& input : plan->inputs) {
     if (input.bytes.empty()) continue;
     v1::InlineTensor* tensor = header->add_inline_tensors();
@@ -115,6 +116,9 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
     case TransportWish::kHost:
       plan->no_direct_reason = "the caller chose host memory";
       break;
+    case TransportWish::kCuda:
+      plan->no_direct_reason = "the caller chose CUDA memory";
+      break;
     case TransportWish::kDirect:
       plan->direct = true;
       plan->direct_required = options.transport_required;
@@ -125,6 +129,22 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
           plan->direct ? "" : "no direct stream: the tensors are less than a MiB";
       break;
   }
+}
+
+// CUDA memory is offered alone, as nothing here could read the tensors: what becomes of a call that
+// cannot have it is StartCudaCall's.
+void SetCuda(const CallOptions& options, CallPlan* plan) {
+  const bool wished = options.transport == TransportWish::kCuda;
+  if (wished && plan->host != nullptr && !plan->host->on_cuda()) {
+    plan->host = nullptr;
+    plan->no_host_reason = "the tensors lie in host memory";
+  }
+  plan->on_cuda = plan->host != nullptr || (wished && options.transport_required);
+  if (plan->host != nullptr && !plan->host->on_cuda()) plan->on_cuda = false;
+  if (!plan->on_cuda) return;
+  plan->host_required = true;
+  plan->direct = false;
+  plan->no_direct_reason = "the tensors lie in CUDA memory";
 }
 
 void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
@@ -139,6 +159,7 @@ void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPl
   } else {
     plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
   }
+  SetCuda(options, plan);
 }
 
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/call_plan.h"
+#include "client/cuda_call.h"
 #include "client/split_operation.h"
 #include "client/split_plan.h"
 #include "client/staged_operation.h"
@@ -105,6 +106,15 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
   // Tensors without bytes lie in any region, but in one.
   if (asked && plan.region_bytes == 0 && regions.Any() == nullptr) plan.region_bytes = 1;
   return plan;
+}
+
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results) {
+  return CheckForwardSizes(args, results);
+}
+// With a residual the other tensors may be left out.
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results) {
+  if (!args.residual_handle.empty()) return absl::OkStatus();
+  return CheckBackwardSizes(args, results);
 }
 
 absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const ForwardArgs& args,
@@ -258,6 +268,13 @@ template <typename Args, typename Results>
 Operation Client::StartCall(const Args& args, const Results& results, const CallOptions& options,
                             const Done& done) {
   const CallOptions named = Named(options);
+  StagingPlan cuda;
+  if (absl::Status status = PlanCudaCopies(args, results, *regions_, &cuda); !status.ok()) {
+    return FailedOperation(named.request_id, status, done);
+  }
+  if (cuda.copied_bytes > 0) {
+    return StartWithCuda(args, results, named, std::move(cuda), done);
+  }
   StagingPlan staging = StagingFor(args, results, named, *regions_);
   const auto bytes = static_cast<int64_t>(staging.region_bytes);
   std::string why_not;
@@ -293,6 +310,48 @@ Operation Client::StartCall(const Args& args, const Results& results, const Call
                                .deadline = named.deadline,
                                .start = std::move(start),
                                .done = done});
+}
+
+template <typename Args, typename Results>
+Operation Client::StartWithCuda(const Args& args, const Results& results,
+                                const CallOptions& options, StagingPlan copies, const Done& done) {
+  if (absl::Status status = CheckSizes(args, results); !status.ok()) {
+    return FailedOperation(options.request_id, status, done);
+  }
+  const bool wished = options.transport == TransportWish::kCuda;
+  std::string why_not;
+  if (!wished && options.transport != TransportWish::kAuto) {
+    why_not = "the caller chose another way";
+  } else if (!AllOnCuda(args, results, *regions_)) {
+    why_not = "not all tensors lie in CUDA memory";
+  } else {
+    why_not = WhyNotAttached(copies, *regions_);
+  }
+  // A call lives no longer than this client.
+  auto start = [this, args, results, options, copies](uint8_t* host, absl::Duration deadline,
+                                                      const Done& ended) {
+    CallOptions rest = options;
+    rest.deadline = deadline;
+    if (host == nullptr) {
+      return Start(PlanRequests(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
+                   ended);
+    }
+    if (rest.transport == TransportWish::kCuda) rest.transport = TransportWish::kAuto;
+    Args in = args;
+    Results out = results;
+    PointToStage(copies, host, &in, &out);
+    return StartCall(in, out, rest, ended);
+  };
+  return StartCudaCall({.request_id = options.request_id,
+                        .plan = std::move(copies),
+                        .why_not = std::move(why_not),
+                        .required = wished && options.transport_required,
+                        .regions = regions_,
+                        .copies = &copies_,
+                        .registry = registry_,
+                        .deadline = options.deadline,
+                        .start = std::move(start),
+                        .done = done});
 }
 
 Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,

@@ -38,6 +38,7 @@
 namespace ringattn::client {
 
 struct PlannedRequest;  // split_plan.h
+struct StagingPlan;     // staged_operation.h
 
 struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams
@@ -128,6 +129,7 @@ class Client {
 
  private:
   friend class Region;
+  friend class CudaRegion;
 
   explicit Client(const ClientOptions& options);
 
@@ -135,7 +137,12 @@ class Client {
   // For regions, which may outlive this client.
   SharedRegion::AttachCall AttachCall();
   const std::shared_ptr<RegionIndex>& regions() const { return regions_; }
-  // Staged if that makes sense. `Args`, `Results`: of Forward or Backward.
+  // Of tensors some of which lie in CUDA memory, those of `copies`: there, or on copies of them.
+  // `Args`, `Results`: of Forward or Backward.
+  template <typename Args, typename Results>
+  Operation StartWithCuda(const Args& args, const Results& results, const CallOptions& options,
+                          StagingPlan copies, const Done& done);
+  // Staged if that makes sense.
   template <typename Args, typename Results>
   Operation StartCall(const Args& args, const Results& results, const CallOptions& options,
                       const Done& done);

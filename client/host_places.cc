@@ -18,14 +18,20 @@ std::atomic<uint64_t> last_fence_number{0};
 std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>& inputs,
                                                  const std::vector<OutputTensor>& outputs,
                                                  const RegionIndex& regions, std::string* why) {
-  const std::shared_ptr<SharedRegion> any = regions.Any();
+  // Nothing lies anywhere: in the region of some other tensor.
+  std::shared_ptr<SharedRegion> any = regions.Any();
+  for (const InputTensor& input : inputs) {
+    const ConstRuns& bytes = input.bytes;
+    if (bytes.size() == 0 || !bytes.in_one_piece()) continue;
+    if (auto found = regions.Find(bytes.data(), bytes.size()); found != nullptr) any = found;
+  }
   if (any == nullptr) {
     *why = "the client has no region";
     return nullptr;
   }
   auto places = std::make_shared<HostPlaces>();
+  places->on_cuda_ = any->cuda() != nullptr;
   const auto add = [&](v1::TensorId tensor, const uint8_t* data, uint64_t size, bool whole) {
-    // Nothing lies anywhere.
     if (size == 0) {
       places->places_.push_back({tensor, any, 0});
       return true;
@@ -33,6 +39,12 @@ std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>&
     std::shared_ptr<SharedRegion> region = whole ? regions.Find(data, size) : nullptr;
     if (region == nullptr) {
       *why = absl::StrCat(TensorIdName(tensor), " lies in no region");
+      return false;
+    }
+    if ((region->cuda() != nullptr) != places->on_cuda_) {
+      *why = absl::StrCat(TensorIdName(tensor), " lies in ",
+                          places->on_cuda_ ? "host memory, others in CUDA memory"
+                                           : "CUDA memory, others in host memory");
       return false;
     }
     const auto offset = static_cast<uint64_t>(data - region->data());
@@ -52,7 +64,7 @@ std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>&
 
 std::optional<v1::TransportOptions> HostPlaces::Options(bool required, std::string* why) const {
   v1::TransportOptions options;
-  options.add_accept(v1::TRANSPORT_HOST_MEMORY);
+  options.add_accept(on_cuda_ ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY);
   options.set_required(required);
   options.set_fence_number(++last_fence_number);
   for (const Place& place : places_) {

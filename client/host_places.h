@@ -1,4 +1,5 @@
-// HostPlaces: the regions in which a call's tensors lie, and what of that a stream's header says.
+// HostPlaces: the regions in which a call's tensors lie, all of host memory or all of CUDA memory,
+// and what of that a stream's header says.
 #ifndef RINGATTN_CLIENT_HOST_PLACES_H_
 #define RINGATTN_CLIENT_HOST_PLACES_H_
 
@@ -19,10 +20,14 @@ namespace ringattn::client {
 // Immutable; keeps the regions' memory.
 class HostPlaces {
  public:
-  // Null if a tensor does not lie in a region: `why` says which.
+  // Null if a tensor does not lie in a region, or in one of another kind than others: `why` says
+  // which.
   static std::shared_ptr<const HostPlaces> Of(const std::vector<InputTensor>& inputs,
                                               const std::vector<OutputTensor>& outputs,
                                               const RegionIndex& regions, std::string* why);
+
+  // They lie on GPUs: nothing that the host reads.
+  bool on_cuda() const { return on_cuda_; }
 
   // What one stream says. Nothing if a region has no name at the coordinator now: `why`.
   std::optional<v1::TransportOptions> Options(bool required, std::string* why) const;
@@ -42,6 +47,7 @@ class HostPlaces {
   std::vector<std::shared_ptr<SharedRegion>> Regions() const;  // each once
 
   std::vector<Place> places_;
+  bool on_cuda_ = false;
 };
 
 }  // namespace ringattn::client

@@ -34,10 +34,13 @@ class RegionIndex {
     const auto size = static_cast<uint64_t>(region->bytes());
     return offset <= size && bytes <= size - offset ? region : nullptr;
   }
-  // Any of them; null if there is none.
+  // Any of host memory; null if there is none.
   std::shared_ptr<SharedRegion> Any() const {
     const absl::MutexLock lock(&mutex_);
-    return regions_.empty() ? nullptr : regions_.begin()->second;
+    for (const auto& [data, region] : regions_) {
+      if (region->cuda() == nullptr) return region;
+    }
+    return nullptr;
   }
 
  private:

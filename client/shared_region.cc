@@ -29,6 +29,8 @@ namespace {
 
 // A worker answers when it has mapped the memory; one that hangs is left out.
 constexpr int kSocketTimeoutSeconds = 5;
+// To map all of a GPU's cudaMalloc'ed memory takes 14 s, and several may come at once.
+constexpr int kCudaTimeoutSeconds = 60;
 // How long the coordinator may take to hear from the workers what they have.
 constexpr absl::Duration kConfirmTimeout = absl::Seconds(2);
 constexpr absl::Duration kConfirmPause = absl::Milliseconds(5);
@@ -43,8 +45,8 @@ absl::Status OutOfMemory(absl::string_view what, int64_t bytes) {
       absl::StrCat(what, " ", bytes, " bytes: ", std::strerror(errno)));
 }
 
-void SetTimeouts(int socket) {
-  const timeval timeout = {kSocketTimeoutSeconds, 0};
+void SetTimeouts(int socket, int seconds) {
+  const timeval timeout = {seconds, 0};
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
 }
@@ -71,21 +73,36 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, 
     munmap(data, rounded);
     return status;
   }
+  return std::shared_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(data), rounded,
+                                                        std::move(memory), nullptr, std::move(wake),
+                                                        std::move(attach)));
+}
+
+absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::MakeOf(
+    std::shared_ptr<const CudaMemory> memory, AttachCall attach) {
+  ScopedDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return OutOfMemory("no descriptors for", memory->bytes());
+  uint8_t* const data = memory->data();
+  const int64_t bytes = memory->bytes();
   return std::shared_ptr<SharedRegion>(new SharedRegion(
-      static_cast<uint8_t*>(data), rounded, std::move(memory), std::move(wake), std::move(attach)));
+      data, bytes, ScopedDescriptor(), std::move(memory), std::move(wake), std::move(attach)));
 }
 
 SharedRegion::SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory,
-                           ScopedDescriptor wake, AttachCall attach)
+                           std::shared_ptr<const CudaMemory> cuda, ScopedDescriptor wake,
+                           AttachCall attach)
     : data_(data),
       bytes_(bytes),
       memory_(std::move(memory)),
+      cuda_(std::move(cuda)),
       wake_(std::move(wake)),
       attach_(std::move(attach)),
       backoff_(kMinBackoff),
       thread_([this] { Run(); }) {}
 
-SharedRegion::~SharedRegion() { munmap(data_, bytes_); }
+SharedRegion::~SharedRegion() {
+  if (cuda_ == nullptr) munmap(data_, bytes_);
+}
 
 void SharedRegion::Stop() {
   {
@@ -173,6 +190,7 @@ void SharedRegion::Run() {
 void SharedRegion::AttachRound() {
   v1::AttachRequest request;
   request.set_bytes(bytes_);
+  request.set_kind(cuda_ == nullptr ? v1::REGION_KIND_HOST : v1::REGION_KIND_CUDA);
   std::string why;
   request.set_region_id(id(&why));
   absl::StatusOr<v1::AttachResponse> response = attach_(request);
@@ -215,9 +233,12 @@ void SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   if (point.host_id() != HostId()) return refuse("is on another machine");
   absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(point.socket_path());
   if (!socket.ok()) return refuse(socket.status().message());
-  SetTimeouts(socket->get());
-  absl::Status sent =
-      SendMessage(socket->get(), Encode(AttachMessage{point.token()}), memory_.get(), 0);
+  SetTimeouts(socket->get(), cuda_ == nullptr ? kSocketTimeoutSeconds : kCudaTimeoutSeconds);
+  AttachMessage message;
+  if (cuda_ != nullptr) message = cuda_->message();
+  message.token = point.token();
+  absl::Status sent = SendMessage(socket->get(), Encode(message),
+                                  cuda_ == nullptr ? memory_.get() : cuda_->descriptor(), 0);
   if (!sent.ok()) return refuse(sent.message());
   const auto received = ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, 0);
   if (!received.ok()) return refuse("it did not answer");

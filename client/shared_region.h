@@ -17,6 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cuda_memory.h"
+#include "common/local_memory/attach_protocol.h"
 #include "common/local_memory/scoped_descriptor.h"
 #include "ringattn/v1/local_memory.pb.h"
 
@@ -31,6 +33,9 @@ class SharedRegion {
   // Sealed and populated memory of `bytes`, rounded up to pages. RESOURCE_EXHAUSTED if there is
   // none; INVALID_ARGUMENT for 0 bytes.
   static absl::StatusOr<std::shared_ptr<SharedRegion>> Make(int64_t bytes, AttachCall attach);
+  // The same of memory on a GPU.
+  static absl::StatusOr<std::shared_ptr<SharedRegion>> MakeOf(
+      std::shared_ptr<const CudaMemory> memory, AttachCall attach);
   // REQUIRES: Stop() was called.
   ~SharedRegion();
 
@@ -39,6 +44,8 @@ class SharedRegion {
 
   uint8_t* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  // Null of host memory; else data() is an address on its GPU.
+  const CudaMemory* cuda() const { return cuda_.get(); }
 
   // Waits until the workers have been shown it once, or could not be.
   void AwaitFirstRound(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -69,8 +76,8 @@ class SharedRegion {
     absl::Time deadline;
   };
 
-  SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory, ScopedDescriptor wake,
-               AttachCall attach);
+  SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory,
+               std::shared_ptr<const CudaMemory> cuda, ScopedDescriptor wake, AttachCall attach);
 
   void Run();
   void Wake();
@@ -86,7 +93,8 @@ class SharedRegion {
 
   uint8_t* const data_;
   const int64_t bytes_;
-  const ScopedDescriptor memory_;
+  const ScopedDescriptor memory_;  // of host memory
+  const std::shared_ptr<const CudaMemory> cuda_;
   const ScopedDescriptor wake_;                      // an eventfd
   AttachCall attach_;                                // the thread's own, as all up to mutex_
   std::map<std::string, ScopedDescriptor> sockets_;  // by worker

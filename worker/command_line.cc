@@ -34,9 +34,13 @@ struct RawOptions {
   std::string secret_file;
   std::string fault_injection;
   std::string local_memory = "off";
-  int64_t pin_local_memory = -1;  // as much as is usual
+  int64_t pin_local_memory = -1;     // as much as is usual
+  int64_t max_imported_memory = -1;  // likewise
   std::string local_socket_dir;
 };
+
+// More than all of a machine's GPUs have, 8 of 192 GiB: only address space is bounded.
+constexpr int64_t kUsualImportedBytes = int64_t{2} << 40;
 
 // Those that this process may run on, or a container's share of time if that is less.
 int Cores() {
@@ -204,8 +208,9 @@ void CheckClientPort(const CommandLine& line) {
 void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
   app->add_option("--local_memory", raw->local_memory,
                   "host: clients of this machine may hand over host memory, and tensors in it do "
-                  "not travel; off: none is taken")
-      ->check(CLI::IsMember({"off", "host"}))
+                  "not travel; cuda: host memory and memory on this machine's GPUs (GPU workers "
+                  "alone); off: none is taken")
+      ->check(CLI::IsMember({"off", "host", "cuda"}))
       ->type_name("KIND")
       ->capture_default_str();
   app->add_option(
@@ -230,10 +235,21 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
       ->type_name("BYTES")
       ->default_str("half of the machine's memory");
+  app->add_option("--max_imported_memory", raw->max_imported_memory,
+                  "of clients' CUDA memory, allocations of at most so much are mapped at a time; "
+                  "with --local_memory=cuda")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
+      ->type_name("BYTES")
+      ->default_str("2 TiB");
 }
 
 // One of them without the other means nothing.
 void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
+  if (raw.local_memory != "cuda" && raw.max_imported_memory >= 0) {
+    throw CLI::ValidationError(
+        "--max_imported_memory",
+        absl::StrCat("means nothing with --local_memory=", raw.local_memory));
+  }
   if (raw.local_memory == "off") {
     if (!raw.local_socket_dir.empty()) {
       throw CLI::ValidationError("--local_socket_dir", "means nothing with --local_memory=off");
@@ -247,8 +263,13 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
     return;
   }
   if (raw.local_socket_dir.empty() || raw.local_socket_dir[0] != '/') {
-    throw CLI::ValidationError("--local_socket_dir",
-                               "must be an absolute path with --local_memory=host");
+    throw CLI::ValidationError(
+        "--local_socket_dir",
+        absl::StrCat("must be an absolute path with --local_memory=", raw.local_memory));
+  }
+  if (raw.local_memory == "cuda") {
+    line->worker.max_imported_bytes =
+        raw.max_imported_memory >= 0 ? raw.max_imported_memory : kUsualImportedBytes;
   }
   line->worker.max_pinned_bytes =
       raw.pin_local_memory >= 0 ? raw.pin_local_memory : MachineMemoryBytes() / 2;
@@ -285,7 +306,8 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
 
 // What a device has no use for is refused by name where the device is named; with auto it
 // applies if that device is chosen.
-void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
+void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
+                      const std::string& local_memory) {
   const auto refuse = [&app](const std::vector<const char*>& flags, const std::string& with) {
     for (const char* flag : flags) {
       if (app.get_option(flag)->count() == 0) continue;
@@ -302,6 +324,11 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options) {
   refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library",
           "--kernel_family", "--pin_local_memory"},
          with);
+  if (local_memory == "cuda") {
+    throw CLI::ValidationError("--local_memory",
+                               absl::StrCat("cuda means nothing with ", with,
+                                            ": CUDA memory is copied by a GPU worker alone"));
+  }
 }
 
 void Resolve(const RawOptions& raw, CommandLine* line) {
@@ -362,7 +389,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);
-    CheckDeviceFlags(app, line.backend);
+    CheckDeviceFlags(app, line.backend, raw.local_memory);
     if (absl::Status status = CheckSecurity(line); !status.ok()) {
       throw CLI::ValidationError(std::string(status.message()));
     }

@@ -99,6 +99,12 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
     LogWarning("faults are injected on purpose");
   }
 
+  if (options.max_imported_bytes > 0 && !device->imports_memory()) {
+    // --device=auto found no GPU: what was asked for by the name of a device is refused before.
+    LogWarning("--local_memory=cuda: host memory alone is taken, the device is no GPU",
+               {{"device", device->description()}});
+  }
+
   const wire::KeepAwake keep_awake;
   const auto leave = [](const std::string&) { kill(getpid(), SIGTERM); };
   absl::StatusOr<std::unique_ptr<Worker>> worker =

@@ -129,6 +129,7 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
                       "service's logs and in --trace");
   AddStreamsFlag(command, &streams);
   AddTransportFlags(command, &transport, &staging_bytes);
+  AddCudaFlags(command, &cuda);
   AddChannelsFlag(command, &channels_per_worker);
   command->add_option("--trace", trace,
                       "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");

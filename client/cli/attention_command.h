@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
+#include "client/cli/region_stage.h"
 #include "client/cli/server_flags.h"
 #include "client/client.h"
 #include "client/safetensors.h"
@@ -31,6 +32,7 @@ struct AttentionFlags {
   bool keep_residual = false;
   int streams = 1;
   std::string transport = "auto";
+  CudaFlags cuda;
   int channels_per_worker = ClientOptions().channels_per_worker;
   int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;

@@ -48,7 +48,10 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
   for (const auto& [tensor, target] : outputs) {
     if (TravelsAlone(problem, tensor)) *target = files.output->data(TensorIdName(tensor));
   }
-  return client.Backward(args, results, options);
+  return CallStaged(&client, args, results, options, flags.cuda,
+                    [&](const BackwardArgs& in, const BackwardResults& out) {
+                      return client.Backward(in, out, options);
+                    });
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ struct Flags {
   std::string deadline;
   int streams = 1;
   std::string transport = "auto";
+  CudaFlags cuda;
   int channels_per_worker = ClientOptions().channels_per_worker;
   int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
@@ -106,13 +107,13 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   bench.options = {.streams = flags.streams, .deadline = *deadline};
   bar.Update("making inputs", -1);
   bench.problem = std::make_unique<BenchProblem>(problem, spec, flags.backward, flags.seed);
-  bench.caller = std::make_unique<BenchCaller>(bench.client.get(), bench.problem.get());
+  bench.caller = std::make_unique<BenchCaller>(bench.client.get(), bench.problem.get(), flags.cuda);
   SetTransport(flags.transport, &bench.options);
   bar.Update("first run", -1);
   CallResult report = bench.caller->CallForward(bench.options);
   if (report.ok() && flags.backward) report = CallOnce(bench);
-  bench.caller->Fetch();
   if (!report.ok()) return report.status();
+  if (absl::Status status = bench.caller->Fetch(); !status.ok()) return status;
   bench.first = *std::move(report);
   bar.Update("verifying", -1);
   bench.verdict = bench.problem->Judge(bench.caller->results(), flags.rows, flags.seed);
@@ -266,8 +267,9 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
     if (!loopback.ok()) return Fail(loopback.status(), flags.json);
     object["verified"] = ReportJson(bench->verdict);
     object["loopback_bytes_per_second"] = *loopback;
-    const absl::Status status = test->Run(*bench->client, *bench->problem, bench->options,
-                                          bench->caller->results(), *loopback, flags.rows, bar);
+    const absl::Status status =
+        test->Run(*bench->client, *bench->problem, bench->options, bench->caller->results(),
+                  *loopback, flags.rows, flags.cuda, bar);
     if (absl::IsDataLoss(status)) {
       Fail(status, flags.json);
       return kMismatch;
@@ -347,6 +349,7 @@ void AddBench(CLI::App& app, Run& run) {
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);
   AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
+  AddCudaFlags(command, &flags->cuda);
   AddChannelsFlag(command, &flags->channels_per_worker);
   command->add_option("--trace", flags->trace,
                       "Write the last run's timeline to this file, for chrome://tracing or "

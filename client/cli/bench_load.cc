@@ -151,7 +151,7 @@ int LoadTest::most_in_flight() const {
 
 absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const CallOptions& options,
                            const BenchResults& forward, double loopback_bytes_per_second,
-                           int64_t rows, ProgressBar& bar) {
+                           int64_t rows, const CudaFlags& cuda, ProgressBar& bar) {
   std::vector<std::unique_ptr<BenchCaller>> callers;
   for (size_t at = 0; at < loads_.size(); ++at) {
     const double load = loads_[at];
@@ -162,7 +162,7 @@ absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const Ca
     shape.rate = by_rate_ ? load : 0;
     shape.poisson = poisson_;
     while (static_cast<int>(callers.size()) < shape.concurrency) {
-      callers.push_back(std::make_unique<BenchCaller>(&client, &problem));
+      callers.push_back(std::make_unique<BenchCaller>(&client, &problem, cuda));
     }
     Level level;
     level.load = load;
@@ -181,7 +181,7 @@ absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const Ca
     const auto last = std::find(used.begin(), used.end(), 1);
     if (last != used.end()) {
       BenchCaller& caller = *callers[last - used.begin()];
-      caller.Fetch();
+      if (absl::Status status = caller.Fetch(); !status.ok()) return status;
       BenchResults& judged = caller.results();
       if (problem.backward()) {
         // Judged with them; backward does not write them.

@@ -57,7 +57,7 @@ class LoadTest {
   // wrong.
   absl::Status Run(Client& client, const BenchProblem& problem, const CallOptions& options,
                    const BenchResults& forward, double loopback_bytes_per_second, int64_t rows,
-                   ProgressBar& bar);
+                   const CudaFlags& cuda, ProgressBar& bar);
 
   std::string Text() const;
   Json ToJson() const;

@@ -101,16 +101,20 @@ oracle::Report BenchProblem::Judge(const BenchResults& results, int64_t rows, ui
   return oracle::Verify(spec_, inputs_.view(), outputs, {}, {.rows = rows, .seed = seed});
 }
 
-BenchCaller::BenchCaller(Client* client, const BenchProblem* problem)
-    : client_(client), problem_(problem), results_(problem->MakeResults()) {}
+BenchCaller::BenchCaller(Client* client, const BenchProblem* problem, const CudaFlags& cuda)
+    : client_(client), problem_(problem), cuda_(cuda), results_(problem->MakeResults()) {}
 
 CallResult BenchCaller::CallForward(const CallOptions& options) {
-  return client_->Forward(problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
-                          options);
+  return CallStaged(client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_),
+                    options, cuda_, [&](const ForwardArgs& args, const ForwardResults& results) {
+                      return client_->Forward(args, results, options);
+                    });
 }
 
 CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& forward) {
-  const bool staged = options.transport == TransportWish::kHost;
+  const bool on_cuda = options.transport == TransportWish::kCuda;
+  const bool staged = on_cuda || options.transport == TransportWish::kHost;
+  const CudaFlags* const cuda = on_cuda ? &cuda_ : nullptr;
   if (problem_->backward()) {
     if (!staged) {
       return client_->Backward(problem_->BackwardInputs(forward),
@@ -118,7 +122,8 @@ CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& for
     }
     if (!backward_) {
       auto stage = RegionStage<BackwardArgs, BackwardResults>::Make(
-          client_, problem_->BackwardInputs(forward), BenchProblem::BackwardOutputs(results_));
+          client_, problem_->BackwardInputs(forward), BenchProblem::BackwardOutputs(results_),
+          cuda);
       if (!stage.ok()) return stage.status();
       backward_.emplace(*std::move(stage));
     }
@@ -130,16 +135,18 @@ CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& for
   }
   if (!forward_) {
     auto stage = RegionStage<ForwardArgs, ForwardResults>::Make(
-        client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_));
+        client_, problem_->ForwardInputs(), BenchProblem::ForwardOutputs(results_), cuda);
     if (!stage.ok()) return stage.status();
     forward_.emplace(*std::move(stage));
   }
   return client_->Forward(forward_->args(), forward_->results(), options);
 }
 
-void BenchCaller::Fetch() {
-  if (forward_) forward_->CopyBack();
-  if (backward_) backward_->CopyBack();
+absl::Status BenchCaller::Fetch() {
+  absl::Status status;
+  if (forward_) status.Update(forward_->CopyBack());
+  if (backward_) status.Update(backward_->CopyBack());
+  return status;
 }
 
 }  // namespace ringattn::client::cli

@@ -56,12 +56,12 @@ class BenchProblem {
 };
 
 // One caller of the problem: makes its calls one after another. Tensors that are to travel by host
-// memory are staged in a region once, not for each call.
+// or CUDA memory are staged in a region once, not for each call.
 class BenchCaller {
  public:
   // All outlive the caller. `forward` has backward's out and lse, and may be the caller's own
   // results.
-  BenchCaller(Client* client, const BenchProblem* problem);
+  BenchCaller(Client* client, const BenchProblem* problem, const CudaFlags& cuda);
 
   BenchResults& results() { return results_; }
 
@@ -69,12 +69,13 @@ class BenchCaller {
   CallResult CallForward(const CallOptions& options);
   // What is measured. The results may lie in the region until Fetch.
   CallResult Call(const CallOptions& options, const BenchResults& forward);
-  // The last call's results to results().
-  void Fetch();
+  // The last call's results to results(). Errors: of copies from a GPU.
+  absl::Status Fetch();
 
  private:
   Client* const client_;
   const BenchProblem* const problem_;
+  const CudaFlags cuda_;  // of calls by CUDA memory
   BenchResults results_;
   std::optional<RegionStage<ForwardArgs, ForwardResults>> forward_;
   std::optional<RegionStage<BackwardArgs, BackwardResults>> backward_;

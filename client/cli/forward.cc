@@ -26,11 +26,13 @@ CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles&
     *target = *bytes;
   }
   args.more = files.option_tensors;
-  return client.Forward(args,
-                        ForwardResults{.out = files.output->data("out"),
-                                       .lse = files.output->data("lse"),
-                                       .more = OptionResults(files)},
-                        options);
+  const ForwardResults results{.out = files.output->data("out"),
+                               .lse = files.output->data("lse"),
+                               .more = OptionResults(files)};
+  return CallStaged(&client, args, results, options, flags.cuda,
+                    [&](const ForwardArgs& in, const ForwardResults& out) {
+                      return client.Forward(in, out, options);
+                    });
 }
 
 }  // namespace

@@ -12,16 +12,25 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/call.h"
 #include "client/call_tensors.h"
 #include "client/client.h"
+#include "client/cuda_region.h"
 #include "client/region.h"
 
 namespace ringattn::client::cli {
 
-// Adds --transport=auto|relay|direct|host and --staging_limit.
+// Adds --transport=auto|relay|direct|host|cuda and --staging_limit.
 void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes);
+// Memory on a GPU for --transport=cuda.
+struct CudaFlags {
+  int device = 0;
+  std::string memory = "vmm";  // or malloc
+};
+// Adds --cuda_device and --cuda_memory.
+void AddCudaFlags(CLI::App* command, CudaFlags* flags);
 // Adds --channels_per_worker.
 void AddChannelsFlag(CLI::App* command, int* channels);
 // REQUIRES: one of the flag's values. What is asked for by name is required.
@@ -31,29 +40,39 @@ void SetTransport(const std::string& transport, CallOptions* options);
 template <typename Args, typename Results>
 class RegionStage {
  public:
-  // Everything copied into one region of the client's. Errors: Region::Allocate's.
-  static absl::StatusOr<RegionStage> Make(Client* client, const Args& args,
-                                          const Results& results) {
+  // Everything copied into one region of the client's: of host memory, or of CUDA memory where
+  // `cuda` is given. Errors: Region::Allocate's and CudaRegion::Create's.
+  static absl::StatusOr<RegionStage> Make(Client* client, const Args& args, const Results& results,
+                                          const CudaFlags* cuda = nullptr) {
     int64_t bytes = 0;
     const auto add = [&](auto& tensor) { bytes += Rounded(tensor.size()); };
     Args sized_args = args;
     Results sized_results = results;
     ForEachTensor(sized_args, add);
     ForEachTensor(sized_results, add);
-    absl::StatusOr<std::unique_ptr<Region>> region =
-        Region::Allocate(client, std::max<int64_t>(bytes, 1));
-    if (!region.ok()) return region.status();
-    return RegionStage(*std::move(region), args, results);
+    bytes = std::max<int64_t>(bytes, 1);
+    RegionStage stage(args, results);
+    absl::Status status =
+        cuda == nullptr ? stage.TakeHost(client, bytes) : stage.TakeCuda(client, *cuda, bytes);
+    if (status.ok()) status = stage.CopyIn();
+    if (!status.ok()) return status;
+    return stage;
   }
 
   const Args& args() const { return args_; }
   const Results& results() const { return results_; }
 
-  // The results to where the caller wants them.
-  void CopyBack() const {
+  // The results to where the caller wants them. Errors: the driver's.
+  absl::Status CopyBack() const {
     for (const auto& [from, to] : back_) {
-      if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
+      if (to.empty()) continue;
+      if (cuda_ == nullptr) {
+        std::memcpy(to.data(), from.data(), to.size());
+      } else if (absl::Status status = cuda_->CopyOut(OffsetOf(from.data()), to); !status.ok()) {
+        return status;
+      }
     }
+    return absl::OkStatus();
   }
 
  private:
@@ -62,9 +81,29 @@ class RegionStage {
     return static_cast<int64_t>((bytes + kAlignment - 1) / kAlignment * kAlignment);
   }
 
-  RegionStage(std::unique_ptr<Region> region, const Args& args, const Results& results)
-      : region_(std::move(region)), args_(args), results_(results) {
-    uint8_t* at = region_->memory().data();
+  RegionStage(const Args& args, const Results& results) : args_(args), results_(results) {}
+
+  absl::Status TakeHost(Client* client, int64_t bytes) {
+    absl::StatusOr<std::unique_ptr<Region>> region = Region::Allocate(client, bytes);
+    if (!region.ok()) return region.status();
+    host_ = *std::move(region);
+    base_ = host_->memory().data();
+    return absl::OkStatus();
+  }
+  absl::Status TakeCuda(Client* client, const CudaFlags& flags, int64_t bytes) {
+    absl::StatusOr<std::unique_ptr<CudaRegion>> region =
+        flags.memory == "malloc" ? CudaRegion::CreateLinear(client, flags.device, bytes)
+                                 : CudaRegion::Create(client, flags.device, bytes);
+    if (!region.ok()) return region.status();
+    cuda_ = *std::move(region);
+    base_ = cuda_->memory().data();
+    return absl::OkStatus();
+  }
+  uint64_t OffsetOf(const uint8_t* data) const { return static_cast<uint64_t>(data - base_); }
+
+  absl::Status CopyIn() {
+    absl::Status status;
+    uint8_t* at = base_;
     const auto take = [&](size_t bytes) {
       const MutableBytes place(at, bytes);
       at += Rounded(bytes);
@@ -73,7 +112,11 @@ class RegionStage {
     ForEachTensor(args_, [&](ConstBytes& tensor) {
       if (tensor.empty()) return;
       const MutableBytes place = take(tensor.size());
-      std::memcpy(place.data(), tensor.data(), tensor.size());
+      if (cuda_ == nullptr) {
+        std::memcpy(place.data(), tensor.data(), tensor.size());
+      } else {
+        status.Update(cuda_->CopyIn(OffsetOf(place.data()), tensor));
+      }
       tensor = place;
     });
     ForEachTensor(results_, [&](MutableBytes& tensor) {
@@ -81,13 +124,30 @@ class RegionStage {
       back_.emplace_back(place, tensor);
       tensor = place;
     });
+    return status;
   }
 
-  std::unique_ptr<Region> region_;
+  std::unique_ptr<Region> host_;  // one of the two
+  std::unique_ptr<CudaRegion> cuda_;
+  uint8_t* base_ = nullptr;
   Args args_;
   Results results_;
   std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's
 };
+
+// One call: with its tensors in CUDA memory for as long as it takes if the options wish for that,
+// else where they are. `call(args, results)` makes it.
+template <typename Args, typename Results, typename Call>
+CallResult CallStaged(Client* client, const Args& args, const Results& results,
+                      const CallOptions& options, const CudaFlags& cuda, const Call& call) {
+  if (options.transport != TransportWish::kCuda) return call(args, results);
+  auto stage = RegionStage<Args, Results>::Make(client, args, results, &cuda);
+  if (!stage.ok()) return stage.status();
+  CallResult report = call(stage->args(), stage->results());
+  if (!report.ok()) return report;
+  if (absl::Status status = stage->CopyBack(); !status.ok()) return status;
+  return report;
+}
 
 }  // namespace ringattn::client::cli
 

@@ -185,8 +185,9 @@ void AddUp(CLI::App& app, Run& run) {
   command
       ->add_option("--local_memory", options.local_memory,
                    "host: this user's clients may keep tensors in memory that the workers read and "
-                   "write themselves (sockets in state_dir); off: tensors travel")
-      ->check(CLI::IsMember({"off", "host"}))
+                   "write themselves (sockets in state_dir); cuda: and in memory of this machine's "
+                   "GPUs, of GPU workers; off: tensors travel")
+      ->check(CLI::IsMember({"off", "host", "cuda"}))
       ->capture_default_str();
   command
       ->add_option("--direct", options.direct,

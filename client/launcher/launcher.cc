@@ -177,8 +177,8 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
   if (options_.device != "cuda") {
     command.push_back(absl::StrCat("--threads=", std::max(1, threads)));
   }
-  if (options_.local_memory == "host") {
-    command.push_back("--local_memory=host");
+  if (options_.local_memory != "off") {
+    command.push_back(absl::StrCat("--local_memory=", options_.local_memory));
     command.push_back(absl::StrCat("--local_socket_dir=",
                                    std::filesystem::absolute(options_.state_dir).string()));
   }

@@ -12,10 +12,19 @@
 
 namespace ringattn {
 
-inline constexpr uint32_t kAttachVersion = 1;
+inline constexpr uint32_t kAttachVersion = 2;
 inline constexpr size_t kAttachTokenBytes = 16;
+inline constexpr size_t kDeviceUuidBytes = 16;
+inline constexpr size_t kCudaIpcHandleBytes = 64;
 // No datagram is longer.
 inline constexpr size_t kMaxAttachDatagramBytes = 512;
+
+// What a region lies in.
+enum class MemoryKind : uint32_t {
+  kHostMemfd = 1,
+  kCudaVmm = 2,  // of cuMemCreate, as a descriptor
+  kCudaIpc = 3,  // of cudaMalloc, as CUDA's handle
+};
 
 // A worker's answer.
 enum class AttachCode : uint32_t {
@@ -26,19 +35,42 @@ enum class AttachCode : uint32_t {
   kCannotMap = 4,
   kForeignUser = 5,
   kFenced = 6,
+  kKindRefused = 7,
+  kDeviceOutOfReach = 8,
+  kTooMuch = 9,
+};
+
+// The allocation on a GPU in which a region lies.
+struct CudaAllocation {
+  std::string device_uuid;  // kDeviceUuidBytes
+  uint64_t bytes = 0;
+  uint64_t offset = 0;  // of the region
+  // kCudaIpc alone:
+  uint32_t exporter_pid = 0;  // as the exporter itself sees it
+  std::string ipc_handle;     // kCudaIpcHandleBytes
 };
 
 // --- From the client.
 struct AttachMessage {
   std::string token;
+  MemoryKind memory = MemoryKind::kHostMemfd;
+  CudaAllocation cuda = {};  // unless kHostMemfd
 };
 struct FenceMessage {
   uint64_t number = 0;
 };
+// An attach of a kind of memory that this version does not know.
+struct UnknownMemory {
+  uint32_t kind = 0;
+};
+// Of a client that speaks another version.
+struct OtherVersion {
+  uint32_t version = 0;
+};
 std::string Encode(const AttachMessage& message);
 std::string Encode(const FenceMessage& message);
-// Nothing of another version or form.
-using ClientMessage = std::variant<AttachMessage, FenceMessage>;
+// Nothing of another form.
+using ClientMessage = std::variant<AttachMessage, FenceMessage, UnknownMemory, OtherVersion>;
 std::optional<ClientMessage> ReadClientMessage(absl::string_view datagram);
 
 // --- From the worker.
@@ -47,7 +79,9 @@ struct WorkerAnswer {
   std::string words;    // for people; cut to fit
   uint64_t number = 0;  // kFenced
 };
-std::string Encode(const WorkerAnswer& answer);
+// `version`: another one only for who speaks no other, and then kNotUnderstood alone.
+std::string Encode(const WorkerAnswer& answer, uint32_t version = kAttachVersion);
+// Of another version only kNotUnderstood, whose form all have.
 std::optional<WorkerAnswer> ReadWorkerAnswer(absl::string_view datagram);
 
 }  // namespace ringattn

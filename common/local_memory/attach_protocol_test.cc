@@ -16,12 +16,42 @@ TEST(AttachProtocolTest, ClientMessagesKeepWhatTheySay) {
   EXPECT_EQ(std::get<FenceMessage>(*fence).number, 0xfedcba9876543210u);
 }
 
+TEST(AttachProtocolTest, CudaMemoryKeepsWhatItSays) {
+  AttachMessage said{kToken, MemoryKind::kCudaVmm};
+  said.cuda = {.device_uuid = std::string(kDeviceUuidBytes, 'u'), .bytes = 6u << 20, .offset = 512};
+  auto read = ReadClientMessage(Encode(said));
+  ASSERT_TRUE(read.has_value());
+  const auto vmm = std::get<AttachMessage>(*read);
+  EXPECT_EQ(vmm.memory, MemoryKind::kCudaVmm);
+  EXPECT_EQ(vmm.token, kToken);
+  EXPECT_EQ(vmm.cuda.device_uuid, said.cuda.device_uuid);
+  EXPECT_EQ(vmm.cuda.bytes, said.cuda.bytes);
+  EXPECT_EQ(vmm.cuda.offset, said.cuda.offset);
+  said.memory = MemoryKind::kCudaIpc;
+  said.cuda.exporter_pid = 4711;
+  said.cuda.ipc_handle = std::string(kCudaIpcHandleBytes, 'h');
+  read = ReadClientMessage(Encode(said));
+  ASSERT_TRUE(read.has_value());
+  const auto ipc = std::get<AttachMessage>(*read);
+  EXPECT_EQ(ipc.memory, MemoryKind::kCudaIpc);
+  EXPECT_EQ(ipc.cuda.exporter_pid, 4711u);
+  EXPECT_EQ(ipc.cuda.ipc_handle, said.cuda.ipc_handle);
+  const std::string datagram = Encode(said);
+  EXPECT_FALSE(ReadClientMessage(datagram.substr(0, datagram.size() - 1)).has_value());
+  EXPECT_FALSE(ReadClientMessage(datagram + "x").has_value());
+}
+
 // So that another language can write it down.
 TEST(AttachProtocolTest, TheirBytesAreFixed) {
-  EXPECT_EQ(Encode(AttachMessage{kToken}), std::string("\1\0\0\0\1\0\0\0", 8) + kToken);
-  EXPECT_EQ(Encode(FenceMessage{258}), std::string("\1\0\0\0\2\0\0\0\2\1\0\0\0\0\0\0", 16));
+  EXPECT_EQ(Encode(AttachMessage{kToken}),
+            std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\1\0\0\0", 4));
+  AttachMessage vmm{kToken, MemoryKind::kCudaVmm};
+  vmm.cuda = {.device_uuid = kToken, .bytes = 258, .offset = 3};
+  EXPECT_EQ(Encode(vmm), std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\2\0\0\0", 4) +
+                             kToken + std::string("\2\1\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 16));
+  EXPECT_EQ(Encode(FenceMessage{258}), std::string("\2\0\0\0\2\0\0\0\2\1\0\0\0\0\0\0", 16));
   EXPECT_EQ(Encode(WorkerAnswer{AttachCode::kNoSuchToken, "no"}),
-            std::string("\1\0\0\0\2\0\0\0no", 10));
+            std::string("\2\0\0\0\2\0\0\0no", 10));
 }
 
 TEST(AttachProtocolTest, OtherFormsAreNotRead) {
@@ -30,12 +60,28 @@ TEST(AttachProtocolTest, OtherFormsAreNotRead) {
   const std::string good = Encode(AttachMessage{kToken});
   EXPECT_FALSE(ReadClientMessage(good.substr(0, good.size() - 1)).has_value());
   EXPECT_FALSE(ReadClientMessage(good + "x").has_value());
-  std::string other_version = good;
-  other_version[0] = 2;
-  EXPECT_FALSE(ReadClientMessage(other_version).has_value());
   std::string other_kind = good;
   other_kind[4] = 9;
   EXPECT_FALSE(ReadClientMessage(other_kind).has_value());
+}
+
+TEST(AttachProtocolTest, OtherVersionsAndKindsAreNamed) {
+  std::string other_memory = Encode(AttachMessage{kToken});
+  other_memory[8 + kAttachTokenBytes] = 9;
+  const auto unknown = ReadClientMessage(other_memory);
+  ASSERT_TRUE(unknown.has_value());
+  EXPECT_EQ(std::get<UnknownMemory>(*unknown).kind, 9u);
+  // The first version: no kind of memory.
+  const auto old = ReadClientMessage(std::string("\1\0\0\0\1\0\0\0", 8) + kToken);
+  ASSERT_TRUE(old.has_value());
+  EXPECT_EQ(std::get<OtherVersion>(*old).version, 1u);
+  const std::string answer = Encode(WorkerAnswer{AttachCode::kNotUnderstood, "why"}, 1);
+  EXPECT_EQ(answer, std::string("\1\0\0\0\1\0\0\0why", 11));
+  const auto read = ReadWorkerAnswer(answer);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->code, AttachCode::kNotUnderstood);
+  EXPECT_EQ(read->words, "why");
+  EXPECT_FALSE(ReadWorkerAnswer(std::string("\1\0\0\0\0\0\0\0", 8)).has_value());
 }
 
 TEST(AttachProtocolTest, AnswersKeepWhatTheySay) {
@@ -49,7 +95,8 @@ TEST(AttachProtocolTest, AnswersKeepWhatTheySay) {
   const std::string longest =
       Encode(WorkerAnswer{AttachCode::kCannotMap, std::string(10'000, 'x')});
   EXPECT_EQ(longest.size(), kMaxAttachDatagramBytes);
-  EXPECT_FALSE(ReadWorkerAnswer("\1\0\0").has_value());
+  EXPECT_FALSE(ReadWorkerAnswer("\2\0\0").has_value());
+  EXPECT_FALSE(ReadWorkerAnswer(std::string("\2\0\0\0\x63\0\0\0", 8)).has_value());
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-enum class TransportKind : uint8_t { kCoordinatorStream, kDirectStream, kHostMemory };
+enum class TransportKind : uint8_t { kCoordinatorStream, kDirectStream, kHostMemory, kCudaMemory };
 
 // A whole tensor in a region of the client's.
 struct TensorPlaceChoice {
@@ -25,8 +25,9 @@ struct TransportChoice {
   bool required = false;
   std::vector<TensorPlaceChoice> places;
   uint64_t fence_number = 0;
-  // Why host memory cannot serve this request, whatever the workers have; empty: it can.
-  std::string why_not_host_memory;
+  // Why no memory of the client's can serve this request, whatever the workers have; empty: some
+  // can.
+  std::string why_not_places;
   // Likewise of streams straight to the workers.
   std::string why_not_direct;
 

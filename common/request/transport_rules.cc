@@ -26,6 +26,8 @@ std::optional<TransportKind> KindOf(int transport) {
       return TransportKind::kDirectStream;
     case v1::TRANSPORT_HOST_MEMORY:
       return TransportKind::kHostMemory;
+    case v1::TRANSPORT_CUDA_MEMORY:
+      return TransportKind::kCudaMemory;
     default:
       return std::nullopt;
   }
@@ -119,7 +121,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
   CheckOverlaps(choice->places, subject, violations);
 }
 
-std::string WhyNotHostMemory(const TransportChoice& choice, const TransportSubject& subject) {
+std::string WhyNotPlaces(const TransportChoice& choice, const TransportSubject& subject) {
   if (!subject.inline_tensors.empty()) return "some of its tensors are inline";
   for (const std::vector<TensorId>* tensors : {&subject.inputs, &subject.outputs}) {
     for (TensorId id : *tensors) {
@@ -144,21 +146,24 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   if (spec.lse_per_document) choice.why_not_direct = "its lse is per document";
   if (!spec.probability_rows.empty()) choice.why_not_direct = "it asks for probabilities";
   choice.fence_number = options.fence_number();
-  const bool takes_host = std::find(choice.accept.begin(), choice.accept.end(),
-                                    TransportKind::kHostMemory) != choice.accept.end();
-  if (!takes_host) {
+  const bool takes_places =
+      std::any_of(choice.accept.begin(), choice.accept.end(), [](TransportKind kind) {
+        return kind == TransportKind::kHostMemory || kind == TransportKind::kCudaMemory;
+      });
+  if (!takes_places) {
     if (!options.places().empty()) {
-      violations.Invalid("transport.places",
-                         "are of HOST_MEMORY, which transport.accept does not name");
+      violations.Invalid(
+          "transport.places",
+          "are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
     }
     if (options.fence_number() != 0) {
       violations.Invalid("transport.fence_number",
-                         "is of HOST_MEMORY, which transport.accept does not name");
+                         "is of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
     }
     return choice;
   }
   ReadPlaces(options, subject, &choice, violations);
-  choice.why_not_host_memory = WhyNotHostMemory(choice, subject);
+  choice.why_not_places = WhyNotPlaces(choice, subject);
   return choice;
 }
 

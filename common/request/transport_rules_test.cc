@@ -53,7 +53,7 @@ TEST(TransportRulesTest, WithoutOptionsNothingIsSaid) {
 
 TEST(TransportRulesTest, EveryTensorHasAPlace) {
   const TransportChoice choice = Accepted(Header(kPlaces));
-  EXPECT_EQ(choice.why_not_host_memory, "");
+  EXPECT_EQ(choice.why_not_places, "");
   ASSERT_EQ(choice.places.size(), 5u);
   EXPECT_EQ(choice.places[3].tensor, TensorId::kOut);
   EXPECT_EQ(choice.places[3].offset, 512);
@@ -63,14 +63,14 @@ TEST(TransportRulesTest, EveryTensorHasAPlace) {
 TEST(TransportRulesTest, WhatHasNoPlaceIsNamed) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places()->DeleteSubrange(3, 1);
-  EXPECT_EQ(Accepted(header).why_not_host_memory, "out has no place in a region");
+  EXPECT_EQ(Accepted(header).why_not_places, "out has no place in a region");
 }
 
 TEST(TransportRulesTest, InlineTensorsTravel) {
   v1::ForwardHeader header = Header(kPlaces);
   header.add_inline_tensors()->set_tensor(v1::TENSOR_ID_K);
   header.mutable_inline_tensors(0)->set_data(std::string(128, 0));
-  EXPECT_EQ(Accepted(header).why_not_host_memory, "some of its tensors are inline");
+  EXPECT_EQ(Accepted(header).why_not_places, "some of its tensors are inline");
 }
 
 TEST(TransportRulesTest, StreamsToTheWorkersNeedNoPlaces) {
@@ -132,9 +132,11 @@ TEST(TransportRulesTest, MistakesAreNamed) {
             "transport.accept[2]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: 1 fence_number: 1 }")),
-            "transport.fence_number: is of HOST_MEMORY, which transport.accept does not name");
-  EXPECT_EQ(Refused(Header("transport { accept: 1 places {} }")),
-            "transport.places: are of HOST_MEMORY, which transport.accept does not name");
+            "transport.fence_number: is of HOST_MEMORY and CUDA_MEMORY, which transport.accept "
+            "does not name");
+  EXPECT_EQ(
+      Refused(Header("transport { accept: 1 places {} }")),
+      "transport.places: are of HOST_MEMORY and CUDA_MEMORY, which transport.accept does not name");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: 99 } }")),
             "transport.places[0].tensor: names no tensor");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: TENSOR_ID_DQ } }")),

@@ -313,9 +313,18 @@ Failure TooManyRegions(int64_t own, int64_t limit, absl::Duration retry_after) {
                        retry_after);
 }
 
-Failure NoHostMemory() {
+Failure RegionHasAnotherKind(bool is_cuda) {
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+           absl::StrCat("kind: the region is of ", is_cuda ? "CUDA" : "host", " memory"));
+  failure.field = "kind";
+  return failure;
+}
+
+Failure NoLocalMemory(bool cuda) {
   return Make(absl::StatusCode::kFailedPrecondition, "TRANSPORT_UNAVAILABLE",
-              "no connected worker takes host memory (--local_memory)");
+              absl::StrCat("no connected worker takes ", cuda ? "CUDA" : "host",
+                           " memory (--local_memory)"));
 }
 
 }  // namespace ringattn::server

@@ -86,7 +86,8 @@ Failure RegionNotFound();
 Failure RegionHasAnotherSize(int64_t bytes);
 Failure RegionSizeWrong(int64_t bytes, int64_t limit);
 Failure TooManyRegions(int64_t own, int64_t limit, absl::Duration retry_after);
-Failure NoHostMemory();
+Failure RegionHasAnotherKind(bool is_cuda);
+Failure NoLocalMemory(bool cuda);
 
 }  // namespace ringattn::server
 

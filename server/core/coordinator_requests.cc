@@ -451,7 +451,8 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
                               ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
-  if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY) {
+  if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
+      request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
     AddPlaces(request.arrived.transport, &order.reserve);
   } else if (request.transport.transport == v1::TRANSPORT_DIRECT_STREAM) {
     for (size_t rank = 0; rank < order.members.size(); ++rank) {

@@ -156,6 +156,7 @@ struct AttachRequested {
   std::string principal;
   std::string client;
   int64_t bytes = 0;
+  v1::RegionKind kind = v1::REGION_KIND_HOST;
   std::string region_id;  // 128 random bits if it is new
   bool is_new = false;
   std::vector<std::string> tokens;  // 128 random bits each, to be dealt out

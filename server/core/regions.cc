@@ -18,6 +18,15 @@ std::string PlaceField(size_t index, const char* field) {
   return absl::StrCat("transport.places[", index, "].", field);
 }
 
+const char* NameOf(v1::RegionKind kind) {
+  return kind == v1::REGION_KIND_CUDA ? "CUDA memory" : "host memory";
+}
+
+bool Takes(const v1::Register& registration, v1::RegionKind kind) {
+  return !registration.local_socket().empty() &&
+         (kind != v1::REGION_KIND_CUDA || registration.takes_cuda_memory());
+}
+
 }  // namespace
 
 void Regions::OnAttach(const AttachRequested& event) {
@@ -43,6 +52,9 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
       return RegionNotFound();
     }
     if (found->second.bytes != event.bytes) return RegionHasAnotherSize(found->second.bytes);
+    if (found->second.kind != event.kind) {
+      return RegionHasAnotherKind(found->second.kind == v1::REGION_KIND_CUDA);
+    }
     return &found->second;
   }
   const int64_t own = std::count_if(regions_.begin(), regions_.end(), [&](const auto& entry) {
@@ -56,14 +68,15 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
   region.principal = event.principal;
   region.client = event.client;
   region.bytes = event.bytes;
+  region.kind = event.kind;
   return &region;
 }
 
 std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested& event) {
   const bool served = std::any_of(
       roster_.workers().begin(), roster_.workers().end(),
-      [](const auto& entry) { return !entry.second.registration.local_socket().empty(); });
-  if (!served) return NoHostMemory();
+      [&event](const auto& entry) { return Takes(entry.second.registration, event.kind); });
+  if (!served) return NoLocalMemory(event.kind == v1::REGION_KIND_CUDA);
   std::variant<Region*, Failure> found = FindOrMake(event);
   if (auto* failure = std::get_if<Failure>(&found)) return *std::move(failure);
   Region& region = *std::get<Region*>(found);
@@ -78,10 +91,11 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
       response.add_attached(registration.name());
       continue;
     }
-    if (registration.local_socket().empty() || next_token == event.tokens.size()) {
+    const bool takes = Takes(registration, event.kind);
+    if (!takes || next_token == event.tokens.size()) {
       response.add_unavailable(absl::StrCat(
           registration.name(), ": ",
-          registration.local_socket().empty() ? "takes no host memory" : "is one worker too many"));
+          takes ? "is one worker too many" : absl::StrCat("takes no ", NameOf(event.kind))));
       continue;
     }
     const std::string& token = event.tokens[next_token++];
@@ -90,6 +104,7 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
     expect->set_token(token);
     expect->set_principal(event.principal);
     expect->set_bytes(event.bytes);
+    expect->set_kind(event.kind);
     SetDuration(config_.limits.attach_token_time, expect->mutable_valid_for());
     v1::AttachPoint* point = response.add_points();
     point->set_worker(registration.name());
@@ -156,10 +171,16 @@ std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
 }
 
 std::string Regions::WhyNotAttached(const TransportChoice& choice,
-                                    const std::vector<ConnectionId>& members) const {
+                                    const std::vector<ConnectionId>& members,
+                                    v1::RegionKind kind) const {
+  for (const TensorPlaceChoice& place : choice.places) {
+    const auto region = regions_.find(place.region_id);
+    if (region == regions_.end() || region->second.kind == kind) continue;
+    return absl::StrCat(TensorName(place.tensor), " lies in ", NameOf(region->second.kind));
+  }
   for (ConnectionId member : members) {
-    if (roster_.at(member).registration.local_socket().empty()) {
-      return absl::StrCat(roster_.NameOf(member), " takes no host memory");
+    if (!Takes(roster_.at(member).registration, kind)) {
+      return absl::StrCat(roster_.NameOf(member), " takes no ", NameOf(kind));
     }
     for (const TensorPlaceChoice& place : choice.places) {
       const auto region = regions_.find(place.region_id);
@@ -215,15 +236,19 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
         add("direct stream", why);
         break;
       }
-      case TransportKind::kHostMemory: {
-        const std::string why = choice.why_not_host_memory.empty()
-                                    ? regions.WhyNotAttached(choice, route.members)
-                                    : choice.why_not_host_memory;
+      case TransportKind::kHostMemory:
+      case TransportKind::kCudaMemory: {
+        const bool cuda = kind == TransportKind::kCudaMemory;
+        const v1::RegionKind memory = cuda ? v1::REGION_KIND_CUDA : v1::REGION_KIND_HOST;
+        const std::string why = choice.why_not_places.empty()
+                                    ? regions.WhyNotAttached(choice, route.members, memory)
+                                    : choice.why_not_places;
         if (why.empty()) {
-          return TransportDecision{v1::TRANSPORT_HOST_MEMORY,
-                                   "host memory: all members have the regions of all tensors"};
+          return TransportDecision{
+              cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY,
+              absl::StrCat(NameOf(memory), ": all members have the regions of all tensors")};
         }
-        add("host memory", why);
+        add(NameOf(memory), why);
         break;
       }
     }

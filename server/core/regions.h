@@ -39,9 +39,11 @@ class Regions {
   // INVALID_ARGUMENT by field: a region that is not the principal's, or too short.
   std::optional<Failure> WhyRefused(const TransportChoice& choice,
                                     const std::string& principal) const;
-  // Why these members cannot take the tensors from their places; empty: they can.
+  // Why these members cannot take the tensors from their places in memory of this kind; empty:
+  // they can.
   std::string WhyNotAttached(const TransportChoice& choice,
-                             const std::vector<ConnectionId>& members) const;
+                             const std::vector<ConnectionId>& members,
+                             v1::RegionKind kind = v1::REGION_KIND_HOST) const;
 
   size_t size() const { return regions_.size(); }
 
@@ -50,6 +52,7 @@ class Regions {
     std::string principal;
     std::string client;
     int64_t bytes = 0;
+    v1::RegionKind kind = v1::REGION_KIND_HOST;
     std::set<ConnectionId> attached;
     absl::Time offered_at;  // last
   };

@@ -7,7 +7,8 @@ namespace {
 
 constexpr char kId[] = "0123456789abcdef";
 
-// Two workers that take host memory (connections 1 and 2), one that does not (3).
+// Two workers that take host memory (connections 1 and 2), the first of which takes CUDA memory
+// too, and one that takes none (3).
 class RegionsTest : public testing::Test {
  protected:
   RegionsTest() {
@@ -17,13 +18,15 @@ class RegionsTest : public testing::Test {
       registration.set_name(std::string(1, static_cast<char>('a' + connection - 1)));
       if (connection < 3) registration.set_local_socket("/run/" + registration.name());
       if (connection < 3) registration.set_client_data_address(registration.name() + ":2");
+      registration.set_takes_cuda_memory(connection == 1);
       roster_.Add(connection, registration, now_);
     }
   }
 
   AttachAnswered Attach(bool is_new = true, const std::string& principal = "me",
-                        int64_t bytes = 1000) {
+                        int64_t bytes = 1000, v1::RegionKind kind = v1::REGION_KIND_HOST) {
     AttachRequested event;
+    event.kind = kind;
     event.call = 7;
     event.principal = event.client = principal;
     event.bytes = bytes;
@@ -192,6 +195,44 @@ TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
   EXPECT_EQ(std::get<TransportDecision>(decide({}, {1})).reason, "");
 }
 
+TEST_F(RegionsTest, CudaMemoryIsOfWorkersThatTakeIt) {
+  const AttachAnswered answer = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
+  ASSERT_FALSE(answer.failure.has_value());
+  ASSERT_EQ(answer.response.points_size(), 1);
+  EXPECT_EQ(answer.response.points(0).worker(), "a");
+  EXPECT_EQ(expected_.at(1).kind(), v1::REGION_KIND_CUDA);
+  ASSERT_EQ(answer.response.unavailable_size(), 2);
+  EXPECT_EQ(answer.response.unavailable(0), "b: takes no CUDA memory");
+  EXPECT_EQ(answer.response.unavailable(1), "c: takes no CUDA memory");
+  EXPECT_EQ(Attach(/*is_new=*/false).failure->field, "kind");
+  roster_.Remove(1);
+  const AttachAnswered none = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
+  ASSERT_TRUE(none.failure.has_value());
+  EXPECT_EQ(none.failure->reason, "TRANSPORT_UNAVAILABLE");
+  EXPECT_EQ(none.failure->message, "no connected worker takes CUDA memory (--local_memory)");
+}
+
+TEST_F(RegionsTest, ATensorsMemoryIsOfTheKindOfItsTransport) {
+  Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
+  Say(1, true);
+  const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
+    return DecideTransport(choice, regions_, roster_, {members, spans_, 4096});
+  };
+  TransportChoice choice = QAt(0);
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1})).reason,
+            "no host memory: q lies in CUDA memory");
+  choice.accept = {TransportKind::kCudaMemory};
+  const auto taken = std::get<TransportDecision>(decide(choice, {1}));
+  EXPECT_EQ(taken.transport, v1::TRANSPORT_CUDA_MEMORY);
+  EXPECT_EQ(taken.reason, "CUDA memory: all members have the regions of all tensors");
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).reason,
+            "no CUDA memory: b takes no CUDA memory");
+  choice.required = true;
+  const auto refused = std::get<Failure>(decide(choice, {1, 2}));
+  EXPECT_EQ(refused.reason, "TRANSPORT_UNAVAILABLE");
+  EXPECT_EQ(refused.message, "transport.required: no CUDA memory: b takes no CUDA memory");
+}
+
 // a and b are reached by clients, c is not.
 TEST_F(RegionsTest, StreamsToTheMembersComeNext) {
   const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
@@ -199,7 +240,7 @@ TEST_F(RegionsTest, StreamsToTheMembersComeNext) {
   };
   TransportChoice choice;
   choice.accept = {TransportKind::kHostMemory, TransportKind::kDirectStream};
-  choice.why_not_host_memory = "q has no place in a region";
+  choice.why_not_places = "q has no place in a region";
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport,
             v1::TRANSPORT_DIRECT_STREAM);
   const auto relay = std::get<TransportDecision>(decide(choice, {1, 3}));

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "common/request/transport_rules.h"
 #include "server/edge/error_details.h"
 
@@ -29,6 +30,15 @@ Failure BadRegionId() {
   failure.message = "region_id: must be empty or have 16 bytes";
   failure.reason = "INVALID_REQUEST";
   failure.field = "region_id";
+  return failure;
+}
+
+Failure BadKind(int kind) {
+  Failure failure;
+  failure.code = absl::StatusCode::kInvalidArgument;
+  failure.message = absl::StrCat("kind: ", kind, " is no kind of memory of this version");
+  failure.reason = "INVALID_REQUEST";
+  failure.field = "kind";
   return failure;
 }
 
@@ -67,6 +77,8 @@ grpc::ServerUnaryReactor* LocalMemoryServiceImpl::Attach(grpc::CallbackServerCon
       std::min<uint64_t>(request->bytes(), std::numeric_limits<int64_t>::max()));
   event.is_new = request->region_id().empty();
   if (!event.is_new && request->region_id().size() != kRegionIdBytes) return refuse(BadRegionId());
+  if (request->kind() != v1::REGION_KIND_UNSPECIFIED) event.kind = request->kind();
+  if (!v1::RegionKind_IsValid(request->kind())) return refuse(BadKind(request->kind()));
   event.region_id = event.is_new ? RandomId() : request->region_id();
   for (int i = 0; i < limits_.max_world_size; ++i) event.tokens.push_back(RandomId());
   if (event.region_id.empty() || event.tokens.back().empty()) {

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
 
 namespace ringattn::server {
 
-MemberPlane::MemberPlane(const TransferSpec& spec)
-    : by_host_memory_(spec.accept.transport == v1::TRANSPORT_HOST_MEMORY) {
+MemberPlane::MemberPlane(const TransferSpec& spec) : transport_(spec.accept.transport) {
   for (TensorId id : spec.request.inputs) totals_.bytes_up += BytesOf(spec.request.spec, id);
   for (TensorId id : spec.request.outputs) totals_.bytes_down += BytesOf(spec.request.spec, id);
 }
@@ -17,11 +17,11 @@ std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {
   failure.code = absl::StatusCode::kInvalidArgument;
   failure.reason = "BAD_CHUNK";
   failure.field = "chunk";
+  const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are taken from host memory"
+                          : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are taken from CUDA memory"
+                                                                    : "go to the workers";
   failure.message =
-      by_host_memory_ ? "the tensors are taken from host memory (Accepted.transport): no message "
-                        "may follow the header"
-                      : "the tensors go to the workers (Accepted.transport): no message may follow "
-                        "the header";
+      absl::StrCat("the tensors ", way, " (Accepted.transport): no message may follow the header");
   return failure;
 }
 

@@ -37,7 +37,7 @@ class MemberPlane final : public DataPlane {
   mutable absl::Mutex mutex_;
   TransferTotals totals_ ABSL_GUARDED_BY(mutex_);
   bool waits_for_client_ ABSL_GUARDED_BY(mutex_) = false;
-  const bool by_host_memory_;
+  const v1::Transport transport_;
 };
 
 }  // namespace ringattn::server

@@ -289,7 +289,7 @@ void RequestCall::Accept(const AcceptRequest& accept) {
       soon_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
         HandOutTickets(spec, std::move(accepted));
       };
-    } else if (transport_ == v1::TRANSPORT_HOST_MEMORY) {
+    } else if (transport_ == v1::TRANSPORT_HOST_MEMORY || transport_ == v1::TRANSPORT_CUDA_MEMORY) {
       // At once: nothing is to be opened, and the members may have done all before another
       // thread came to it.
       Enqueue(Wrap(direction_, std::move(accepted)), 0);

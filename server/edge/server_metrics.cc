@@ -37,6 +37,8 @@ const char* TransportName(v1::Transport transport) {
       return "direct_stream";
     case v1::TRANSPORT_HOST_MEMORY:
       return "host_memory";
+    case v1::TRANSPORT_CUDA_MEMORY:
+      return "cuda_memory";
     default:
       return "";
   }
@@ -66,7 +68,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
   for (const v1::Transport transport :
-       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_DIRECT_STREAM, v1::TRANSPORT_HOST_MEMORY}) {
+       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_DIRECT_STREAM, v1::TRANSPORT_HOST_MEMORY,
+        v1::TRANSPORT_CUDA_MEMORY}) {
     if (transport != v1::TRANSPORT_COORDINATOR_STREAM) {
       const char* name = TransportName(transport);
       member_bytes_up_[transport] = &bytes.Add({{"direction", "up"}, {"transport", name}});
@@ -77,7 +80,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   const auto gauge = [metrics](const char* name, const char* help) {
     return &metrics->Gauges(name, help).Add({});
   };
-  regions_ = gauge("ringattn_regions", "Regions of host memory that clients share.");
+  regions_ = gauge("ringattn_regions", "Regions of memory that clients share.");
   queue_depth_ = gauge("ringattn_queue_depth", "Requests that wait to be admitted.");
   queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of the requests that wait.");
   active_requests_ = gauge("ringattn_active_requests", "Requests admitted and not yet ended.");

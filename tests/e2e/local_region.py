@@ -14,7 +14,14 @@ from stubs import (attention_pb2 as pb, local_memory_pb2 as lm, local_memory_pb2
                    tensor_pb2 as T)
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-ATTACHED, NOT_UNDERSTOOD, NO_SUCH_TOKEN, DESCRIPTOR_REFUSED, _, FOREIGN_USER, FENCED = range(7)
+(ATTACHED, NOT_UNDERSTOOD, NO_SUCH_TOKEN, DESCRIPTOR_REFUSED, _, FOREIGN_USER, FENCED,
+ KIND_REFUSED) = range(8)
+VERSION = 2
+HOST_MEMFD, CUDA_VMM = 1, 2
+
+
+def attach_message(token, memory=HOST_MEMFD, allocation=b"", version=VERSION):
+    return struct.pack("<II", version, 1) + token + struct.pack("<I", memory) + allocation
 
 
 def make_memfd(size, allocate=True, seals=SEALS):
@@ -43,12 +50,12 @@ def answer_of(link):
     data = link.recv(512)
     assert len(data) >= 8, "closed without an answer"
     version, code = struct.unpack_from("<II", data)
-    assert version == 1
+    assert version == VERSION
     return code, data[8:]
 
 
 def show(link, token, fds):
-    socket.send_fds(link, [struct.pack("<II", 1, 1) + token], fds)
+    socket.send_fds(link, [attach_message(token)], fds)
     return answer_of(link)
 
 
@@ -88,7 +95,7 @@ class Region:
             time.sleep(0.01)
 
     def fence(self, worker, number):
-        self.links[worker].send(struct.pack("<IIQ", 1, 2, number))
+        self.links[worker].send(struct.pack("<IIQ", VERSION, 2, number))
         return answer_of(self.links[worker])
 
     def close(self):

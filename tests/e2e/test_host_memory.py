@@ -351,6 +351,7 @@ def test_descriptors_of_other_kinds_are_refused(ring):
         finally:
             link.close()
 
+    before = [open_descriptors(w.pid) for w in ring.workers.values()]
     pipe = os.pipe()
     zero = os.open("/dev/zero", os.O_RDWR)
     shrinkable = make_memfd(region.size, seals=0)
@@ -362,7 +363,6 @@ def test_descriptors_of_other_kinds_are_refused(ring):
         os.close(fd)
     assert attach([]) == NOT_UNDERSTOOD
     assert attach([region.fd, region.fd]) == NOT_UNDERSTOOD
-    before = [open_descriptors(w.pid) for w in ring.workers.values()]
     assert attach([region.fd]) == ATTACHED
     wait_until(lambda: [open_descriptors(w.pid) for w in ring.workers.values()] == before, 20,
                "no descriptor stays")
@@ -382,10 +382,10 @@ def test_tokens_are_for_one_use_at_one_worker(ring):
     garbage = connect(first.socket_path)
     assert show(garbage, b"\0" * 16, [region.fd])[0] == NO_SUCH_TOKEN
     version = connect(first.socket_path)
-    version.send(struct.pack("<II", 2, 1) + second.token)
+    version.send(struct.pack("<II", 3, 1) + second.token)
     assert answer_of(version)[0] == NOT_UNDERSTOOD
-    for socket in (link, elsewhere, again, garbage, version):
-        socket.close()
+    for each in (link, elsewhere, again, garbage, version):
+        each.close()
     region.close()
     await_unmapped(ring)
 

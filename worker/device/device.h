@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/attention/dtype.h"
 #include "worker/device/event.h"
 #include "worker/device/host_pin.h"
+#include "worker/device/imported_memory.h"
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
 
@@ -158,6 +160,24 @@ class Device {
   // it reads must be there. Both stay until the event.
   virtual absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) {
     return absl::UnimplementedError("host memory is this device's own");
+  }
+
+  // Whether it can import memory at all.
+  virtual bool imports_memory() const { return false; }
+  // Maps an allocation that another process has on one of this machine's GPUs, for copies of this
+  // device. Takes milliseconds, up to seconds for the memory of a whole GPU. UNIMPLEMENTED: the
+  // device imports none; INVALID_ARGUMENT: the handle is of no use, or of less memory than said;
+  // FAILED_PRECONDITION: it lies where this device does not reach; RESOURCE_EXHAUSTED: the driver
+  // does not map it.
+  virtual absl::StatusOr<std::unique_ptr<ImportedMemory>> ImportMemory(
+      const SharedAllocation& allocation) {
+    return absl::UnimplementedError("this device imports no memory: it is no GPU");
+  }
+  // Enqueues copies between this device's memory and imported memory, behind no compute: what
+  // they read must be there. Both stay until the event.
+  virtual absl::StatusOr<EventRef> CopyImported(absl::Span<const DeviceCopy> pieces,
+                                                ImportedCopy direction) {
+    return absl::UnimplementedError("this device imports no memory: it is no GPU");
   }
 
   virtual DeviceUsage usage() const { return {}; }

@@ -56,6 +56,15 @@ class DeviceWrapper : public Device {
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override {
     return inner_->CopyToPinned(pinned, device, bytes);
   }
+  bool imports_memory() const override { return inner_->imports_memory(); }
+  absl::StatusOr<std::unique_ptr<ImportedMemory>> ImportMemory(
+      const SharedAllocation& allocation) override {
+    return inner_->ImportMemory(allocation);
+  }
+  absl::StatusOr<EventRef> CopyImported(absl::Span<const DeviceCopy> pieces,
+                                        ImportedCopy direction) override {
+    return inner_->CopyImported(pieces, direction);
+  }
   DeviceUsage usage() const override { return inner_->usage(); }
   std::string description() const override { return inner_->description(); }
 

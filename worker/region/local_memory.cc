@@ -33,11 +33,15 @@ absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptio
   std::unique_ptr<LocalMemory> memory(new LocalMemory(std::move(options), std::move(hooks)));
   LocalMemory* const self = memory.get();
   auto listener = RegionListener::Start(
-      {.socket_path = self->options_.socket_path, .uids = self->options_.uids},
+      {.socket_path = self->options_.socket_path,
+       .uids = self->options_.uids,
+       .device = self->options_.max_imported_bytes > 0 ? self->options_.device : nullptr,
+       .max_imported_bytes = self->options_.max_imported_bytes},
       {.on_attached = [self](const std::shared_ptr<Region>& r,
                              size_t n) { self->OnAttached(r, n); },
        .on_gone = [self](const std::shared_ptr<Region>& r, size_t n) { self->OnGone(r, n); },
-       .on_refused = self->hooks_.on_refused});
+       .on_refused = self->hooks_.on_refused,
+       .on_imported_bytes = self->hooks_.on_imported_bytes});
   if (!listener.ok()) return listener.status();
   memory->listener_ = *std::move(listener);
   return memory;
@@ -64,6 +68,8 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
                                      const std::string& why) { SendFailed(info, released, why); };
   transfer_hooks_.on_received_bytes = hooks_.on_received_bytes;
   transfer_hooks_.on_sent_bytes = hooks_.on_sent_bytes;
+  transfer_hooks_.on_imported_in_bytes = hooks_.on_imported_in_bytes;
+  transfer_hooks_.on_imported_out_bytes = hooks_.on_imported_out_bytes;
   transfer_hooks_.on_downloaded = hooks_.on_downloaded;
   if (options_.device != nullptr && options_.max_pinned_bytes > 0) {
     pinner_ = std::make_unique<RegionPinner>(options_.device, options_.max_pinned_bytes,
@@ -86,7 +92,8 @@ void LocalMemory::Stop() {
 
 void LocalMemory::Expect(const v1::ExpectRegion& expect) {
   listener_->Expect(expect.region_id(), expect.token(), static_cast<int64_t>(expect.bytes()),
-                    absl::Now() + ToDuration(expect.valid_for()));
+                    absl::Now() + ToDuration(expect.valid_for()),
+                    expect.kind() == v1::REGION_KIND_CUDA);
 }
 
 void LocalMemory::Forget(const v1::ForgetRegion& forget) { listener_->Forget(forget.region_id()); }
@@ -117,7 +124,9 @@ void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
       over = found->first;
       transfers_.erase(found);
       if (stopping_ || pinner_ == nullptr) return;
-      for (const std::shared_ptr<Region>& region : over->Regions()) pinner_->Want(region);
+      for (const std::shared_ptr<Region>& region : over->Regions()) {
+        if (!region->on_device()) pinner_->Want(region);
+      }
     }
   });
 }
@@ -130,7 +139,7 @@ void LocalMemory::OnAttached(const std::shared_ptr<Region>& region, size_t regio
 
 // A slice at a time: operations have their turns in between.
 void LocalMemory::Populate(const std::shared_ptr<Region>& region, int64_t offset) {
-  if (offset >= region->bytes()) return;
+  if (region->on_device() || offset >= region->bytes()) return;
   up_.Add([this, weak = std::weak_ptr<Region>(region), offset] {
     const std::shared_ptr<Region> region = weak.lock();
     if (region == nullptr || region->released()) return;

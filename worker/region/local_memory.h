@@ -33,6 +33,9 @@ struct LocalMemoryOptions {
   // the regions. Null, or 0 bytes: nothing is pinned.
   Device* device = nullptr;
   int64_t max_pinned_bytes = 0;
+  // CUDA memory is taken too, at most so many bytes of allocations at a time; 0: none. `device` has
+  // to import memory.
+  int64_t max_imported_bytes = 0;
   absl::Duration report_interval = absl::Milliseconds(200);
 };
 
@@ -41,9 +44,12 @@ struct LocalMemoryHooks {
   // For metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
+  std::function<void(int64_t)> on_imported_in_bytes;  // likewise from and to CUDA memory
+  std::function<void(int64_t)> on_imported_out_bytes;
   std::function<void(absl::Duration)> on_downloaded;
   std::function<void(size_t regions)> on_regions;
   std::function<void(int64_t bytes)> on_pinned_bytes;
+  std::function<void(int64_t bytes)> on_imported_bytes;
   std::function<void(AttachCode)> on_refused;
 };
 

@@ -23,7 +23,14 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Map(std::string id, int fd, int6
   }
   // A core dump of a worker is no place for a client's tensors.
   madvise(data, bytes, MADV_DONTDUMP);
-  return std::shared_ptr<Region>(new Region(std::move(id), static_cast<uint8_t*>(data), bytes));
+  return std::shared_ptr<Region>(
+      new Region(std::move(id), nullptr, static_cast<uint8_t*>(data), bytes));
+}
+
+std::shared_ptr<Region> Region::OfDevice(std::string id, std::unique_ptr<ImportedMemory> memory,
+                                         int64_t offset, int64_t bytes) {
+  uint8_t* const data = memory->data() + offset;
+  return std::shared_ptr<Region>(new Region(std::move(id), std::move(memory), data, bytes));
 }
 
 Region::~Region() {
@@ -31,7 +38,7 @@ Region::~Region() {
     absl::MutexLock lock(&mutex_);
     pins_.clear();
   }
-  munmap(data_, bytes_);
+  if (!on_device()) munmap(data_, bytes_);
 }
 
 void Region::AddPin(std::unique_ptr<HostPin> pin) {

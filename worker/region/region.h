@@ -1,4 +1,4 @@
-// Region: a client's memory, mapped into this process.
+// Region: a client's memory, of the host or of a GPU, mapped into this process.
 #ifndef RINGATTN_WORKER_REGION_REGION_H_
 #define RINGATTN_WORKER_REGION_REGION_H_
 
@@ -9,12 +9,14 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "worker/device/host_pin.h"
+#include "worker/device/imported_memory.h"
 
 namespace ringattn::worker {
 
@@ -26,13 +28,18 @@ class Region {
   // Maps the first `bytes` of a descriptor that CheckRegionDescriptor took; `fd` may be closed
   // afterwards. RESOURCE_EXHAUSTED if it cannot be mapped. REQUIRES: bytes >= 1.
   static absl::StatusOr<std::shared_ptr<Region>> Map(std::string id, int fd, int64_t bytes);
+  // [offset, offset + bytes) of an allocation on a GPU.
+  static std::shared_ptr<Region> OfDevice(std::string id, std::unique_ptr<ImportedMemory> memory,
+                                          int64_t offset, int64_t bytes);
   ~Region();
 
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
   const std::string& id() const { return id_; }
+  // Of a device: nothing that this process itself may read or write.
   uint8_t* data() const { return data_; }
+  bool on_device() const { return imported_ != nullptr; }
   int64_t bytes() const { return bytes_; }
 
   // The client has let go of it, or is gone: no new use, and what is in use ends.
@@ -63,10 +70,11 @@ class Region {
   // client that fences like mad push earlier ones out.
   static constexpr size_t kMaxFences = 4096;
 
-  Region(std::string id, uint8_t* data, int64_t bytes)
-      : id_(std::move(id)), data_(data), bytes_(bytes) {}
+  Region(std::string id, std::unique_ptr<ImportedMemory> imported, uint8_t* data, int64_t bytes)
+      : id_(std::move(id)), imported_(std::move(imported)), data_(data), bytes_(bytes) {}
 
   const std::string id_;
+  const std::unique_ptr<ImportedMemory> imported_;  // null of host memory
   uint8_t* const data_;
   const int64_t bytes_;
   std::atomic<bool> released_{false};

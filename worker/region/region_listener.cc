@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
@@ -30,6 +31,21 @@ void RemoveLeftover(const std::string& path) {
   if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return;
   if (ConnectLocally(path).ok()) return;  // bind will say that it is taken
   unlink(path.c_str());
+}
+
+AttachCode CodeOf(const absl::Status& import) {
+  switch (import.code()) {
+    case absl::StatusCode::kInvalidArgument:
+      return AttachCode::kDescriptorRefused;
+    case absl::StatusCode::kFailedPrecondition:
+      return AttachCode::kDeviceOutOfReach;
+    case absl::StatusCode::kOutOfRange:
+      return AttachCode::kTooMuch;
+    case absl::StatusCode::kUnimplemented:
+      return AttachCode::kKindRefused;
+    default:
+      return AttachCode::kCannotMap;
+  }
 }
 
 bool IsServed(int socket, const std::vector<uid_t>& uids) {
@@ -60,6 +76,11 @@ RegionListener::RegionListener(RegionListenerOptions options, RegionListenerHook
       hooks_(std::move(hooks)),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
+      importer_(options_.device != nullptr && options_.device->imports_memory()
+                    ? std::make_unique<RegionImporter>(
+                          options_.device, options_.max_imported_bytes, [this] { Wake(); },
+                          hooks_.on_imported_bytes)
+                    : nullptr),
       thread_([this] { Run(); }) {}
 
 RegionListener::~RegionListener() { Stop(); }
@@ -72,6 +93,7 @@ void RegionListener::Stop() {
   }
   Wake();
   thread_.join();
+  importer_.reset();
   unlink(options_.socket_path.c_str());
   for (const Connection& connection : connections_) {
     if (connection.region != nullptr) connection.region->Release();
@@ -86,13 +108,14 @@ void RegionListener::Stop() {
 // ------------------------------------------------------------------ from others
 
 void RegionListener::Expect(const std::string& region_id, const std::string& token, int64_t bytes,
-                            absl::Time deadline) {
+                            absl::Time deadline, bool is_cuda) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
   expected_.erase(std::remove_if(expected_.begin(), expected_.end(),
                                  [now](const Expected& e) { return e.deadline < now; }),
                   expected_.end());
-  if (expected_.size() < kMaxExpected) expected_.push_back({region_id, token, bytes, deadline});
+  if (expected_.size() < kMaxExpected)
+    expected_.push_back({region_id, token, bytes, deadline, is_cuda});
   Wake();  // somebody may have shown it already
 }
 
@@ -159,10 +182,12 @@ void RegionListener::Run() {
     const absl::Time now = absl::Now();
     for (size_t i = connections_.size(); i-- > 0;) {
       Connection& connection = connections_[i];
-      const bool late = connection.region == nullptr && connection.deadline < now;
-      const bool is_waiting = !connection.token.empty();
+      // What is being imported has as long as that takes.
+      const bool late =
+          connection.region == nullptr && connection.import == nullptr && connection.deadline < now;
       if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
-          (is_waiting && !Attach(connection))) {
+          (!connection.shown.token.empty() && !Attach(connection)) ||
+          (connection.import != nullptr && !FinishImport(connection))) {
         Close(i);
       }
     }
@@ -190,7 +215,8 @@ void RegionListener::Accept() {
 }
 
 void RegionListener::EvictOldest() {
-  const auto waits = [](const Connection& c) { return c.region == nullptr; };
+  // What is imported counts as a region, whose number is bounded.
+  const auto waits = [](const Connection& c) { return c.region == nullptr && c.import == nullptr; };
   const auto waiting = std::count_if(connections_.begin(), connections_.end(), waits);
   if (waiting <= static_cast<int64_t>(options_.max_unattached)) return;
   Close(std::find_if(connections_.begin(), connections_.end(), waits) - connections_.begin());
@@ -204,7 +230,14 @@ bool RegionListener::Serve(Connection& connection) {
   const std::optional<ClientMessage> message =
       received->is_cut ? std::nullopt : ReadClientMessage(received->bytes);
   if (!message.has_value()) {
-    return Refuse(connection, AttachCode::kNotUnderstood, "version 1 is spoken here");
+    return Refuse(connection, AttachCode::kNotUnderstood, "no message of version 2");
+  }
+  if (const auto* other = std::get_if<OtherVersion>(&*message)) {
+    return RefuseVersion(connection, other->version);
+  }
+  if (const auto* unknown = std::get_if<UnknownMemory>(&*message)) {
+    return Refuse(connection, AttachCode::kKindRefused,
+                  absl::StrCat("memory of kind ", unknown->kind, " is not known here"));
   }
   if (const auto* attach = std::get_if<AttachMessage>(&*message)) {
     return TakeToken(connection, *attach, *received);
@@ -235,47 +268,112 @@ std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::
 
 bool RegionListener::TakeToken(Connection& connection, const AttachMessage& message,
                                LocalMessage& received) {
-  if (connection.region != nullptr || connection.memory.valid() ||
-      received.descriptors.size() != 1) {
-    return Refuse(connection, AttachCode::kNotUnderstood,
-                  "a connection attaches one region with one descriptor");
+  const size_t descriptors = message.memory == MemoryKind::kCudaIpc ? 0 : 1;
+  if (connection.region != nullptr || connection.import != nullptr ||
+      !connection.shown.token.empty() || received.descriptors.size() != descriptors) {
+    return Refuse(
+        connection, AttachCode::kNotUnderstood,
+        absl::StrCat("a connection attaches one region, with ", descriptors, " descriptors"));
   }
-  connection.token = message.token;
-  connection.memory = std::move(received.descriptors.front());
+  connection.shown = message;
+  if (descriptors > 0) connection.memory = std::move(received.descriptors.front());
   connection.token_deadline = absl::Now() + options_.token_wait;
   return Attach(connection);
 }
 
 bool RegionListener::Attach(Connection& connection) {
   bool known = false;
-  const std::optional<Expected> expected = TakeExpected(connection.token, &known);
+  const std::optional<Expected> expected = TakeExpected(connection.shown.token, &known);
   // The client may be faster than the coordinator's word.
   if (!known && absl::Now() < connection.token_deadline) return true;
   if (!expected.has_value()) {
     return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or too old");
   }
+  connection.shown.token.clear();
+  const bool is_cuda = connection.shown.memory != MemoryKind::kHostMemfd;
+  if (is_cuda && importer_ == nullptr) {
+    return Refuse(connection, AttachCode::kKindRefused,
+                  "this worker takes no CUDA memory (--local_memory, or it has no GPU)");
+  }
+  if (is_cuda != expected->is_cuda) {
+    return Refuse(
+        connection, AttachCode::kKindRefused,
+        absl::StrCat("a region of ", expected->is_cuda ? "CUDA" : "host", " memory was announced"));
+  }
+  return is_cuda ? BeginImport(connection, *expected) : AttachHost(connection, *expected);
+}
+
+bool RegionListener::MayKeep(const Connection& connection, const std::string& region_id) {
+  const auto imports_it = [&](const Connection& c) {
+    return &c != &connection && c.import != nullptr && c.region_id == region_id;
+  };
+  if (Find(region_id) == nullptr && regions() < options_.max_regions &&
+      std::none_of(connections_.begin(), connections_.end(), imports_it)) {
+    return true;
+  }
+  return Refuse(connection, AttachCode::kCannotMap, "it is here already, or too many are");
+}
+
+bool RegionListener::AttachHost(Connection& connection, const Expected& expected) {
   const ScopedDescriptor memory = std::move(connection.memory);
-  connection.token.clear();
   const int fd = memory.get();
-  if (absl::Status status = CheckRegionDescriptor(fd, expected->bytes); !status.ok()) {
+  if (absl::Status status = CheckRegionDescriptor(fd, expected.bytes); !status.ok()) {
     return Refuse(connection, AttachCode::kDescriptorRefused, status.message());
   }
-  if (Find(expected->region_id) != nullptr || regions() >= options_.max_regions) {
-    return Refuse(connection, AttachCode::kCannotMap, "it is here already, or too many are");
-  }
+  if (!MayKeep(connection, expected.region_id)) return false;
   absl::StatusOr<std::shared_ptr<Region>> region =
-      Region::Map(expected->region_id, fd, expected->bytes);
+      Region::Map(expected.region_id, fd, expected.bytes);
   if (!region.ok()) {
     return Refuse(connection, AttachCode::kCannotMap, region.status().message());
   }
-  connection.region = *region;
+  return Keep(connection, *std::move(region));
+}
+
+bool RegionListener::BeginImport(Connection& connection, const Expected& expected) {
+  if (!MayKeep(connection, expected.region_id)) return false;
+  connection.region_id = expected.region_id;
+  connection.import =
+      importer_->Start(expected.region_id, expected.bytes, std::move(connection.shown.cuda),
+                       std::move(connection.memory));
+  return true;
+}
+
+bool RegionListener::FinishImport(Connection& connection) {
+  if (!connection.import->is_done()) return true;
+  absl::StatusOr<std::shared_ptr<Region>> region = connection.import->Take();
+  if (!region.ok()) {
+    return Refuse(connection, CodeOf(region.status()), region.status().message());
+  }
+  if (!MayKeep(connection, connection.region_id)) return false;
+  connection.import.reset();
+  return Keep(connection, *std::move(region));
+}
+
+bool RegionListener::Keep(Connection& connection, std::shared_ptr<Region> region) {
+  connection.region = region;
   {
     absl::MutexLock lock(&mutex_);
-    regions_[expected->region_id] = *region;
+    regions_[region->id()] = region;
   }
-  LogInfo("region attached", {{"bytes", (*region)->bytes()}, {"regions", regions()}});
-  hooks_.on_attached(*region, regions());
+  LogInfo("region attached", {{"memory", region->on_device() ? "cuda" : "host"},
+                              {"bytes", region->bytes()},
+                              {"regions", regions()}});
+  hooks_.on_attached(region, regions());
   return Answer(connection, {AttachCode::kAttached, "", 0});
+}
+
+// In the version that the client speaks, if that is the first one, which has this answer too.
+bool RegionListener::RefuseVersion(const Connection& connection, uint32_t version) {
+  const WorkerAnswer answer{AttachCode::kNotUnderstood,
+                            absl::StrCat("version ", version,
+                                         " of the attach protocol is not "
+                                         "spoken here, version ",
+                                         kAttachVersion, " is")};
+  LogWarning("a client's memory was refused", {{"why", answer.words}});
+  hooks_.on_refused(answer.code);
+  (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),
+                    /*descriptor=*/-1, MSG_DONTWAIT);
+  return false;
 }
 
 bool RegionListener::Refuse(const Connection& connection, AttachCode code,
@@ -313,7 +411,9 @@ void RegionListener::Close(size_t index) {
       const auto found = regions_.find(region->id());
       if (found != regions_.end() && found->second == region) regions_.erase(found);
     }
-    LogInfo("region released", {{"bytes", region->bytes()}, {"regions", regions()}});
+    LogInfo("region released", {{"memory", region->on_device() ? "cuda" : "host"},
+                                {"bytes", region->bytes()},
+                                {"regions", regions()}});
     hooks_.on_gone(region, regions());
   }
   connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));

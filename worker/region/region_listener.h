@@ -21,6 +21,7 @@
 #include "common/local_memory/local_socket.h"
 #include "common/local_memory/scoped_descriptor.h"
 #include "worker/region/region.h"
+#include "worker/region/region_importer.h"
 
 namespace ringattn::worker {
 
@@ -33,6 +34,10 @@ struct RegionListenerOptions {
   absl::Duration token_wait = absl::Seconds(2);
   size_t max_unattached = 64;  // connections without a region; the oldest goes
   size_t max_regions = 512;
+  // What maps CUDA memory, at most so many bytes of allocations at a time. Outlives the regions.
+  // Null, or one that imports none: only host memory is taken.
+  Device* device = nullptr;
+  int64_t max_imported_bytes = 0;
 };
 
 // Called by the listener's thread, without locks, perhaps before Start has returned. `regions`: how
@@ -42,6 +47,8 @@ struct RegionListenerHooks {
   // The client has closed the socket, or is gone. The region is released already.
   std::function<void(const std::shared_ptr<Region>&, size_t regions)> on_gone;
   std::function<void(AttachCode)> on_refused;
+  // What is imported in all has changed; on any thread, perhaps after Stop. May be empty.
+  std::function<void(int64_t bytes)> on_imported_bytes;
 };
 
 // Thread safe.
@@ -57,7 +64,7 @@ class RegionListener {
 
   // A client may come with this token until `deadline`, once.
   void Expect(const std::string& region_id, const std::string& token, int64_t bytes,
-              absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+              absl::Time deadline, bool is_cuda = false) ABSL_LOCKS_EXCLUDED(mutex_);
   // Releases the region, if it is here, and closes its socket.
   void Forget(const std::string& region_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // All of them, and whatever was expected.
@@ -73,16 +80,20 @@ class RegionListener {
     std::string token;
     int64_t bytes = 0;
     absl::Time deadline;
+    bool is_cuda = false;
     bool is_spent = false;
   };
   struct Connection {
     ScopedDescriptor socket;
     absl::Time deadline;  // until it has a region
     std::shared_ptr<Region> region;
-    // Shown and not known yet, with its descriptor; empty: none.
-    std::string token = {};
+    // Shown and not known yet, with its descriptor; without a token: none.
+    AttachMessage shown = {};
     ScopedDescriptor memory = {};
     absl::Time token_deadline = absl::InfiniteFuture();
+    // CUDA memory on its way, and for which region.
+    std::shared_ptr<RegionImporter::Import> import = nullptr;
+    std::string region_id = {};
   };
 
   RegionListener(RegionListenerOptions options, RegionListenerHooks hooks,
@@ -96,7 +107,13 @@ class RegionListener {
   bool Serve(Connection& connection);
   bool TakeToken(Connection& connection, const AttachMessage& message, LocalMessage& received);
   bool Attach(Connection& connection);
+  bool AttachHost(Connection& connection, const Expected& expected);
+  bool BeginImport(Connection& connection, const Expected& expected);
+  bool FinishImport(Connection& connection);
+  bool Keep(Connection& connection, std::shared_ptr<Region> region);
+  bool MayKeep(const Connection& connection, const std::string& region_id);
   bool Refuse(const Connection& connection, AttachCode code, absl::string_view words);
+  bool RefuseVersion(const Connection& connection, uint32_t version);
   bool Answer(const Connection& connection, const WorkerAnswer& answer);
   // With its region, if it has one.
   void Close(size_t index);
@@ -108,8 +125,9 @@ class RegionListener {
   const RegionListenerOptions options_;
   const RegionListenerHooks hooks_;
   const ScopedDescriptor listener_;
-  const ScopedDescriptor wake_;          // an eventfd
-  std::vector<Connection> connections_;  // the thread's own
+  const ScopedDescriptor wake_;               // an eventfd
+  std::unique_ptr<RegionImporter> importer_;  // null: host memory alone
+  std::vector<Connection> connections_;       // the thread's own
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

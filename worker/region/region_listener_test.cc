@@ -171,6 +171,51 @@ TEST_F(RegionListenerTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kAttached);
 }
 
+// A client of the first version hears of it in its own words, one of a later version in ours.
+TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
+  Expect();
+  const ScopedDescriptor memfd = MakeMemfd();
+  for (const char version : {1, 3}) {
+    std::string message = Encode(AttachMessage{kToken});
+    message[0] = version;
+    const ScopedDescriptor socket = Connect();
+    ASSERT_TRUE(SendMessage(socket.get(), message, memfd.get(), 0).ok());
+    const auto received = ReceiveMessage(socket.get(), kMaxAttachDatagramBytes, 0);
+    ASSERT_TRUE(received.ok());
+    const std::string words =
+        absl::StrCat("version ", static_cast<int>(version),
+                     " of the attach protocol is not spoken here, version 2 is");
+    EXPECT_EQ(received->bytes,
+              std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + words);
+    EXPECT_TRUE(IsClosed(socket));
+  }
+  EXPECT_EQ(refused_, AttachCode::kNotUnderstood);
+  EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kAttached);
+}
+
+// This worker has no GPU.
+TEST_F(RegionListenerTest, KindsOfMemoryThatAreNotTakenAreRefusedByName) {
+  Expect();
+  const ScopedDescriptor memfd = MakeMemfd();
+  std::string unknown = Encode(AttachMessage{kToken});
+  unknown[24] = 9;
+  const ScopedDescriptor socket = Connect();
+  ASSERT_TRUE(SendMessage(socket.get(), unknown, memfd.get(), 0).ok());
+  WorkerAnswer answer = Read(socket);
+  EXPECT_EQ(answer.code, AttachCode::kKindRefused);
+  EXPECT_EQ(answer.words, "memory of kind 9 is not known here");
+  EXPECT_TRUE(IsClosed(socket));
+  AttachMessage cuda{kToken, MemoryKind::kCudaVmm};
+  cuda.cuda = {.device_uuid = std::string(kDeviceUuidBytes, 'u'), .bytes = kBytes};
+  const ScopedDescriptor second = Connect();
+  ASSERT_TRUE(SendMessage(second.get(), Encode(cuda), memfd.get(), 0).ok());
+  answer = Read(second);
+  EXPECT_EQ(answer.code, AttachCode::kKindRefused);
+  EXPECT_EQ(answer.words, "this worker takes no CUDA memory (--local_memory, or it has no GPU)");
+  EXPECT_EQ(refused_, AttachCode::kKindRefused);
+  EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
+}
+
 TEST_F(RegionListenerTest, OtherUsersAreRefused) {
   Start({geteuid() + 1});
   Expect();

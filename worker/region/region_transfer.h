@@ -36,6 +36,8 @@ struct TransferHooks {
   // For metrics: tensor bytes copied, and what copying outputs from the device took.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
+  std::function<void(int64_t)> on_imported_in_bytes;  // of CUDA memory, instead of the two above
+  std::function<void(int64_t)> on_imported_out_bytes;
   std::function<void(absl::Duration)> on_downloaded;
 };
 
@@ -63,8 +65,11 @@ class RegionTransfer final : public OperationListener,
     int64_t block_bytes = 0;  // of the shard, copied at a time
     int64_t bytes = 0;        // of the whole tensor
     bool long_runs = false;   // the shard's parts of the tensor are worth a copy of their own each
-    // Its bytes in the region are pinned, and a device's own copies do better than staged ones.
+    // The device copies by itself: its bytes in the region are a device's, or pinned where that
+    // does better than staging.
     bool IsDirect() const;
+    bool on_device() const { return region->on_device(); }
+    int64_t direct_block_bytes() const;
   };
 
   // `rank`: this worker's in the operation's ring. `hooks` and `threads` outlive it.
@@ -113,13 +118,17 @@ class RegionTransfer final : public OperationListener,
 
   std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CopyInput(const Block& block);
+  absl::StatusOr<std::vector<EventRef>> StartDirectOutput(const Block& block);
+  void CountIn(const Copied& input, int64_t bytes);
+  void CountOut(const Copied& output, int64_t bytes);
   absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   size_t StagedOutput(size_t range) ABSL_LOCKS_EXCLUDED(mutex_);
   bool CopyOutput(size_t index, const Download::HostRange& piece);
   std::optional<Block> NextDirectOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   // False: nothing may be written any more.
   absl::StatusOr<bool> CopyDirectOutput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool FillHoles(const Copied& output);
+  // False: as CopyDirectOutput.
+  absl::StatusOr<bool> FillHoles(const Copied& output);
   void FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(bool released, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
   bool Stopped() const { return failed_.load() || !operation_->ended().ok(); }

@@ -67,6 +67,12 @@ absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
   return WriteFrom(Source::kPinned, chunk, payload, payload_bytes);
 }
 
+absl::Status ShardOperation::WriteImported(const wire::ChunkHeader& chunk,
+                                           absl::Span<const wire::Fragment> payload,
+                                           uint64_t payload_bytes) {
+  return WriteFrom(Source::kImported, chunk, payload, payload_bytes);
+}
+
 absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& chunk,
                                        absl::Span<const wire::Fragment> payload,
                                        uint64_t payload_bytes) {
@@ -98,23 +104,41 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
   return absl::OkStatus();
 }
 
-absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
-                                  absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
-                                  uint8_t* target) {
-  absl::StatusOr<std::unique_ptr<Upload>> upload =
+absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
+    Source source, absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+    uint8_t* target, uint32_t* crc) {
+  if (source == Source::kImported) {
+    std::vector<DeviceCopy> pieces;
+    for (const wire::Fragment& fragment : payload) {
+      const auto bytes = static_cast<int64_t>(fragment.size);
+      pieces.push_back({target, fragment.data, bytes});
+      target += bytes;
+    }
+    absl::StatusOr<EventRef> copy = device_->CopyImported(pieces, ImportedCopy::kIn);
+    if (!copy.ok()) return copy.status();
+    return std::vector<EventRef>{*std::move(copy)};
+  }
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
       device_->BeginUpload(target, static_cast<int64_t>(payload_bytes));
   if (!upload.ok()) return upload.status();
-  uint32_t crc = 0;
   for (const wire::Fragment& fragment : payload) {
-    if (chunk.crc32c.has_value()) crc = wire::ExtendCrc32c(crc, fragment.data, fragment.size);
+    if (crc != nullptr) *crc = wire::ExtendCrc32c(*crc, fragment.data, fragment.size);
     absl::Status status = source == Source::kPinned
                               ? (*upload)->AppendPinned(fragment.data, fragment.size)
                               : (*upload)->Append(fragment.data, fragment.size);
     if (!status.ok()) return status;
   }
-  absl::StatusOr<std::vector<EventRef>> events = (*upload)->Finish();
+  return (*upload)->Finish();
+}
+
+absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
+                                  absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                                  uint8_t* target) {
+  uint32_t crc = 0;
+  absl::StatusOr<std::vector<EventRef>> events =
+      Upload(source, payload, payload_bytes, target, chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
-  if (source == Source::kPinned) {
+  if (source != Source::kAnyMemory) {
     for (const EventRef& event : *events) {
       // A copy that hangs is the teardown's watchdog's.
       absl::Status status = event->Wait(absl::InfiniteFuture());
@@ -211,6 +235,14 @@ std::vector<ShardOperation::Output> ShardOperation::StreamedOutputs() const {
 
 absl::StatusOr<EventRef> ShardOperation::CopyToPinned(void* pinned, DeviceRange part) const {
   return device_->CopyToPinned(pinned, part.data, part.bytes);
+}
+
+absl::StatusOr<EventRef> ShardOperation::CopyToImported(absl::Span<const DeviceCopy> pieces) const {
+  return device_->CopyImported(pieces, ImportedCopy::kOut);
+}
+
+absl::Status ShardOperation::CopyFromHost(void* device, const void* host, int64_t bytes) const {
+  return device_->CopyFromHost(device, host, bytes);
 }
 
 std::unique_ptr<Download> ShardOperation::BeginDownload(const std::vector<Output>& outputs,

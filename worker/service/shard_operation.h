@@ -81,6 +81,9 @@ class ShardOperation {
   // (Device::PinHost). Returns when it is not read any more.
   absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                            uint64_t payload_bytes);
+  // The same of a client's CUDA memory (Device::ImportMemory). REQUIRES: the chunk has no crc.
+  absl::Status WriteImported(const wire::ChunkHeader& chunk,
+                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   bool InputsComplete() const;
   // True for the first caller after the inputs are complete.
   bool TakeUploadedNotice();
@@ -105,6 +108,11 @@ class ShardOperation {
 
   // A part of an output into pinned memory (Device::CopyToPinned). REQUIRES: finished.
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, DeviceRange part) const;
+
+  // Parts of outputs into a client's CUDA memory (Device::CopyImported). REQUIRES: finished.
+  absl::StatusOr<EventRef> CopyToImported(absl::Span<const DeviceCopy> pieces) const;
+  // A few bytes into memory that the device reaches.
+  absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) const;
 
   // What it leaves for a backward, with its part of the memory; once, from the control thread.
   // Null unless it has finished well. REQUIRES: its program keeps its inputs.
@@ -132,12 +140,16 @@ class ShardOperation {
 
   void Notify();
   absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
-  enum class Source : uint8_t { kAnyMemory, kPinned };
+  enum class Source : uint8_t { kAnyMemory, kPinned, kImported };
   absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
                          absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
                     absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
                     uint8_t* target);
+  absl::StatusOr<std::vector<EventRef>> Upload(Source source,
+                                               absl::Span<const wire::Fragment> payload,
+                                               uint64_t payload_bytes, uint8_t* target,
+                                               uint32_t* crc);
   void ForgetDoneUploads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const OperationInfo info_;

@@ -43,15 +43,19 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
          .uids = options.local_uids,
          .copy_threads = options.copy_threads,
          .device = device,
-         .max_pinned_bytes = options.max_pinned_bytes},
+         .max_pinned_bytes = options.max_pinned_bytes,
+         .max_imported_bytes = options.max_imported_bytes},
         {.send =
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
          .on_sent_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedOut(n); },
+         .on_imported_in_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedIn(n); },
+         .on_imported_out_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedOut(n); },
          .on_downloaded =
              [self](absl::Duration t) { self->load()->metrics_.CountDownloadCopies(t); },
          .on_regions = [self](size_t n) { self->load()->metrics_.SetRegions(n); },
          .on_pinned_bytes = [self](int64_t n) { self->load()->metrics_.SetPinnedBytes(n); },
+         .on_imported_bytes = [self](int64_t n) { self->load()->metrics_.SetImportedBytes(n); },
          .on_refused =
              [self](AttachCode code) {
                if (self->load() != nullptr) self->load()->metrics_.CountRefusedAttach(code);
@@ -186,6 +190,8 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   tuning->mutable_tile_kv()->Add(offer.tile_kv.begin(), offer.tile_kv.end());
   tuning->mutable_key_splits()->Add(offer.key_splits.begin(), offer.key_splits.end());
   control.registration.set_local_socket(options_.local_socket_path);
+  control.registration.set_takes_cuda_memory(options_.max_imported_bytes > 0 &&
+                                             device.imports_memory());
   if (client_port_ != nullptr) {
     control.registration.set_client_data_address(options_.client_data_address.empty()
                                                      ? client_port_->address()

@@ -48,6 +48,8 @@ struct WorkerOptions {
   std::vector<uid_t> local_uids;
   int copy_threads = 2;
   int64_t max_pinned_bytes = 0;  // of regions, for the device's own copies
+  int64_t max_imported_bytes =
+      0;  // of CUDA memory; 0, or a device that imports none: none is taken
   // Where clients stream tensors straight to this worker: where it listens, where they reach that
   // (as bound unless given), and how it is protected. Empty: they do not.
   std::string client_data_listen;

@@ -60,6 +60,10 @@ WorkerMetrics::WorkerMetrics()
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "host_memory"}})),
       copied_out_bytes_(
           TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "host_memory"}})),
+      imported_in_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "cuda_memory"}})),
+      imported_out_bytes_(
+          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "cuda_memory"}})),
       direct_in_bytes_(
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "direct_stream"}})),
       direct_out_bytes_(
@@ -67,17 +71,22 @@ WorkerMetrics::WorkerMetrics()
       refused_streams_(metrics_.Counters("ringattn_refused_streams_total",
                                          "Streams of clients to this worker that were turned away "
                                          "before they moved anything, by the reason.")),
-      regions_(metrics_
-                   .Gauges("ringattn_worker_regions",
-                           "Regions of clients' host memory that are mapped here.")
-                   .Add({})),
+      regions_(
+          metrics_
+              .Gauges("ringattn_worker_regions", "Regions of clients' memory that are mapped here.")
+              .Add({})),
       pinned_bytes_(metrics_
                         .Gauges("ringattn_worker_pinned_bytes",
                                 "Of clients' host memory: pinned, for the GPU's own copies.")
                         .Add({})),
+      imported_bytes_(metrics_
+                          .Gauges("ringattn_worker_imported_bytes",
+                                  "Clients' allocations of CUDA memory that are mapped here; the "
+                                  "GPU counts them as used until they are not.")
+                          .Add({})),
       refused_attaches_(metrics_.Counters(
           "ringattn_refused_attaches_total",
-          "Clients that would hand over host memory and were refused, by the reason.")),
+          "Clients that would hand over memory and were refused, by the reason.")),
       flops_(metrics_
                  .Counters("ringattn_attention_flops_total",
                            "Floating-point operations of unmasked pairs, computed here.")
@@ -109,7 +118,8 @@ WorkerMetrics::WorkerMetrics()
   for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
     runs_.Add({{"code", code}});
   }
-  for (const char* reason : {"not_understood", "token", "descriptor", "map", "user"}) {
+  for (const char* reason :
+       {"not_understood", "token", "descriptor", "map", "user", "kind", "device", "too_much"}) {
     refused_attaches_.Add({{"reason", reason}});
   }
   for (const StreamRefusal refusal : kStreamRefusals) {
@@ -192,6 +202,15 @@ void WorkerMetrics::CountRefusedAttach(AttachCode code) {
       break;
     case AttachCode::kForeignUser:
       reason = "user";
+      break;
+    case AttachCode::kKindRefused:
+      reason = "kind";
+      break;
+    case AttachCode::kDeviceOutOfReach:
+      reason = "device";
+      break;
+    case AttachCode::kTooMuch:
+      reason = "too_much";
       break;
     case AttachCode::kAttached:
     case AttachCode::kFenced:

@@ -56,12 +56,18 @@ class WorkerMetrics {
   // Out of clients' memory and into it.
   void CountCopiedIn(int64_t bytes) { copied_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountCopiedOut(int64_t bytes) { copied_out_bytes_.Increment(static_cast<double>(bytes)); }
+  // The same of CUDA memory.
+  void CountImportedIn(int64_t bytes) { imported_in_bytes_.Increment(static_cast<double>(bytes)); }
+  void CountImportedOut(int64_t bytes) {
+    imported_out_bytes_.Increment(static_cast<double>(bytes));
+  }
   // From and to clients' own streams.
   void CountDirectIn(int64_t bytes) { direct_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountDirectOut(int64_t bytes) { direct_out_bytes_.Increment(static_cast<double>(bytes)); }
   void CountRefusedStream(StreamRefusal refusal);
   void SetRegions(size_t regions) { regions_.Set(static_cast<double>(regions)); }
   void SetPinnedBytes(int64_t bytes) { pinned_bytes_.Set(static_cast<double>(bytes)); }
+  void SetImportedBytes(int64_t bytes) { imported_bytes_.Set(static_cast<double>(bytes)); }
   void CountRefusedAttach(AttachCode code);
   // One program that ended well. `upload_copies`: its inputs' copies to the device.
   void CountRun(const Operation& operation, const ExecutionReport& report,
@@ -92,11 +98,14 @@ class WorkerMetrics {
   prometheus::Counter& sent_bytes_;
   prometheus::Counter& copied_in_bytes_;
   prometheus::Counter& copied_out_bytes_;
+  prometheus::Counter& imported_in_bytes_;
+  prometheus::Counter& imported_out_bytes_;
   prometheus::Counter& direct_in_bytes_;
   prometheus::Counter& direct_out_bytes_;
   prometheus::Family<prometheus::Counter>& refused_streams_;
   prometheus::Gauge& regions_;
   prometheus::Gauge& pinned_bytes_;
+  prometheus::Gauge& imported_bytes_;
   prometheus::Family<prometheus::Counter>& refused_attaches_;
   prometheus::Counter& flops_;
   prometheus::Counter& tokens_;

@@ -38,9 +38,10 @@ class CopiedOperation {
   static constexpr int64_t kGap = 192;  // before and between tensors, of a pattern
 
   // `ranks`: 1, or 2: then this is the second of a ring, which is not computed.
+  // `device`: another one than a CPU of its own; outlives this.
   explicit CopiedOperation(int64_t tokens = 40, int ranks = 1, Layout layout = Layout::kContiguous,
-                           const std::string& region_id = "region")
-      : rank_(ranks - 1) {
+                           const std::string& region_id = "region", Device* device = nullptr)
+      : rank_(ranks - 1), device_(device != nullptr ? device : &cpu_) {
     spec_.shape.seq_len_q = spec_.shape.seq_len_kv = tokens;
     spec_.shape.num_heads = spec_.shape.num_kv_heads = 2;
     spec_.shape.head_dim = spec_.shape.head_dim_v = 8;
@@ -53,13 +54,13 @@ class CopiedOperation {
                     Direction::kForward, false, rank_);
     std::vector<int> members;
     for (int i = 0; i < ranks; ++i) members.push_back(i);
-    auto made = Operation::Create(spec_, plan, std::move(program), members, &device_);
+    auto made = Operation::Create(spec_, plan, std::move(program), members, device_);
     EXPECT_TRUE(made.ok()) << made.status();
     auto reservation = budget_.Take((*made)->buffer_bytes());
     EXPECT_TRUE(reservation.ok());
     operation_ = std::make_shared<ShardOperation>(
         OperationInfo{.id = "7-1", .generation = 7, .request_id = "request"}, *std::move(made),
-        *std::move(reservation), &device_, [this] { destroyed_ = true; });
+        *std::move(reservation), device_, [this] { destroyed_ = true; });
     Place(region_id);
   }
 
@@ -111,7 +112,7 @@ class CopiedOperation {
   }
   // Runs it. REQUIRES: one rank, inputs complete.
   void Compute() {
-    const auto report = Execute(operation_->operation(), device_, nullptr, {}, nullptr);
+    const auto report = Execute(operation_->operation(), *device_, nullptr, {}, nullptr);
     ASSERT_TRUE(report.ok()) << report.status();
     operation_->SetFinished();
   }
@@ -138,7 +139,8 @@ class CopiedOperation {
 
   const int rank_;
   AttentionSpec spec_;
-  CpuDevice device_{1, 64 << 20};
+  CpuDevice cpu_{1, 64 << 20};
+  Device* const device_;
   MemoryBudget budget_{64 << 20};
   std::atomic<bool> destroyed_{false};
   std::shared_ptr<ShardOperation> operation_;

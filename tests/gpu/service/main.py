@@ -6,6 +6,7 @@ import os
 import sys
 
 import correctness
+import cuda_memory
 import faults
 import memory
 import peer
@@ -51,6 +52,8 @@ def parts_of(session):
              "host-memory": (60, host_memory.part(session, "64k"), True),
              "host-memory-256k": (120, host_memory.part(session, "256k"), True),
              "host-memory-1m": (300, host_memory.part(session, "1m"), True),
+             "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
+             "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),
@@ -106,9 +109,9 @@ def order_inputs(session):
         fault = Shape(**profile["fault"])
         session.inputs.want(fault, False)
         session.inputs.want(fault.share(2), True)
-    if "in-flight" in parts or "residual" in parts:
+    if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["64k"]), True)
-    if "memory" in parts:
+    if "memory" in parts or "cuda-memory-256k" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["256k"]), True)
     session.inputs.start()
 

@@ -25,6 +25,7 @@ class Ring:
         self.transport = transport  # --ring_transport, unless empty
         self.up_seconds = None
         self.incarnation = 0
+        self.up_flags = []  # more of them
 
     def up(self):
         begin = time.monotonic()
@@ -32,6 +33,7 @@ class Ring:
         self.incarnation += 1
         self.harness.run_ok([self.cli, "up", f"--workers={self.workers}",
                              f"--device={self.device}", "--port=0", "--detach", *transport,
+                             *self.up_flags,
                              f"--state_dir={self.state_dir}", "--ready_timeout=40s"], seconds=45)
         self.up_seconds = round(time.monotonic() - begin, 2)
         return self.up_seconds

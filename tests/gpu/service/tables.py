@@ -162,6 +162,17 @@ def host_memory_table(parts):
                   "ring + copies at pinned memory's rate", "by the coordinator"), rows)
 
 
+def cuda_memory_table(parts):
+    rows = [(name, f["tokens"], f["pass"], f["memory"], number(f["call_seconds"]),
+             number(f["ring_seconds"]), gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
+             *(number(f["stage_seconds"].get(stage)) for stage in ("upload", "download")),
+             number(f.get("bound_seconds")), number(f["host_seconds"]))
+            for name, part in parts.items() for f in part.get("cuda_memory", ())]
+    return table("A call whose tensors lie in CUDA memory, seconds",
+                 ("part", "tokens", "pass", "memory", "call", "ring", "GB up", "GB down", "upload",
+                  "download", "ring + copies at the links' rate", "by host memory"), rows)
+
+
 def streams_table(parts):
     rows = [(name, command, f["tokens"], f["streams"], number(f["call_seconds"]),
              *(number(f["stage_seconds"][stage]) for stage in ("upload", "compute", "download")),
@@ -250,7 +261,7 @@ def markdown(summary, brief=False):
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
-    for make in (*details, wire_table, host_memory_table, streams_table, in_flight_table, memory_table, faults_table,
-                 peer_table, ring_table, checks_table, goals_table, parts_table):
+    for make in (*details, wire_table, host_memory_table, cuda_memory_table, streams_table,
+                 in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table, goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"

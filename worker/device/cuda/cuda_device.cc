@@ -285,6 +285,30 @@ std::unique_ptr<Download> CudaDevice::BeginDownload(std::vector<DeviceRange> ran
   return download;
 }
 
+absl::StatusOr<CudaImports*> CudaDevice::Imports() {
+  absl::MutexLock lock(&imports_mutex_);
+  if (imports_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<CudaImports>> imports = CudaImports::Create(events_);
+    if (!imports.ok()) return imports.status();
+    imports_ = *std::move(imports);
+  }
+  return imports_.get();
+}
+
+absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaDevice::ImportMemory(
+    const SharedAllocation& allocation) {
+  const absl::StatusOr<CudaImports*> imports = Imports();
+  if (!imports.ok()) return imports.status();
+  return (*imports)->Import(allocation);
+}
+
+absl::StatusOr<EventRef> CudaDevice::CopyImported(absl::Span<const DeviceCopy> pieces,
+                                                  ImportedCopy direction) {
+  const absl::StatusOr<CudaImports*> imports = Imports();
+  if (!imports.ok()) return imports.status();
+  return (*imports)->Copy(pieces, direction);
+}
+
 DeviceUsage CudaDevice::usage() const {
   return {memory_->device_used_bytes(), memory_->allocated_bytes(), staging_->used_bytes()};
 }

@@ -23,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/cuda/cuda_calls.h"
 #include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/cuda_imports.h"
 #include "worker/device/cuda/cuda_memory.h"
 #include "worker/device/cuda/cuda_staging.h"
 #include "worker/device/device.h"
@@ -75,6 +76,11 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override;
+  bool imports_memory() const override { return true; }
+  absl::StatusOr<std::unique_ptr<ImportedMemory>> ImportMemory(
+      const SharedAllocation& allocation) override;
+  absl::StatusOr<EventRef> CopyImported(absl::Span<const DeviceCopy> pieces,
+                                        ImportedCopy direction) override;
   DeviceUsage usage() const override;
   std::string description() const override { return description_; }
 
@@ -94,6 +100,8 @@ class CudaDevice : public Device, private CudaCallQueue {
                      RunControl* control) override;
   absl::Status Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
                        const RunControl& control, CudaEvent* event);
+  // Made for the first client that shares memory: most workers have none.
+  absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
   // A failed call may mean that no later one can succeed.
   void CheckContext(const absl::Status& failure);
   void LookAfter();
@@ -109,6 +117,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   cudaStream_t compute_ = nullptr;
   cudaStream_t stop_stream_ = nullptr;
   uint32_t* one_ = nullptr;  // pinned, 1
+
+  absl::Mutex imports_mutex_;
+  std::unique_ptr<CudaImports> imports_ ABSL_GUARDED_BY(imports_mutex_);
 
   mutable absl::Mutex mutex_;
   absl::CondVar wake_;

@@ -13,11 +13,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "worker/testing/fake_cuda/fake_vmm.h"
 
 namespace {
 
@@ -233,10 +236,12 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (Faults().hold_mallocs) ++Faults().held_mallocs;
   while (Faults().hold_mallocs) std::this_thread::sleep_for(std::chrono::microseconds(100));
   *data = std::malloc(bytes);
+  if (*data != nullptr) FakeVmmNote(*data, bytes);
   return *data == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
 cudaError_t cudaFree(void* data) {
+  FakeVmmNote(data, 0);
   std::free(data);
   return cudaSuccess;
 }
@@ -256,17 +261,42 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
-// Handles are the addresses themselves: all ranks are threads of one process.
+// A copy of rows, as cudaMemcpyAsync's.
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  if (to_pitch < width || from_pitch < width) return cudaErrorInvalidPitchValue;
+  ++Faults().copies_2d;
+  FakeCudaEnqueue(stream, [=] {
+    if (Faults().hold_copies) ++Faults().held_copies;
+    while (Faults().hold_copies) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    for (size_t row = 0; row < height; ++row) {
+      std::memcpy(static_cast<char*>(to) + row * to_pitch,
+                  static_cast<const char*>(from) + row * from_pitch, width);
+    }
+  });
+  return cudaSuccess;
+}
+
+// Handles are the addresses themselves, with the size if it is known: all ranks are threads of one
+// process.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
   if (Faults().refuse_ipc) return cudaErrorNotSupported;
   std::memset(handle, 0, sizeof(*handle));
   std::memcpy(handle, &data, sizeof(data));
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (cuMemGetAddressRange(&base, &bytes, reinterpret_cast<CUdeviceptr>(data)) == CUDA_SUCCESS) {
+    std::memcpy(handle->reserved + sizeof(data), &bytes, sizeof(bytes));
+  }
   return cudaSuccess;
 }
 
 cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned int) {
   if (Faults().refuse_mapping) return cudaErrorMapBufferObjectFailed;
   std::memcpy(data, &handle, sizeof(*data));
+  size_t bytes = 0;
+  std::memcpy(&bytes, handle.reserved + sizeof(*data), sizeof(bytes));
+  if (bytes > 0) FakeVmmNote(*data, bytes);
   ++Faults().mapped;
   return cudaSuccess;
 }
@@ -277,7 +307,7 @@ cudaError_t cudaIpcCloseMemHandle(void*) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 1;
+  *can = Faults().no_peer_access ? 0 : 1;
   return cudaSuccess;
 }
 
@@ -307,8 +337,25 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
     });
     return CUDA_SUCCESS;
   };
-  *found = cudaDriverEntryPointSuccess;
-  *function = reinterpret_cast<void*>(std::string(symbol) == "cuStreamWriteValue64" ? write : wait);
+  static const auto* const functions = new std::map<std::string, void*>{
+      {"cuStreamWriteValue64", reinterpret_cast<void*>(write)},
+      {"cuStreamWaitValue64", reinterpret_cast<void*>(wait)},
+      {"cuGetErrorName", reinterpret_cast<void*>(&cuGetErrorName)},
+      {"cuMemImportFromShareableHandle", reinterpret_cast<void*>(&cuMemImportFromShareableHandle)},
+      {"cuMemGetAllocationPropertiesFromHandle",
+       reinterpret_cast<void*>(&cuMemGetAllocationPropertiesFromHandle)},
+      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&cuMemGetAllocationGranularity)},
+      {"cuMemAddressReserve", reinterpret_cast<void*>(&cuMemAddressReserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(&cuMemAddressFree)},
+      {"cuMemMap", reinterpret_cast<void*>(&cuMemMap)},
+      {"cuMemUnmap", reinterpret_cast<void*>(&cuMemUnmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(&cuMemSetAccess)},
+      {"cuMemRelease", reinterpret_cast<void*>(&cuMemRelease)},
+      {"cuMemGetAddressRange", reinterpret_cast<void*>(&cuMemGetAddressRange)}};
+  const auto entry = functions->find(symbol);
+  *found =
+      entry == functions->end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  *function = entry == functions->end() ? nullptr : entry->second;
   return cudaSuccess;
 }
 

@@ -19,16 +19,18 @@ struct FakeNcclFaults {
   std::atomic<bool> refuse_sends{false};    // ncclSend returns ncclInvalidArgument
   std::atomic<bool> refuse_ipc{false};      // cudaIpcGetMemHandle fails
   std::atomic<bool> refuse_mapping{false};  // cudaIpcOpenMemHandle fails
+  std::atomic<bool> no_peer_access{false};  // cudaDeviceCanAccessPeer says no
   std::atomic<bool> hold_mallocs{false};    // cudaMalloc does not return meanwhile
   std::atomic<bool> hold_copies{false};     // cudaMemcpyAsync's copies stand still meanwhile
   std::atomic<int> record_ms{0};            // an event that is recorded takes this long
   std::atomic<size_t> stream_depth{0};      // what a stream holds beside its current work; 0: all
   // No faults: handles that are open, copies and calls that are held, calls that found a
-  // stream full.
+  // stream full, copies of rows.
   std::atomic<int> mapped{0};
   std::atomic<int> held_mallocs{0};
   std::atomic<int> held_copies{0};
   std::atomic<int> full_streams{0};
+  std::atomic<int> copies_2d{0};
 };
 FakeNcclFaults& Faults();
 

@@ -1,0 +1,36 @@
+// CudaDriver: the calls of CUDA's driver with which memory of other processes is mapped.
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
+
+#include <cuda.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ringattn::worker {
+
+// From the driver that is there, so that the program starts without one. Immutable.
+struct CudaDriver {
+  // FAILED_PRECONDITION naming the call that the driver does not have.
+  static absl::StatusOr<const CudaDriver*> Load();
+
+  // "cuMemMap: CUDA_ERROR_INVALID_VALUE (1)"
+  std::string What(const char* call, CUresult result) const;
+
+  decltype(&cuGetErrorName) get_error_name = nullptr;
+  decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuMemGetAllocationPropertiesFromHandle) properties = nullptr;
+  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free_address = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemGetAddressRange) address_range = nullptr;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_

@@ -1,0 +1,282 @@
+#include "worker/device/cuda/cuda_imports.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/device/cuda/cuda_status.h"
+
+namespace ringattn::worker {
+namespace {
+
+// cudaMemcpy2DAsync's bound on distances between rows (cudaDeviceProp::memPitch) is this or more.
+constexpr int64_t kMaxPitch = (int64_t{1} << 31) - 1;
+
+absl::Status OutOfReach(const std::string& why) { return absl::FailedPreconditionError(why); }
+
+std::string UuidOf(const cudaDeviceProp& properties) {
+  return {properties.uuid.bytes, sizeof(properties.uuid.bytes)};
+}
+
+// What is undone when an import fails half-way, or when it ends, in the reverse order.
+class VmmMapping final : public ImportedMemory {
+ public:
+  VmmMapping(CudaEventPool* events, const CudaDriver* driver) : events_(events), driver_(*driver) {}
+  ~VmmMapping() override {
+    if (!events_->UseDevice().ok()) return;
+    if (is_mapped_) (void)driver_.unmap(address_, bytes_);
+    if (address_ != 0) (void)driver_.free_address(address_, bytes_);
+    if (has_handle_) (void)driver_.release(handle_);
+  }
+
+  // INVALID_ARGUMENT: the descriptor is of something else, or of another GPU's or a shorter
+  // allocation.
+  absl::Status Map(const SharedAllocation& allocation, int gpu) {
+    CUresult result = driver_.import_handle(
+        &handle_, reinterpret_cast<void*>(static_cast<intptr_t>(allocation.descriptor)),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the descriptor is of no CUDA memory that can be shared: ",
+                       driver_.What("cuMemImportFromShareableHandle", result)));
+    }
+    has_handle_ = true;
+    CUmemAllocationProp properties = {};
+    result = driver_.properties(&properties, handle_);
+    if (result != CUDA_SUCCESS) {
+      return Failed("cuMemGetAllocationPropertiesFromHandle", result);
+    }
+    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.location.id != gpu) {
+      return absl::InvalidArgumentError("the descriptor's memory lies on another GPU than said");
+    }
+    size_t granularity = 0;
+    result = driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (result != CUDA_SUCCESS) return Failed("cuMemGetAllocationGranularity", result);
+    if (granularity == 0 || allocation.bytes % static_cast<int64_t>(granularity) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the allocation is said to have ", allocation.bytes,
+                       " bytes, which are no multiple of the GPU's ", granularity));
+    }
+    bytes_ = allocation.bytes;
+    result = driver_.reserve(&address_, bytes_, granularity, 0, 0);
+    if (result != CUDA_SUCCESS) {
+      address_ = 0;
+      return Failed("cuMemAddressReserve", result);
+    }
+    // There is no way to ask an allocation for its size, but none is mapped beyond it.
+    result = driver_.map(address_, bytes_, 0, handle_, 0);
+    if (result == CUDA_ERROR_INVALID_VALUE) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the allocation does not have the ", bytes_, " bytes that were said"));
+    }
+    if (result != CUDA_SUCCESS) return Failed("cuMemMap", result);
+    is_mapped_ = true;
+    CUmemAccessDesc access = {};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, events_->device()};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    result = driver_.set_access(address_, bytes_, &access, 1);
+    return result == CUDA_SUCCESS ? absl::OkStatus() : Failed("cuMemSetAccess", result);
+  }
+
+  uint8_t* data() const override { return reinterpret_cast<uint8_t*>(address_); }
+
+ private:
+  absl::Status Failed(const char* call, CUresult result) const {
+    return absl::ResourceExhaustedError(driver_.What(call, result));
+  }
+
+  CudaEventPool* const events_;
+  const CudaDriver& driver_;
+  CUmemGenericAllocationHandle handle_ = 0;
+  bool has_handle_ = false;
+  CUdeviceptr address_ = 0;
+  size_t bytes_ = 0;
+  bool is_mapped_ = false;
+};
+
+class IpcMapping final : public ImportedMemory {
+ public:
+  IpcMapping(CudaEventPool* events, void* data) : events_(events), data_(data) {}
+  ~IpcMapping() override {
+    if (events_->UseDevice().ok()) (void)cudaIpcCloseMemHandle(data_);
+  }
+  uint8_t* data() const override { return static_cast<uint8_t*>(data_); }
+
+ private:
+  CudaEventPool* const events_;
+  void* const data_;
+};
+
+// How many pieces from `first` on are rows of one rectangle: of one length, at equal distances on
+// either side.
+size_t RowsFrom(absl::Span<const DeviceCopy> pieces, size_t first, int64_t* to_pitch,
+                int64_t* from_pitch) {
+  const auto distance = [](const void* from, const void* to) {
+    return static_cast<const char*>(to) - static_cast<const char*>(from);
+  };
+  size_t rows = 1;
+  for (size_t next = first + 1; next < pieces.size(); ++next, ++rows) {
+    const DeviceCopy &last = pieces[next - 1], &piece = pieces[next];
+    const int64_t to = distance(last.to, piece.to), from = distance(last.from, piece.from);
+    if (rows == 1) {
+      *to_pitch = to;
+      *from_pitch = from;
+    }
+    const bool fits = piece.bytes == last.bytes && to == *to_pitch && from == *from_pitch &&
+                      to >= piece.bytes && from >= piece.bytes && to <= kMaxPitch &&
+                      from <= kMaxPitch;
+    if (!fits) break;
+  }
+  return rows;
+}
+
+absl::Status Enqueue(absl::Span<const DeviceCopy> pieces, cudaStream_t stream) {
+  for (size_t i = 0; i < pieces.size();) {
+    const DeviceCopy& piece = pieces[i];
+    int64_t to_pitch = 0, from_pitch = 0;
+    const size_t rows = RowsFrom(pieces, i, &to_pitch, &from_pitch);
+    const absl::Status status =
+        rows == 1
+            ? CudaStatus(cudaMemcpyAsync(piece.to, piece.from, piece.bytes,
+                                         cudaMemcpyDeviceToDevice, stream),
+                         "cudaMemcpyAsync")
+            : CudaStatus(cudaMemcpy2DAsync(piece.to, to_pitch, piece.from, from_pitch, piece.bytes,
+                                           rows, cudaMemcpyDeviceToDevice, stream),
+                         "cudaMemcpy2DAsync");
+    if (!status.ok()) return status;
+    i += rows;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaImports>> CudaImports::Create(CudaEventPool* events) {
+  absl::Status status = events->UseDevice();
+  if (!status.ok()) return status;
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  if (!driver.ok()) return driver.status();
+  std::unique_ptr<CudaImports> imports(new CudaImports(events, *driver));
+  for (cudaStream_t* stream : {&imports->in_, &imports->out_}) {
+    status = CudaStatus(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+    if (!status.ok()) return status;
+  }
+  return imports;
+}
+
+CudaImports::~CudaImports() {
+  if (!events_->UseDevice().ok()) return;
+  for (cudaStream_t stream : {in_, out_}) {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+}
+
+absl::StatusOr<int> CudaImports::FindReachable(const std::string& uuid) const {
+  int count = 0;
+  absl::Status status = CudaStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (!status.ok()) return status;
+  for (int gpu = 0; gpu < count; ++gpu) {
+    cudaDeviceProp properties;
+    status = CudaStatus(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties");
+    if (!status.ok()) return status;
+    if (UuidOf(properties) != uuid) continue;
+    if (gpu == events_->device()) return gpu;
+    int can = 0;
+    status = CudaStatus(cudaDeviceCanAccessPeer(&can, events_->device(), gpu),
+                        "cudaDeviceCanAccessPeer");
+    if (!status.ok()) return status;
+    if (can == 0) {
+      return OutOfReach("this worker's GPU has no peer access to the GPU on which the memory lies");
+    }
+    return gpu;
+  }
+  return OutOfReach(
+      "this worker does not see the GPU on which the memory lies (CUDA_VISIBLE_DEVICES, or the "
+      "container's devices)");
+}
+
+absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::Import(
+    const SharedAllocation& allocation) {
+  if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+  if (allocation.bytes < 1) return absl::InvalidArgumentError("the allocation has no bytes");
+  const absl::StatusOr<int> gpu = FindReachable(allocation.device_uuid);
+  if (!gpu.ok()) return gpu.status();
+  if (allocation.descriptor >= 0) return ImportVmm(allocation, *gpu);
+  return ImportIpc(allocation);
+}
+
+absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportVmm(
+    const SharedAllocation& allocation, int gpu) {
+  auto mapping = std::make_unique<VmmMapping>(events_, &driver_);
+  if (absl::Status status = mapping->Map(allocation, gpu); !status.ok()) return status;
+  return mapping;
+}
+
+absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(
+    const SharedAllocation& allocation) {
+  cudaIpcMemHandle_t handle;
+  if (allocation.ipc_handle.size() != sizeof(handle)) {
+    return absl::InvalidArgumentError("the handle is of no CUDA memory");
+  }
+  // CUDA takes an importer with the exporter's number for the exporter itself and fails with words
+  // that tell nobody why; in containers most processes have number 1.
+  if (allocation.exporter_pid == static_cast<uint32_t>(getpid())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "client and worker both have process number ", allocation.exporter_pid,
+        " (in pid namespaces of their own): CUDA does not open handles of cudaMalloc'ed memory "
+        "then; memory of cuMemCreate is not affected"));
+  }
+  std::memcpy(&handle, allocation.ipc_handle.data(), sizeof(handle));
+  void* data = nullptr;
+  const cudaError_t error = cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cudaIpcOpenMemHandle: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  }
+  auto mapping = std::make_unique<IpcMapping>(events_, data);
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  const CUresult result = driver_.address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(data));
+  if (result != CUDA_SUCCESS) {
+    return absl::ResourceExhaustedError(driver_.What("cuMemGetAddressRange", result));
+  }
+  // Small allocations lie in a block of the driver's, all of which is mapped.
+  const auto address = reinterpret_cast<CUdeviceptr>(data);
+  const auto said = static_cast<size_t>(allocation.bytes);
+  if (address < base || said > bytes || address - base > bytes - said) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the allocation does not have the ", said, " bytes that were said"));
+  }
+  return mapping;
+}
+
+absl::StatusOr<EventRef> CudaImports::Copy(absl::Span<const DeviceCopy> pieces,
+                                           ImportedCopy direction) {
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  const bool in = direction == ImportedCopy::kIn;
+  cudaStream_t stream = in ? in_ : out_;
+  absl::MutexLock lock(in ? &in_mutex_ : &out_mutex_);
+  auto event = std::make_shared<CudaEvent>(events_, nullptr, 0);
+  status = event->RecordBegin(stream);
+  if (!status.ok()) return status;
+  const absl::Status copied = Enqueue(pieces, stream);
+  status = event->RecordEnd(stream);
+  if (!status.ok()) {
+    // Copies are under way and nothing says when they end: the context is beyond use.
+    events_->ReportBroken(status);
+    return status;
+  }
+  // Those before one that failed are under way; nobody may unmap beneath them.
+  if (!copied.ok()) {
+    (void)event->Wait(absl::InfiniteFuture());
+    return copied;
+  }
+  return event;
+}
+
+}  // namespace ringattn::worker

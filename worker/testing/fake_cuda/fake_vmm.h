@@ -1,0 +1,22 @@
+// What the fake driver's virtual memory (fake_vmm.cc) has open, and its faults, for tests.
+#ifndef RINGATTN_WORKER_TESTING_FAKE_CUDA_FAKE_VMM_H_
+#define RINGATTN_WORKER_TESTING_FAKE_CUDA_FAKE_VMM_H_
+
+#include <atomic>
+#include <cstddef>
+
+struct FakeVmmState {
+  std::atomic<int> handles{0};       // allocations that somebody holds or has mapped
+  std::atomic<int> mappings{0};      // cuMemMap without cuMemUnmap
+  std::atomic<int> reservations{0};  // cuMemAddressReserve without cuMemAddressFree
+  std::atomic<bool> hold_imports{
+      false};                        // cuMemImportFromShareableHandle does not return meanwhile
+  std::atomic<int> held_imports{0};  // calls that have been held
+  std::atomic<bool> refuse_access{false};  // cuMemSetAccess fails
+};
+FakeVmmState& FakeVmm();
+
+// cudaMalloc'ed memory, for cuMemGetAddressRange; 0 bytes: it is gone.
+void FakeVmmNote(void* base, size_t bytes);
+
+#endif  // RINGATTN_WORKER_TESTING_FAKE_CUDA_FAKE_VMM_H_
