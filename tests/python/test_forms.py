@@ -188,7 +188,7 @@ def test_probability_rows_that_make_no_sense(client, rng):
             client.forward(q, k, v, probability_rows=rows)
     with pytest.raises(TypeError, match="unexpected keyword argument 'probability_rows'"):
         client.backward(dout, q, k, v, probability_rows=[(0, 1)])
-    with pytest.raises(ringattn.UnimplementedError, match="probability_rows"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="reply.probability_rows.*pass_q"):
         client.forward(q, k, v, probability_rows=[(0, 1)], schedule="pass_q", world_size=2)
 
 

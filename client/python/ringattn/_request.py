@@ -217,8 +217,8 @@ def _gradient_shapes(shapes: Mapping[str, tuple[int, ...]],
 
 
 def _probability_rows(options: Mapping[str, Any]) -> list[dict[str, int]]:
-    rows = []
-    for index, row in enumerate(options.get("probability_rows") or ()):
+    given, rows = options.get("probability_rows"), []
+    for index, row in enumerate(() if given is None else given):
         try:
             batch, position = (int(number) for number in row)
         except (TypeError, ValueError) as error:
