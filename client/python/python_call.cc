@@ -62,8 +62,7 @@ void FillProbabilityRows(const py::dict& request, client::ForwardArgs* args) {
   if (!request.contains("probability_rows")) return;
   int index = 0;
   for (const py::handle row : request["probability_rows"]) {
-    FromDict(py::reinterpret_borrow<py::dict>(row),
-             absl::StrCat("probability_rows[", index++, "]"),
+    FromDict(py::reinterpret_borrow<py::dict>(row), absl::StrCat("probability_rows[", index++, "]"),
              &args->probability_rows.emplace_back());
   }
 }

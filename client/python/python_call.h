@@ -59,7 +59,8 @@ class PythonCall {
   // "keep_residual". `inputs`, `outputs`: tensors' names to
   // objects with the buffer protocol. `call`: {"request_id", "streams", "deadline", "timeline",
   // "traceparent", "crc32c", "transport", "retain", "progress_interval"}, the last two in seconds:
-  // retain 0 for as long as the service thinks right, no interval for no progress. Throws: pybind11::value_error naming a field; what HeldBuffers throws.
+  // retain 0 for as long as the service thinks right, no interval for no progress. Throws:
+  // pybind11::value_error naming a field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
                                            const pybind11::dict& request,
                                            const pybind11::dict& inputs,
