@@ -90,6 +90,25 @@ py::tuple RenewResiduals(ClientHandle& client, const std::vector<std::string>& h
   return ValueOrError(absl::OkStatus(), py::cast(*reasons));
 }
 
+// The locks that these take are held for moments, but by threads that may be waiting for a core.
+void HoldResiduals(ClientHandle& client, const std::vector<std::string>& handles) {
+  const GilReleased released;
+  client.get().HoldResiduals(handles);
+}
+
+void ReleaseResiduals(ClientHandle& client, const std::vector<std::string>& handles) {
+  const GilReleased released;
+  client.get().ReleaseResiduals(handles);
+}
+
+py::object HoldTrouble(ClientHandle& client) {
+  const absl::Status trouble = [&] {
+    const GilReleased released;
+    return client.get().ResidualHoldTrouble();
+  }();
+  return trouble.ok() ? py::object(py::none()) : ErrorToDict(trouble);
+}
+
 // Names of the fields of a message of ringattn.v1. Throws: there is no such message.
 std::vector<std::string> MessageFields(const std::string& name) {
   const google::protobuf::Descriptor* type =
@@ -141,6 +160,9 @@ PYBIND11_MODULE(_core, module) {
       .def("cancel_operation", &CancelOperation)
       .def("delete_residual", &DeleteResidual)
       .def("renew_residuals", &RenewResiduals)
+      .def("hold_residuals", &HoldResiduals)
+      .def("release_residuals", &ReleaseResiduals)
+      .def("hold_trouble", &HoldTrouble)
       .def("allocate_region", &AllocateRegion);
 
   py::class_<PythonCall>(module, "Call")

@@ -263,6 +263,25 @@ class Client:
         handles = [handle_of(residual) for residual in residuals]
         return _values(self._connected().renew_residuals(handles, seconds or 0.0, deadline))
 
+    def hold_residuals(self, residuals: Sequence[Residual | str]) -> None:
+        """Keeps them, whatever the seconds of their `retain`, until they are used up, deleted or released.
+
+        By a stream to the service that this client keeps open: when the client or its process is gone, so are they, a
+        few seconds later (`server_info()["limits"]["residual_hold_grace"]`). Does not wait; see `hold_trouble`.
+        """
+        self._connected().hold_residuals([handle_of(residual) for residual in residuals])
+
+    def release_residuals(self, residuals: Sequence[Residual | str]) -> None:
+        """Holds them no more: they last for the time that they have, a minute at most."""
+        self._connected().release_residuals([handle_of(residual) for residual in residuals])
+
+    @property
+    def hold_trouble(self) -> Exception | None:
+        """Why residuals are not held at the moment, and go when their own time is over. UnimplementedError, of an older
+        service, is for good; others end when the connection is back."""
+        error = self._connected().hold_trouble()
+        return None if error is None else error_of(error)
+
     # ------------------------------------------------------------------ operations and cluster
 
     def server_info(self, *, deadline: float = 10.0) -> dict[str, Any]:
