@@ -192,6 +192,26 @@ def test_probability_rows_that_make_no_sense(client, rng):
         client.forward(q, k, v, probability_rows=[(0, 1)], schedule="pass_q", world_size=2)
 
 
+@pytest.mark.parametrize("packing", [None, "qkv"])
+def test_dilation(client, rng, packing):
+    """One level of segments of 8 tokens and every second of them, by head: what a mask says."""
+    q, k, v, dout = plain(rng, (1, 32), (1, 32), heads=2, kv_heads=2)
+    levels = [ringattn.DilationLevel(segment_length=8, dilation_rate=2)]
+    tokens = np.arange(32)
+    chosen = np.stack([tokens % 2 == head for head in range(2)])
+    mask = (chosen[:, :, None] & chosen[:, None, :] & (tokens[:, None] // 8 == tokens // 8))[None]
+    form = packed_form("qkv", q, k, v) if packing else {"q": q, "k": k, "v": v}
+    out, lse, _ = client.forward(**form, dilation_levels=levels)
+    expected = client.forward(q, k, v, mask=mask)
+    reference.close(out, expected.out, 1e-5)
+    reference.close(lse, expected.lse, 1e-5)
+    result = client.backward(dout, **form, dilation_levels=levels)
+    gradient = client.backward(dout, q, k, v, mask=mask)
+    reference.close(result.dqkv[..., 0, :, :] if packing else result.dq, gradient.dq, 1e-5)
+    with pytest.raises(ringattn.RingattnError, match="dilation_rate"):
+        client.forward(**form, dilation_levels=[ringattn.DilationLevel(8, 0)])
+
+
 def test_in_an_event_loop(client, rng):
     q, k, v, dout = plain(rng, (70,), (70,))
     cu = [0, 30, 70]

@@ -23,13 +23,12 @@ class Document:
 
 @dataclass(frozen=True)
 class DilationLevel:
-    """One level of dilated attention, as the proto DilationLevel says. No version of the service serves it yet: such a
-    call raises UnimplementedError, naming the option."""
+    """One level of dilated attention (LongNet): out, lse and gradients are those of one softmax over all levels."""
 
-    segment_length: int
+    segment_length: int  #: tokens
     dilation_rate: int
-    offset: int | None = None
-    head_begin: int | None = None
+    offset: int | None = None  #: below dilation_rate; None: each head has its own, its number modulo dilation_rate
+    head_begin: int | None = None  #: the heads that have this level; None: all
     head_end: int | None = None  #: one past the last
 
 
@@ -120,7 +119,7 @@ class AttentionOptions(CallOptions, total=False):
     #: Of packed documents, of lse and dlse alike: "per_document" [documents, heads, longest document's queries], -inf
     #: behind each document's end (what stands there is not read); "flat" or None: [heads, tokens].
     lse_format: Literal["flat", "per_document"] | None
-    #: LongNet's levels. Not served by any version yet.
+    #: Dilated attention; documents have as many queries as keys.
     dilation_levels: Sequence[DilationLevel]
     #: Equal calls give equal bits on the same ring.
     deterministic: bool
