@@ -447,8 +447,11 @@ def test_a_stream_that_follows_in_time_holds_on(holding_ring):
     assert third.name(handle) == [""]
     second.close()  # heard of after the third has begun
     time.sleep(3)
-    case.backward(ring.attention, handle)
+    case.backward(ring.attention, handle, keep_residual=True)
+    # One that was deleted is gone at once, where one that was read stays for a replay.
+    ring.attention.DeleteResidual(pb.DeleteResidualRequest(residual_handle=handle))
     assert third.name(handle) == ["RESIDUAL_CONSUMED"]
+    assert kept(ring) == 0
     third.close()
 
 

@@ -269,17 +269,16 @@ def test_an_accumulated_step(log):
 @pytest.mark.parametrize("mode", ["auto", "remote"])
 def test_a_graph_holds_what_it_needs(default_client, monkeypatch, mode):
     """However long until the backward; and no longer than the graph."""
-    held = []
+    held = set()
     kind = type(default_client)
     hold, release = kind.hold_residuals, kind.release_residuals
 
     def logged_hold(client, residuals):
-        held.extend(residual.handle for residual in residuals)
+        held.update(residual.handle for residual in residuals)
         hold(client, residuals)
 
     def logged_release(client, residuals):
-        for residual in residuals:
-            held.remove(residual)
+        held.difference_update(residuals)
         release(client, residuals)
 
     monkeypatch.setattr(kind, "hold_residuals", logged_hold)
@@ -289,9 +288,9 @@ def test_a_graph_holds_what_it_needs(default_client, monkeypatch, mode):
     (residual,) = [torch_ops._keeper.find(handle) for handle in held]
     assert residual is not None and len(held) == 1 and default_client.hold_trouble is None
     out.sum().backward()
-    assert held == []
+    assert held == set()
     out, _ = ringattn.attention(q, k, v, residual=mode)
     assert len(held) == 1
     del out
     gc.collect()
-    wait_until(lambda: held == [], 10, "a dropped graph holds nothing")
+    wait_until(lambda: not held, 10, "a dropped graph holds nothing")
