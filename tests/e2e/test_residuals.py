@@ -451,7 +451,7 @@ def test_a_stream_that_follows_in_time_holds_on(holding_ring):
     # One that was deleted is gone at once, where one that was read stays for a replay.
     ring.attention.DeleteResidual(pb.DeleteResidualRequest(residual_handle=handle))
     assert third.name(handle) == ["RESIDUAL_CONSUMED"]
-    assert kept(ring) == 0
+    wait_until(lambda: kept(ring) == 0, 5, "it is deleted")
     third.close()
 
 
@@ -468,7 +468,8 @@ def test_a_killed_client_leaves_nothing(holding_ring, tmp_path):
         "def requests():\n"
         f"    yield pb.HoldResidualsRequest(residual_handles=[{handle!r}])\n"
         "    time.sleep(60)\n"
-        "print(next(stub.HoldResiduals(requests())).residuals[0].reason or 'held', flush=True)\n"
+        "call = stub.HoldResiduals(requests())\n"  # which ends with its last reference
+        "print(next(call).residuals[0].reason or 'held', flush=True)\n"
         "time.sleep(60)\n")
     holder = subprocess.Popen(["/usr/bin/python3", str(program)], stdout=subprocess.PIPE, text=True)
     try:
