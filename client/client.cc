@@ -198,6 +198,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
         options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
                             : security->Dial(target, arguments));
   }
+  client->hold_ = std::make_unique<ResidualHold>(client->channels_[0], client->token_);
   // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
   grpc::ChannelArguments worker_arguments = arguments;
   worker_arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);

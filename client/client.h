@@ -27,6 +27,7 @@
 #include "client/error.h"
 #include "client/operation.h"
 #include "client/region_index.h"
+#include "client/residual_hold.h"
 #include "client/retry_policy.h"
 #include "client/staging_pool.h"
 #include "client/worker_channels.h"
@@ -119,6 +120,19 @@ class Client {
   absl::StatusOr<std::vector<std::string>> RenewResiduals(
       const std::vector<std::string>& residual_handles, absl::Duration ttl,
       absl::Duration deadline);
+  // Keeps residuals, whatever their ttl, until they are read, deleted or released, for as long as
+  // this client is there; when it goes, or its process dies, they go within
+  // Limits.residual_hold_grace. Does not block: what the server does not know of yet lasts for the
+  // time that it has.
+  void HoldResiduals(const std::vector<std::string>& residual_handles) {
+    hold_->Hold(residual_handles);
+  }
+  // Those that were used up need not be released, but are remembered until they are.
+  void ReleaseResiduals(const std::vector<std::string>& residual_handles) {
+    hold_->Release(residual_handles);
+  }
+  // Why none is held at the moment; OK while they are. UNIMPLEMENTED of an older server.
+  absl::Status ResidualHoldTrouble() const { return hold_->trouble(); }
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration deadline);
   absl::StatusOr<v1::Topology> GetTopology(absl::Duration deadline);
 
@@ -155,6 +169,7 @@ class Client {
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // fixed by Connect
   std::shared_ptr<WorkerChannels> workers_;               // likewise
   std::shared_ptr<BearerToken> token_;                    // likewise; null: none is shown
+  std::unique_ptr<ResidualHold> hold_;                    // likewise
   std::atomic<uint64_t> next_channel_{0};
   const std::shared_ptr<RegionIndex> regions_ = std::make_shared<RegionIndex>();
   StagingPool staging_;

@@ -73,6 +73,10 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--default_residual_ttl", &limits.default_residual_ttl,
               "how long, unless the Forward says");
   AddDuration(group, "--max_residual_ttl", &limits.max_residual_ttl, "how long at most");
+  AddDuration(group, "--residual_hold_ttl", &limits.residual_hold_ttl,
+              "how long a client that holds residuals may be silent before they expire");
+  AddDuration(group, "--residual_hold_grace", &limits.residual_hold_grace,
+              "how long they outlive the end of a HoldResiduals stream");
   AddCount(group, "--max_request_bytes", &limits.max_request_bytes, limits.max_request_bytes,
            "inputs and outputs of one request");
   AddCount(group, "--max_tokens", &limits.max_tokens, limits.max_tokens,

@@ -268,8 +268,8 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
     object["verified"] = ReportJson(bench->verdict);
     object["loopback_bytes_per_second"] = *loopback;
     const absl::Status status =
-        test->Run(*bench->client, *bench->problem, bench->options, bench->caller->results(),
-                  *loopback, flags.rows, flags.cuda, bar);
+        test->Run(*bench->client, flags.server.server, *bench->problem, bench->options,
+                  bench->caller->results(), *loopback, flags.rows, flags.cuda, bar);
     if (absl::IsDataLoss(status)) {
       Fail(status, flags.json);
       return kMismatch;
@@ -298,6 +298,10 @@ int RunBench(const Flags& flags) {
       problem, flags.backward ? Direction::kBackward : Direction::kForward, flags.backward);
   if (!valid.ok()) return Fail(valid.status(), flags.json);
   if (flags.load.wanted()) return RunLoadTest(flags, problem, valid->spec);
+  if (flags.load.collects_metrics()) {
+    return Fail(UsageError("--collect_metrics needs --concurrency_range or --request_rate_range"),
+                flags.json);
+  }
   const auto measured = Measure(flags, problem, valid->spec);
   if (!measured.ok()) return Fail(measured.status(), flags.json);
   if (!measured->verdict.passed()) return Mismatch(measured->verdict, flags.json);

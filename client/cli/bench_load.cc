@@ -109,6 +109,7 @@ void LoadFlags::AddTo(CLI::App* command) {
   Add(command, "latency_threshold", threshold_ms_,
       "Milliseconds: the level above it is the last, and does not count")
       ->check(CLI::PositiveNumber);
+  metrics_.AddTo(command, kGroup);
   Add(command, "export_csv", csv_, "Write the levels to this file, a line each");
   Add(command, "export_json", json_, "Write to this file what --json prints");
 }
@@ -139,6 +140,13 @@ absl::StatusOr<LoadTest> LoadTest::Prepare(const LoadFlags& flags) {
                        .stability_percentage = flags.stability_,
                        .max_trials = flags.max_trials_,
                        .percentile = flags.percentile_};
+  if (flags.metrics_.collect) {
+    auto metrics = BenchMetrics::Prepare(flags.metrics_, test.measurement_);
+    if (!metrics.ok()) return metrics.status();
+    test.metrics_ = *std::move(metrics);
+  } else if (!flags.metrics_.urls.empty()) {
+    return UsageError("--metrics_url needs --collect_metrics");
+  }
   test.threshold_seconds_ = flags.threshold_ms_ / 1e3;
   test.csv_ = flags.csv_;
   test.json_ = flags.json_;
@@ -149,34 +157,54 @@ int LoadTest::most_in_flight() const {
   return by_rate_ ? max_threads_ : static_cast<int>(loads_.back());
 }
 
-absl::Status LoadTest::Run(Client& client, const BenchProblem& problem, const CallOptions& options,
-                           const BenchResults& forward, double loopback_bytes_per_second,
-                           int64_t rows, const CudaFlags& cuda, ProgressBar& bar) {
-  std::vector<std::unique_ptr<BenchCaller>> callers;
+absl::StatusOr<LoadTest::Level> LoadTest::Measure(double load, const CallOptions& options,
+                                                  const BenchResults& forward, Callers& callers,
+                                                  std::vector<char>& used) {
+  load::LoadShape shape;
+  shape.concurrency = by_rate_ ? max_threads_ : static_cast<int>(load);
+  shape.rate = by_rate_ ? load : 0;
+  shape.poisson = poisson_;
+  Level level;
+  level.load = load;
+  // Scraped from before the first window on: rates are of the whole of it.
+  if (metrics_) metrics_->Begin();
+  {
+    load::LoadLevel calls(shape, [&](int slot) {
+      const CallResult result = callers[slot]->Call(options, forward);
+      used[slot] = result.ok() ? 1 : 0;
+      return SampleOf(result);
+    });
+    level.measured = load::MeasureLevel(measurement_, [&](absl::Time deadline, size_t count) {
+      return calls.Take(deadline, count);
+    });
+  }
+  if (!metrics_) return level;
+  auto metrics = metrics_->End(level.measured);
+  if (!metrics.ok()) return metrics.status();
+  level.metrics = *std::move(metrics);
+  return level;
+}
+
+absl::Status LoadTest::Run(Client& client, const std::string& server, const BenchProblem& problem,
+                           const CallOptions& options, const BenchResults& forward,
+                           double loopback_bytes_per_second, int64_t rows, const CudaFlags& cuda,
+                           ProgressBar& bar) {
+  if (metrics_) {
+    if (absl::Status status = metrics_->Find(client, server); !status.ok()) return status;
+  }
+  Callers callers;
   for (size_t at = 0; at < loads_.size(); ++at) {
     const double load = loads_[at];
     bar.Update(absl::StrFormat("%g %s", load, by_rate_ ? "calls/s" : "in flight"),
                static_cast<double>(at) / static_cast<double>(loads_.size()));
-    load::LoadShape shape;
-    shape.concurrency = by_rate_ ? max_threads_ : static_cast<int>(load);
-    shape.rate = by_rate_ ? load : 0;
-    shape.poisson = poisson_;
-    while (static_cast<int>(callers.size()) < shape.concurrency) {
+    const int slots = by_rate_ ? max_threads_ : static_cast<int>(load);
+    while (static_cast<int>(callers.size()) < slots) {
       callers.push_back(std::make_unique<BenchCaller>(&client, &problem, cuda));
     }
-    Level level;
-    level.load = load;
     std::vector<char> used(callers.size(), 0);  // a slot's own: no two threads write one
-    {
-      load::LoadLevel calls(shape, [&](int slot) {
-        const CallResult result = callers[slot]->Call(options, forward);
-        used[slot] = result.ok() ? 1 : 0;
-        return SampleOf(result);
-      });
-      level.measured = load::MeasureLevel(measurement_, [&](absl::Time deadline, size_t count) {
-        return calls.Take(deadline, count);
-      });
-    }
+    auto measured = Measure(load, options, forward, callers, used);
+    if (!measured.ok()) return measured.status();
+    Level level = *std::move(measured);
     // What the load did to results is as much of interest as what it did to times.
     const auto last = std::find(used.begin(), used.end(), 1);
     if (last != used.end()) {
@@ -243,6 +271,13 @@ std::string LoadTest::Text() const {
   absl::StrAppend(&text,
                   "the bound: the slowest of the busiest rank's kernels and, at the loopback rate, "
                   "payload up and payload down\n");
+  if (metrics_) {
+    absl::StrAppend(&text, metrics_->TextHead());
+    for (const Level& level : levels_) {
+      absl::StrAppend(&text, metrics_->Text(absl::StrFormat("%g", level.load), level.metrics));
+    }
+    absl::StrAppend(&text, "\n");
+  }
   if (threshold_seconds_ > 0) {
     const Level* best = nullptr;
     for (const Level& level : levels_) {
@@ -292,19 +327,23 @@ Json LoadTest::ToJson() const {
                         {"upload", r.upload_seconds},
                         {"compute", r.compute_seconds},
                         {"download", r.download_seconds}}}});
+    if (metrics_) levels.back()["metrics"] = metrics_->ToJson(level.metrics);
   }
-  return {{"mode", by_rate_ ? "request_rate" : "concurrency"},
-          {"distribution", by_rate_ ? (poisson_ ? "poisson" : "constant") : ""},
-          {"chosen_latency", Chosen()},
-          {"latency_threshold_seconds", threshold_seconds_},
-          {"levels", levels}};
+  Json load = {{"mode", by_rate_ ? "request_rate" : "concurrency"},
+               {"distribution", by_rate_ ? (poisson_ ? "poisson" : "constant") : ""},
+               {"chosen_latency", Chosen()},
+               {"latency_threshold_seconds", threshold_seconds_}};
+  if (metrics_) load["metrics"] = metrics_->ToJson();
+  load["levels"] = levels;
+  return load;
 }
 
 std::string LoadTest::Csv() const {
   std::string text = absl::StrCat(
       by_rate_ ? "Request Rate" : "Concurrency",
       ",Calls/Second,Bound Calls/Second,Queue,Upload,Compute,Download,Avg latency,p50 latency,p90 "
-      "latency,p95 latency,p99 latency,Succeeded,Failed,Replays,Delayed,Stable\n");
+      "latency,p95 latency,p99 latency,Succeeded,Failed,Replays,Delayed,Stable",
+      metrics_ ? metrics_->CsvHead() : "", "\n");
   for (const Level& level : levels_) {
     const load::LevelResult& r = level.measured.result;
     int failed = 0;
@@ -315,8 +354,9 @@ std::string LoadTest::Csv() const {
           r.latency.average, r.latency.p50, r.latency.p90, r.latency.p95, r.latency.p99}) {
       absl::StrAppendFormat(&text, ",%.0f", 1e6 * seconds);  // microseconds, as perf_analyzer has
     }
-    absl::StrAppendFormat(&text, ",%d,%d,%d,%d,%d\n", r.succeeded, failed, r.replays, r.delayed,
+    absl::StrAppendFormat(&text, ",%d,%d,%d,%d,%d", r.succeeded, failed, r.replays, r.delayed,
                           level.measured.stable);
+    absl::StrAppend(&text, metrics_ ? metrics_->CsvCells(level.metrics) : "", "\n");
   }
   return text;
 }

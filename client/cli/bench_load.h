@@ -3,11 +3,15 @@
 #ifndef RINGATTN_CLIENT_CLI_BENCH_LOAD_H_
 #define RINGATTN_CLIENT_CLI_BENCH_LOAD_H_
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cli/bench_metrics.h"
 #include "client/cli/bench_problem.h"
 #include "client/cli/command.h"
 #include "client/cli/progress_bar.h"
@@ -25,6 +29,7 @@ class LoadFlags {
 
   // A range was given: a load test is what is asked for.
   bool wanted() const { return !concurrency_range_.empty() || !rate_range_.empty(); }
+  bool collects_metrics() const { return metrics_.collect; }
 
  private:
   friend class LoadTest;
@@ -40,6 +45,7 @@ class LoadFlags {
   double threshold_ms_ = 0;
   std::string csv_;
   std::string json_;
+  MetricsFlags metrics_;
 };
 
 // What was measured, with what it was asked for.
@@ -53,11 +59,12 @@ class LoadTest {
 
   // Level after level, until one is over the latency threshold, which is reported too and does not
   // count. `forward`, whose result is known to be right, has backward's out and lse; results are
-  // judged again after each level. Errors: of a file to export to, and DATA_LOSS where a result is
-  // wrong.
-  absl::Status Run(Client& client, const BenchProblem& problem, const CallOptions& options,
-                   const BenchResults& forward, double loopback_bytes_per_second, int64_t rows,
-                   const CudaFlags& cuda, ProgressBar& bar);
+  // judged again after each level. `server`: its address, where metrics are asked for. Errors: of
+  // BenchMetrics, and DATA_LOSS where a result is wrong.
+  absl::Status Run(Client& client, const std::string& server, const BenchProblem& problem,
+                   const CallOptions& options, const BenchResults& forward,
+                   double loopback_bytes_per_second, int64_t rows, const CudaFlags& cuda,
+                   ProgressBar& bar);
 
   std::string Text() const;
   Json ToJson() const;
@@ -72,7 +79,14 @@ class LoadTest {
     load::StableResult measured;
     double bound = 0;    // calls per second
     bool within = true;  // the latency threshold
+    LevelMetrics metrics = {};
   };
+
+  using Callers = std::vector<std::unique_ptr<BenchCaller>>;
+
+  absl::StatusOr<Level> Measure(double load, const CallOptions& options,
+                                const BenchResults& forward, Callers& callers,
+                                std::vector<char>& used);
 
   std::string Csv() const;
   std::string Chosen() const;
@@ -85,6 +99,7 @@ class LoadTest {
   double threshold_seconds_ = 0;
   std::string csv_;
   std::string json_;
+  std::optional<BenchMetrics> metrics_;
   std::vector<Level> levels_;
 };
 

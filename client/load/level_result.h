@@ -11,6 +11,11 @@
 
 namespace ringattn::client::load {
 
+struct TimeSpan {
+  absl::Time begin;
+  absl::Time end;
+};
+
 // A stretch of time and the calls that ended in it.
 struct Window {
   absl::Time begin;

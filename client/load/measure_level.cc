@@ -42,6 +42,7 @@ StableResult MeasureLevel(const Measurement& measurement, const TakeCalls& take)
     if (measured.stable) break;
   }
   measured.result = Summarise(windows, measurement.percentile);
+  for (const Window& window : windows) measured.spans.push_back({window.begin, window.end});
   return measured;
 }
 

@@ -32,6 +32,7 @@ struct StableResult {
   LevelResult result;  // of the last three windows, or of all if there were fewer
   bool stable = false;
   int windows = 0;
+  std::vector<TimeSpan> spans = {};  // the windows that `result` is of, one after another
 };
 
 bool AreStable(const std::vector<LevelResult>& windows, double percentage);

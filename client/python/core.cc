@@ -1,6 +1,7 @@
 // The extension module ringattn._core: the client library with plain values. What users see is
 // written in Python on top of it (client/python/ringattn), and so are defaults, shapes, exceptions
 // and event loops.
+#include <google/protobuf/descriptor.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -89,6 +90,36 @@ py::tuple RenewResiduals(ClientHandle& client, const std::vector<std::string>& h
   return ValueOrError(absl::OkStatus(), py::cast(*reasons));
 }
 
+// The locks that these take are held for moments, but by threads that may be waiting for a core.
+void HoldResiduals(ClientHandle& client, const std::vector<std::string>& handles) {
+  const GilReleased released;
+  client.get().HoldResiduals(handles);
+}
+
+void ReleaseResiduals(ClientHandle& client, const std::vector<std::string>& handles) {
+  const GilReleased released;
+  client.get().ReleaseResiduals(handles);
+}
+
+py::object HoldTrouble(ClientHandle& client) {
+  const absl::Status trouble = [&] {
+    const GilReleased released;
+    return client.get().ResidualHoldTrouble();
+  }();
+  return trouble.ok() ? py::object(py::none()) : ErrorToDict(trouble);
+}
+
+// Names of the fields of a message of ringattn.v1. Throws: there is no such message.
+std::vector<std::string> MessageFields(const std::string& name) {
+  const google::protobuf::Descriptor* type =
+      google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName("ringattn.v1." +
+                                                                                name);
+  if (type == nullptr) throw py::value_error("there is no message ringattn.v1." + name);
+  std::vector<std::string> names;
+  for (int i = 0; i < type->field_count(); ++i) names.push_back(type->field(i)->name());
+  return names;
+}
+
 py::tuple AllocateRegion(ClientHandle& client, int64_t bytes) {
   auto region = PythonRegion::Allocate(client, bytes);
   if (!region.ok()) return ValueOrError(region.status(), py::none());
@@ -129,6 +160,9 @@ PYBIND11_MODULE(_core, module) {
       .def("cancel_operation", &CancelOperation)
       .def("delete_residual", &DeleteResidual)
       .def("renew_residuals", &RenewResiduals)
+      .def("hold_residuals", &HoldResiduals)
+      .def("release_residuals", &ReleaseResiduals)
+      .def("hold_trouble", &HoldTrouble)
       .def("allocate_region", &AllocateRegion);
 
   py::class_<PythonCall>(module, "Call")
@@ -136,9 +170,11 @@ PYBIND11_MODULE(_core, module) {
       .def("fileno", &PythonCall::event)
       .def("cancel", &PythonCall::Cancel)
       .def("wait", &PythonCall::Wait)
+      .def("poll", &PythonCall::Poll)
       .def("result", &PythonCall::Result);
 
   module.def("connect", &Connect, py::arg("target"), py::arg("options"));
+  module.def("message_fields", &MessageFields, py::arg("name"));
 }
 
 }  // namespace ringattn::python

@@ -1,5 +1,6 @@
 #include "client/python/python_call.h"
 
+#include <google/protobuf/descriptor.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -36,12 +37,15 @@ void Fill(const py::dict& request, const char* name, Message* message) {
   if (request.contains(name)) FromDict(request[name], name, message);
 }
 
-v1::DataType DTypeOf(const py::dict& request, const char* name) {
-  if (!request.contains(name) || request[name].is_none()) return v1::DATA_TYPE_UNSPECIFIED;
+// A value of an enum of the protos by its short name; 0, unspecified, where there is none.
+template <typename Enum>
+Enum EnumOf(const py::dict& request, const char* name,
+            const google::protobuf::EnumDescriptor* type) {
+  if (!request.contains(name) || request[name].is_none()) return static_cast<Enum>(0);
   const auto short_name = request[name].cast<std::string>();
-  const int number = EnumNumber(*v1::DataType_descriptor(), short_name);
+  const int number = EnumNumber(*type, short_name);
   if (number < 0) throw py::value_error(absl::StrCat(name, ": there is no ", short_name));
-  return static_cast<v1::DataType>(number);
+  return static_cast<Enum>(number);
 }
 
 template <typename Args>
@@ -49,8 +53,18 @@ void FillHeader(const py::dict& request, Args* args) {
   Fill(request, "shape", &args->shape);
   Fill(request, "options", &args->options);
   Fill(request, "plan", &args->plan);
-  args->dtype = DTypeOf(request, "dtype");
-  args->output_dtype = DTypeOf(request, "output_dtype");
+  args->dtype = EnumOf<v1::DataType>(request, "dtype", v1::DataType_descriptor());
+  args->output_dtype = EnumOf<v1::DataType>(request, "output_dtype", v1::DataType_descriptor());
+  args->lse_format = EnumOf<v1::LseFormat>(request, "lse_format", v1::LseFormat_descriptor());
+}
+
+void FillProbabilityRows(const py::dict& request, client::ForwardArgs* args) {
+  if (!request.contains("probability_rows")) return;
+  int index = 0;
+  for (const py::handle row : request["probability_rows"]) {
+    FromDict(py::reinterpret_borrow<py::dict>(row), absl::StrCat("probability_rows[", index++, "]"),
+             &args->probability_rows.emplace_back());
+  }
 }
 
 // By the names that Python has for them. What is missing here, Python refuses by name.
@@ -84,6 +98,7 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
   ReadItem(call, "streams", &options.streams);
   ReadItem(call, "timeline", &options.with_timeline);
   ReadItem(call, "traceparent", &options.traceparent);
+  ReadItem(call, "crc32c", &options.with_crc32c);
   ReadItem(call, "deadline", &deadline_seconds);
   options.deadline = absl::Seconds(deadline_seconds);
   return options;
@@ -137,6 +152,7 @@ struct PythonCall::End {
   std::mutex mutex;
   std::condition_variable changed;
   bool has_come = false;
+  std::optional<v1::Progress> progress;  // the newest that nobody has taken
   int event = -1;
 
   ~End() {
@@ -148,9 +164,21 @@ struct PythonCall::End {
       const std::lock_guard<std::mutex> lock(mutex);
       has_come = true;
     }
+    Signal();
+  }
+
+  void Tell(const v1::Progress& news) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      progress = news;
+    }
+    Signal();
+  }
+
+  void Signal() {
     changed.notify_all();
     const uint64_t one = 1;
-    // The counter is 0 before: the write neither blocks nor fails.
+    // Far from the counter's end: the write neither blocks nor fails.
     if (event >= 0) static_cast<void>(write(event, &one, sizeof(one)) == 0);
   }
 };
@@ -166,7 +194,13 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
     made->end_->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (made->end_->event < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   }
-  const client::CallOptions options = CallOptionsOf(call);
+  client::CallOptions options = CallOptionsOf(call);
+  double progress_seconds = 0;
+  ReadItem(call, "progress_interval", &progress_seconds);
+  if (progress_seconds > 0) {
+    options.progress_interval = absl::Seconds(progress_seconds);
+    options.on_progress = [end = made->end_](const v1::Progress& progress) { end->Tell(progress); };
+  }
   const client::Client::Done done = [end = made->end_](const client::CallResult&) { end->Come(); };
   HeldBuffers& held = made->buffers_;
 
@@ -209,6 +243,7 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
   }
   if (is_forward) {
     FillHeader(request, &forward);
+    FillProbabilityRows(request, &forward);
   } else {
     FillHeader(request, &backward);
     ReadItem(request, "residual_handle", &backward.residual_handle);
@@ -239,7 +274,8 @@ void PythonCall::Wait() {
   const auto wait_a_while = [this] {
     const GilReleased released;
     std::unique_lock<std::mutex> lock(end_->mutex);
-    return end_->changed.wait_for(lock, kSignalCheckInterval, [this] { return end_->has_come; });
+    return end_->changed.wait_for(lock, kSignalCheckInterval,
+                                  [this] { return end_->has_come || end_->progress.has_value(); });
   };
   while (!wait_a_while()) {
     if (PyErr_CheckSignals() == 0) continue;
@@ -249,7 +285,23 @@ void PythonCall::Wait() {
     WaitWithoutGil();
     throw raised;
   }
-  WaitWithoutGil();
+}
+
+py::tuple PythonCall::Poll() {
+  std::optional<v1::Progress> progress;
+  bool has_come = false;
+  {
+    const std::lock_guard<std::mutex> lock(end_->mutex);
+    has_come = end_->has_come;
+    progress.swap(end_->progress);
+    uint64_t count = 0;
+    // The end stays readable.
+    if (end_->event >= 0 && !has_come) {
+      static_cast<void>(read(end_->event, &count, sizeof(count)) == 0);
+    }
+  }
+  if (has_come) WaitWithoutGil();
+  return py::make_tuple(has_come, progress ? py::object(ToDict(*progress)) : py::none());
 }
 
 py::tuple PythonCall::Result() {

@@ -54,11 +54,13 @@ class ClientHandle {
 // condition variable, and by an eventfd that an event loop can watch.
 class PythonCall {
  public:
-  // `request`: {"shape", "dtype", "output_dtype", "options", "plan"}, as the protos name them, and
-  // of a backward "residual_handle", "keep_residual". `inputs`, `outputs`: tensors' names to
+  // `request`: {"shape", "dtype", "output_dtype", "lse_format", "options", "plan"}, as the protos
+  // name them, of a forward "probability_rows", and of a backward "residual_handle",
+  // "keep_residual". `inputs`, `outputs`: tensors' names to
   // objects with the buffer protocol. `call`: {"request_id", "streams", "deadline", "timeline",
-  // "traceparent", "transport", "retain"}, the last in seconds, 0 for as long as the service thinks
-  // right. Throws: pybind11::value_error naming a field; what HeldBuffers throws.
+  // "traceparent", "crc32c", "transport", "retain", "progress_interval"}, the last two in seconds:
+  // retain 0 for as long as the service thinks right, no interval for no progress. Throws:
+  // pybind11::value_error naming a field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
                                            const pybind11::dict& request,
                                            const pybind11::dict& inputs,
@@ -70,14 +72,18 @@ class PythonCall {
   const std::string& request_id() const { return operation_->request_id(); }
   void Cancel() { operation_->Cancel(); }
 
-  // Readable from the end on; -1 without an event. This object's own.
+  // Readable when Poll has news, and from the end on; -1 without an event. This object's own.
   int event() const;
 
-  // Until the end; then buffers are the caller's again. Gives up the GIL. A signal whose handler
-  // raises (Ctrl-C) cancels the call, waits for its end, and raises. Needs the GIL.
+  // Until there is progress that Poll has not given, or the end. Gives up the GIL. A signal whose
+  // handler raises (Ctrl-C) cancels the call, waits for its end, and raises. Needs the GIL.
   void Wait();
 
-  // (report or None, error or None), dicts. REQUIRES: Wait has returned. Needs the GIL.
+  // (whether the call has ended, the newest Progress as a dict or None). After its end buffers are
+  // the caller's again. Does not wait for either. Needs the GIL.
+  pybind11::tuple Poll();
+
+  // (report or None, error or None), dicts. REQUIRES: Poll has told of the end. Needs the GIL.
   pybind11::tuple Result();
 
  private:

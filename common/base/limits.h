@@ -96,6 +96,12 @@ struct Limits {
   int64_t max_residual_bytes = 256 * kGiB;
   absl::Duration default_residual_ttl = absl::Minutes(10);
   absl::Duration max_residual_ttl = absl::Hours(6);
+  // HoldResiduals: renewed at a third of the time; and for how long after the stream's end, which a
+  // client's next stream must beat (ResidualHold's sign of life: 3 s).
+  absl::Duration residual_hold_ttl = absl::Seconds(60);
+  absl::Duration residual_hold_grace = absl::Seconds(10);
+  int64_t max_residual_holds = 1024;  // streams
+  int64_t max_residual_holds_per_client = 16;
   // What the coordinator keeps of each: some 3 KiB, and the boundaries of its documents, at most
   // 4 MiB. Layers of a model times its micro-batches are far fewer.
   int64_t max_residuals = 16384;

@@ -11,6 +11,7 @@
 #include "server/edge/error_details.h"
 #include "server/edge/replies.h"
 #include "server/edge/residual_calls.h"
+#include "server/edge/residual_hold_call.h"
 
 namespace ringattn::server {
 namespace {
@@ -114,6 +115,11 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::RenewResiduals(
     grpc::CallbackServerContext* call, const v1::RenewResidualsRequest* request,
     v1::RenewResidualsResponse* response) {
   return AnswerRenewResiduals(context_, call, request, response);
+}
+
+grpc::ServerBidiReactor<v1::HoldResidualsRequest, v1::HoldResidualsResponse>*
+AttentionServiceImpl::HoldResiduals(grpc::CallbackServerContext* call) {
+  return StartHoldResiduals(context_, call);
 }
 
 }  // namespace ringattn::server

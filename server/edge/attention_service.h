@@ -14,7 +14,8 @@ using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward
             v1::AttentionService::WithCallbackMethod_CancelOperation<
                 v1::AttentionService::WithCallbackMethod_DeleteResidual<
                     v1::AttentionService::WithCallbackMethod_RenewResiduals<
-                        v1::AttentionService::Service>>>>>>;
+                        v1::AttentionService::WithCallbackMethod_HoldResiduals<
+                            v1::AttentionService::Service>>>>>>>;
 
 // Thread safe.
 class AttentionServiceImpl final : public AttentionServiceBase {
@@ -35,6 +36,8 @@ class AttentionServiceImpl final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* RenewResiduals(grpc::CallbackServerContext* call,
                                            const v1::RenewResidualsRequest* request,
                                            v1::RenewResidualsResponse* response) override;
+  grpc::ServerBidiReactor<v1::HoldResidualsRequest, v1::HoldResidualsResponse>* HoldResiduals(
+      grpc::CallbackServerContext* call) override;
 
  private:
   const RequestContext* const context_;

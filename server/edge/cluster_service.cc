@@ -135,6 +135,8 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_residual_bytes(limits.max_residual_bytes);
   SetDuration(limits.default_residual_ttl, proto->mutable_default_residual_ttl());
   SetDuration(limits.max_residual_ttl, proto->mutable_max_residual_ttl());
+  SetDuration(limits.residual_hold_ttl, proto->mutable_residual_hold_ttl());
+  SetDuration(limits.residual_hold_grace, proto->mutable_residual_hold_grace());
   proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);

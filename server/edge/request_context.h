@@ -11,6 +11,7 @@
 #include "server/edge/core_loop.h"
 #include "server/edge/data_plane.h"
 #include "server/edge/request_registry.h"
+#include "server/edge/residual_holds.h"
 #include "server/edge/server_metrics.h"
 #include "server/edge/shard_client.h"
 
@@ -26,6 +27,7 @@ struct RequestContext {
   ShardChannels* channels = nullptr;
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;
+  ResidualHolds* holds = nullptr;
   AuditLog* audit = nullptr;  // null: none is kept
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;

@@ -55,6 +55,7 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
       callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
       registry_(options_.core.limits),
+      holds_(options_.core.limits),
       channels_(options_.core.limits, options_.cluster_security),
       board_(options_.topology),
       request_context_{.limits = options_.core.limits,
@@ -64,7 +65,8 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
                        .registry = &registry_,
                        .channels = &channels_,
                        .metrics = &server_metrics_,
-                       .callers = &callers_},
+                       .callers = &callers_,
+                       .holds = &holds_},
       attention_service_(&request_context_),
       cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_,
                        &callers_),
@@ -184,6 +186,7 @@ bool Server::Shutdown(absl::Duration timeout) {
     if (!drained) CutOff();
     liveness_.reset();
     board_.Close();
+    holds_.Close();
     admin_service_.Close();
     public_->Shutdown(absl::Now() +
                       (timeout > absl::ZeroDuration() ? kLastWords : absl::ZeroDuration()));
@@ -290,9 +293,14 @@ ServerStatus Server::MakeStatus(const Coordinator& core) const {
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
+  server_metrics_.SetResidualHolds(holds_.streams());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
   if (status_board_.Wants(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
+  const auto is_kept = [&core](const std::string& handle, const std::string& principal) {
+    return !core.FindResidual(handle, principal, "").why_not.has_value();
+  };
+  for (ResidualsRenewed& held : holds_.Due(now, is_kept)) core_.Post(std::move(held));
 }
 
 }  // namespace ringattn::server

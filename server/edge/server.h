@@ -126,6 +126,7 @@ class Server final : private ActionSink {
   std::unique_ptr<AuditLog> audit_;  // null: none is kept
   CoreLoop core_;
   RequestRegistry registry_;
+  ResidualHolds holds_;
   ShardChannels channels_;
   TopologyBoard board_;
   StatusBoard status_board_;

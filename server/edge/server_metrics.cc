@@ -99,6 +99,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                              "Times that a ring was formed again after the first.")
                   .Add({});
   residuals_ = gauge("ringattn_residuals", "Residuals that are kept for a Backward.");
+  residual_holds_ =
+      gauge("ringattn_residual_holds", "Open HoldResiduals streams, which keep residuals.");
   residual_bytes_ =
       gauge("ringattn_residual_bytes", "Worker memory that residuals take, all workers together.");
   gauge("ringattn_max_residual_bytes", "What residuals may take.")
@@ -163,6 +165,10 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   SetResiduals(stats.residuals);
   stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
   seen_ = stats;
+}
+
+void ServerMetrics::SetResidualHolds(int64_t streams) {
+  residual_holds_->Set(static_cast<double>(streams));
 }
 
 void ServerMetrics::SetResiduals(const ResidualCounts& counts) {

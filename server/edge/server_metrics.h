@@ -44,6 +44,7 @@ class ServerMetrics {
     member_bytes_down_.at(transport)->Increment(static_cast<double>(totals.bytes_down));
   }
 
+  void SetResidualHolds(int64_t streams);
   void SetStats(const CoordinatorStats& stats);
   void WorkerLost(const LostWorker& loss);
   // ringattn_worker_up{rank, device}: 1 for each member of a ready ring; a rank that
@@ -78,6 +79,7 @@ class ServerMetrics {
   prometheus::Counter* stalled_downloads_;
   prometheus::Gauge* residuals_;
   prometheus::Gauge* residual_bytes_;
+  prometheus::Gauge* residual_holds_;
   prometheus::Counter* residuals_kept_;
   prometheus::Counter* residuals_refused_;
   prometheus::Counter* residual_reads_;

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
-"""Direct streams beside plain TCP, Arrow Flight and the relay, in one run, rounds interleaved:
+"""Direct streams, host memory, staged and not, and the relay beside plain TCP, memcpy and Arrow Flight, in one run,
+rounds interleaved:
 
   tests/bench/direct_rate.py [--workers=4] [--channels=2] [--megabytes=256] [--rounds=7] [--flight=PYTHON]
+                             [--paths=host,staged,direct,relay]
 
 Starts a ring of CPU workers and runs transport_rate against it. --flight: a Python that has pyarrow, in an
 environment of its own; without it, no Flight. Bazel targets needed: //server:ringattn-server
@@ -24,12 +26,13 @@ def main():
     parser = argparse.ArgumentParser()
     for name, default in (("workers", 4), ("channels", 2), ("megabytes", 256), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--paths", default="direct,relay")
+    parser.add_argument("--paths", default="host,staged,direct,relay")
     parser.add_argument("--flight", default="")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         ring = Cluster(directory, workers=options.workers,
-                       worker_flags=["--client_data_listen=127.0.0.1:0"])
+                       worker_flags=["--client_data_listen=127.0.0.1:0", "--local_memory=host",
+                                     f"--local_socket_dir={directory}"])
         try:
             command = [BIN / "tests/bench/transport_rate", f"--server={ring.address}",
                        f"--paths={options.paths}", f"--workers={options.workers}",

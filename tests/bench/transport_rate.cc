@@ -1,11 +1,14 @@
 // How fast tensors get to workers and back, by each way beside its bound, interleaved in one run;
 // every result is checked.
 //
-//   transport_rate --server=127.0.0.1:7700 [--paths=host,relay] [--megabytes=256] [--rounds=7]
+//   transport_rate --server=127.0.0.1:7700 [--paths=host,staged,relay] [--megabytes=256]
+//   [--rounds=7]
 //                  [--workers=1] [--threads=2] [--channels=2] [--beside=COMMAND]
 //
 //   host    host memory; bound: a memcpy out of the same memory and back by --threads threads,
 //           which is what workers copy with (--copy_threads)
+//   staged  host memory for tensors that lie in no region: the client library copies them into and
+//           out of one of its own; bound: that memcpy as well as the workers', each way
 //   direct  streams straight to the workers, --channels to each; bound: plain TCP on as many
 //           connections to one process. --beside: another program that moves as many bytes on as
 //           many streams: each round it gets a line on its standard input and answers with the
@@ -41,7 +44,7 @@
 ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int, megabytes, 256, "bytes of q, and of out");
 ABSL_FLAG(std::vector<std::string>, paths, (std::vector<std::string>{"host", "relay"}),
-          "of host, direct, relay");
+          "of host, staged, direct, relay");
 ABSL_FLAG(int, workers, 1, "of the ring that serves the request");
 ABSL_FLAG(int, threads, 2, "of the memcpy");
 ABSL_FLAG(int, channels, 2, "direct: connections to each worker");
@@ -131,7 +134,9 @@ class Beside {
   std::FILE* from_ = nullptr;
 };
 
-double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish) {
+// `staged_bytes`: what the client library must have copied.
+double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish,
+            uint64_t staged_bytes) {
   ForwardArgs args;
   args.shape.set_batch(1);
   args.shape.set_seq_len_q(rows);
@@ -154,6 +159,9 @@ double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish 
   options.with_crc32c = false;
   const CallResult result = client.Forward(args, {.out = tensors.out, .lse = tensors.lse}, options);
   if (!result.ok()) Die(FormatError(result.status()));
+  if (result->staged_bytes != staged_bytes) {
+    Die(absl::StrCat(result->staged_bytes, " bytes were staged rather than ", staged_bytes));
+  }
   const uint8_t* first = tensors.out.data();
   const uint8_t* last = first + (rows - 1) * kRowBytes;
   const bool zeros = std::all_of(first, last, [](uint8_t byte) { return byte == 0; });
@@ -193,18 +201,24 @@ class Bench {
     if (!client.ok()) Die(client.status().ToString());
     client_ = *std::move(client);
     rows_ = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
+    for (const std::string& path : absl::GetFlag(FLAGS_paths)) {
+      if (path != "host" && path != "staged" && path != "direct" && path != "relay") {
+        Die(absl::StrCat("--paths: there is no ", path));
+      }
+    }
     if (Has("host")) {
       auto region = Region::Allocate(client_.get(), Tensors::Bytes(rows_));
       if (!region.ok()) Die(region.status().ToString());
       region_ = *std::move(region);
       tensors_.emplace(region_->memory().data(), rows_);
-    } else {
-      memory_.resize(Tensors::Bytes(rows_));
-      tensors_.emplace(memory_.data(), rows_);
     }
-    Fill(tensors_->q, 0.25f);
-    Fill(tensors_->k, 0.5f);
-    Fill(tensors_->v, 3.0f);
+    if (!Has("host") || Has("staged")) {
+      memory_.resize(Tensors::Bytes(rows_));
+      plain_.emplace(memory_.data(), rows_);
+      FillInputs(*plain_);
+    }
+    if (region_ == nullptr) tensors_ = plain_;
+    FillInputs(*tensors_);
     bytes_ = static_cast<int64_t>(tensors_->q.size());
     mine_.resize(bytes_);
     AddPaths();
@@ -250,12 +264,38 @@ class Bench {
     std::fill_n(reinterpret_cast<float*>(tensor.data()), tensor.size() / 4, value);
   }
 
+  static void FillInputs(const Tensors& tensors) {
+    Fill(tensors.q, 0.25f);
+    Fill(tensors.k, 0.5f);
+    Fill(tensors.v, 3.0f);
+  }
+
   size_t Add(Path path) {
     paths_.push_back(std::move(path));
     return paths_.size() - 1;
   }
   size_t AddCall(const std::string& name, TransportWish wish) {
-    return Add({name, name, [this, wish] { return Call(*client_, *tensors_, rows_, wish); }});
+    return Add({name, name, [this, wish] { return Call(*client_, *tensors_, rows_, wish, 0); }});
+  }
+
+  void AddStaged() {
+    const int threads = absl::GetFlag(FLAGS_threads);
+    const size_t staged =
+        Add({"host memory, staged", "", [this] {
+               return Call(*client_, *plain_, rows_, TransportWish::kHost, Tensors::Bytes(rows_));
+             }});
+    between_.resize(bytes_);
+    const size_t copies =
+        Add({absl::StrCat("memcpy, twice each way, ", threads, " threads"), "both memcpys",
+             [this, threads] {
+               return Seconds([&] {
+                 CopySideBySide(between_.data(), plain_->q.data(), bytes_, threads);
+                 CopySideBySide(mine_.data(), between_.data(), bytes_, threads);
+                 CopySideBySide(between_.data(), mine_.data(), bytes_, threads);
+                 CopySideBySide(plain_->out.data(), between_.data(), bytes_, threads);
+               });
+             }});
+    ratios_.push_back({staged, copies});
   }
 
   void AddPaths() {
@@ -272,6 +312,7 @@ class Bench {
                }});
       ratios_.push_back({host, copy});
     }
+    if (Has("staged")) AddStaged();
     if (direct_) {
       const int streams = absl::GetFlag(FLAGS_workers) * absl::GetFlag(FLAGS_channels);
       const size_t direct =
@@ -298,8 +339,10 @@ class Bench {
   int64_t bytes_ = 0;
   std::shared_ptr<Region> region_;
   std::vector<uint8_t> memory_;
-  std::optional<Tensors> tensors_;
+  std::optional<Tensors> tensors_;  // of all calls but the staged ones
+  std::optional<Tensors> plain_;    // in memory_
   std::vector<uint8_t> mine_;
+  std::vector<uint8_t> between_;
   std::vector<Path> paths_;
   std::vector<Ratio> ratios_;
 };

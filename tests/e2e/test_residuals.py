@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import pathlib
+import queue
+import signal
 import subprocess
 import threading
 import time
@@ -365,3 +368,151 @@ def test_clients_have_their_own(make_ring, tmp_path):
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_CONSUMED",
           lambda: case.backward(alice, handle))
     fails(grpc.StatusCode.NOT_FOUND, "RESIDUAL_NOT_FOUND", lambda: case.backward(bob, handle))
+
+
+# ------------------------------------------------------------------- HoldResiduals
+
+
+class Hold:
+    """A HoldResiduals stream by hand."""
+
+    def __init__(self, stub, **metadata):
+        self.requests = queue.SimpleQueue()
+        self.call = stub.HoldResiduals(iter(self.requests.get, None), timeout=60, **metadata)
+
+    def name(self, *handles, released=()):
+        """The reasons of those that are gone."""
+        self.requests.put(pb.HoldResidualsRequest(residual_handles=handles,
+                                                  released_handles=released))
+        return [status.reason for status in next(self.call).residuals]
+
+    def close(self):
+        self.requests.put(None)
+        with pytest.raises(StopIteration):
+            next(self.call)
+
+
+@pytest.fixture(scope="module")
+def holding_ring(tmp_path_factory):
+    """Holds last for 1.5 s, and outlive their stream by 1 s."""
+    from cluster import Cluster
+    cluster = Cluster(tmp_path_factory.mktemp("holding"), workers=2, server_flags=[
+        "--residual_hold_ttl=1500ms", "--residual_hold_grace=1s"])
+    yield cluster
+    print(cluster.tail())
+    cluster.close()
+
+
+def kept(ring):
+    return metrics(ring)["ringattn_residuals"]
+
+
+def test_what_is_held_outlives_its_time_and_its_stream_by_a_moment(holding_ring):
+    ring, case = holding_ring, small_case()
+    info = ring.cluster.GetServerInfo(cluster_pb2.GetServerInfoRequest()).limits
+    assert (info.residual_hold_ttl.ToMilliseconds(), info.residual_hold_grace.seconds) == (1500, 1)
+    held, short = (case.forward(ring.attention, ttl=0.8) for _ in range(2))
+    released = case.forward(ring.attention, ttl=0.8)
+    hold = Hold(ring.attention)
+    names = [r.summary.residual_handle for r in (held, short, released)]
+    assert hold.name(names[0], names[2], "0" * 32) == ["", "", "RESIDUAL_NOT_FOUND"]
+    wait_until(lambda: metrics(ring)["ringattn_residual_holds"] == 1, 5, "the stream is counted")
+    assert hold.name(released=[names[2]]) == []
+    time.sleep(4)  # more than any time of its own, and than one renewal gives
+    fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_EXPIRED",
+          lambda: case.backward(ring.attention, names[1]))
+    fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_EXPIRED",
+          lambda: case.backward(ring.attention, names[2]))
+    assert kept(ring) == 1
+    result = case.backward(ring.attention, names[0], keep_residual=True)
+    assert_same_gradients(case, result, case.stateless(ring.attention, held))
+    hold.close()
+    assert kept(ring) == 1  # the grace
+    wait_until(lambda: kept(ring) == 0, 5, "it goes with its stream")
+    wait_until(lambda: metrics(ring)["ringattn_residual_holds"] == 0, 5, "no stream")
+    fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_EXPIRED",
+          lambda: case.backward(ring.attention, names[0]))
+
+
+def test_a_stream_that_follows_in_time_holds_on(holding_ring):
+    """A broken connection costs nothing; whichever end the server hears of first."""
+    ring, case = holding_ring, small_case()
+    handle = case.forward(ring.attention).summary.residual_handle
+    first = Hold(ring.attention)
+    assert first.name(handle) == [""]
+    first.call.cancel()
+    second = Hold(ring.attention)
+    assert second.name(handle) == [""]
+    third = Hold(ring.attention)
+    assert third.name(handle) == [""]
+    second.close()  # heard of after the third has begun
+    time.sleep(3)
+    case.backward(ring.attention, handle, keep_residual=True)
+    # One that was deleted is gone at once, where one that was read stays for a replay.
+    ring.attention.DeleteResidual(pb.DeleteResidualRequest(residual_handle=handle))
+    assert third.name(handle) == ["RESIDUAL_CONSUMED"]
+    wait_until(lambda: kept(ring) == 0, 5, "it is deleted")
+    third.close()
+
+
+def test_a_killed_client_leaves_nothing(holding_ring, tmp_path):
+    """Its residuals would last for half a minute by themselves."""
+    ring, case = holding_ring, small_case()
+    handle = case.forward(ring.attention, ttl=30).summary.residual_handle
+    program = tmp_path / "holder.py"
+    program.write_text(
+        "import sys, time, grpc\n"
+        f"sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
+        "from stubs import attention_pb2 as pb, attention_pb2_grpc\n"
+        f"stub = attention_pb2_grpc.AttentionServiceStub(grpc.insecure_channel({ring.address!r}))\n"
+        "def requests():\n"
+        f"    yield pb.HoldResidualsRequest(residual_handles=[{handle!r}])\n"
+        "    time.sleep(60)\n"
+        "call = stub.HoldResiduals(requests())\n"  # which ends with its last reference
+        "print(next(call).residuals[0].reason or 'held', flush=True)\n"
+        "time.sleep(60)\n")
+    holder = subprocess.Popen(["/usr/bin/python3", str(program)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        time.sleep(2)
+        assert kept(ring) == 1
+        before = metrics(ring)['ringattn_residuals_ended_total{reason="expired"}']
+        holder.kill()
+        holder.wait()
+        wait_until(lambda: kept(ring) == 0, 5, "it goes with its client")
+        assert metrics(ring)['ringattn_residuals_ended_total{reason="expired"}'] == before + 1
+    finally:
+        holder.kill()
+        holder.stdout.close()
+
+
+def test_holds_that_make_no_sense(holding_ring):
+    ring = holding_ring
+    hold = Hold(ring.attention)
+    with pytest.raises(grpc.RpcError) as error:
+        hold.name(*["x"] * 1000, released=["y"] * 25)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "at most 1024" in error.value.details()
+    assert details(error.value)["BadRequest"].field_violations[0].field == "residual_handles"
+    streams = [Hold(ring.attention) for _ in range(16)]
+    for one in streams:
+        assert one.name() == []  # a sign of life
+    with pytest.raises(grpc.RpcError) as error:
+        Hold(ring.attention).name()
+    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert details(error.value)["ErrorInfo"].reason == "TOO_MANY_HOLDS"
+    for one in streams:
+        one.close()
+    wait_until(lambda: metrics(ring)["ringattn_residual_holds"] == 0, 5, "no stream")
+
+
+def test_holds_end_with_the_server(make_ring):
+    ring = make_ring(workers=1)
+    hold = Hold(ring.attention)
+    assert hold.name() == []
+    ring.server.send_signal(signal.SIGTERM)
+    with pytest.raises(grpc.RpcError) as error:
+        next(hold.call)
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "shuts down" in error.value.details()
+    assert ring.server.wait(timeout=10) == 0

@@ -109,3 +109,32 @@ def test_block_table_is_refused():
 def test_wrong_packing():
     with pytest.raises(ValueError, match="kv"):
         ringattn.flash_attn_kvpacked_func(torch.randn(1, 8, 2, 16), torch.randn(1, 8, 3, 2, 16))
+
+
+@pytest.mark.parametrize("options, residual", [
+    ({}, "auto"), ({}, "remote"), ({}, "off"), ({"transport": "host"}, "auto"), ({"transport": "direct"}, "auto"),
+    ({"transport": "direct"}, "remote"), ({"streams": 2}, "auto"), ({"streams": 2}, "off"),
+])
+def test_packed_tensors_travel_as_they_are(client, monkeypatch, options, residual):
+    """But where the way takes none: then apart, with the same result."""
+    sent = []
+    for method in ("forward", "backward"):
+        def spy(*tensors, _call=getattr(client, method), **named):
+            result = _call(*tensors, **named)
+            sent.append({name for name in ("q", "k", "v", "qkv", "kv") if named.get(name) is not None})
+            return result
+        monkeypatch.setattr(client, method, spy)
+    qkv = torch.randn(2, 70, 3, 2, 16, requires_grad=True)
+    ringattn.set_default_client(client, residual=residual, world_size=2, layout="zigzag", schedule="ring", **options)
+    ours = torch.autograd.grad(ringattn.flash_attn_qkvpacked_func(qkv, causal=True).square().sum(), qkv)[0]
+    apart = "streams" in options or options.get("transport") == "direct"
+    form = {"q", "k", "v"} if apart else {"qkv"}
+    assert sent == [form, set() if residual == "remote" else form]
+    sent.clear()
+    half = torch.autograd.grad(
+        ringattn.flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:], causal=True).square().sum(), qkv)[0]
+    form = {"q", "k", "v"} if apart else {"q", "kv"}
+    assert sent == [form, set() if residual == "remote" else form]
+    theirs = torch.autograd.grad(torch_reference.attention(*qkv.unbind(2), causal=True)[0].square().sum(), qkv)[0]
+    reference.close(ours, theirs, 1e-5)
+    reference.close(half, theirs, 1e-5)

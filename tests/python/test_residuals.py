@@ -154,3 +154,37 @@ def test_in_an_event_loop(client, rng):
         return await client.backward_async(dout, residual=report.residual)
 
     equal(asyncio.run(main()), expected)
+
+
+def test_held_past_its_seconds(client, address, rng):
+    q, k, v, dout = tensors(rng)
+    held, other = (client.forward(q, k, v, retain=1.0).report.residual for _ in range(2))
+    assert client.hold_trouble is None
+    client.hold_residuals([held])
+    client.hold_residuals([other.handle])
+    client.release_residuals([other])
+    time.sleep(2.5)
+    result = client.backward(dout, residual=held, keep_residual=True)
+    equal(result, stateless(client, dout, q, k, v))
+    assert client.hold_trouble is None
+    with pytest.raises(TypeError):
+        client.hold_residuals([5])
+    # Another client, whose own stream ends at once, takes nothing away from the first.
+    with ringattn.connect(address) as second:
+        second.hold_residuals([held])
+        time.sleep(0.5)
+    assert client.backward(dout, residual=held).report.residual_failure == ""
+    limits = client.server_info()["limits"]
+    assert limits["residual_hold_ttl"] == 60 and limits["residual_hold_grace"] == 10
+
+
+def test_hold_trouble_is_told():
+    with ringattn.connect("127.0.0.1:1") as nowhere:
+        nowhere.hold_residuals(["0" * 32])
+        end = time.monotonic() + 10
+        while nowhere.hold_trouble is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert isinstance(nowhere.hold_trouble, ringattn.UnavailableError)
+        assert "127.0.0.1:1" in str(nowhere.hold_trouble)
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        nowhere.hold_residuals([])

@@ -145,9 +145,12 @@ def test_operators_are_well_made():
     from ringattn.torch_ops import _attention
 
     q, k, v = leaves()
-    arguments = (q, k, v, None, None, None, None, None, None, None, None, None, 0.0, None, True, -1, -1, 0.0, False,
-                 "off", False)
-    torch.library.opcheck(_attention, arguments)
+    no_tensors, options = (None,) * 9, (0.0, None, True, -1, -1, 0.0, False, False, False, [], [0, 0, 0, 0], -1)
+    torch.library.opcheck(_attention, (q, k, v, *no_tensors, *options, "", False, "off"))
+    kv = torch.stack([k, k], -3).detach().requires_grad_()
+    torch.library.opcheck(_attention, (q, kv, None, *no_tensors, *options, "kv", False, "off"))
+    qkv = torch.stack([q, q, q], -3).detach().requires_grad_()
+    torch.library.opcheck(_attention, (qkv, None, None, *no_tensors, *options, "qkv", False, "off"))
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.4])
@@ -237,3 +240,69 @@ def test_mixed_libraries(default_client):
     out = default_client.forward(q, k.numpy(), v).out
     assert isinstance(out, torch.Tensor)
     assert isinstance(default_client.forward(q.numpy(), k, v).out, np.ndarray)
+
+
+def packed_leaves(tokens=75):
+    torch.manual_seed(3)
+    return torch.randn(tokens, 3, 2, D, requires_grad=True), torch.tensor([0, 20, 20, tokens], dtype=torch.int32)
+
+
+def test_lse_per_document():
+    """Its gradient flows, too; what stands behind a document's end has none."""
+    qkv, cu = packed_leaves()
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "causal": True}
+    out, flat = ringattn.attention(qkv=qkv, **options)
+    weights = torch.randn(2, 75)
+    expected = torch.autograd.grad(out.sum() + (flat * weights).sum(), qkv)[0]
+    for more in ({}, {"max_seqlen_q": 55}):
+        out, lse = ringattn.attention(qkv=qkv, lse_format="per_document", **more, **options)
+        assert lse.shape == (3, 2, 55)
+        ours = torch.cat([lse[0, :, :20], lse[2]], -1)
+        assert (ours == flat).all()
+        gradient = torch.autograd.grad(out.sum() + (ours * weights).sum(), qkv)[0]
+        assert (gradient == expected).all()
+    with pytest.raises(ringattn.InvalidArgumentError, match="max_seqlen_q: is 60, the longest document has 55"):
+        ringattn.attention(qkv=qkv, lse_format="per_document", max_seqlen_q=60, **options)
+    with pytest.raises(ringattn.InvalidArgumentError, match="lse_format"):
+        ringattn.attention(qkv=qkv[None], lse_format="per_document")
+
+
+def test_packed_forms_compile_whole():
+    qkv, cu = packed_leaves()
+
+    def layer(qkv):
+        out, lse = ringattn.attention(qkv=qkv, cu_seqlens_q=cu, cu_seqlens_k=cu, lse_format="per_document",
+                                      max_seqlen_q=55)
+        return out.square().sum() + lse[2].sum()
+
+    expected = torch.autograd.grad(layer(qkv), qkv)[0]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert (torch.autograd.grad(compiled(qkv), qkv)[0] == expected).all()
+
+
+def test_documents_bits_and_origins():
+    """Options that tensors of PyTorch's need no rule of their own for: as Client.forward has them."""
+    qkv, cu = packed_leaves()
+    client = ringattn.default_client()
+    documents = [ringattn.Document(causal=True), ringattn.Document(), ringattn.Document(window=(5, 2))]
+    bits = torch.randint(0, 256, (1, 2, 75, 7), dtype=torch.uint8)
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "documents": documents, "mask": bits, "mask_bits": True,
+               "bias": torch.randn(1, 1, 75, 55), "bias_before_softcap": True, "softcap": 2.0, "dropout_p": 0.3,
+               "dropout_origin": (1, 4, 9, 3)}
+    ours = ringattn.attention(qkv=qkv, dropout_seed=torch.tensor([5]), **options)[0]
+    expected = client.forward(qkv=qkv, dropout_seed=5, **options).out
+    assert (ours == expected).all()
+    for name, other in (("documents", ()), ("bias_before_softcap", False), ("dropout_origin", (0, 0, 0, 0))):
+        assert (client.forward(qkv=qkv, dropout_seed=5, **options | {name: other}).out != expected).any(), name
+
+
+def test_forms_that_make_no_sense():
+    q, k, v = leaves()
+    qkv = torch.zeros(1, 4, 3, 2, D)
+    for call, text in [(lambda: ringattn.attention(q, k), "v: is missing"), (lambda: ringattn.attention(), "q: is miss"),
+                       (lambda: ringattn.attention(q, qkv=qkv), "q: is given beside qkv"),
+                       (lambda: ringattn.attention(kv=qkv), "q: is missing")]:
+        with pytest.raises(TypeError, match=text):
+            call()
+    with pytest.raises(ringattn.InvalidArgumentError, match="kv: has the shape"):
+        ringattn.attention(q, kv=qkv)

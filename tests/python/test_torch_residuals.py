@@ -264,3 +264,33 @@ def test_an_accumulated_step(log):
     assert len(log.residuals()) == len(log.backwards) == 12
     assert all(report.residual_failure == "" for _, report in log.backwards)
     reference.close(inputs[0].grad, inputs[0].grad, 0)  # no NaN
+
+
+@pytest.mark.parametrize("mode", ["auto", "remote"])
+def test_a_graph_holds_what_it_needs(default_client, monkeypatch, mode):
+    """However long until the backward; and no longer than the graph."""
+    held = set()
+    kind = type(default_client)
+    hold, release = kind.hold_residuals, kind.release_residuals
+
+    def logged_hold(client, residuals):
+        held.update(residual.handle for residual in residuals)
+        hold(client, residuals)
+
+    def logged_release(client, residuals):
+        held.difference_update(residuals)
+        release(client, residuals)
+
+    monkeypatch.setattr(kind, "hold_residuals", logged_hold)
+    monkeypatch.setattr(kind, "release_residuals", logged_release)
+    q, k, v = leaves()
+    out, _ = ringattn.attention(q, k, v, residual=mode)
+    (residual,) = [torch_ops._keeper.find(handle) for handle in held]
+    assert residual is not None and len(held) == 1 and default_client.hold_trouble is None
+    out.sum().backward()
+    assert held == set()
+    out = ringattn.attention(q, k, v, residual=mode)[0]
+    assert len(held) == 1
+    del out
+    gc.collect()
+    wait_until(lambda: not held, 10, "a dropped graph holds nothing")

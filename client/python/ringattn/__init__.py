@@ -22,7 +22,8 @@ from ringattn._errors import (AbortedError, CancelledError, DataLossError, Deadl
                               FailedPreconditionError, FieldViolation, InvalidArgumentError, NotFoundError,
                               PermissionDeniedError, ResourceExhaustedError, RingattnError, UnavailableError,
                               UnimplementedError)
-from ringattn._options import AttentionOptions, BackwardOptions, CallOptions, Document, ForwardOptions
+from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, DilationLevel, Document, ForwardOptions,
+                               Progress)
 from ringattn._regions import Region
 from ringattn._report import Plan, Report
 from ringattn._residuals import Residual
@@ -46,8 +47,8 @@ _OF_TORCH = {
 
 __all__ = [
     "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
-    "Client", "DataLossError", "DeadlineExceededError", "Document", "FailedPreconditionError", "FieldViolation",
-    "ForwardOptions", "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan",
+    "Client", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation",
+    "ForwardOptions", "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan", "Progress",
     "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError", "UnavailableError",
     "UnimplementedError", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]

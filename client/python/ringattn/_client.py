@@ -11,7 +11,8 @@ import numpy as np
 
 from ringattn import _core
 from ringattn._errors import error_of, invalid
-from ringattn._options import BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, check_names
+from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
+                               check_names)
 from ringattn._regions import Arena, Region
 from ringattn._report import Report, report_of
 from ringattn._request import Request, backward_request, forward_request
@@ -24,23 +25,36 @@ _FORKED = ("this process was forked from one that has used ringattn, whose conne
            "workers by 'spawn' or 'forkserver', or connect only after the fork")
 
 
-class ForwardResult(NamedTuple):
-    """Of q's library: numpy arrays, or PyTorch tensors on q's device."""
-
+class _ForwardTuple(NamedTuple):
     out: Any  #: [batch, seq_len_q, heads, head_dim_v]; packed [tokens, heads, head_dim_v]
-    lse: Any  #: fp32, natural logarithm, [batch, heads, seq_len_q]; packed [heads, tokens]
+    lse: Any  #: fp32, natural logarithm, [batch, heads, seq_len_q]; packed [heads, tokens], or as `lse_format` says
     report: Report
 
 
-class BackwardResult(NamedTuple):
-    """Gradients in the shapes of what they are gradients of."""
+class ForwardResult(_ForwardTuple):
+    """(out, lse, report), of q's library: numpy arrays, or PyTorch tensors on q's device."""
 
+    #: Beside the tuple. fp32 [rows, heads, most keys of a row's batch row or document], 0 where masked; None without
+    #: `probability_rows`.
+    probabilities: Any = None
+
+
+class _BackwardTuple(NamedTuple):
     dq: Any
     dk: Any
     dv: Any
     dsinks: Any  #: None without sinks
     dbias: Any  #: None without bias_gradient
     report: Report
+
+
+class BackwardResult(_BackwardTuple):
+    """(dq, dk, dv, dsinks, dbias, report): gradients in the shapes of what they are gradients of, None for what was not
+    given."""
+
+    #: Beside the tuple: the gradients of qkv and of kv, where they were given.
+    dqkv: Any = None
+    dkv: Any = None
 
 
 def _values(pair: tuple[Any, Any]) -> Any:
@@ -51,13 +65,22 @@ def _values(pair: tuple[Any, Any]) -> Any:
     return value
 
 
+def _tell(request: Request, progress: dict[str, Any] | None) -> None:
+    if progress is not None and request.on_progress is not None:
+        request.on_progress(Progress(progress["state"], progress["fraction_done"]))
+
+
 def _forward_result(request: Request, report: Report) -> ForwardResult:
-    return ForwardResult(request.finish("out"), request.finish("lse"), report)
+    result = ForwardResult(request.finish("out"), request.finish("lse"), report)
+    result.probabilities = request.finish("probabilities")
+    return result
 
 
 def _backward_result(request: Request, report: Report) -> BackwardResult:
     dq, dk, dv, dsinks, dbias = (request.finish(name) for name in ("dq", "dk", "dv", "dsinks", "dbias"))
-    return BackwardResult(dq, dk, dv, dsinks, dbias, report)
+    result = BackwardResult(dq, dk, dv, dsinks, dbias, report)
+    result.dqkv, result.dkv = request.finish("dqkv"), request.finish("dkv")
+    return result
 
 
 class Client:
@@ -98,22 +121,30 @@ class Client:
 
     # ------------------------------------------------------------------ attention
 
-    def forward(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+    def forward(self, q: ArrayLike | None = None, k: ArrayLike | None = None, v: ArrayLike | None = None, *,
+                qkv: ArrayLike | None = None, kv: ArrayLike | None = None,
                 **options: Unpack[ForwardOptions]) -> ForwardResult:
         """Exact attention of q over k and v. Options: `ForwardOptions`.
+
+        `qkv` [batch, seq_len, 3, heads, head_dim] instead of q, k and v, or `kv` [batch, seq_len_k, 2, kv_heads,
+        head_dim] instead of k and v, is sent as it is: never by streams straight to the workers, and not with
+        `streams`.
 
         Raises:
             RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
             TypeError: for an option that does not exist, or what is no array.
         """
         check_names(options, FORWARD_NAMES, "forward")
-        request = forward_request(q, k, v, options)
+        request = forward_request(q, k, v, qkv, kv, options)
         return _forward_result(request, self._call(request))
 
     def backward(self, dout: ArrayLike, q: ArrayLike | None = None, k: ArrayLike | None = None,
-                 v: ArrayLike | None = None, *, out: ArrayLike | None = None, lse: ArrayLike | None = None,
+                 v: ArrayLike | None = None, *, qkv: ArrayLike | None = None, kv: ArrayLike | None = None,
+                 out: ArrayLike | None = None, lse: ArrayLike | None = None,
                  **options: Unpack[BackwardOptions]) -> BackwardResult:
         """Gradients of q, k and v from dout, the gradient of out. Options: `BackwardOptions`.
+
+        Of `qkv` or `kv` the gradient is one tensor, too: `BackwardResult.dqkv`, `dkv`.
 
         Without `out` and `lse`, forward's results, the service computes them again. With `residual`, what a forward
         left with the workers, dout is all that is sent, and q, k, v need not be given. Raises as `forward` does;
@@ -121,10 +152,11 @@ class Client:
         tensors to send instead.
         """
         check_names(options, BACKWARD_NAMES, "backward")
-        request = backward_request(dout, q, k, v, out, lse, options)
+        request = backward_request(dout, q, k, v, qkv, kv, out, lse, options)
         return _backward_result(request, self._call(request))
 
-    async def forward_async(self, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+    async def forward_async(self, q: ArrayLike | None = None, k: ArrayLike | None = None, v: ArrayLike | None = None,
+                            *, qkv: ArrayLike | None = None, kv: ArrayLike | None = None,
                             **options: Unpack[ForwardOptions]) -> ForwardResult:
         """`forward` in an event loop.
 
@@ -132,15 +164,16 @@ class Client:
         were told and nothing reads or writes the tensors' memory any more.
         """
         check_names(options, FORWARD_NAMES, "forward_async")
-        request = forward_request(q, k, v, options)
+        request = forward_request(q, k, v, qkv, kv, options)
         return _forward_result(request, await self._call_async(request))
 
     async def backward_async(self, dout: ArrayLike, q: ArrayLike | None = None, k: ArrayLike | None = None,
-                             v: ArrayLike | None = None, *, out: ArrayLike | None = None,
-                             lse: ArrayLike | None = None, **options: Unpack[BackwardOptions]) -> BackwardResult:
+                             v: ArrayLike | None = None, *, qkv: ArrayLike | None = None,
+                             kv: ArrayLike | None = None, out: ArrayLike | None = None, lse: ArrayLike | None = None,
+                             **options: Unpack[BackwardOptions]) -> BackwardResult:
         """`backward` in an event loop; cancelled as `forward_async` is."""
         check_names(options, BACKWARD_NAMES, "backward_async")
-        request = backward_request(dout, q, k, v, out, lse, options)
+        request = backward_request(dout, q, k, v, qkv, kv, out, lse, options)
         return _backward_result(request, await self._call_async(request))
 
     def _start(self, request: Request, with_event: bool) -> _core.Call:
@@ -158,29 +191,43 @@ class Client:
 
     def _call(self, request: Request) -> Report:
         call = self._start(request, with_event=False)
-        call.wait()
+        try:
+            ended = False
+            while not ended:
+                call.wait()
+                ended, progress = call.poll()
+                _tell(request, progress)
+        except BaseException:
+            call.cancel()
+            while not call.poll()[0]:  # until then the tensors' memory is in use
+                call.wait()
+            raise
         return report_of(_values(call.result()), request.residual)
 
     async def _call_async(self, request: Request) -> Report:
         loop = asyncio.get_running_loop()
         call = self._start(request, with_event=True)
-        ended = asyncio.Event()
+        woken = asyncio.Event()
         # No thread of the library ever takes the interpreter's lock: it makes a descriptor readable.
-        loop.add_reader(call.fileno(), ended.set)
-        cancelled: asyncio.CancelledError | None = None
+        loop.add_reader(call.fileno(), woken.set)
+        failure: BaseException | None = None
+        ended = False
         try:
-            while not ended.is_set():
+            while not ended:
                 try:
-                    await ended.wait()
-                except asyncio.CancelledError as error:
-                    cancelled = error
+                    await woken.wait()
+                    woken.clear()
+                    ended, progress = call.poll()
+                    _tell(request, progress)
+                except (asyncio.CancelledError, Exception) as error:
+                    failure = error
                     call.cancel()
         finally:
             loop.remove_reader(call.fileno())
-        report, failure = call.result()
-        if cancelled is not None:
-            raise cancelled
-        return report_of(_values((report, failure)), request.residual)
+        outcome = call.result()
+        if failure is not None:
+            raise failure
+        return report_of(_values(outcome), request.residual)
 
     # ------------------------------------------------------------------ memory
 
@@ -215,6 +262,25 @@ class Client:
             raise invalid("seconds", f"is {seconds}, must be positive")
         handles = [handle_of(residual) for residual in residuals]
         return _values(self._connected().renew_residuals(handles, seconds or 0.0, deadline))
+
+    def hold_residuals(self, residuals: Sequence[Residual | str]) -> None:
+        """Keeps them, whatever the seconds of their `retain`, until they are used up, deleted or released.
+
+        By a stream to the service that this client keeps open: when the client or its process is gone, so are they, a
+        few seconds later (`server_info()["limits"]["residual_hold_grace"]`). Does not wait; see `hold_trouble`.
+        """
+        self._connected().hold_residuals([handle_of(residual) for residual in residuals])
+
+    def release_residuals(self, residuals: Sequence[Residual | str]) -> None:
+        """Holds them no more: they last for the time that they have, a minute at most."""
+        self._connected().release_residuals([handle_of(residual) for residual in residuals])
+
+    @property
+    def hold_trouble(self) -> Exception | None:
+        """Why residuals are not held at the moment, and go when their own time is over. UnimplementedError, of an older
+        service, is for good; others end when the connection is back."""
+        error = self._connected().hold_trouble()
+        return None if error is None else error_of(error)
 
     # ------------------------------------------------------------------ operations and cluster
 

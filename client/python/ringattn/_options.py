@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -19,6 +19,25 @@ class Document:
 
     causal: bool = False
     window: Window | None = None
+
+
+@dataclass(frozen=True)
+class DilationLevel:
+    """One level of dilated attention (LongNet): out, lse and gradients are those of one softmax over all levels."""
+
+    segment_length: int  #: tokens
+    dilation_rate: int
+    offset: int | None = None  #: below dilation_rate; None: each head has its own, its number modulo dilation_rate
+    head_begin: int | None = None  #: the heads that have this level; None: all
+    head_end: int | None = None  #: one past the last
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call is."""
+
+    state: str  #: "queued", "uploading", "computing", "downloading"
+    fraction_done: float  #: of that state's work
 
 
 class CallOptions(TypedDict, total=False):
@@ -48,6 +67,13 @@ class CallOptions(TypedDict, total=False):
     timeline: bool
     #: A W3C trace context that the call belongs to.
     traceparent: str
+    #: Check every chunk that is sent by a CRC-32C, both ways. True unless given.
+    crc32c: bool
+    #: Called now and again while the call runs, by the thread, or in the event loop, that waits for it. What it raises
+    #: cancels the call and comes out of it.
+    on_progress: Callable[[Progress], None] | None
+    #: Seconds between two of them, about. 0.2 unless given.
+    progress_interval: float
     #: How tensors travel. "host": workers of this machine copy them out of and into memory that they are shown, or
     #: the call fails; "relay": through the coordinator; "auto", the default: host memory where it can be had.
     #: `Report.transport_reason` says why it came as it did.
@@ -90,6 +116,11 @@ class AttentionOptions(CallOptions, total=False):
     dropout_origin: tuple[int, int, int, int]
     #: "float32": out and gradients as they were summed up; None: q's type.
     output_dtype: Literal["float32"] | None
+    #: Of packed documents, of lse and dlse alike: "per_document" [documents, heads, longest document's queries], -inf
+    #: behind each document's end (what stands there is not read); "flat" or None: [heads, tokens].
+    lse_format: Literal["flat", "per_document"] | None
+    #: Dilated attention; documents have as many queries as keys.
+    dilation_levels: Sequence[DilationLevel]
     #: Equal calls give equal bits on the same ring.
     deterministic: bool
     #: Backward: return the gradient of `bias`. Forward with `retain`: the backward that reads it will.
@@ -103,6 +134,9 @@ class ForwardOptions(AttentionOptions, total=False):
     #: backward that then sends dout alone: `Report.residual`. A forward never fails because nothing can be kept:
     #: `Report.residual_reason` says why.
     retain: float | bool | None
+    #: (batch row or document, query's position in it): the softmax's weights of these rows come back as
+    #: `ForwardResult.probabilities`. At most 4,096 rows.
+    probability_rows: Sequence[tuple[int, int]]
 
 
 class BackwardOptions(AttentionOptions, total=False):

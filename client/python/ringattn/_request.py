@@ -12,8 +12,9 @@ import numpy as np
 from ringattn import _core
 from ringattn._arrays import Array, floats, integers, take
 from ringattn._errors import invalid
-from ringattn._options import ATTENTION_NAMES, Document, Window
+from ringattn._options import ATTENTION_NAMES, DilationLevel, Document, Window
 from ringattn._residuals import Residual, handle_of
+from ringattn._shape import Shape, none_given, take_inputs
 
 #: Room for so many bytes where workers can write, as an array of them; None: there is none.
 Room = Callable[[int], "np.ndarray | None"]
@@ -32,6 +33,7 @@ class Request:
     library: Any = None
     shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  #: of the results, with their types
     residual: Callable[[str], Residual] | None = None  #: of the handle that a forward came back with
+    on_progress: Callable[[Any], None] | None = None
 
     def make_room(self, room: Room | None = None) -> None:
         """Memory for the results: `room`'s where there is some, else the caller's library's."""
@@ -45,67 +47,6 @@ class Request:
     def finish(self, name: str) -> Any:
         """A result, or None where the call has none of that name."""
         return self.library.finish(self.results[name]) if name in self.results else None
-
-
-class _Shape:
-    """What q, k and v say, dense or packed, checked against one another."""
-
-    def __init__(self, q: Array, k: Array, v: Array, cu_q: list[int] | None, cu_k: list[int] | None) -> None:
-        self.packed = cu_q is not None
-        rank = 3 if self.packed else 4
-        axes = "[tokens, heads, head_dim]" if self.packed else "[batch, tokens, heads, head_dim]"
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if len(tensor.shape) != rank:
-                raise invalid(name, f"has the shape {list(tensor.shape)}, must be {axes}")
-            if tensor.dtype != q.dtype:
-                raise invalid(name, f"is {tensor.dtype}, q is {q.dtype}")
-        if q.dtype not in ("float32", "bfloat16", "float16"):
-            raise invalid("q", f"is {q.dtype}, must be float32, bfloat16 or float16")
-        self.batch = 1 if self.packed else q.shape[0]
-        self.seq_q, self.heads, self.dim = q.shape[-3:]
-        self.seq_k, self.kv_heads, k_dim = k.shape[-3:]
-        self.dim_v = v.shape[-1]
-        self.leading = () if self.packed else (self.batch,)
-        if k_dim != self.dim:
-            raise invalid("k", f"has a head_dim of {k_dim}, q one of {self.dim}")
-        self.require("k", k, (*self.leading, self.seq_k, self.kv_heads, self.dim))
-        self.require("v", v, (*self.leading, self.seq_k, self.kv_heads, self.dim_v))
-        self.longest_k = self.seq_k
-        if cu_q is not None and cu_k is not None:
-            self.longest_k = max((b - a for a, b in zip(cu_k, cu_k[1:])), default=0)
-        self.documents = len(cu_q) - 1 if cu_q is not None else 0
-
-    def require(self, name: str, tensor: Array, shape: tuple[int, ...], dtypes: tuple[str, ...] = ()) -> None:
-        if tensor.shape != shape:
-            raise invalid(name, f"has the shape {list(tensor.shape)}, must be {list(shape)}")
-        if dtypes and tensor.dtype not in dtypes:
-            raise invalid(name, f"is {tensor.dtype}, must be {' or '.join(dict.fromkeys(dtypes))}")
-
-    def header(self, cu_q: list[int] | None, cu_k: list[int] | None,
-               documents: list[dict[str, Any]]) -> dict[str, Any]:
-        shape: dict[str, Any] = {
-            "batch": self.batch, "seq_len_q": self.seq_q, "seq_len_kv": self.seq_k, "num_heads": self.heads,
-            "num_kv_heads": self.kv_heads, "head_dim": self.dim, "head_dim_v": self.dim_v}
-        if self.packed:
-            shape["packed"] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "options": documents}
-        return shape
-
-    @property
-    def out(self) -> tuple[int, ...]:
-        return (*self.leading, self.seq_q, self.heads, self.dim_v)
-
-    @property
-    def lse(self) -> tuple[int, ...]:
-        return (*self.leading, self.heads, self.seq_q)
-
-    def pairs(self, name: str, tensor: Array, columns: int) -> None:
-        """Of a bias or a mask: [batch or 1, heads or 1, queries, columns]."""
-        shape = tensor.shape
-        if (len(shape) != 4 or shape[0] not in (1, self.batch) or shape[1] not in (1, self.heads)
-                or shape[2:] != (self.seq_q, columns)):
-            batch = "1" if self.packed else f"{self.batch} or 1"
-            raise invalid(name, f"has the shape {list(shape)}, must be [{batch}, {self.heads} or 1, {self.seq_q}, "
-                                f"{columns}]")
 
 
 def _window_dict(window: Window | None, name: str) -> dict[str, int] | None:
@@ -146,22 +87,27 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
         retain = 0.0
     elif not 0 < retain < math.inf:
         raise invalid("retain", f"is {retain}, must be a positive number of seconds, or True")
-    return {"request_id": options.get("request_id"), "streams": options.get("streams", 1), "deadline": deadline,
+    interval = options.get("progress_interval", 0.2)
+    if not 0 < interval < math.inf:
+        raise invalid("progress_interval", f"is {interval}, must be a positive number of seconds")
+    return {"progress_interval": interval if options.get("on_progress") is not None else 0.0,
+            "crc32c": options.get("crc32c", True),
+            "request_id": options.get("request_id"), "streams": options.get("streams", 1), "deadline": deadline,
             "timeline": options.get("timeline", False), "traceparent": options.get("traceparent"),
             "transport": transport, "retain": retain}
 
 
-def _score_terms(options: Mapping[str, Any], shape: _Shape, q: Array, header: dict[str, Any],
+def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any],
                  inputs: dict[str, np.ndarray]) -> None:
     """Bias, mask, segment ids, sinks, ALiBi, dropout: their fields and tensors."""
     bias = options.get("bias")
     if bias is not None:
         tensor = take(bias, "bias")
         shape.pairs("bias", tensor, shape.longest_k)
-        if tensor.dtype not in (q.dtype, "float32"):
-            raise invalid("bias", f"is {tensor.dtype}, must be {q.dtype} or float32")
+        if tensor.dtype not in (shape.dtype, "float32"):
+            raise invalid("bias", f"is {tensor.dtype}, must be {shape.dtype} or float32")
         header["bias"] = {"per_batch": tensor.shape[0] > 1, "per_head": tensor.shape[1] > 1,
-                          "dtype": None if tensor.dtype == q.dtype else "float32",
+                          "dtype": None if tensor.dtype == shape.dtype else "float32",
                           "before_softcap": options.get("bias_before_softcap", False),
                           "gradient": options.get("bias_gradient", False)}
         inputs["bias"] = tensor.memory
@@ -205,7 +151,23 @@ def _score_terms(options: Mapping[str, Any], shape: _Shape, q: Array, header: di
                              "first_head": head, "first_query": query, "first_key": key}
 
 
-def _build(is_forward: bool, q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[Request, _Shape]:
+def _level_dict(level: DilationLevel) -> dict[str, Any]:
+    return {"segment_length": level.segment_length, "dilation_rate": level.dilation_rate, "offset": level.offset,
+            "head_begin": level.head_begin, "head_end": level.head_end}
+
+
+def _lse_format(options: Mapping[str, Any], shape: Shape) -> str | None:
+    lse_format = options.get("lse_format")
+    if lse_format in (None, "flat"):
+        return None
+    if lse_format != "per_document":
+        raise invalid("lse_format", f"is {lse_format!r}, must be flat or per_document")
+    if not shape.packed:
+        raise invalid("lse_format", "per_document is of packed documents: there are no cu_seqlens_q")
+    return lse_format
+
+
+def _build(is_forward: bool, tensors: Mapping[str, Array], options: Mapping[str, Any]) -> tuple[Request, Shape]:
     cu_q, cu_k = (None if options.get(name) is None else integers(options[name], name)
                   for name in ("cu_seqlens_q", "cu_seqlens_k"))
     if (cu_q is None) != (cu_k is None):
@@ -213,36 +175,40 @@ def _build(is_forward: bool, q: Array, k: Array, v: Array, options: Mapping[str,
     documents = [_document_dict(document, index) for index, document in enumerate(options.get("documents") or ())]
     if documents and cu_q is None:
         raise invalid("documents", "there are none without cu_seqlens_q and cu_seqlens_k")
-    shape = _Shape(q, k, v, cu_q, cu_k)
+    shape = Shape(tensors, cu_q, cu_k)
     softcap = options.get("softcap")
     attention: dict[str, Any] = {
         "softmax_scale": options.get("softmax_scale"), "softcap": None if softcap == 0 else softcap,
         "causal": options.get("causal", False), "window": _window_dict(options.get("window"), "window"),
+        "dilation_levels": [_level_dict(level) for level in options.get("dilation_levels") or ()],
         "deterministic": "same_ring" if options.get("deterministic") else None}
-    inputs = {"q": q.memory, "k": k.memory, "v": v.memory}
-    _score_terms(options, shape, q, attention, inputs)
-    header = {"shape": shape.header(cu_q, cu_k, documents), "dtype": q.dtype,
-              "output_dtype": options.get("output_dtype"), "options": attention, "plan": _plan_dict(options)}
-    request = Request(is_forward, header, inputs, _call_dict(options), library=q.library)
-    return request, shape
+    inputs = {name: tensor.memory for name, tensor in tensors.items()}
+    _score_terms(options, shape, attention, inputs)
+    header = {"shape": shape.header(cu_q, cu_k, documents), "dtype": shape.dtype,
+              "output_dtype": options.get("output_dtype"), "lse_format": _lse_format(options, shape),
+              "options": attention, "plan": _plan_dict(options)}
+    library = next(iter(tensors.values())).library
+    return Request(is_forward, header, inputs, _call_dict(options), library=library,
+                   on_progress=options.get("on_progress")), shape
 
 
-def _residual_maker(request: Request, shape: _Shape, q: Array, k: Array, v: Array,
-                    options: Mapping[str, Any]) -> Callable[[str], Residual]:
-    shapes = {"q": q.shape, "k": k.shape, "v": v.shape, "out": shape.out, "lse": shape.lse}
-    dtypes = {"q": q.dtype, "out": request.header["output_dtype"] or q.dtype}
+def _known_shapes(tensors: Mapping[str, Array], request: Request, shape: Shape,
+                  options: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Of what gradients are like: shapes by tensor, and types by "q", "out" and "bias"."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes |= {"out": shape.out, "lse": shape.lse(request.header["lse_format"])}
+    dtypes = {"q": shape.dtype, "out": options.get("output_dtype") or shape.dtype}
     if options.get("bias_gradient"):
         bias = take(options["bias"], "bias")
         shapes["bias"], dtypes["bias"] = bias.shape, bias.dtype
     if "sinks" in request.inputs:
         shapes["sinks"] = (shape.heads,)
-    header = {name: value for name, value in request.header.items() if name != "plan"}
-    return lambda handle: Residual(handle, header, shapes, dtypes, request.library)
+    return shapes, dtypes
 
 
 def _gradient_shapes(shapes: Mapping[str, tuple[int, ...]],
                      dtypes: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
-    results = {f"d{name}": (shapes[name], dtypes["out"]) for name in ("q", "k", "v")}
+    results = {f"d{name}": (shapes[name], dtypes["out"]) for name in ("q", "k", "v", "qkv", "kv") if name in shapes}
     if "sinks" in shapes:
         results["dsinks"] = (shapes["sinks"], "float32")
     if "bias" in shapes:
@@ -250,14 +216,31 @@ def _gradient_shapes(shapes: Mapping[str, tuple[int, ...]],
     return results
 
 
-def forward_request(q: Any, k: Any, v: Any, options: Mapping[str, Any]) -> Request:
+def _probability_rows(options: Mapping[str, Any]) -> list[dict[str, int]]:
+    given, rows = options.get("probability_rows"), []
+    for index, row in enumerate(() if given is None else given):
+        try:
+            batch, position = (int(number) for number in row)
+        except (TypeError, ValueError) as error:
+            raise invalid(f"probability_rows[{index}]", "must be (batch row or document, position)") from error
+        if position < 0:
+            raise invalid(f"probability_rows[{index}]", f"is of position {position}")
+        rows.append({"batch": batch, "position": position})
+    return rows
+
+
+def forward_request(q: Any, k: Any, v: Any, qkv: Any, kv: Any, options: Mapping[str, Any]) -> Request:
     """Raises InvalidArgumentError, naming the field, for what does not fit together."""
-    query, key, value = take(q, "q"), take(k, "k"), take(v, "v")
-    request, shape = _build(True, query, key, value, options)
-    result = options.get("output_dtype") or query.dtype
-    request.shapes = {"out": (shape.out, result), "lse": (shape.lse, "float32")}
+    tensors = take_inputs(q, k, v, qkv, kv)
+    request, shape = _build(True, tensors, options)
+    shapes, dtypes = _known_shapes(tensors, request, shape, options)
+    request.shapes = {"out": (shapes["out"], dtypes["out"]), "lse": (shapes["lse"], "float32")}
     if request.call["retain"] is not None:
-        request.residual = _residual_maker(request, shape, query, key, value, options)
+        header = {name: value for name, value in request.header.items() if name != "plan"}
+        request.residual = lambda handle: Residual(handle, header, shapes, dtypes, request.library)
+    if rows := _probability_rows(options):
+        request.shapes["probabilities"] = (shape.probabilities(rows), "float32")
+        request.header["probability_rows"] = rows
     return request
 
 
@@ -280,7 +263,8 @@ def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
             raise invalid(name, "is the forward's, which the residual has; give q, k and v beside it to say it again")
     header = {**residual.header, "plan": {}, "residual_handle": residual.handle,
               "keep_residual": options.get("keep_residual", False)}
-    request = Request(False, header, {}, _call_dict(options), library=residual.library)
+    request = Request(False, header, {}, _call_dict(options), library=residual.library,
+                      on_progress=options.get("on_progress"))
     _take_as(request, "dout", dout, residual.shapes["out"], residual.dtypes["q"])
     if options.get("dlse") is not None:
         _take_as(request, "dlse", options["dlse"], residual.shapes["lse"], "float32")
@@ -288,7 +272,7 @@ def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
     return request
 
 
-def backward_request(dout: Any, q: Any | None, k: Any | None, v: Any | None, out: Any | None, lse: Any | None,
+def backward_request(dout: Any, q: Any, k: Any, v: Any, qkv: Any, kv: Any, out: Any, lse: Any,
                      options: Mapping[str, Any]) -> Request:
     """As forward_request. `out` and `lse`: both, or neither to have them computed again."""
     if dout is None:
@@ -298,25 +282,19 @@ def backward_request(dout: Any, q: Any | None, k: Any | None, v: Any | None, out
         raise invalid("keep_residual", "there is no residual")
     if (out is None) != (lse is None):
         raise invalid("out" if lse is None else "lse", "out and lse go together")
-    if q is None and k is None and v is None and out is None and residual is not None:
+    if residual is not None and none_given(q, k, v, qkv, kv, out):
         return _backward_of_residual(dout, options)
-    query, key, value = take(q, "q"), take(k, "k"), take(v, "v")
-    request, shape = _build(False, query, key, value, options)
-    result = options.get("output_dtype") or query.dtype
-    _take_as(request, "dout", dout, shape.out, query.dtype)
+    tensors = take_inputs(q, k, v, qkv, kv)
+    request, shape = _build(False, tensors, options)
+    shapes, dtypes = _known_shapes(tensors, request, shape, options)
+    _take_as(request, "dout", dout, shapes["out"], dtypes["q"])
     if out is not None:
-        _take_as(request, "out", out, shape.out, result)
-        _take_as(request, "lse", lse, shape.lse, "float32")
+        _take_as(request, "out", out, shapes["out"], dtypes["out"])
+        _take_as(request, "lse", lse, shapes["lse"], "float32")
     if options.get("dlse") is not None:
-        _take_as(request, "dlse", options["dlse"], shape.lse, "float32")
+        _take_as(request, "dlse", options["dlse"], shapes["lse"], "float32")
     if residual is not None:
         request.header |= {"residual_handle": handle_of(residual),
                            "keep_residual": options.get("keep_residual", False)}
-    shapes, dtypes = {"q": query.shape, "k": key.shape, "v": value.shape}, {"out": result}
-    if "sinks" in request.inputs:
-        shapes["sinks"] = (shape.heads,)
-    if options.get("bias_gradient"):
-        bias = take(options["bias"], "bias")
-        shapes["bias"], dtypes["bias"] = bias.shape, bias.dtype
     request.shapes = _gradient_shapes(shapes, dtypes)
     return request

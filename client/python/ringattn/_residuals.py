@@ -41,6 +41,13 @@ def handle_of(residual: Residual | str) -> str:
     return handle
 
 
+def _release(client: Any, handle: str) -> None:
+    try:
+        client.release_residuals([handle])
+    except RuntimeError:
+        pass  # the client is closed
+
+
 class Keeper:
     """Residuals that belong to something: deleted, by a thread of its own, when that is gone. Thread safe."""
 
@@ -55,6 +62,8 @@ class Keeper:
         """Until `owner` is gone, or `forget`."""
         finalizer = weakref.finalize(owner, self._dropped.put, residual.handle)
         finalizer.atexit = False
+        # However long until the backward: not only for the time that the service thinks right.
+        client.hold_residuals([residual])
         with self._lock:
             self._kept[residual.handle] = (residual, client, finalizer)
             if self._process == os.getpid():
@@ -75,6 +84,7 @@ class Keeper:
             kept = self._kept.pop(handle, None)
         if kept is not None:
             kept[2].detach()
+            _release(kept[1], handle)
 
     def __len__(self) -> int:
         with self._lock:
@@ -85,6 +95,7 @@ class Keeper:
             kept = self._kept.pop(handle, None)
         if kept is None:
             return
+        _release(kept[1], handle)
         try:
             kept[1].delete_residual(handle, deadline=deadline)
         except (RingattnError, RuntimeError):

@@ -16,21 +16,21 @@ from ringattn.torch_ops import attention
 Result = Tensor | tuple[Tensor, Tensor]
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, softmax_scale: float | None, causal: bool,
+def _call(*tensors: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
           window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
-          return_attn_probs: bool, return_softmax_lse: bool, **packed: Any) -> Result:
+          return_attn_probs: bool, return_softmax_lse: bool, **more: Any) -> Result:
     if return_attn_probs:
-        raise NotImplementedError("return_attn_probs: probabilities are not returned; for lse alone there is "
-                                  "return_softmax_lse")
-    out, lse = attention(q, k, v, causal=causal, window=window_size, softmax_scale=softmax_scale, softcap=softcap,
-                         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, **packed)
+        raise NotImplementedError("return_attn_probs: all probabilities are not returned; chosen rows' are by "
+                                  "Client.forward(probability_rows=...), and lse by return_softmax_lse")
+    out, lse = attention(*tensors, causal=causal, window=window_size, softmax_scale=softmax_scale, softcap=softcap,
+                         alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, **more)
     return (out, lse) if return_softmax_lse else out
 
 
-def _split(packed: Tensor, name: str, parts: int, axes: str) -> tuple[Tensor, ...]:
+def _check(packed: Tensor, name: str, axes: str) -> None:
+    parts = int(axes.split(", ")[-3])
     if packed.dim() != len(axes.split(",")) or packed.shape[-3] != parts:
         raise ValueError(f"{name}: has the shape {list(packed.shape)}, must be [{axes}]")
-    return packed.unbind(-3)
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -51,8 +51,8 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                              alibi_slopes: Tensor | None = None, deterministic: bool = False,
                              return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_func` with k and v in one tensor, [batch, seq_len, 2, kv_heads, head_dim]."""
-    k, v = _split(kv, "kv", 2, "batch, seq_len, 2, kv_heads, head_dim")
-    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+    _check(kv, "kv", "batch, seq_len, 2, kv_heads, head_dim")
+    return _call(q, kv=kv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
 
@@ -62,8 +62,8 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               alibi_slopes: Tensor | None = None, deterministic: bool = False,
                               return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_func` with q, k and v in one tensor, [batch, seq_len, 3, heads, head_dim]."""
-    q, k, v = _split(qkv, "qkv", 3, "batch, seq_len, 3, heads, head_dim")
-    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+    _check(qkv, "qkv", "batch, seq_len, 3, heads, head_dim")
+    return _call(qkv=qkv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
 
@@ -94,8 +94,8 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                     return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_varlen_func` with k and v in one tensor, [tokens, 2, kv_heads, head_dim]."""
-    k, v = _split(kv, "kv", 2, "tokens, 2, kv_heads, head_dim")
-    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+    _check(kv, "kv", "tokens, 2, kv_heads, head_dim")
+    return _call(q, kv=kv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
                  cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -108,8 +108,8 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                      return_attn_probs: bool = False, *,
                                      return_softmax_lse: bool = False) -> Result:
     """`flash_attn_varlen_func` with q, k and v in one tensor, [tokens, 3, heads, head_dim]."""
-    q, k, v = _split(qkv, "qkv", 3, "tokens, 3, heads, head_dim")
-    return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+    _check(qkv, "qkv", "tokens, 3, heads, head_dim")
+    return _call(qkv=qkv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
                  cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)

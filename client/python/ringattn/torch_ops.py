@@ -7,6 +7,7 @@ of the first is a residual's handle: as a saved tensor it lives exactly as long 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ringattn import _default
-from ringattn._client import Client
+from ringattn._client import BackwardResult, Client
 from ringattn._default import ResidualMode, default_client, default_options
 from ringattn._errors import FailedPreconditionError, invalid
+from ringattn._options import Document
 from ringattn._report import Report
 from ringattn._residuals import Keeper
+from ringattn._shape import PARTS
 
 
 # Residuals that graphs refer to.
@@ -30,18 +33,47 @@ _HANDLE_BYTES = 64
 def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None,
              bias: Tensor | None, mask: Tensor | None, q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None,
              sinks: Tensor | None, dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None,
-             causal: bool, window_left: int, window_right: int, softcap: float,
-             deterministic: bool) -> dict[str, Any]:
+             causal: bool, window_left: int, window_right: int, softcap: float, deterministic: bool,
+             bias_before_softcap: bool, mask_bits: bool, documents: list[int], dropout_origin: list[int],
+             longest_query: int) -> dict[str, Any]:
     options = default_options()
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "alibi_slopes": alibi_slopes,
                 "bias": bias, "mask": mask, "q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids,
                 "sinks": sinks, "softmax_scale": softmax_scale, "causal": causal, "softcap": softcap,
-                "deterministic": deterministic}
+                "deterministic": deterministic, "bias_before_softcap": bias_before_softcap, "mask_bits": mask_bits,
+                "documents": [Document(bool(documents[i]), (documents[i + 1], documents[i + 2]))
+                              for i in range(0, len(documents), 3)],
+                "lse_format": "per_document" if longest_query >= 0 else None}
     if window_left != -1 or window_right != -1:
         options["window"] = (window_left, window_right)
     if dropout_p != 0.0:
-        options |= {"dropout_p": dropout_p, "dropout_seed": int(dropout_seed.item()) if dropout_seed is not None else 0}
+        options |= {"dropout_p": dropout_p, "dropout_seed": int(dropout_seed.item()) if dropout_seed is not None else 0,
+                    "dropout_origin": tuple(dropout_origin)}
     return options
+
+
+# So many of an operator's arguments are a forward's tensors.
+_TENSORS = 12
+
+
+def _inputs(q: Tensor, k: Tensor | None, v: Tensor | None, packing: str, options: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors as a call takes them: packed ones as they are, where the call's way takes them."""
+    if packing == "":
+        return {"q": q, "k": k, "v": v}
+    if options.get("streams", 1) == 1 and options.get("transport") != "direct":
+        return {"qkv": q} if packing == "qkv" else {"q": q, "kv": k}
+    parts = q.unbind(-3) if packing == "qkv" else (q, *k.unbind(-3))
+    return dict(zip(("q", "k", "v"), parts))
+
+
+def _gradients_of_inputs(result: BackwardResult, packing: str, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the operator's form. An operator's results are tensors: what there is none of is one without elements."""
+    if packing == "":
+        return result.dq, result.dk, result.dv
+    if packing == "qkv":
+        packed = torch.stack([result.dq, result.dk, result.dv], -3) if result.dqkv is None else result.dqkv
+        return packed, nothing, nothing.clone()
+    return result.dq, torch.stack([result.dk, result.dv], -3) if result.dkv is None else result.dkv, nothing
 
 
 def _kept(client: Client, report: Report, residual: str) -> Tensor:
@@ -63,15 +95,16 @@ def _handle(text: Tensor) -> str:
 
 
 @torch.library.custom_op("ringattn::attention", mutates_args=())
-def _attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-               alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+def _attention(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
+               cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
                q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
                dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
-               window_left: int, window_right: int, softcap: float, deterministic: bool, residual: str,
-               bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+               window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
+               mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
+               bias_gradient: bool, residual: str) -> tuple[Tensor, Tensor, Tensor]:
     options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids, sinks,
                        dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
-                       deterministic)
+                       deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
     client = default_client()
     if options.get("streams", 1) > 1:
         if residual == "remote":
@@ -79,27 +112,36 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_
         residual = "off"
     if residual != "off":
         options |= {"retain": True, "bias_gradient": bias_gradient}
-    result = client.forward(q, k, v, **options)
+    result = client.forward(**_inputs(q, k, v, packing, options), **options)
+    if longest_query >= 0 and result.lse.shape[-1] != longest_query:
+        raise invalid("max_seqlen_q", f"is {longest_query}, the longest document has {result.lse.shape[-1]} queries")
     return result.out, result.lse, _kept(client, result.report, residual)
 
 
 @_attention.register_fake
-def _(q, k, v, *_):
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])  # packed tensors have no batch axis
+def _(q, k, v, cu_seqlens_q, *rest):
+    longest_query, packing = rest[-4], rest[-3]
+    if packing == "qkv":
+        out = q.new_empty((*q.shape[:-3], *q.shape[-2:]))
+    else:
+        out = q.new_empty((*q.shape[:-1], (k if packing == "kv" else v).shape[-1]))
+    lse_shape = (*out.shape[:-3], out.shape[-2], out.shape[-3])  # packed documents have no batch axis
+    if longest_query >= 0:
+        lse_shape = (cu_seqlens_q.shape[0] - 1, out.shape[-2], longest_query)
     return out, q.new_empty(lse_shape, dtype=torch.float32), torch.empty(_HANDLE_BYTES, dtype=torch.uint8)
 
 
 # `out` and `lse` are None where q, k and v are shapes without contents: what is kept with the workers is all there is.
 @torch.library.custom_op("ringattn::attention_backward", mutates_args=())
-def _attention_backward(dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None,
-                        lse: Tensor | None, handle: Tensor, cu_seqlens_q: Tensor | None,
+def _attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor | None, handle: Tensor,
+                        q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
                         cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None,
                         bias: Tensor | None, mask: Tensor | None, q_segment_ids: Tensor | None,
                         kv_segment_ids: Tensor | None, sinks: Tensor | None, dropout_seed: Tensor | None,
                         dropout_p: float, softmax_scale: float | None, causal: bool, window_left: int,
-                        window_right: int, softcap: float, deterministic: bool,
-                        bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+                        window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
+                        mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int,
+                        packing: str, bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     client, residual = default_client(), _handle(handle)
     # retain_graph: the next backward of this graph asks for it again. Outside of a graph's backward: true.
     keep = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -113,34 +155,34 @@ def _attention_backward(dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor,
     else:
         options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids,
                            sinks, dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
-                           deterministic)
+                           deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
         if _keeper.find(residual) is not None:
             options |= {"residual": residual, "keep_residual": keep}
-        result = client.backward(dout, q, k, v, out=out, lse=lse, dlse=dlse, bias_gradient=bias_gradient, **options)
+        result = client.backward(dout, **_inputs(q, k, v, packing, options), out=out, lse=lse, dlse=dlse,
+                                 bias_gradient=bias_gradient, **options)
     if not keep or result.report.residual_failure:
         _keeper.forget(residual)
-    # An operator's results are tensors: what is not asked for is one without elements.
     nothing = q.new_empty(0)
-    return (result.dq, result.dk, result.dv, nothing if result.dbias is None else result.dbias,
+    return (*_gradients_of_inputs(result, packing, nothing.clone()),
+            nothing if result.dbias is None else result.dbias,
             nothing.clone() if result.dsinks is None else result.dsinks)
 
 
 @_attention_backward.register_fake
-def _(dout, dlse, q, k, v, out, lse, handle, cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids,
-      kv_segment_ids, sinks, dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
-      deterministic, bias_gradient):
-    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if bias_gradient else q.new_empty(0)
+def _(dout, dlse, out, lse, handle, q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids,
+      kv_segment_ids, sinks, *rest):
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if rest[-1] else q.new_empty(0)
     dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
-    return (*(q.new_empty(tensor.shape) for tensor in (q, k, v)), dbias, dsinks)
+    return (*(q.new_empty(0 if tensor is None else tensor.shape) for tensor in (q, k, v)), dbias, dsinks)
 
 
 def _save(ctx, inputs, output) -> None:
-    tensors, rest, residual, bias_gradient = inputs[:12], inputs[12:19], inputs[19], inputs[20]
+    tensors = inputs[:_TENSORS]
     out, lse, handle = output
-    ctx.rest, ctx.bias_gradient = rest, bias_gradient
-    ctx.is_remote = residual == "remote"
+    ctx.rest = inputs[_TENSORS:-1]
+    ctx.is_remote = inputs[-1] == "remote"
     if ctx.is_remote:
-        ctx.shapes = [tensor.shape for tensor in (*tensors[:3], out)]
+        ctx.shapes = [None if tensor is None else tensor.shape for tensor in (*tensors[:3], out)]
         ctx.like = (tensors[0].dtype, tensors[0].device)
         ctx.save_for_backward(*tensors[3:], handle)
     else:
@@ -156,23 +198,21 @@ def _saved(ctx) -> tuple[list[Any], Any, Any, Any, Any]:
     dtype, device = ctx.like
     *options, handle = ctx.saved_tensors
     # Shapes that take no memory.
-    q, k, v, out = (torch.empty((), dtype=dtype, device=device).expand(shape) for shape in ctx.shapes)
+    q, k, v, out = (None if shape is None else torch.empty((), dtype=dtype, device=device).expand(shape)
+                    for shape in ctx.shapes)
     return [q, k, v, *options], None, None, handle, out
 
 
 def _gradients(ctx, dout: Tensor | None, dlse: Tensor | None, _dhandle: None):
-    inputs = 12 + len(ctx.rest) + 2
+    gradients: list[Tensor | None] = [None] * (_TENSORS + len(ctx.rest) + 1)
     if dout is None and dlse is None:
-        return (None,) * inputs
+        return tuple(gradients)
     tensors, out, lse, handle, like = _saved(ctx)
     if dout is None:
         dout = torch.zeros_like(like, memory_format=torch.contiguous_format)
-    q, k, v, *options = tensors
-    dq, dk, dv, dbias, dsinks = _attention_backward(
-        dout.contiguous(), None if dlse is None else dlse.contiguous(), q, k, v, out, lse, handle, *options, *ctx.rest,
-        ctx.bias_gradient)
-    gradients = [None] * inputs
-    gradients[:3] = dq, dk, dv
+    *of_inputs, dbias, dsinks = _attention_backward(
+        dout.contiguous(), None if dlse is None else dlse.contiguous(), out, lse, handle, *tensors, *ctx.rest)
+    gradients[:3] = (gradient if tensor is not None else None for gradient, tensor in zip(of_inputs, tensors))
     gradients[6] = dbias if ctx.needs_input_grad[6] else None
     gradients[10] = dsinks if ctx.needs_input_grad[10] else None
     return tuple(gradients)
@@ -188,30 +228,75 @@ def _no_second_order(ctx, *_):
 _attention_backward.register_autograd(_no_second_order)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False,
+def _form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor | None,
+            kv: Tensor | None) -> tuple[str, tuple[Tensor, Tensor | None, Tensor | None]]:
+    """How tensors are packed, and the operator's first three."""
+    form = "qkv" if qkv is not None else "kv" if kv is not None else ""
+    wanted = {"qkv": ("qkv",), "kv": ("q", "kv"), "": ("q", "k", "v")}[form]
+    given = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
+    for name, tensor in given.items():
+        if (tensor is None) == (name in wanted):
+            raise TypeError(f"{name}: is missing" if tensor is None else f"{name}: is given beside {form}")
+    for name, parts in PARTS.items():
+        tensor = given[name]
+        if tensor is not None and (tensor.dim() < 4 or tensor.shape[-3] != parts):
+            raise invalid(name, f"has the shape {list(tensor.shape)}, must be [.., tokens, {parts}, heads, head_dim]")
+    return form, (given[wanted[0]], kv if form == "kv" else k, v)
+
+
+def _flat(documents: Sequence[Document]) -> list[int]:
+    """As an operator takes them: causal, left and right of each."""
+    return [int(value) for document in documents
+            for value in (document.causal, *(document.window or (-1, -1)))]
+
+
+def _longest_query(cu_seqlens_q: Tensor | None, lse_format: str | None, max_seqlen_q: int | None) -> int:
+    """Of lse per document its last axis; -1 for a flat one."""
+    if lse_format in (None, "flat"):
+        return -1
+    if lse_format != "per_document":
+        raise invalid("lse_format", f"is {lse_format!r}, must be flat or per_document")
+    if cu_seqlens_q is None:
+        raise invalid("lse_format", "per_document is of packed documents: there are no cu_seqlens_q")
+    if max_seqlen_q is not None:
+        return int(max_seqlen_q)
+    return int(cu_seqlens_q.diff().max()) if cu_seqlens_q.numel() > 1 else 0
+
+
+def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None = None, *,
+              qkv: Tensor | None = None, kv: Tensor | None = None, causal: bool = False,
               window: tuple[int, int] | None = None, softmax_scale: float | None = None,
               softcap: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None,
+              documents: Sequence[Document] = (), alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+              bias_before_softcap: bool = False, mask: Tensor | None = None, mask_bits: bool = False,
               q_segment_ids: Tensor | None = None, kv_segment_ids: Tensor | None = None,
               sinks: Tensor | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | None = None,
-              deterministic: bool = False, residual: ResidualMode | None = None) -> tuple[Tensor, Tensor]:
+              dropout_origin: tuple[int, int, int, int] = (0, 0, 0, 0), deterministic: bool = False,
+              lse_format: str | None = None, max_seqlen_q: int | None = None,
+              residual: ResidualMode | None = None) -> tuple[Tensor, Tensor]:
     """Attention on the default client, differentiable by q, k, v, bias, sinks, and through lse.
 
     q: [batch, seq_len_q, heads, head_dim], k: [batch, seq_len_k, kv_heads, head_dim], v: the same with its own
-    head_dim; packed with cu_seqlens: without the batch axis. kv_heads divides heads.
+    head_dim; packed with cu_seqlens: without the batch axis. kv_heads divides heads. Or `qkv` [batch, seq_len, 3, heads,
+    head_dim] alone, or q and `kv` [batch, seq_len_k, 2, kv_heads, head_dim]: they and their gradients travel as they
+    are (taken apart only where the default client's options have `streams` or transport "direct").
 
     Args:
         window: (left, right) tokens beside a query's own position; -1: no limit.
         dropout_seed: an int64 tensor of one element; drawn from PyTorch's generator if it is not given.
+        max_seqlen_q: with lse_format "per_document": the longest document's queries. Computed if it is not given, which
+            torch.compile cannot trace whole.
         residual: whether q, k, v, out and lse stay with the workers for the backward, if there will be one.
             "auto": yes, and it then sends dout alone; where they are gone it sends the tensors. "remote": likewise,
             and this process lets go of them: less memory here, and what is lost is an error. "off": no. None: as
             `set_default_client` says. What a graph that is dropped, or recomputed by activation checkpointing, has
             left with the workers is deleted.
-        The others are those of `ringattn.AttentionOptions`.
+        The others are those of `ringattn.AttentionOptions`. Its `output_dtype`, and the forward's `probability_rows`,
+        are `Client.forward`'s alone: nothing can be differentiated by them.
 
     Returns:
-        out, in q's shape with v's head_dim, and lse, fp32 [batch, heads, seq_len_q] or [heads, tokens].
+        out, in q's shape with v's head_dim, and lse, fp32 [batch, heads, seq_len_q] or [heads, tokens], or as
+        `lse_format` says.
 
     Raises:
         RingattnError: as `Client.forward`, in the forward or the backward pass.
@@ -224,15 +309,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False,
     left, right = (-1, -1) if window is None else window
     if bias is not None and bias.dim() != 4:
         raise invalid("bias", f"has {bias.dim()} axes, must be [batch or 1, heads or 1, queries, keys]")
+    packing, tensors = _form_of(q, k, v, qkv, kv)
     mode = _default.residual_mode if residual is None else residual
     _default.check_residual_mode(mode)
-    differentiated = [tensor for tensor in (q, k, v, bias, sinks) if tensor is not None and tensor.requires_grad]
+    differentiated = [tensor for tensor in (*tensors, bias, sinks) if tensor is not None and tensor.requires_grad]
     if not (torch.is_grad_enabled() and differentiated):
         mode = "off"
     out, lse, _ = _attention(
-        q.contiguous(), k.contiguous(), v.contiguous(), cu_seqlens_q, cu_seqlens_k, alibi_slopes,
-        None if bias is None else bias.contiguous(), None if mask is None else mask.contiguous(), q_segment_ids,
-        kv_segment_ids, sinks, dropout_seed if dropout_p != 0.0 else None, float(dropout_p),
+        *(None if tensor is None else tensor.contiguous() for tensor in tensors), cu_seqlens_q, cu_seqlens_k,
+        alibi_slopes, None if bias is None else bias.contiguous(), None if mask is None else mask.contiguous(),
+        q_segment_ids, kv_segment_ids, sinks, dropout_seed if dropout_p != 0.0 else None, float(dropout_p),
         None if softmax_scale is None else float(softmax_scale), bool(causal), int(left), int(right),
-        float(softcap or 0.0), bool(deterministic), mode, bias is not None and bias.requires_grad)
+        float(softcap or 0.0), bool(deterministic), bool(bias_before_softcap), bool(mask_bits), _flat(documents),
+        [int(number) for number in dropout_origin], _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
+        bias is not None and bias.requires_grad, mode)
     return out, lse

@@ -1,0 +1,120 @@
+"""The tensors that a call is given, in any of their forms, and what they say of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringattn._arrays import Array, take
+from ringattn._errors import invalid
+
+#: Tensors that hold several, in an axis before the heads.
+PARTS = {"qkv": 3, "kv": 2}
+_FORMS = {"qkv": ("qkv",), "kv": ("q", "kv"), None: ("q", "k", "v")}
+
+
+def take_inputs(q: Any, k: Any, v: Any, qkv: Any, kv: Any) -> dict[str, Array]:
+    """The tensors of the form that the call has, by name.
+
+    Raises:
+        InvalidArgumentError: tensors of several forms.
+        TypeError: one is missing, or is no array.
+    """
+    values = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
+    form = "qkv" if qkv is not None else "kv" if kv is not None else None
+    for name, value in values.items():
+        if value is not None and name not in _FORMS[form]:
+            raise invalid(name, f"is given beside {form}")
+    return {name: take(values[name], name) for name in _FORMS[form]}
+
+
+def none_given(*values: Any) -> bool:
+    return all(value is None for value in values)
+
+
+class Shape:
+    """What the tensors say, dense or packed documents, checked against one another."""
+
+    def __init__(self, tensors: Mapping[str, Array], cu_q: list[int] | None, cu_k: list[int] | None) -> None:
+        self.packed = cu_q is not None
+        self.packing = next((name for name in tensors if name in PARTS), None)
+        first = next(iter(tensors))
+        self.dtype = tensors[first].dtype
+        for name, tensor in tensors.items():
+            self._check_axes(name, tensor)
+            if tensor.dtype != self.dtype:
+                raise invalid(name, f"is {tensor.dtype}, {first} is {self.dtype}")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise invalid(first, f"is {self.dtype}, must be float32, bfloat16 or float16")
+        # Without the axis of the parts each is as q, k or v alone would be.
+        alone = {name: (*tensor.shape[:-3], *tensor.shape[-2:]) if name in PARTS else tensor.shape
+                 for name, tensor in tensors.items()}
+        q, k = alone[first], alone.get("k") or alone.get("kv") or alone[first]
+        v = alone.get("v", k)
+        self.batch = 1 if self.packed else q[0]
+        self.seq_q, self.heads, self.dim = q[-3:]
+        self.seq_k, self.kv_heads, k_dim = k[-3:]
+        self.dim_v = v[-1]
+        self.leading = () if self.packed else (self.batch,)
+        if k_dim != self.dim:
+            raise invalid(self.packing or "k", f"has a head_dim of {k_dim}, q one of {self.dim}")
+        for name, columns in (("k", self.dim), ("kv", self.dim), ("v", self.dim_v)):
+            if name in tensors:
+                parts = (PARTS[name],) if name in PARTS else ()
+                self.require(name, tensors[name], (*self.leading, self.seq_k, *parts, self.kv_heads, columns))
+        self.lengths_q = self._lengths(cu_q, self.seq_q)
+        self.lengths_k = self._lengths(cu_k, self.seq_k)
+        self.longest_k = max(self.lengths_k, default=0)
+        self.documents = len(self.lengths_q) if self.packed else 0
+
+    def _check_axes(self, name: str, tensor: Array) -> None:
+        axes = ["tokens", "heads", "head_dim"] if self.packed else ["batch", "tokens", "heads", "head_dim"]
+        if name in PARTS:
+            axes.insert(-2, str(PARTS[name]))
+        if len(tensor.shape) != len(axes) or (name in PARTS and tensor.shape[-3] != PARTS[name]):
+            raise invalid(name, f"has the shape {list(tensor.shape)}, must be [{', '.join(axes)}]")
+
+    def _lengths(self, cu: list[int] | None, tokens: int) -> list[int]:
+        """Of each batch row or document."""
+        return [tokens] * self.batch if cu is None else [b - a for a, b in zip(cu, cu[1:])]
+
+    def require(self, name: str, tensor: Array, shape: tuple[int, ...], dtypes: tuple[str, ...] = ()) -> None:
+        if tensor.shape != shape:
+            raise invalid(name, f"has the shape {list(tensor.shape)}, must be {list(shape)}")
+        if dtypes and tensor.dtype not in dtypes:
+            raise invalid(name, f"is {tensor.dtype}, must be {' or '.join(dict.fromkeys(dtypes))}")
+
+    def header(self, cu_q: list[int] | None, cu_k: list[int] | None,
+               documents: list[dict[str, Any]]) -> dict[str, Any]:
+        shape: dict[str, Any] = {
+            "batch": self.batch, "seq_len_q": self.seq_q, "seq_len_kv": self.seq_k, "num_heads": self.heads,
+            "num_kv_heads": self.kv_heads, "head_dim": self.dim, "head_dim_v": self.dim_v, "packing": self.packing}
+        if self.packed:
+            shape["packed"] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "options": documents}
+        return shape
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        return (*self.leading, self.seq_q, self.heads, self.dim_v)
+
+    def lse(self, lse_format: str | None) -> tuple[int, ...]:
+        if lse_format == "per_document":
+            return (self.documents, self.heads, max(self.lengths_q, default=0))
+        return (*self.leading, self.heads, self.seq_q)
+
+    def probabilities(self, rows: list[dict[str, int]]) -> tuple[int, ...]:
+        """[rows, heads, most keys of a row's batch row or document]."""
+        for index, row in enumerate(rows):
+            if not 0 <= row["batch"] < len(self.lengths_k):
+                raise invalid(f"probability_rows[{index}]", f"is of {'document' if self.packed else 'batch row'} "
+                                                            f"{row['batch']}, there are {len(self.lengths_k)}")
+        return (len(rows), self.heads, max((self.lengths_k[row["batch"]] for row in rows), default=0))
+
+    def pairs(self, name: str, tensor: Array, columns: int) -> None:
+        """Of a bias or a mask: [batch or 1, heads or 1, queries, columns]."""
+        shape = tensor.shape
+        if (len(shape) != 4 or shape[0] not in (1, self.batch) or shape[1] not in (1, self.heads)
+                or shape[2:] != (self.seq_q, columns)):
+            batch = "1" if self.packed else f"{self.batch} or 1"
+            raise invalid(name, f"has the shape {list(shape)}, must be [{batch}, {self.heads} or 1, {self.seq_q}, "
+                                f"{columns}]")
