@@ -53,10 +53,26 @@ class ReadyKernel {
   void* scratch_ = nullptr;
 };
 
+// Score terms, of one document; null or 0: none. tests/gpu/term_rows.py has the same structure.
+struct Terms {
+  const float* slopes;         // host, [heads]
+  const void* bias;            // device, dtype, [bias_heads, q_rows, kv_rows]
+  void* dbias;                 // likewise; null: not asked for
+  const uint8_t* mask;         // device, bits, [q_rows, kv_rows / 8 rounded up]
+  const int32_t* q_segments;   // device, [batch, q_rows]
+  const int32_t* kv_segments;  // device, [batch, kv_rows]
+  uint64_t seed;               // of dropout
+  uint32_t threshold;          // likewise: rate times 65536
+  int32_t bias_heads;          // 1 or all
+};
+
 struct Handle {
   AttentionProblem problem;
   ReadyKernel forward;
   ReadyKernel backward;
+  ReadyKernel bias_gradient;
+  void* dbias = nullptr;
+  int64_t dbias_bytes = 0;
   int64_t q_rows = 0;
   int64_t kv_rows = 0;
   void *out = nullptr, *dout = nullptr;
@@ -64,17 +80,34 @@ struct Handle {
   void *dq_out = nullptr, *dk_out = nullptr, *dv_out = nullptr;
 };
 
+void SetTerms(const Terms& terms, int64_t heads, int64_t q_rows, int64_t kv_rows,
+              AttentionProblem& problem) {
+  ringattn::worker::ScoreTerms& target = problem.terms;
+  target.shifts = {kv_rows - q_rows};
+  target.columns = kv_rows;
+  if (terms.slopes != nullptr) target.alibi_slopes.assign(terms.slopes, terms.slopes + heads);
+  if (terms.bias != nullptr) {
+    target.bias =
+        ringattn::BiasForm{.per_head = terms.bias_heads > 1, .gradient = terms.dbias != nullptr};
+  }
+  if (terms.mask != nullptr) target.mask = ringattn::MaskForm{.bits = true};
+  target.segment_ids = terms.q_segments != nullptr;
+  target.dropout = {.threshold = terms.threshold, .seed = terms.seed};
+}
+
 }  // namespace
 
 extern "C" {
 
 // dtype: 0 fp32, 1 bf16, 2 fp16. All tensors device memory, layouts as in
-// attention_kernel.h; the backward's may be null. dq, dk, dv are fp32, *_out dtype.
-void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows, int64_t heads,
-                       int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, float scale,
-                       float softcap, int causal, int64_t window_left, void* q, void* k, void* v,
-                       void* out, float* lse, void* dout, float* delta, float* dq, float* dk,
-                       float* dv, void* dq_out, void* dk_out, void* dv_out) {
+// attention_kernel.h; the backward's may be null. dq, dk, dv are fp32, *_out dtype. `terms` may be
+// null, and need not outlive the call but for its device memory.
+void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64_t q_rows,
+                             int64_t kv_rows, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                             int64_t head_dim_v, float scale, float softcap, int causal,
+                             int64_t window_left, void* q, void* k, void* v, void* out, float* lse,
+                             void* dout, float* delta, float* dq, float* dk, float* dv,
+                             void* dq_out, void* dk_out, void* dv_out) {
   auto handle = std::make_unique<Handle>();
   AttentionProblem& problem = handle->problem;
   problem.dtype = static_cast<DType>(dtype);
@@ -89,6 +122,11 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   if (causal) band.upper = kv_rows - q_rows;
   if (window_left >= 0) band.lower = kv_rows - q_rows - window_left;
   problem.bands = {band};
+  ringattn::worker::TermOperands operands;
+  if (terms != nullptr) {
+    SetTerms(*terms, heads, q_rows, kv_rows, problem);
+    operands = {terms->bias, terms->mask, terms->q_segments};
+  }
   handle->q_rows = q_rows;
   handle->kv_rows = kv_rows;
   handle->out = out;
@@ -116,6 +154,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   block.v = v;
   block.dk = dk;
   block.dv = dv;
+  if (terms != nullptr) block.segment_ids = terms->kv_segments;
   ringattn::worker::ForwardCall forward;
   forward.problem = &problem;
   forward.q_rows = q_rows;
@@ -124,6 +163,7 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
   forward.blocks = {block};
   forward.lse = lse;
   forward.out = out;
+  forward.terms = operands;
   forward.initial = forward.final = true;
   if (!handle->forward.Init(ringattn::worker::cuda::PrepareForward(forward, *info, tuning))) {
     return nullptr;
@@ -139,11 +179,42 @@ void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows
     backward.delta = delta;
     backward.dq_acc = dq;
     backward.blocks = {block};
+    backward.terms = operands;
     if (!handle->backward.Init(ringattn::worker::cuda::PrepareBackward(backward, *info, tuning))) {
       return nullptr;
     }
+    if (terms != nullptr && terms->dbias != nullptr) {
+      ringattn::worker::BiasGradientCall gradient;
+      gradient.problem = &problem;
+      gradient.q_rows = q_rows;
+      gradient.q_pieces = forward.q_pieces;
+      gradient.q = q;
+      gradient.dout = dout;
+      gradient.lse = lse;
+      gradient.delta = delta;
+      gradient.blocks = {block};
+      gradient.terms = operands;
+      gradient.dbias = terms->dbias;
+      handle->dbias = terms->dbias;
+      handle->dbias_bytes =
+          terms->bias_heads * q_rows * kv_rows * ringattn::ElementBytes(problem.dtype);
+      if (!handle->bias_gradient.Init(
+              ringattn::worker::cuda::PrepareBiasGradient(gradient, *info, tuning))) {
+        return nullptr;
+      }
+    }
   }
   return handle.release();
+}
+
+void* ringattn_prepare(int dtype, int64_t batch, int64_t q_rows, int64_t kv_rows, int64_t heads,
+                       int64_t kv_heads, int64_t head_dim, int64_t head_dim_v, float scale,
+                       float softcap, int causal, int64_t window_left, void* q, void* k, void* v,
+                       void* out, float* lse, void* dout, float* delta, float* dq, float* dk,
+                       float* dv, void* dq_out, void* dk_out, void* dv_out) {
+  return ringattn_prepare_terms(nullptr, dtype, batch, q_rows, kv_rows, heads, kv_heads, head_dim,
+                                head_dim_v, scale, softcap, causal, window_left, q, k, v, out, lse,
+                                dout, delta, dq, dk, dv, dq_out, dk_out, dv_out);
 }
 
 int ringattn_forward(void* opaque, cudaStream_t stream) {
@@ -156,7 +227,7 @@ int ringattn_backward_kernel(void* opaque, cudaStream_t stream) {
 }
 
 // Everything that a backward needs after a forward: delta, zeroed accumulators,
-// the main kernel, conversion to the output dtype.
+// the main kernel, the bias's gradient where it is asked for, conversion to the output dtype.
 int ringattn_backward(void* opaque, cudaStream_t stream) {
   using namespace ringattn::worker::cuda;
   Handle* handle = static_cast<Handle*>(opaque);
@@ -170,6 +241,9 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
          Failed(StartZero({handle->dk, dk_count * 4}, stream)) ||
          Failed(StartZero({handle->dv, dv_count * 4}, stream)) ||
          ringattn_backward_kernel(opaque, stream) != 0 ||
+         (handle->dbias != nullptr &&
+          (Failed(StartZero({handle->dbias, handle->dbias_bytes}, stream)) ||
+           handle->bias_gradient.Launch(stream) != 0)) ||
          Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream)) ||
          Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream)) ||
          Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream));

@@ -8,6 +8,9 @@ includes delta, zeroing and conversion, as PyTorch's does.
 
   kernel_speed.py --library ours=libringattn_kernels.so [--library other=...[@FAMILY]] \
       [--dims 64,128] [--lengths 4096,8192] [--heads 32/8] [--masks causal,full] [--directions forward]
+  kernel_speed.py --library ours=libringattn_kernels.so --terms [--term_family sm90] [--lengths 16384]
+
+With --terms: each score term beside our plain kernel and PyTorch's peers (term_rows.py) instead.
 """
 import argparse
 import ctypes
@@ -188,12 +191,17 @@ def main():
     parser.add_argument("--directions", default="forward,backward")
     parser.add_argument("--decode", default="", help="key counts for the one-token table")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--terms", action="store_true", help="score terms instead")
+    parser.add_argument("--term_family", default="", help="the kernel family that terms are forced to")
     args = parser.parse_args()
     libraries = [(name, load(path)) for name, path in (x.split("=") for x in args.library)]
     heads, kv_heads = map(int, args.heads.split("/"))
     print(f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, "
           f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
           f"cuDNN {torch.backends.cudnn.version()}, {args.dtype}, heads {args.heads}, batch 1")
+    if args.terms:
+        import term_rows  # of this directory, which a script's path has first
+        sys.exit(term_rows.run(args, libraries[0][1], heads, kv_heads))
     failed = False
     for direction in args.directions.split(","):
         print(f"\n{direction}, TFLOP/s (median of {args.rounds}); /fa2 and /cudnn: "

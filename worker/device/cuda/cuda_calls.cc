@@ -73,11 +73,13 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
 }
 
 absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward, bool score_terms,
-                                                   const KernelChoice& choice) {
+                                                   const KernelChoice& choice,
+                                                   bool deterministic = false) {
   AttentionProblem usual;
   usual.dtype = dtype;
   usual.head_dim = usual.head_dim_v = 128;
   usual.terms.segment_ids = score_terms;  // families compute all terms or none
+  usual.deterministic = deterministic;
   return backward ? cuda::ChooseBackward(usual, choice.device, choice.tuning)
                   : cuda::ChooseForward(usual, choice.device, choice.tuning);
 }
@@ -206,13 +208,20 @@ std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
 }
 
 std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
-  // The family that computes score terms gives equal bits, too.
-  for (const bool backward : {false, true}) {
-    if (!FamilyOf(DType::kFloat32, backward, /*score_terms=*/true, choice).ok()) {
-      return {"dilation_levels"};
+  // Every family has bf16; which other types a forced one has, its rates say.
+  const auto served = [&choice](bool score_terms, bool deterministic) {
+    for (const bool backward : {false, true}) {
+      if (!FamilyOf(DType::kBFloat16, backward, score_terms, choice, deterministic).ok()) {
+        return false;
+      }
     }
-  }
-  return {"dropout", "alibi", "bias", "mask", "segment_ids", "dilation_levels", "deterministic"};
+    return true;
+  };
+  std::vector<std::string> options;
+  if (served(true, false)) options = {"dropout", "alibi", "bias", "mask", "segment_ids"};
+  options.push_back("dilation_levels");
+  if (served(false, true)) options.push_back("deterministic");
+  return options;
 }
 
 }  // namespace ringattn::worker

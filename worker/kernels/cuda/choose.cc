@@ -32,11 +32,24 @@ absl::Status CheckProblem(const AttentionProblem& problem) {
 
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
-// What most families lack; null if the problem asks for nothing of it.
-const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
-  if (problem.terms.any()) return "with bias, mask, segment ids, ALiBi or dropout";
+// Whether the family is asked at all, as far as score terms and fixed orders go.
+bool Considered(const KernelFamily& family, Serves serves, const AttentionProblem& problem,
+                bool forced) {
   const bool backward = serves == &KernelFamily::serves_backward;
-  return backward && problem.deterministic ? "with the same bits every time" : nullptr;
+  if (backward && problem.deterministic && !family.repeats) return false;
+  if (!problem.terms.any()) return true;
+  return family.terms == TermService::kAlways || (family.terms == TermService::kForced && forced);
+}
+
+// What most families lack, in words; null if the problem asks for nothing of it.
+const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
+  const bool same_bits = serves == &KernelFamily::serves_backward && problem.deterministic;
+  if (problem.terms.any()) {
+    return same_bits ? "with bias, mask, segment ids, ALiBi or dropout, the same bits every time"
+           : problem.softcap > 0 ? "with bias, mask, segment ids, ALiBi or dropout, and a softcap"
+                                 : "with bias, mask, segment ids, ALiBi or dropout";
+  }
+  return same_bits ? "with the same bits every time" : nullptr;
 }
 
 // `takes` asks a family that serves the problem.
@@ -50,7 +63,7 @@ absl::StatusOr<const KernelFamily*> Choose(
   bool untaken = false;
   for (const KernelFamily& family : Families()) {
     if (!tuning.family.empty() && family.name != tuning.family) continue;
-    if (beyond_plain != nullptr && family.prepare_bias_gradient == nullptr) continue;
+    if (!Considered(family, serves, problem, !tuning.family.empty())) continue;
     if (!(family.*serves)(problem, device)) continue;
     if (takes(family)) return &family;
     untaken = true;

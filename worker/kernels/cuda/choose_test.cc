@@ -79,6 +79,40 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
   }
 }
 
+// Until they have been measured, the Hopper kernels with terms serve where they are forced alone.
+TEST(ChooseTest, HopperTermsServeWhereForced) {
+  if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
+  const KernelTuning forced{.family = "sm90"};
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    AttentionProblem problem = ProblemOf(dtype, 128);
+    problem.terms.segment_ids = true;
+    EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), "simt");
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
+    EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, forced)), "sm90");
+    const auto refusal = [&](const absl::StatusOr<const KernelFamily*>& family) {
+      EXPECT_EQ(family.status().code(), absl::StatusCode::kInvalidArgument);
+      return std::string(family.status().message());
+    };
+    problem.deterministic = true;
+    EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
+    EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("the same bits"));
+    problem.deterministic = false;
+    problem.softcap = 30;
+    EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
+    EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("and a softcap"));
+    problem.softcap = 0;
+    problem.head_dim = 136;
+    EXPECT_THAT(refusal(ChooseForward(problem, kH200, forced)), HasSubstr("head_dim 136"));
+    problem.head_dim = 128;
+    problem.dtype = DType::kFloat32;
+    EXPECT_THAT(refusal(ChooseForward(problem, kH200, forced)), HasSubstr("in fp32"));
+  }
+  AttentionProblem plain = ProblemOf(DType::kBFloat16, 128);
+  plain.deterministic = true;
+  EXPECT_FALSE(ChooseBackward(plain, kH200, forced).ok());
+}
+
 TEST(ChooseTest, ABiasGradientNeedsABias) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
   problem.bands = {Band{}};

@@ -34,13 +34,19 @@ struct KernelEntry {
   int32_t shared_bytes = 0;
 };
 
+// When a family is asked of problems with score terms.
+enum class TermService {
+  kNone,
+  kForced,  // where KernelTuning names it: its kernels have not been measured
+  kAlways,
+};
+
 // A plain value; functions are pure but for Prepare's use of the driver (tensor maps).
 struct KernelFamily {
   std::string_view name;
 
-  // Whether a kernel of the family can compute this problem on this device. Families without
-  // prepare_bias_gradient are not asked of problems with score terms, nor of the backward of
-  // deterministic ones.
+  // Whether a kernel of the family can compute this problem on this device. Asked of problems with
+  // score terms as `terms` says, and of a deterministic backward where the family `repeats`.
   bool (*serves_forward)(const AttentionProblem& problem, const DeviceInfo& device);
   bool (*serves_backward)(const AttentionProblem& problem, const DeviceInfo& device);
 
@@ -60,9 +66,12 @@ struct KernelFamily {
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
   bool (*takes_backward)(const BackwardCall& call) = nullptr;
 
-  // Null: a family for plain problems, whose backward may add up in whatever order blocks end in.
-  // Else the family computes every score term, bias gradients included, in all directions that it
-  // serves, and gives equal bits every time.
+  // Whether equal backward calls give equal bits; else sums may add up in whatever order blocks end
+  // in. (Every forward's do.)
+  bool repeats = false;
+
+  TermService terms = TermService::kNone;
+  // Of a problem with a bias; not null in families with terms.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(
       const BiasGradientCall& call, const DeviceInfo& device) = nullptr;
 };

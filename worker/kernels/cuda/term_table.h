@@ -11,6 +11,9 @@
 
 namespace ringattn::worker::cuda {
 
+// All but the tables.
+TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands);
+
 // One for each of the plan's ranges. REQUIRES: the plan is the call's.
 std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& plan);
 std::vector<TermRange> TermRangesOf(const BackwardCall& call, const BackwardPlan& plan);

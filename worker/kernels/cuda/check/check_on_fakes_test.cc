@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -33,6 +35,34 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
 }
 
 TEST(CheckOnFakes, PartsAreParts) { EXPECT_TRUE(PartsAreParts()); }
+
+// What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
+// goes whose family is not there.
+TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {
+  std::mt19937 random(12);
+  std::vector<Case> cases;
+  for (int i = 0; i < 200; ++i) {
+    cases.push_back(RandomHopperTermCase(random, /*small=*/true));
+    const Case& c = cases.back();
+    const int64_t dims[] = {c.spec.shape.head_dim, c.spec.shape.head_dim_v};
+    EXPECT_NE(c.spec.dtype, DType::kFloat32);
+    EXPECT_TRUE(HasScoreTerms(c.spec.options));
+    EXPECT_FALSE(c.spec.options.deterministic || c.hostile);
+    for (int64_t dim : dims) EXPECT_TRUE(dim % 8 == 0 && dim <= 128) << dim;
+    EXPECT_GT(std::max(dims[0], dims[1]), 32);
+  }
+  cases.resize(10);
+  ExpectedResults all(cases);
+  SplitCounts splits;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.ToString());
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
+    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
+    EXPECT_TRUE(report.passed()) << report.ToString();
+  }
+  EXPECT_EQ(splits.CallsOf("sm90", "forward"), 0);
+}
 
 TEST(CheckOnFakes, KeepSetsAreTheCpus) { EXPECT_EQ(CheckKeepSets(*QueryDevice(0)), 0); }
 

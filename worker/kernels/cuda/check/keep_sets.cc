@@ -11,12 +11,15 @@
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
+#include "worker/kernels/cuda/family.h"
 
 namespace ringattn::worker::cuda::check {
 namespace {
 
-constexpr int64_t kRows = 140;  // queries; as many keys, so that each has a column of v
-constexpr int64_t kDim = 256;
+// Queries; as many keys, so that each has a column of v, whose widest kernels with terms have 256,
+// on tensor cores 128.
+constexpr int64_t kMostRows = 140;
+constexpr int64_t kRowsOnTensorCores = 126;
 constexpr int64_t kHeads = 3;
 constexpr int64_t kBatch = 2;
 
@@ -31,12 +34,18 @@ struct Placing {
 
 class KeepSets {
  public:
-  KeepSets(const DeviceInfo& device, DType dtype, const Placing& placing)
-      : device_(device), dtype_(dtype), placing_(placing), batch_(placing.packed ? 1 : kBatch) {
+  KeepSets(const DeviceInfo& device, DType dtype, const Placing& placing, const std::string& family)
+      : device_(device),
+        dtype_(dtype),
+        placing_(placing),
+        batch_(placing.packed ? 1 : kBatch),
+        rows_(family.empty() ? kMostRows : kRowsOnTensorCores),
+        dim_(family.empty() ? 256 : 128) {
+    tuning_.family = family;
     problem_.dtype = dtype;
     problem_.batch = batch_;
     problem_.num_heads = problem_.num_kv_heads = kHeads;
-    problem_.head_dim = problem_.head_dim_v = kDim;
+    problem_.head_dim = problem_.head_dim_v = dim_;
     problem_.bands.assign(2, Band{});
     problem_.terms.packed = placing.packed;
     problem_.terms.shifts.assign(2, 0);
@@ -51,16 +60,16 @@ class KeepSets {
 
   // Wrong pairs.
   int64_t Run() {
-    const int64_t count = batch_ * kRows * kHeads * kDim;
+    const int64_t count = batch_ * rows_ * kHeads * dim_;
     const int64_t bytes = count * ElementBytes(dtype_);
-    Buffer zeros(bytes), one_hot(bytes), out(bytes), lse(batch_ * kHeads * kRows * 4);
-    Buffer delta(batch_ * kHeads * kRows * 4), dq(count * 4), dk(count * 4), dv(count * 4);
+    Buffer zeros(bytes), one_hot(bytes), out(bytes), lse(batch_ * kHeads * rows_ * 4);
+    Buffer delta(batch_ * kHeads * rows_ * 4), dq(count * 4), dk(count * 4), dv(count * 4);
     Check(StartZero({zeros.get(), bytes}, nullptr));
-    Check(StartZero({delta.get(), batch_ * kHeads * kRows * 4}, nullptr));
+    Check(StartZero({delta.get(), batch_ * kHeads * rows_ * 4}, nullptr));
     for (Buffer* sum : {&dq, &dk, &dv}) Check(StartZero({sum->get(), count * 4}, nullptr));
     one_hot.Upload(OneHot(count));
     KvBlock block;
-    block.rows = kRows;
+    block.rows = rows_;
     block.pieces = Pieces();
     block.k = zeros.get();
     block.v = one_hot.get();
@@ -68,17 +77,17 @@ class KeepSets {
     block.dv = dv.get<float>();
     ForwardCall forward;
     forward.problem = &problem_;
-    forward.q_rows = kRows;
+    forward.q_rows = rows_;
     forward.q_pieces = Pieces();
     forward.q = zeros.get();
     forward.blocks = {block};
     forward.lse = lse.get<float>();
     forward.out = out.get();
     forward.initial = forward.final = true;
-    LaunchAndWait(PrepareForward(forward, device_));
+    LaunchAndWait(PrepareForward(forward, device_, tuning_));
     BackwardCall backward;
     backward.problem = &problem_;
-    backward.q_rows = kRows;
+    backward.q_rows = rows_;
     backward.q_pieces = Pieces();
     backward.q = zeros.get();
     backward.dout = one_hot.get();
@@ -86,26 +95,26 @@ class KeepSets {
     backward.delta = delta.get<float>();
     backward.dq_acc = dq.get<float>();
     backward.blocks = {block};
-    LaunchAndWait(PrepareBackward(backward, device_));
+    LaunchAndWait(PrepareBackward(backward, device_, tuning_));
     return WrongPairs(ToFloats(out.Download<char>()), dv.Download<float>());
   }
 
  private:
   // Two halves, each a document of its own where packed.
   std::vector<Piece> Pieces() const {
-    const Piece whole{0, kRows, 0, placing_.position, placing_.stride};
+    const Piece whole{0, rows_, 0, placing_.position, placing_.stride};
     if (!placing_.packed) return {whole};
     Piece first = whole, second = whole;
-    first.length = second.local_begin = kRows / 2;
-    second.length = kRows - first.length;
+    first.length = second.local_begin = rows_ / 2;
+    second.length = rows_ - first.length;
     second.document = 1;
     return {first, second};
   }
 
   std::vector<char> OneHot(int64_t count) const {
     std::vector<float> values(count, 0.0f);
-    for (int64_t row = 0; row < batch_ * kRows; ++row) {
-      for (int64_t h = 0; h < kHeads; ++h) values[(row * kHeads + h) * kDim + row % kRows] = 1.0f;
+    for (int64_t row = 0; row < batch_ * rows_; ++row) {
+      for (int64_t h = 0; h < kHeads; ++h) values[(row * kHeads + h) * dim_ + row % rows_] = 1.0f;
     }
     std::vector<char> bits(count * ElementBytes(dtype_));
     ConvertFromFloat(dtype_, values.data(), bits.data(), count);
@@ -120,8 +129,8 @@ class KeepSets {
 
   int64_t WrongPairs(const std::vector<float>& out, const std::vector<float>& dv) const {
     int64_t wrong = 0;
-    const auto at = [](int64_t b, int64_t row, int64_t h, int64_t column) {
-      return ((b * kRows + row) * kHeads + h) * kDim + column;
+    const auto at = [this](int64_t b, int64_t row, int64_t h, int64_t column) {
+      return ((b * rows_ + row) * kHeads + h) * dim_ + column;
     };
     for (int64_t b = 0; b < batch_; ++b) {
       for (const Piece& piece : Pieces()) {
@@ -146,12 +155,14 @@ class KeepSets {
   const DType dtype_;
   const Placing placing_;
   const int64_t batch_;
+  const int64_t rows_, dim_;
+  KernelTuning tuning_;
   AttentionProblem problem_;
 };
 
 }  // namespace
 
-int CheckKeepSets(const DeviceInfo& device) {
+int CheckKeepSets(const DeviceInfo& device, const std::string& family) {
   const Placing placings[] = {
       {"from the start", 0, 1, false, false}, {"from the middle", 1'000'013, 1, false, false},
       {"strided", 5, 3, false, false},        {"strided by 8", 3, 8, false, true},
@@ -159,15 +170,17 @@ int CheckKeepSets(const DeviceInfo& device) {
   };
   int failed = 0;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (!family.empty() && dtype == DType::kFloat32) continue;
     for (const Placing& placing : placings) {
-      const int64_t wrong = KeepSets(device, dtype, placing).Run();
+      const int64_t wrong = KeepSets(device, dtype, placing, family).Run();
       if (wrong == 0) continue;
       ++failed;
       std::printf("FAILED keep set, %s %s: %ld wrong pairs\n",
                   std::string(DTypeName(dtype)).c_str(), placing.name, wrong);
     }
   }
-  std::printf("keep sets: %s\n", failed == 0 ? "passed" : "FAILED");
+  std::printf("keep sets%s: %s\n", family.empty() ? "" : (" of " + family).c_str(),
+              failed == 0 ? "passed" : "FAILED");
   return failed;
 }
 

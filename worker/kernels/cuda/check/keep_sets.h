@@ -4,13 +4,16 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_KEEP_SETS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_KEEP_SETS_H_
 
+#include <string>
+
 #include "worker/kernels/cuda/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 
 // In every dtype, for positions that follow one another and that do not, with origins and packed.
-// How many sets were wrong; prints which.
-int CheckKeepSets(const DeviceInfo& device);
+// How many sets were wrong; prints which. `family`: of its kernels, in the dtypes that they have,
+// rather than of those that serve by themselves.
+int CheckKeepSets(const DeviceInfo& device, const std::string& family = "");
 
 }  // namespace ringattn::worker::cuda::check
 

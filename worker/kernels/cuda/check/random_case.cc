@@ -157,6 +157,7 @@ std::string Case::ToString() const {
                 small_device ? " small-device" : "", few_sms ? " few-sms" : "",
                 long_keys ? " long-keys" : "", amplitude, seed);
   std::string line = text;
+  if (!family.empty()) line += " by " + family;
   if (options.deterministic) line += " deterministic";
   if (options.sinks) line += " sinks";
   if (const auto& bias = options.bias) {
@@ -213,6 +214,24 @@ Case RandomTermCase(std::mt19937& random, bool small) {
   LimitWork(kMostTermWork, shape);
   c.small_device = false;
   AddTerms(random, c);
+  return c;
+}
+
+Case RandomHopperTermCase(std::mt19937& random, bool small) {
+  Case c = RandomTermCase(random, small);
+  AttentionShape& shape = c.spec.shape;
+  AttentionOptions& options = c.spec.options;
+  if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
+  const auto served = [](int64_t dim) { return dim <= 128 && dim % 8 == 0; };
+  if (!served(shape.head_dim)) shape.head_dim = Pick<int64_t>(random, {64, 128});
+  if (!served(shape.head_dim_v)) shape.head_dim_v = shape.head_dim;
+  if (std::max(shape.head_dim, shape.head_dim_v) <= 32) shape.head_dim = 64;
+  if (random() % 16 == 0) options.softmax_scale = 0;
+  options.deterministic = false;
+  if (!HasScoreTerms(options)) AddDropout(random, options);
+  if (random() % 2) options.softcap = 0;  // whose backward is another family's
+  c.hostile = false;
+  c.family = "sm90";
   return c;
 }
 

@@ -26,6 +26,7 @@ struct Case {
   // What segment ids hide from all holds NaN: rows of k and v, and of q and dout.
   bool hostile = false;
   float amplitude = 1.0f;  // of q's and k's elements
+  std::string family;      // the kernels of this family, in the directions that it serves
   uint32_t seed = 0;       // of the tensors
 
   std::string ToString() const;
@@ -36,6 +37,10 @@ Case RandomCase(std::mt19937& random, bool small);
 
 // The same with score terms, or a backward that must be deterministic, or both.
 Case RandomTermCase(std::mt19937& random, bool small);
+
+// Score terms in a problem that sm90's kernels take: 16 bits, head dims up to 128 that the copy
+// engine can read, any order of sums. Rows that are hidden from all hold nothing harmful there.
+Case RandomHopperTermCase(std::mt19937& random, bool small);
 
 // The problem as kernels see it.
 AttentionProblem ProblemOf(const AttentionSpec& spec);

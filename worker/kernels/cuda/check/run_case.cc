@@ -221,13 +221,26 @@ class CaseRun {
       call.final = step == steps() - 1;
       call.terms = terms.operands();
       if (call.final && sinks_ != nullptr) call.sinks = sinks_->get<float>();
-      const Prepared prepared =
-          PrepareForward(call, device_, {.long_keys = case_.long_keys ? 1 : 0});
+      const Prepared prepared = ByFamily(
+          [&](const KernelTuning& tuning) { return PrepareForward(call, device_, tuning); });
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "forward");
       // Only partial results need scratch.
       if ((*prepared)->scratch_bytes() > 0) splits_.AddSplit(case_, call, has_empty_rows_);
     }
+  }
+
+  // prepare(tuning) by the case's family, if it takes the call; else by whoever does. What a family
+  // came across, the run's counts say.
+  template <typename Prepare>
+  Prepared ByFamily(const Prepare& prepare) const {
+    KernelTuning tuning;
+    tuning.long_keys = case_.long_keys ? 1 : 0;
+    tuning.family = case_.family;
+    Prepared prepared = prepare(tuning);
+    if (case_.family.empty() || !absl::IsInvalidArgument(prepared.status())) return prepared;
+    tuning.family = "";
+    return prepare(tuning);
   }
 
   void CheckDelta(const Shard& shard, QueryMemory& memory, const std::vector<char>& out_bits) {
@@ -287,7 +300,8 @@ class CaseRun {
       call.dq_acc = memory.dq_acc.get<float>();
       call.blocks = BlocksOf(rank, step);
       call.terms = terms.operands();
-      const Prepared prepared = PrepareBackward(call, device_);
+      const Prepared prepared = ByFamily(
+          [&](const KernelTuning& tuning) { return PrepareBackward(call, device_, tuning); });
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "backward");
     }
@@ -313,7 +327,8 @@ class CaseRun {
       call.blocks = BlocksOf(rank, step);
       call.terms = terms.operands();
       call.dbias = terms.dbias.get();
-      const Prepared prepared = PrepareBiasGradient(call, device_);
+      const Prepared prepared = ByFamily(
+          [&](const KernelTuning& tuning) { return PrepareBiasGradient(call, device_, tuning); });
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "bias gradient");
     }

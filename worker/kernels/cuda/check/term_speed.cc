@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <random>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -62,7 +63,8 @@ std::vector<char> Normal(int64_t count) {
 
 class Calls {
  public:
-  explicit Calls(const DeviceInfo& device) : device_(device) {
+  Calls(const DeviceInfo& device, const std::string& family) : device_(device) {
+    tuning_.family = family;
     q_.Upload(Normal(kRows * kHeads * kDim));
     dout_.Upload(Normal(kRows * kHeads * kDim));
     k_.Upload(Normal(kRows * kKvHeads * kDim));
@@ -91,18 +93,24 @@ class Calls {
     const double product = 2.0 * kDim * kHeads * (0.5 * kRows * (kRows + 1)) / 1e12;
     const auto forward = Filled<ForwardCall>(problem);
     std::printf("%-28s forward %7.2f", name,
-                2 * product / Seconds(PrepareForward(forward, device_)));
+                2 * product / Seconds(PrepareForward(forward, device_, TuningOf(problem))));
     const auto backward = Filled<BackwardCall>(problem);
-    std::printf("  backward %7.2f", 5 * product / Seconds(PrepareBackward(backward, device_)));
+    std::printf("  backward %7.2f",
+                5 * product / Seconds(PrepareBackward(backward, device_, TuningOf(problem))));
     if (problem.terms.bias.has_value()) {
       auto gradient = Filled<BiasGradientCall>(problem);
       gradient.dbias = dbias_.get();
-      std::printf("  dbias %7.2f", 2 * product / Seconds(PrepareBiasGradient(gradient, device_)));
+      std::printf("  dbias %7.2f",
+                  2 * product / Seconds(PrepareBiasGradient(gradient, device_, TuningOf(problem))));
     }
     std::printf(" TFLOP/s\n");
   }
 
  private:
+  KernelTuning TuningOf(const AttentionProblem& problem) const {
+    return problem.terms.any() ? tuning_ : KernelTuning{};
+  }
+
   template <typename Call>
   Call Filled(const AttentionProblem& problem) {
     Call call;
@@ -135,6 +143,7 @@ class Calls {
   }
 
   const DeviceInfo& device_;
+  KernelTuning tuning_;
   Buffer q_{kRows * kHeads * kDim * 2}, dout_{kRows * kHeads * kDim * 2};
   Buffer out_{kRows * kHeads * kDim * 2}, lse_{kRows * kHeads * 4}, delta_{kRows * kHeads * 4};
   Buffer dq_{kRows * kHeads * kDim * 4}, dk_{kRows * kKvHeads * kDim * 4};
@@ -146,8 +155,8 @@ class Calls {
 
 }  // namespace
 
-void PrintTermSpeed(const DeviceInfo& device) {
-  Calls calls(device);
+void PrintTermSpeed(const DeviceInfo& device, const std::string& family) {
+  Calls calls(device, family);
   const auto alibi = [](AttentionProblem& p) { p.terms.alibi_slopes.assign(kHeads, 0.01f); };
   const auto ids = [](AttentionProblem& p) { p.terms.segment_ids = true; };
   const auto mask = [](AttentionProblem& p) { p.terms.mask = MaskForm{.bits = true}; };

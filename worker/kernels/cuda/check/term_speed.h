@@ -3,13 +3,16 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_TERM_SPEED_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_TERM_SPEED_H_
 
+#include <string>
+
 #include "worker/kernels/cuda/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 
 // Prints a line for each: TFLOP/s of the pairs that the band shows, forward, backward and of a
 // bias's gradient. The best of three calls.
-void PrintTermSpeed(const DeviceInfo& device);
+// `family`: with terms its kernels, forced.
+void PrintTermSpeed(const DeviceInfo& device, const std::string& family = "");
 
 }  // namespace ringattn::worker::cuda::check
 

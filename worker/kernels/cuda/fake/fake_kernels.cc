@@ -90,6 +90,8 @@ std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 const std::vector<KernelFamily>& Families() {
   static const auto* const families = [] {
     KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
+    family.repeats = true;
+    family.terms = TermService::kAlways;
     family.prepare_bias_gradient = PrepareFakeBiasGradient;
     return new std::vector<KernelFamily>{family};
   }();

@@ -15,42 +15,6 @@
 namespace ringattn::worker::cuda::simt {
 namespace {
 
-// All but the tables.
-TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands) {
-  const ScoreTerms& terms = problem.terms;
-  TermParams params;
-  params.dtype = problem.dtype;
-  params.packed = terms.packed;
-  params.slopes_per_batch = static_cast<int64_t>(terms.alibi_slopes.size()) != problem.num_heads;
-  params.columns = terms.columns;
-  if (terms.bias.has_value()) {
-    params.bias = operands.bias;
-    params.bias_dtype = terms.bias->float32 ? DType::kFloat32 : problem.dtype;
-    params.bias_per_batch = terms.bias->per_batch;
-    params.bias_per_head = terms.bias->per_head;
-    params.bias_before_softcap = terms.bias->before_softcap;
-  }
-  if (terms.mask.has_value()) {
-    params.mask = operands.mask;
-    params.mask_row_bytes = terms.mask_row_bytes();
-    params.mask_per_batch = terms.mask->per_batch;
-    params.mask_per_head = terms.mask->per_head;
-    params.mask_bits = terms.mask->bits;
-  }
-  if (terms.segment_ids) params.q_segment_ids = operands.q_segment_ids;
-  const DropoutForm& dropout = terms.dropout;
-  params.threshold = dropout.threshold;
-  params.keep_scale = terms.keep_scale();
-  params.key0 = static_cast<uint32_t>(dropout.seed);
-  params.key1 = static_cast<uint32_t>(dropout.seed >> 32);
-  params.first_batch = dropout.first_batch;
-  params.first_head = dropout.first_head;
-  params.first_query = dropout.first_query;
-  params.first_key = dropout.first_key;
-  params.head_step = dropout.head_step;
-  return params;
-}
-
 // Where blocks without segment ids would be read.
 std::vector<TermRange> WithoutIds(const AttentionProblem& problem, std::vector<TermRange> ranges) {
   if (problem.terms.segment_ids) return ranges;

@@ -9,6 +9,8 @@
 #include "worker/kernels/cuda/prepare_backward.h"
 #include "worker/kernels/cuda/sm90/backward_kernels.h"
 #include "worker/kernels/cuda/sm90/piece_maps.h"
+#include "worker/kernels/cuda/sm90/terms_classes.h"
+#include "worker/kernels/cuda/sm90/terms_kernels.h"
 #include "worker/kernels/cuda/tables.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -38,6 +40,16 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
+constexpr BackwardKernel (*kTermKernels[])() = {BackwardKernel_pairs_d64, BackwardKernel_terms_d64,
+                                                BackwardKernel_pairs_d128,
+                                                BackwardKernel_terms_d128};
+
+// REQUIRES: ServesTerms.
+BackwardKernel TermKernelOf(const AttentionProblem& problem) {
+  const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
+  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
+}
+
 // How many packs of heads share a section: as many as make about one wave of blocks, so that the
 // longest of the last section start early, and blocks of one pack still meet the same q, dout and
 // dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, a wave, all packs: causal at 4K tokens
@@ -52,6 +64,10 @@ int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
 }  // namespace
 
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (problem.terms.any()) {
+    return ServesForward(problem, device) && ServesTerms(problem, /*backward=*/true) &&
+           TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
+  }
   const HeadDimClass* head_dim_class = ClassOf(problem);
   return head_dim_class != nullptr && ServesForward(problem, device) &&
          head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
@@ -68,13 +84,16 @@ bool TakesBackward(const BackwardCall& call) {
 
 std::vector<KernelEntry> BackwardEntries() {
   std::vector<KernelEntry> entries;
-  for (const HeadDimClass& candidate : kClasses) {
-    for (const BackwardKernel& kernel : {candidate.kernel(), candidate.capped_kernel()}) {
-      for (const void* address : {kernel.bf16, kernel.fp16}) {
-        entries.push_back({address, kernel.shared_bytes});
-      }
+  const auto add = [&entries](const BackwardKernel& kernel) {
+    for (const void* address : {kernel.bf16, kernel.fp16}) {
+      entries.push_back({address, kernel.shared_bytes});
     }
+  };
+  for (const HeadDimClass& candidate : kClasses) {
+    add(candidate.kernel());
+    add(candidate.capped_kernel());
   }
+  for (const auto& kernel : kTermKernels) add(kernel());
   return entries;
 }
 
@@ -89,11 +108,14 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const AttentionProblem& problem = *call.problem;
   const HeadDimClass& head_dim_class = *ClassOf(problem);
   dtype_ = problem.dtype;
-  kernel_ = problem.softcap > 0 ? head_dim_class.capped_kernel() : head_dim_class.kernel();
+  const bool terms = problem.terms.any();
+  kernel_ = terms                 ? TermKernelOf(problem)
+            : problem.softcap > 0 ? head_dim_class.capped_kernel()
+                                  : head_dim_class.kernel();
   plan_ = PlanBackwardTiles(call, kernel_.tile_keys);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
 
-  BackwardKernelParams& params = params_;
+  TermBackwardKernelParams& params = params_;
   params.common = CommonOf(problem, call.q_rows);
   params.lse = call.lse;
   params.delta = call.delta;
@@ -117,7 +139,14 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   query_maps_offset_ = ranges_offset_ + TableBytes(plan_.ranges);
   key_maps_offset_ = query_maps_offset_ + TableBytes(query_maps_);
   sum_maps_offset_ = key_maps_offset_ + TableBytes(key_maps_);
-  table_bytes_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  terms_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  if (terms) {
+    status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
+    if (!status.ok()) return status;
+    params.stride = StrideOf(call.q_pieces, call.blocks);
+  }
+  table_bytes_ = terms_offset_ + terms_.table_bytes();
+  scratch_bytes_ = terms_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -127,6 +156,7 @@ void PreparedBackward::WriteTables(void* target) const {
   WriteTable(query_maps_, target, query_maps_offset_);
   WriteTable(key_maps_, target, key_maps_offset_);
   WriteTable(sum_maps_, target, sum_maps_offset_);
+  terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
 void PreparedBackward::DropTables() {
@@ -134,18 +164,26 @@ void PreparedBackward::DropTables() {
   query_maps_ = {};
   key_maps_ = {};
   sum_maps_ = {};
+  terms_.DropTables();
 }
 
 absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
   const int64_t items = int64_t{params_.tile_count} * params_.packs;
   if (items == 0) return absl::OkStatus();
-  BackwardKernelParams params = params_;
+  TermBackwardKernelParams params = params_;
   params.common.stop_word = launch.stop_word;
   params.tiles = TableAt<BackwardTile>(launch.tables, 0);
   params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
   params.query_maps = TableAt<QueryMaps>(launch.tables, query_maps_offset_);
   params.key_maps = TableAt<PieceMaps>(launch.tables, key_maps_offset_);
   params.sum_maps = TableAt<SumMaps>(launch.tables, sum_maps_offset_);
+  if (terms_.any()) {
+    terms_.Place(TableAt<char>(launch.tables, terms_offset_), launch.scratch, params.terms,
+                 params.pairs);
+    const absl::Status status = ToStatus(
+        LaunchPairClasses(params, kernel_.tile_rows, launch.stream), "score term classes launch");
+    if (!status.ok()) return status;
+  }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   void* arguments[] = {&params};
   return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),

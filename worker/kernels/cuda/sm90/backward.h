@@ -1,7 +1,7 @@
 // The sm_90a backward, from a call to a launch.
 //
 // Tables, as WriteTables lays them out: tiles, q ranges, tensor maps of q's pieces, of the blocks'
-// pieces, and of their gradients.
+// pieces, and of their gradients, score terms.
 //
 // Thread-safe: there is no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_H_
@@ -15,13 +15,14 @@
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/family.h"
-#include "worker/kernels/cuda/sm90/backward_params.h"
+#include "worker/kernels/cuda/sm90/call_terms.h"
 #include "worker/kernels/cuda/sm90/forward.h"
+#include "worker/kernels/cuda/sm90/terms_params.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
 namespace ringattn::worker::cuda::sm90 {
 
-// As ServesForward (forward.h).
+// As ServesForward (forward.h); with score terms neither a softcap nor the same bits every time.
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
@@ -46,7 +47,8 @@ class PreparedBackward : public PreparedKernel {
 
   BackwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
-  BackwardKernelParams params_;  // tables unset
+  TermBackwardKernelParams params_;  // tables unset; plain kernels take their part
+  CallTerms terms_;
   BackwardPlan plan_;
   std::vector<QueryMaps> query_maps_;
   std::vector<PieceMaps> key_maps_;
@@ -55,6 +57,7 @@ class PreparedBackward : public PreparedKernel {
   int64_t query_maps_offset_ = 0;
   int64_t key_maps_offset_ = 0;
   int64_t sum_maps_offset_ = 0;
+  int64_t terms_offset_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

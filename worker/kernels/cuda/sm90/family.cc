@@ -1,10 +1,16 @@
 #include "worker/kernels/cuda/sm90/family.h"
 
+#include "worker/kernels/cuda/simt/family.h"
 #include "worker/kernels/cuda/sm90/backward.h"
 #include "worker/kernels/cuda/sm90/forward.h"
 
 namespace ringattn::worker::cuda::sm90 {
 namespace {
+
+// Score terms go to this family only where it is forced: its kernels for them compile, and have run
+// on no GPU yet. To be kAlways once cuda_kernels_test --terms --family=sm90 has passed on one, and
+// kernel_speed.py --terms says that they are worth it.
+constexpr TermService kTerms = TermService::kForced;
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
@@ -31,8 +37,12 @@ std::vector<KernelEntry> Entries(const DeviceInfo& device) {
 }  // namespace
 
 std::optional<KernelFamily> Family() {
-  return KernelFamily{kName,           ServesForward, ServesBackward, PrepareForward,
+  KernelFamily family{kName,           ServesForward, ServesBackward, PrepareForward,
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
+  family.terms = kTerms;
+  // A bias's gradient has the exact family's kernel alone.
+  family.prepare_bias_gradient = simt::Family().prepare_bias_gradient;
+  return family;
 }
 
 }  // namespace ringattn::worker::cuda::sm90

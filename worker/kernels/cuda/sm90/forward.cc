@@ -11,6 +11,8 @@
 #include "worker/kernels/cuda/sm90/keyless_rows.h"
 #include "worker/kernels/cuda/sm90/piece_maps.h"
 #include "worker/kernels/cuda/sm90/tensor_maps.h"
+#include "worker/kernels/cuda/sm90/terms_classes.h"
+#include "worker/kernels/cuda/sm90/terms_kernels.h"
 #include "worker/kernels/cuda/tables.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -43,6 +45,15 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
     if (dim <= candidate.head_dim) return &candidate;
   }
   return nullptr;
+}
+
+constexpr ForwardKernel (*kTermKernels[])() = {ForwardKernel_pairs_d64, ForwardKernel_terms_d64,
+                                               ForwardKernel_pairs_d128, ForwardKernel_terms_d128};
+
+// REQUIRES: ServesTerms.
+ForwardKernel TermKernelOf(const AttentionProblem& problem) {
+  const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
+  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
 }
 
 int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
@@ -89,6 +100,10 @@ bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
   if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
   if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
+  if (problem.terms.any()) {
+    return ServesTerms(problem, /*backward=*/false) &&
+           TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
+  }
   const HeadDimClass* head_dim_class = ClassOf(problem);
   return head_dim_class != nullptr &&
          head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
@@ -105,6 +120,7 @@ bool TakesForward(const ForwardCall& call) {
 std::vector<KernelEntry> ForwardEntries() {
   std::vector<KernelEntry> entries;
   for (const void* address : KeylessRowsEntries()) entries.push_back({address, 0});
+  for (const void* address : PairClassEntries()) entries.push_back({address, 0});
   const auto add = [&entries](const ForwardKernel& kernel) {
     for (const void* address : {kernel.bf16, kernel.fp16}) {
       entries.push_back({address, kernel.shared_bytes});
@@ -114,6 +130,7 @@ std::vector<KernelEntry> ForwardEntries() {
     add(candidate.kernel());
     if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
   }
+  for (const auto& kernel : kTermKernels) add(kernel());
   return entries;
 }
 
@@ -130,9 +147,10 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   dtype_ = problem.dtype;
   const HeadDimClass& head_dim_class = *ClassOf(problem);
   ForwardKernel& kernel = kernel_;
-  kernel = head_dim_class.kernel();
+  const bool terms = problem.terms.any();
+  kernel = terms ? TermKernelOf(problem) : head_dim_class.kernel();
 
-  ForwardKernelParams& params = params_;
+  TermForwardKernelParams& params = params_;
   ForwardParams& forward = params.forward;
   forward.common = CommonOf(problem, call.q_rows);
   forward.q = call.q;
@@ -151,7 +169,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
   plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = plan_;
-  if (head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+  if (!terms && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
     const ForwardKernel candidate = head_dim_class.long_kernel();
     const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
     if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan) >= threshold) {
@@ -195,9 +213,17 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
   combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
   maps_offset_ = combines_offset_ + TableBytes(plan.combines);
-  table_bytes_ = maps_offset_ + TableBytes(maps_);
+  terms_offset_ = maps_offset_ + TableBytes(maps_);
   split_ = SplitKeys(plan, forward);
+  if (terms) {
+    if (absl::Status s = terms_.Init(call, plan, kernel.tile_keys, packs); !s.ok()) return s;
+    params.stride = StrideOf(call.q_pieces, call.blocks);
+    params.bias_vectors =
+        params.stride == 1 && problem.terms.columns % 8 == 0 && Aligned16(call.terms.bias);
+  }
+  table_bytes_ = terms_offset_ + terms_.table_bytes();
   scratch_bytes_ = split_.scratch_bytes();
+  if (terms) scratch_bytes_ = AlignUp(scratch_bytes_) + terms_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -207,11 +233,12 @@ void PreparedForward::WriteTables(void* target) const {
   WriteTable(plan_.ranges, target, ranges_offset_);
   WriteTable(plan_.combines, target, combines_offset_);
   WriteTable(maps_, target, maps_offset_);
+  terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
 absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   if (!has_work()) return absl::OkStatus();
-  ForwardKernelParams params = params_;
+  TermForwardKernelParams params = params_;
   ForwardParams& forward = params.forward;
   forward.common.stop_word = launch.stop_word;
   forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
@@ -226,6 +253,14 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
                                    launch.stream),
                  "keyless rows launch");
     if (!status.ok() || params.tiles == 0) return status;
+  }
+  if (terms_.any()) {
+    terms_.Place(TableAt<char>(launch.tables, terms_offset_),
+                 static_cast<char*>(launch.scratch) + AlignUp(split_.scratch_bytes()), params.terms,
+                 params.pairs);
+    const absl::Status status = ToStatus(
+        LaunchPairClasses(params, kernel_.tile_keys, launch.stream), "score term classes launch");
+    if (!status.ok()) return status;
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   void* arguments[] = {&params};

@@ -1,7 +1,7 @@
 // The sm_90a forward, from a call to a launch.
 //
 // Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed),
-// tiles, key ranges, combine tiles, tensor maps. The kernel writes the counters, so a
+// tiles, key ranges, combine tiles, tensor maps, score terms. The kernel writes the counters, so a
 // prepared call runs on one stream at a time.
 //
 // Thread-safe: there is no shared state.
@@ -17,7 +17,8 @@
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/family.h"
-#include "worker/kernels/cuda/sm90/forward_params.h"
+#include "worker/kernels/cuda/sm90/call_terms.h"
+#include "worker/kernels/cuda/sm90/terms_params.h"
 #include "worker/kernels/cuda/split_keys.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
@@ -27,7 +28,7 @@ inline constexpr std::string_view kName = "sm90";
 
 // 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
 // head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
-// mostly multiply padding).
+// mostly multiply padding). With score terms up to 128.
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
@@ -49,6 +50,7 @@ class PreparedForward : public PreparedKernel {
   void DropTables() override {
     plan_ = {};
     maps_ = {};
+    terms_.DropTables();
   }
   absl::Status Launch(const TableLaunch& launch) const override;
 
@@ -58,7 +60,8 @@ class PreparedForward : public PreparedKernel {
 
   ForwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
-  ForwardKernelParams params_;  // tables and partials unset
+  TermForwardKernelParams params_;  // tables and partials unset; plain kernels take their part
+  CallTerms terms_;
   ForwardPlan plan_;
   std::vector<PieceMaps> maps_;
   int32_t blocks_ = 0;
@@ -68,6 +71,7 @@ class PreparedForward : public PreparedKernel {
   int64_t ranges_offset_ = 0;
   int64_t combines_offset_ = 0;
   int64_t maps_offset_ = 0;
+  int64_t terms_offset_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

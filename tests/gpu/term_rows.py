@@ -1,0 +1,297 @@
+"""Score terms beside our plain kernel and PyTorch's peers, in one run on one GPU: kernel_speed.py
+--terms. Every row is verified before it is timed: out, lse and dq of sampled rows in fp64, with
+dropout's bits from a Philox of this file's own."""
+import ctypes
+import os
+import random
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import kernel_speed
+
+SEED = 0x1234_5678_9ABC_DEF0
+THRESHOLD = 6554  # of 65536: a rate of 0.1
+SEGMENTS = 8
+# Of our plain kernel's speed, forward and backward; and what they are beside (None: nobody).
+WANTED = {"alibi": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75), "bias": (0.60, 0.65),
+          "bias, dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40)}
+
+
+class Terms(ctypes.Structure):
+    """As in kernel_abi.cc."""
+    _fields_ = [(name, ctypes.c_void_p) for name in
+                ("slopes", "bias", "dbias", "mask", "q_segments", "kv_segments")] + [
+                    ("seed", ctypes.c_uint64), ("threshold", ctypes.c_uint32),
+                    ("bias_heads", ctypes.c_int32)]
+
+
+def keeps(heads, rows, keys, threshold):
+    """[heads, rows, keys] of bool: dropout's bits of batch row 0, by docs/semantics.md."""
+    low = 0xFFFFFFFF
+    shape = (len(heads), len(rows), len(keys))
+    as64 = lambda x, dim: x.to(torch.int64).view([-1 if d == dim else 1 for d in range(3)]).expand(shape)
+    head, row, key = as64(heads, 0), as64(rows, 1), as64(keys, 2)
+    c = [4 * (key // 32) + key // 2 % 4, row, head, torch.zeros_like(key)]
+    k0, k1 = SEED & low, SEED >> 32
+
+    def product(multiplier, x):  # of 32 bits each, by halves: int64 has no unsigned product
+        first, second = (x & 0xFFFF) * multiplier, (x >> 16) * multiplier
+        total = (first >> 16) + (second & 0xFFFFFFFFFFFF)
+        return total >> 16, ((total & 0xFFFF) << 16 | first & 0xFFFF) & low
+
+    for _ in range(10):
+        high_a, low_a = product(0xD2511F53, c[0])
+        high_b, low_b = product(0xCD9E8D57, c[2])
+        c = [high_b ^ c[1] ^ k0, low_b, high_a ^ c[3] ^ k1, low_a]
+        k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
+    part = key // 8 % 4
+    word = torch.stack(c).gather(0, part[None])[0]
+    return (word >> (16 * (key % 2)) & 0xFFFF) >= threshold
+
+
+class Problem:
+    """Tensors of one length, and what each row's terms are made of."""
+
+    def __init__(self, length, dim, heads, kv_heads, dtype):
+        make = lambda h: torch.randn(1, length, h, dim, device="cuda", dtype=dtype)
+        self.length, self.heads, self.group = length, heads, heads // kv_heads
+        self.tensors = make(heads), make(kv_heads), make(kv_heads), make(heads)
+        self.slopes = [2.0 ** (-8 * (h + 1) / heads) for h in range(heads)]
+        self.ids = torch.arange(length, device="cuda", dtype=torch.int32)[None] * SEGMENTS // length
+        self.bits = torch.randint(0, 256, (length, (length + 7) // 8), device="cuda", dtype=torch.uint8)
+        self.bias = torch.randn(heads, length, length, device="cuda", dtype=dtype)
+
+    def bools(self, rows=slice(None)):
+        """The mask of some rows: the lowest bit of a byte is the first key."""
+        shifts = torch.arange(8, device="cuda", dtype=torch.uint8)
+        bits = self.bits[rows][..., None] >> shifts & 1
+        return bits.flatten(1)[:, :self.length].bool()
+
+    def terms(self, names, dbias=None):
+        host = (ctypes.c_float * self.heads)(*self.slopes)
+        terms = Terms(seed=SEED, bias_heads=self.heads)
+        terms.kept_alive = host
+        if "alibi" in names:
+            terms.slopes = ctypes.addressof(host)
+        if "segments" in names:
+            terms.q_segments = terms.kv_segments = self.ids.data_ptr()
+        if "mask" in names:
+            terms.mask = self.bits.data_ptr()
+        if "bias" in names:
+            terms.bias = self.bias.data_ptr()
+        if "dropout" in names:
+            terms.threshold = THRESHOLD
+        if dbias is not None:
+            terms.dbias = dbias.data_ptr()
+        return terms
+
+
+class Ours(kernel_speed.Ours):
+    """One problem with terms, prepared through ringattn_prepare_terms."""
+
+    def __init__(self, build, dtype, tensors, terms, dbias=None):
+        self.terms, self.dbias = terms, dbias
+        library = build.library
+        pointer = ctypes.c_void_p
+        library.ringattn_prepare_terms.restype = pointer
+        library.ringattn_prepare_terms.argtypes = [pointer] + list(library.ringattn_prepare.argtypes)
+        plain = library.ringattn_prepare
+
+        class WithTerms:  # kernel_speed.Ours prepares by the library's plain entry
+            def __getattr__(self, name):
+                return getattr(library, name)
+
+            @staticmethod
+            def ringattn_prepare(*arguments):
+                if terms is None:
+                    return plain(*arguments)
+                return library.ringattn_prepare_terms(ctypes.byref(terms), *arguments)
+
+        super().__init__(kernel_speed.Build(WithTerms(), build.family), dtype, *tensors, True)
+
+
+def verify(ours, problem, names, backward, count=24):
+    """Worst errors of sampled rows of one head, in fp64."""
+    q, k, v, dout = ours.inputs
+    n, dim = problem.length, q.shape[3]
+    rows = torch.randint(0, n, (count,), device="cuda")
+    head = random.randrange(problem.heads)
+    key, value = (t[0, :, head // problem.group].double() for t in (k, v))
+    own = q[0, rows, head].double()
+    columns = torch.arange(n, device="cuda")
+    s = own @ key.T * dim ** -0.5
+    if "bias" in names:
+        s += problem.bias[head, rows].double()
+    if "alibi" in names:
+        s -= problem.slopes[head] * (rows[:, None] - columns[None]).abs().double()
+    hidden = columns[None] > rows[:, None]
+    if "segments" in names:
+        hidden |= problem.ids[0, rows][:, None] != problem.ids[0][None]
+    if "mask" in names:
+        hidden |= ~problem.bools(rows)
+    s.masked_fill_(hidden, float("-inf"))
+    lse = s.logsumexp(-1)
+    p = (s - lse[:, None]).exp().nan_to_num()  # a row without keys has none
+    scale = torch.ones_like(p)
+    if "dropout" in names:
+        kept = keeps(torch.tensor([head], device="cuda"), rows, columns, THRESHOLD)[0]
+        scale = kept.double() * (65536 / (65536 - THRESHOLD))
+    out = (p * scale) @ value
+    gradient = dout[0, rows, head].double()
+    # delta is of the rounded out, as the kernels have it.
+    delta = (gradient * ours.out[0, rows, head].double()).sum(-1, keepdim=True)
+    ds = p * ((gradient @ value.T) * scale - delta)
+    error = lambda actual, expected: float((actual.double() - expected).norm() / expected.norm())
+    finite = lse.isfinite()
+    errors = {"out": error(ours.out[0, rows, head], out),
+              "lse": float((ours.lse[0, head, rows].double() - lse)[finite].abs().max())}
+    if backward:
+        errors["dq"] = error(ours.gradients[0][0, rows, head], ds @ key * dim ** -0.5)
+        if ours.dbias is not None:
+            errors["dbias"] = error(ours.dbias[head, rows], ds)
+    good = errors["out"] < 1e-2 and errors["lse"] < 1e-3 and errors.get("dq", 0) < 2e-2 and (
+        errors.get("dbias", 0) < 2e-2)
+    return good, errors
+
+
+class SdpaPeer:
+    """scaled_dot_product_attention on one back end, with a mask that the causal one is a part of."""
+
+    def __init__(self, backend, problem, attn_mask=None, dropout=0.0):
+        q, k, v, dout = (t.detach().transpose(1, 2) for t in problem.tensors)
+        if backend == SDPBackend.EFFICIENT_ATTENTION:  # has no groups of heads
+            k, v = (t.repeat_interleave(problem.group, 1) for t in (k, v))
+        self.arguments = dict(attn_mask=attn_mask, dropout_p=dropout, is_causal=attn_mask is None,
+                              enable_gqa=q.shape[1] != k.shape[1])
+        self.tensors = [t.contiguous().requires_grad_() for t in (q, k, v)]
+        self.backend, self.dout, self.result = backend, dout, None
+
+    def forward(self):
+        with sdpa_kernel(self.backend), torch.no_grad():
+            return F.scaled_dot_product_attention(*self.tensors, **self.arguments)
+
+    def backward(self):
+        if self.result is None:
+            with sdpa_kernel(self.backend):
+                self.result = F.scaled_dot_product_attention(*self.tensors, **self.arguments)
+        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+
+
+class FlashAlibi:
+    """FlashAttention 2's own ALiBi, where its package is installed."""
+
+    def __init__(self, problem):
+        from flash_attn import flash_attn_func
+        self.tensors = [t.detach().requires_grad_() for t in problem.tensors[:3]]
+        self.dout, self.result = problem.tensors[3], None
+        slopes = torch.tensor(problem.slopes, device="cuda", dtype=torch.float32)
+        self.call = lambda: flash_attn_func(*self.tensors, causal=True, alibi_slopes=slopes)
+
+    def forward(self):
+        with torch.no_grad():
+            return self.call()
+
+    def backward(self):
+        if self.result is None:
+            self.result = self.call()
+        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+
+
+def peer_of(name, problem):
+    """(name, peer) of who has the term, or None."""
+    if name == "alibi":
+        return "FA2 alibi", FlashAlibi(problem)
+    causal = torch.ones(problem.length, problem.length, device="cuda", dtype=torch.bool).tril_()
+    if name == "mask":
+        return "SDPA bool mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem,
+                                          problem.bools().logical_and_(causal)[None, None])
+    if name == "bias":
+        mask = problem.bias.masked_fill(~causal, float("-inf"))
+        return "SDPA float mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem, mask[None])
+    if name == "dropout":
+        return "FA2 dropout", SdpaPeer(SDPBackend.FLASH_ATTENTION, problem,
+                                       dropout=THRESHOLD / 65536)
+    return None
+
+
+def plain_beside(name, build, dtype, tensors):
+    """Our plain kernel on what the row is compared with, and its share of the causal pairs."""
+    if name != "segments":
+        return kernel_speed.Ours(build, dtype, *tensors, True), 1.0
+    # The packed request: as many sequences as there are segments, each of them causal.
+    parts = [t.reshape(SEGMENTS, -1, *t.shape[2:]) for t in tensors]
+    return kernel_speed.Ours(build, dtype, *parts, True), 1.0 / SEGMENTS
+
+
+def time_row(name, direction, args, build, forced, problem):
+    """Prints a row; False if something was wrong."""
+    names = {"bias, dbias": {"bias"},
+             "all": {"alibi", "segments", "mask", "bias", "dropout"}}.get(name, {name})
+    dbias = None
+    if name == "bias, dbias":
+        dbias = torch.full_like(problem.bias, float("nan"))
+    ours = Ours(forced, args.dtype, problem.tensors, problem.terms(names, dbias), dbias)
+    ours.forward()
+    if direction == "backward":
+        ours.backward()
+    torch.cuda.synchronize()
+    good, errors = verify(ours, problem, names, direction == "backward")
+    note = " ".join(f"{key} {value:.1e}" for key, value in errors.items()) + ("" if good else " WRONG")
+    plain, share = plain_beside(name, build, args.dtype, problem.tensors)
+    plain.forward()
+    runs = [("ours", ours), ("plain", plain)]
+    peer = None
+    if not args.no_peers:
+        try:
+            peer = peer_of(name, problem)
+            if peer is not None:
+                getattr(peer[1], direction)()
+                runs.append(peer)
+        except (ImportError, RuntimeError) as error:
+            note += f" peer: {str(error).splitlines()[0][:40]}"
+            peer = None
+    times = {key: [] for key, _ in runs}
+    for round_index in range(args.rounds + 1):
+        for key, run in random.sample(runs, len(runs)):
+            ms = kernel_speed.time_ms(getattr(run, direction), 3)
+            if round_index > 0:
+                times[key].append(ms)
+    ms = {key: statistics.median(values) for key, values in times.items()}
+    dim, n = problem.tensors[0].shape[3], problem.length
+    flops = 2 * n * n * dim * problem.heads * (1.0 if direction == "forward" else 2.5)
+    ratio = ms["plain"] / ms["ours"]
+    wanted = WANTED[name][direction == "backward"]
+    beside = f"{peer[0]} {ms[peer[0]] / ms['ours']:.2f}" if peer else "-"
+    print(f"| {name} | {direction} | {ms['ours']:.3f} | {flops * share / ms['ours'] / 1e9:.0f} | "
+          f"{ratio:.2f} | {'-' if wanted is None else wanted} | {beside} | {note} |", flush=True)
+    for run in (ours, plain):
+        run.release()
+    return good
+
+
+def run(args, build, heads, kv_heads):
+    """The table; the exit status: 1 if a row was wrong."""
+    forced = kernel_speed.Build(build.library, args.term_family or build.family)
+    failed = False
+    for length in map(int, args.lengths.split(",")):
+        for dim in map(int, args.dims.split(",")):
+            if length % SEGMENTS:
+                sys.exit(f"--lengths must be multiples of {SEGMENTS}")
+            problem = Problem(length, dim, heads, kv_heads, kernel_speed.DTYPES[args.dtype][1])
+            print(f"\nscore terms by {forced.family or 'whoever serves'}, {length} causal tokens, dim "
+                  f"{dim}; ratios are of times: > 1 is faster than the other")
+            print("| terms | direction | ms | TFLOP/s | /plain | wanted | /peer | errors |")
+            print("|---" * 8 + "|")
+            for direction in args.directions.split(","):
+                for name in WANTED:
+                    if name == "bias, dbias" and direction == "forward":
+                        continue
+                    failed |= not time_row(name, direction, args, build, forced, problem)
+            del problem
+            torch.cuda.empty_cache()
+    os.environ.pop("RINGATTN_KERNEL_FAMILY", None)
+    return 1 if failed else 0

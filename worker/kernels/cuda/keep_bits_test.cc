@@ -1,0 +1,83 @@
+#include "worker/kernels/cuda/keep_bits.h"
+
+#include <cstdint>
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace ringattn::worker::cuda {
+namespace {
+
+constexpr uint32_t kThreshold = 20000;
+
+PhiloxRow RandomRow(std::mt19937& random) {
+  PhiloxRow row;
+  row.key0 = random();
+  row.key1 = random();
+  row.row = random();
+  row.head = random() % 64;
+  row.batch = random() % 8;
+  return row;
+}
+
+// By the words that the other back ends take their bits from.
+bool Expected(const PhiloxRow& row, uint64_t key) {
+  return KeepWord(row, static_cast<uint32_t>(key / 32), kThreshold) >> (key % 32) & 1;
+}
+
+TEST(KeepBitsTest, EveryOffsetHasTheBitsOfItsKeys) {
+  std::mt19937 random(3);
+  int kept = 0;
+  for (uint64_t origin : {uint64_t{0}, uint64_t{4096}, uint64_t{3'999'999'989u} + 5}) {
+    for (uint64_t offset = 0; offset < 70; ++offset) {
+      const PhiloxRow row = RandomRow(random);
+      const uint64_t key = origin + offset;
+      const uint32_t bits = KeepBits(row, key, kThreshold);
+      for (uint32_t bit = 0; bit < 32; ++bit) {
+        const uint64_t at = key + bit / 2 * 8 + bit % 2;
+        EXPECT_EQ(bits >> bit & 1, Expected(row, at)) << "key " << key << " bit " << bit;
+        EXPECT_EQ(Keeps(row, at, kThreshold), Expected(row, at));
+        kept += bits >> bit & 1;
+      }
+    }
+  }
+  // About 1 - 20000 / 65536 of them.
+  EXPECT_NEAR(kept / (3 * 70 * 32.0), 0.695, 0.03);
+}
+
+TEST(KeepBitsTest, StridesHaveTheBitsOfTheirKeys) {
+  std::mt19937 random(4);
+  for (uint64_t stride : {1, 2, 3, 8, 33}) {
+    const PhiloxRow row = RandomRow(random);
+    const uint64_t key = random() % 1000;
+    const uint32_t bits = StridedKeepBits(row, key, stride, kThreshold);
+    if (stride == 1) {
+      EXPECT_EQ(bits, KeepBits(row, key, kThreshold));
+    }
+    for (uint32_t bit = 0; bit < 32; ++bit) {
+      EXPECT_EQ(bits >> bit & 1, Expected(row, key + stride * (bit / 2 * 8 + bit % 2)));
+    }
+  }
+}
+
+TEST(KeepBitsTest, QuadsHaveTheBitsOfTheirKeys) {
+  std::mt19937 random(6);
+  for (uint64_t key = 4096 * 5; key < 4096 * 5 + 64; ++key) {
+    if (key / 8 % 4 == 3) continue;
+    const PhiloxRow row = RandomRow(random);
+    const uint32_t bits = KeepQuad(row, key, kThreshold);
+    for (uint32_t bit = 0; bit < 4; ++bit) {
+      EXPECT_EQ(bits >> bit & 1, Expected(row, key / 2 * 2 + bit / 2 * 8 + bit % 2));
+    }
+  }
+}
+
+TEST(KeepBitsTest, ThresholdsAtTheirEnds) {
+  std::mt19937 random(5);
+  const PhiloxRow row = RandomRow(random);
+  EXPECT_EQ(KeepBits(row, 7, 0), 0xffffffffu);
+  EXPECT_EQ(KeepBits(row, 6, 65536), 0u);
+}
+
+}  // namespace
+}  // namespace ringattn::worker::cuda

@@ -1,0 +1,6 @@
+// head_dim up to 128 with ALiBi, segment ids or a mask.
+#include "worker/kernels/cuda/sm90/terms_forward_kernels.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+RINGATTN_SM90_TERM_FORWARD(pairs_d128, 128, false)
+}  // namespace ringattn::worker::cuda::sm90

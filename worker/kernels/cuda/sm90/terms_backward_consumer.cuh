@@ -1,0 +1,110 @@
+// A consumer warpgroup of a backward with score terms: backward_consumer.cuh, but for what happens
+// to scores (terms_backward_scores.cuh).
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_CONSUMER_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_CONSUMER_CUH_
+
+#include "worker/kernels/cuda/sm90/backward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_scores.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+template <typename Shape>
+struct TermBackwardConsumer {
+  using Plain = BackwardConsumer<Shape>;
+  using Rules = TermBackwardScores<Shape>;
+  static constexpr int kDim = Shape::kDim;
+
+  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  static __device__ __forceinline__ void Run(const TermBackwardKernelParams& params, char* memory,
+                                             uint32_t shared, const BackwardItem& item, int group) {
+    const CommonParams& common = params.common;
+    const int lane = threadIdx.x & 31;
+    const int warp = (threadIdx.x & 127) / 32;
+    const int row = lane % 4 * 2;
+    const TermKeys keys = {item};
+    const typename Plain::Operands operands(shared, group);
+    constexpr uint32_t kStageStep = DescriptorBytes(Shape::kRowBytes);
+    const uint32_t gradient_target = shared + Shape::kScores + group * Shape::kScorePanelBytes +
+                                     Plain::GradientOffset(warp, lane);
+    const float* const statistics =
+        reinterpret_cast<const float*>(memory + Shape::kRowStatistics) + row;
+    const TermQueryTile* const tiles =
+        reinterpret_cast<const TermQueryTile*>(memory + Shape::kTermTiles);
+    typename Plain::Sum dk, dv;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0.0f;
+    typename Plain::Scores scores, gradients;
+    typename Plain::Packed p, ds;
+    typename Plain::DqTile dq;
+    RingPosition<Shape::kStages> at;
+    typename Plain::StagedBoxes boxes(shared, group, warp, lane);
+    bool first = true, last;
+    uint32_t last_stage = 0;
+    WaitBarrier(shared + Shape::kKFull, 0);
+#pragma unroll 1
+    do {
+      WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
+      Plain::IssueScores(scores, operands.k_rows, operands.q_rows + at.stage * kStageStep);
+      WaitProducts<1>();  // the last tile's dK
+      if (first) {
+        WaitBarrier(shared + Shape::kVFull, 0);
+        first = false;
+      } else {
+        Plain::Release(shared + Shape::kDoutEmpty + 8 * last_stage);
+        Plain::Release(shared + Shape::kQEmpty + 8 * last_stage);
+      }
+      WaitBarrier(shared + Shape::kDoutFull + 8 * at.stage, at.phase);
+      Plain::IssueScores(gradients, operands.v_rows, operands.dout_rows + at.stage * kStageStep);
+      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+      const TermQueryTile& tile = tiles[at.stage];
+      last = tile.flags & QueryTile::kLast;
+      const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
+      const int32_t* const tile_ids =
+          reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes);
+      TermBits mask, keep = {};
+      Rules::LoadMask(mask, tile, keys);
+      if constexpr (Shape::kAll) {
+        if (params.terms.threshold != 0) Rules::KeepPairs(keep, params, tile, keys);
+      }
+      WaitProducts<1>();
+      PinRegisters(scores);
+      Rules::Exponentials(scores, mask, tile_statistics, params, tile, keys, tile_ids);
+      PinRegisters(scores);  // or the exponentials would sink below the wait
+      WaitProducts<0>();
+      PinRegisters(gradients);
+      Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, params.terms);
+      Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
+      Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
+      SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
+      // Everybody has left the statistics.
+      if (threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
+      Plain::IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
+                     operands.k_columns);
+      Plain::IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);
+      WaitProducts<1>();
+      PinRegisters(dq);
+      boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
+      last_stage = at.stage;
+      at.Advance();
+    } while (!last);
+    WaitProducts<0>();
+    PinRegisters(dk);
+    PinRegisters(dv);
+    float of_dv = Shape::kUnshift;
+    if constexpr (Shape::kAll) {
+      if (params.terms.threshold != 0) of_dv *= params.terms.keep_scale;
+    }
+#pragma unroll
+    for (int part = 0; part < Shape::kPanels; ++part) {
+      boxes.Put(dv, part * 32, of_dv, boxes.sums);
+    }
+#pragma unroll
+    for (int part = 0; part < Shape::kPanels; ++part) {
+      boxes.Put(dk, part * 32, common.softmax_scale, boxes.sums);
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_CONSUMER_CUH_

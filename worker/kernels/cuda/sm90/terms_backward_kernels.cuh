@@ -1,0 +1,57 @@
+// Entry points of a backward with score terms: both dtypes of one head-dim class.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_KERNELS_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_KERNELS_CUH_
+
+#include "worker/kernels/cuda/sm90/backward_kernels.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_producer.cuh"
+#include "worker/kernels/cuda/sm90/terms_kernels.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+template <typename Shape>
+__device__ __forceinline__ void RunTermBackward(const TermBackwardKernelParams& params,
+                                                char* memory) {
+  const uint32_t shared = SharedAddress(memory);
+  if (threadIdx.x == 0) InitBackwardBarriers<Shape>(shared);
+  // One answer for all: the groups would wait for each other for ever.
+  if (__syncthreads_or(Stopped(params.common.stop_word))) return;
+  const BackwardItem item(params);
+  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    GiveRegisters<Shape::kProducerRegisters>();
+    TermBackwardProducer<Shape>{params, memory, shared, item}.Run(
+        __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0));
+  } else {
+    TakeRegisters<Shape::kConsumerRegisters>();
+    TermBackwardConsumer<Shape>::Run(params, memory, shared, item, warpgroup - 1);
+  }
+}
+
+}  // namespace ringattn::worker::cuda::sm90
+
+// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); what follows
+// are TermBackwardShape's arguments.
+#define RINGATTN_SM90_TERM_BACKWARD(name, ...)                                      \
+  __global__ void __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name(    \
+      const __grid_constant__ TermBackwardKernelParams params) {                    \
+    extern __shared__ __align__(1024) char shared[];                                \
+    RunTermBackward<TermBackwardShape<__nv_bfloat16, __VA_ARGS__>>(params, shared); \
+  }                                                                                 \
+  __global__ void __launch_bounds__(384, 1) sm90_fp16_attention_backward_##name(    \
+      const __grid_constant__ TermBackwardKernelParams params) {                    \
+    extern __shared__ __align__(1024) char shared[];                                \
+    RunTermBackward<TermBackwardShape<__half, __VA_ARGS__>>(params, shared);        \
+  }                                                                                 \
+  BackwardKernel BackwardKernel_##name() {                                          \
+    using Half = TermBackwardShape<__half, __VA_ARGS__>;                            \
+    static_assert(Half::kThreads == 384);                                           \
+    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),    \
+            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),    \
+            Half::kRows,                                                            \
+            Half::kKeys,                                                            \
+            Half::kThreads,                                                         \
+            Half::kSharedBytes};                                                    \
+  }
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_KERNELS_CUH_

@@ -1,0 +1,282 @@
+// The four warps of a backward's producer group with score terms: backward_producer.cuh, but for
+// pairs of tiles that segment ids or a mask leave empty, which all of them pass over, and for what
+// consumers are told.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_PRODUCER_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_PRODUCER_CUH_
+
+#include "worker/kernels/cuda/sm90/backward_producer.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_pairs.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+template <typename Shape>
+struct TermBackwardProducer {
+  using Plain = BackwardProducer<Shape>;
+  using Position = typename Plain::Position;
+
+  const TermBackwardKernelParams& params;
+  char* const memory;     // shared
+  const uint32_t shared;  // its address
+  const BackwardItem item;
+
+  // A q tile: `row` counts in its range.
+  struct Found {
+    int range = -1;
+    int row = 0;
+    int head = 0;
+    uint32_t checks = 0;
+  };
+
+  // visit(tile, last) of every tile that some pair of may be visible in, or of one of them.
+  // Executed by one whole warp, whose lanes look at 32 pairs at a time.
+  template <typename Visit>
+  __device__ __forceinline__ void Walk(const Visit& visit) const {
+    const int begin = item.tile->range_begin, end = item.tile->range_end;
+    const int first = item.first_head;
+    const int lane = threadIdx.x & 31;
+    Found found;
+#pragma unroll 1
+    for (int head = first; head < first + params.heads_per_block; ++head) {
+      const PairClasses classes = ClassesOf(head);
+#pragma unroll 1
+      for (int index = begin; index < end; ++index) {
+        const int first_pair = params.pairs.pair_begin[index];
+        const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+#pragma unroll 1
+        for (int base = 0; base < tiles; base += 32) {
+          const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+          uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+#pragma unroll 1
+          while (seen != 0) {
+            const int next = __ffs(seen) - 1;
+            seen &= seen - 1;
+            if (found.range >= 0) visit(found, false);
+            found = {index, (base + next) * Shape::kRows, head, __shfl_sync(0xffffffff, own, next)};
+          }
+        }
+      }
+    }
+    if (found.range < 0) found = {begin, 0, first, ClassesOf(first).Everything()};
+    visit(found, true);
+  }
+  __device__ __forceinline__ int64_t PlaneOf(int head) const {
+    return MaskPlane(params.terms, item.batch, head, params.common.num_heads);
+  }
+  __device__ __forceinline__ PairClasses ClassesOf(int head) const {
+    return {params.pairs, item.batch, PlaneOf(head)};
+  }
+
+  __device__ __forceinline__ Plain WithoutTerms() const { return {params, memory, shared, item}; }
+
+  __device__ __forceinline__ void Load() const {
+    const bool leads = (threadIdx.x & 31) == 0;
+    const int batch = item.batch;
+    const PieceMaps& keys = params.key_maps[item.tile->piece];
+    const int kv_head = item.first_head / params.common.group_size;
+    const int kv_row = static_cast<int>(item.tile->row_begin);
+    const Plain plain = WithoutTerms();
+    if (leads) {
+      AcquireMap(&keys.k);
+      AcquireMap(&keys.v);
+      plain.Copy(shared + Shape::kK, Shape::kKeyPanelBytes, shared + Shape::kKFull, keys.k, kv_head,
+                 kv_row, batch, kEvictFirst);
+    }
+    bool first = true;
+    int mapped = -1;
+    Position at;
+    Walk([&](const Found& tile, bool) {
+      if (leads) {
+        const QRange& range = params.ranges[tile.range];
+        const QueryMaps& maps = params.query_maps[range.piece];
+        if (tile.range != mapped) {
+          AcquireMap(&maps.q);
+          AcquireMap(&maps.dout);
+          mapped = tile.range;
+        }
+        const int token = static_cast<int>(range.row_begin) + tile.row;
+        WaitBarrier(shared + Shape::kQEmpty + 8 * at.stage, at.phase ^ 1);
+        plain.Copy(shared + Shape::kQ + at.stage * Shape::kRowBytes, Shape::kRowPanelBytes,
+                   shared + Shape::kQFull + 8 * at.stage, maps.q, tile.head, token, batch,
+                   kEvictLast);
+        if (first) {
+          plain.Copy(shared + Shape::kV, Shape::kKeyPanelBytes, shared + Shape::kVFull, keys.v,
+                     kv_head, kv_row, batch, kEvictFirst);
+          first = false;
+        }
+        WaitBarrier(shared + Shape::kDoutEmpty + 8 * at.stage, at.phase ^ 1);
+        plain.Copy(shared + Shape::kDout + at.stage * Shape::kRowBytes, Shape::kRowPanelBytes,
+                   shared + Shape::kDoutFull + 8 * at.stage, maps.dout, tile.head, token, batch,
+                   kEvictLast);
+      }
+      at.Advance();
+      __syncwarp();
+    });
+  }
+
+  // What the consumers need of a tile beside its rows' statistics. Executed by one lane.
+  __device__ __forceinline__ void DescribeTerms(const Found& tile, bool last, bool wide,
+                                                TermQueryTile& target) const {
+    const CommonParams& common = params.common;
+    const TermParams& terms = params.terms;
+    const QRange& range = params.ranges[tile.range];
+    const TermRange& place = terms.ranges[tile.range];
+    int32_t flags = last ? QueryTile::kLast : 0;
+    if (tile.row < range.full_begin ||
+        min(tile.row + Shape::kRows, range.row_count) > range.full_end) {
+      flags |= QueryTile::kMasked;
+    }
+    if (wide) flags |= QueryTile::kWide;
+    if (tile.checks & PairClasses::kCheckIds) flags |= TermQueryTile::kIds;
+    if (tile.checks & PairClasses::kCheckMask) flags |= TermQueryTile::kMaskWords;
+    target.flags = flags;
+    target.lower = range.limits.first_lower + tile.row;
+    target.upper = range.limits.first_upper + tile.row;
+    target.rows = range.row_count - tile.row;
+    target.head = tile.head;
+    target.batch_row = terms.packed ? place.document : item.batch;
+    target.first_query = place.q_position + int64_t{params.stride} * tile.row;
+    target.first_key = place.k_position;
+    const int64_t pair = PlaneOf(tile.head) * params.pairs.pairs +
+                         params.pairs.pair_begin[tile.range] + tile.row / Shape::kRows;
+    target.words =
+        static_cast<const typename Shape::Word*>(params.pairs.mask_words) + pair * (128 * 4);
+    const int64_t plane = (terms.bias_per_batch ? item.batch : 0) *
+                              int64_t{terms.bias_per_head ? common.num_heads : 1} +
+                          (terms.bias_per_head ? tile.head : 0);
+    target.bias_at =
+        (plane * common.q_rows + range.row_begin + tile.row) * terms.columns + place.k_position;
+    target.distance = static_cast<float>(target.first_query + place.shift - place.k_position);
+    target.slope = 0.0f;
+    if (terms.slopes != nullptr) {
+      const int64_t slopes = terms.slopes_per_batch ? target.batch_row * common.num_heads : 0;
+      target.slope = terms.slopes[slopes + tile.head];
+    }
+  }
+
+  // Rows that saw nothing may hold anything: nothing of them is to meet a probability of 0 in a
+  // product. (Their scores are hidden whatever the products make of them.) Executed by one whole
+  // warp; `keyless` is a lane's rows i * 32 + lane, bit i.
+  __device__ __forceinline__ void ClearRows(uint32_t keyless, const Position& at) const {
+    if (!__any_sync(0xffffffff, keyless)) return;
+    WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
+    WaitBarrier(shared + Shape::kDoutFull + 8 * at.stage, at.phase);
+#pragma unroll 1
+    for (int i = 0; keyless >> i != 0; ++i) {
+      if ((keyless >> i & 1) == 0) continue;
+      const int offset =
+          at.stage * Shape::kRowBytes + (i * 32 + (threadIdx.x & 31)) * kPanelRowBytes;
+#pragma unroll 1
+      for (int part = 0; part < Shape::kPanels * kPanelRowBytes; part += 16) {
+        const int panel = part / kPanelRowBytes * Shape::kRowPanelBytes + part % kPanelRowBytes;
+        *reinterpret_cast<uint4*>(memory + Shape::kQ + offset + panel) = {};
+        *reinterpret_cast<uint4*>(memory + Shape::kDout + offset + panel) = {};
+      }
+    }
+    FenceBulkReads();
+  }
+
+  // Executed by one whole warp, as the plain kernel's.
+  __device__ __forceinline__ void Describe() const {
+    const CommonParams& common = params.common;
+    const int lane = threadIdx.x & 31;
+    Position at;
+    Walk([&](const Found& tile, bool last) {
+      const QRange& range = params.ranges[tile.range];
+      const int64_t token = range.row_begin + tile.row;
+      const int64_t first = (int64_t{item.batch} * common.num_heads + tile.head) * common.q_rows;
+      const int rows = range.row_count - tile.row;
+      constexpr int kPerLane = (Shape::kRows + 31) / 32;
+      float lse[kPerLane], delta[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int r = i * 32 + lane;
+        lse[i] = r < rows ? params.lse[first + token + r] : NegativeInfinity();
+        delta[i] = r < rows ? params.delta[first + token + r] : 0.0f;
+      }
+      WaitBarrier(shared + Shape::kTileEmpty + 8 * at.stage, at.phase ^ 1);
+      float* statistics = reinterpret_cast<float*>(memory + Shape::kRowStatistics) +
+                          at.stage * Shape::kStatistics + lane;
+      bool wide = false;
+      uint32_t without_keys = 0;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const bool keyless = lse[i] == NegativeInfinity();
+        wide |= !keyless && IsWide(lse[i]);
+        if (keyless && i * 32 + lane < rows) without_keys |= 1u << i;
+        statistics[Shape::kOffsets + i * 32] =
+            keyless ? lse[i] : fmaf(lse[i], -kLog2E, static_cast<float>(Shape::kShift));
+        statistics[Shape::kDeltas + i * 32] = keyless ? 0.0f : Shape::kUnshift * delta[i];
+        statistics[Shape::kLse + i * 32] = lse[i];
+      }
+      if (tile.checks & PairClasses::kCheckIds) {
+        int32_t* ids =
+            reinterpret_cast<int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes) + lane;
+        const int32_t* source =
+            params.terms.q_segment_ids + item.batch * common.q_rows + token + lane;
+#pragma unroll
+        for (int i = 0; i < Shape::kRows; i += 32) ids[i] = lane + i < rows ? source[i] : -1;
+      }
+      wide = __any_sync(0xffffffff, wide);
+      if (lane == 0) {
+        DescribeTerms(tile, last, wide,
+                      reinterpret_cast<TermQueryTile*>(memory + Shape::kTermTiles)[at.stage]);
+      }
+      ClearRows(without_keys, at);
+      Arrive(shared + Shape::kTileFull + 8 * at.stage);
+      at.Advance();
+    });
+  }
+
+  // For consumer group `group`: dq of every tile, then dv and dk.
+  __device__ __forceinline__ void Add(int group) const {
+    const CommonParams& common = params.common;
+    const bool leads = (threadIdx.x & 31) == 0;
+    const Plain plain = WithoutTerms();
+    uint32_t phase = 0;
+    int mapped = -1;
+    Walk([&](const Found& tile, bool) {
+      if (leads) {
+        const QRange& range = params.ranges[tile.range];
+        const TensorMap& map = params.query_maps[range.piece].dq;
+        if (tile.range != mapped) AcquireMap(&map);
+        mapped = tile.range;
+        plain.AddStaged(
+            map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
+            tile.head,
+            static_cast<int>(range.row_begin) + tile.row + (Shape::kDqByRows ? group * 64 : 0));
+      }
+      __syncwarp();
+    });
+    if (!leads) return;
+    const SumMaps& maps = params.sum_maps[item.tile->piece];
+    AcquireMap(&maps.dv);
+    AcquireMap(&maps.dk);
+    const int kv_head = item.first_head / common.group_size;
+    const int row = static_cast<int>(item.tile->row_begin) + group * 64;
+#pragma unroll 1
+    for (int part = 0; part < Shape::kPanels; ++part) {
+      plain.AddStaged(maps.dv, group, phase, part * kPanelColumns, common.head_dim_v, kv_head, row);
+    }
+#pragma unroll 1
+    for (int part = 0; part < Shape::kPanels; ++part) {
+      plain.AddStaged(maps.dk, group, phase, part * kPanelColumns, common.head_dim, kv_head, row);
+    }
+    WaitBulk();
+  }
+
+  // `warp` counts in the group and is the same in all threads of the warp.
+  __device__ __forceinline__ void Run(int warp) const {
+    if (warp == 1) {
+      Describe();
+    } else if (warp == 0) {
+      Load();
+    } else {
+      Add(warp - 2);
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_PRODUCER_CUH_

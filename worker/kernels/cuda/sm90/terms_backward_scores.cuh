@@ -1,0 +1,297 @@
+// What happens to a backward's transposed scores between the products when they have terms: two
+// keys (eight apart) by kRows q rows, as in backward_scores.cuh. S becomes P, dP becomes dS. The
+// order of docs/semantics.md: scale, bias, ALiBi, masks; without a softcap, for whose derivative
+// there are no registers beside dropout's bits.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
+
+#include "worker/kernels/cuda/keep_bits.h"
+#include "worker/kernels/cuda/sm90/backward_scores.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// The thread's keys in the thread block, the first and eight on, and its rows in a tile, row + 8 n
+// and the next. Asked for again and again: registers are short.
+struct TermKeys {
+  const BackwardItem& item;
+
+  __device__ __forceinline__ int Key(int half) const {
+    return (static_cast<int>(threadIdx.x) - 128) / 32 * 16 + (threadIdx.x & 31) / 4 + half * 8;
+  }
+  __device__ __forceinline__ int Row() const { return (threadIdx.x & 3) * 2; }
+  __device__ __forceinline__ int Count() const { return item.tile->rows; }  // that exist
+  // Negative for keys that see nothing, or do not exist.
+  __device__ __forceinline__ int32_t Id(const TermBackwardKernelParams& params, int half) const {
+    const int key = Key(half);
+    if (key >= Count()) return -1;
+    return params.terms.ranges[item.tile->range_begin]
+        .segment_ids[item.batch * item.tile->block_rows + item.tile->row_begin + key];
+  }
+};
+
+// Bits of the thread's pairs: of each key, those of rows row + 8 n + i at 2 n + i.
+using TermBits = uint32_t[2];
+
+template <typename Shape>
+struct TermBackwardScores {
+  using T = typename Shape::T;
+  using Plain = BackwardScores<Shape>;
+  using Scores = typename Plain::Scores;
+  using Packed = typename Plain::Packed;
+  static constexpr int kRows = Shape::kRows;
+
+  static __device__ __forceinline__ bool Has(const TermBits& bits, int n, int half, int i) {
+    return bits[half] >> (n * 2 + i) & 1;
+  }
+
+  // The mask's bits of the thread's pairs, if the tile asks for them; else all are set.
+  static __device__ __forceinline__ void LoadMask(TermBits& mask, const TermQueryTile& tile,
+                                                  const TermKeys& keys) {
+    mask[0] = mask[1] = 0xffffffff;
+    if ((tile.flags & TermQueryTile::kMaskWords) == 0) return;
+    const auto* words = static_cast<const typename Shape::Word*>(tile.words) + keys.Row() / 2;
+    mask[0] = words[keys.Key(0) * 4];
+    mask[1] = words[keys.Key(1) * 4];
+  }
+
+  // Dropout's bits. Executed by whole warps.
+  static __device__ __forceinline__ void KeepPairs(TermBits& keep,
+                                                   const TermBackwardKernelParams& params,
+                                                   const TermQueryTile& tile,
+                                                   const TermKeys& keys) {
+    const TermParams& terms = params.terms;
+    const uint64_t first_key = static_cast<uint64_t>(tile.first_key) + terms.first_key;
+    PhiloxRow row = {terms.key0, terms.key1, 0, tile.head * terms.head_step + terms.first_head,
+                     tile.batch_row + terms.first_batch};
+    const uint32_t first_row =
+        static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * keys.Row()) +
+        terms.first_query;
+    keep[0] = keep[1] = 0;
+    if (params.stride == 1 && first_key % 16 == 0) {
+      // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
+      // those of every other row, and hands over the other's bits.
+      const uint32_t odd = keys.Key(0) & 1;
+      TermBits others = {};
+#pragma unroll 2
+      for (int n = 0; n < kRows / 8; ++n) {
+        row.row = first_row + n * 8 + odd;
+        const uint32_t bits = KeepQuad(row, first_key + keys.Key(0), terms.threshold);
+        const int at = n * 2 + static_cast<int>(odd);
+        keep[0] |= (bits >> odd & 1) << at;
+        keep[1] |= (bits >> (2 + odd) & 1) << at;
+        others[0] |= (bits >> (1 - odd) & 1) << at;
+        others[1] |= (bits >> (3 - odd) & 1) << at;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        keep[half] |= __shfl_xor_sync(0xffffffff, others[half], 4);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int pair = 0; pair < kRows / 2; ++pair) {
+      const int half = pair & 1, at = pair / 2;
+      row.row = first_row + params.stride * (at / 2 * 8 + at % 2);
+      const uint64_t key =
+          first_key + static_cast<uint64_t>(int64_t{params.stride} * keys.Key(half));
+      const uint32_t bit = uint32_t{Keeps(row, key, terms.threshold)} << at;
+      if (half == 0) {
+        keep[0] |= bit;
+      } else {
+        keep[1] |= bit;
+      }
+    }
+  }
+
+  // Scores become P, in place. `statistics` are those of the
+  // thread's first row.
+  static __device__ __forceinline__ void Exponentials(Scores& scores, const TermBits& mask,
+                                                      const float* statistics,
+                                                      const TermBackwardKernelParams& params,
+                                                      const TermQueryTile& tile,
+                                                      const TermKeys& keys,
+                                                      const int32_t* tile_ids) {
+    const CommonParams& common = params.common;
+    if constexpr (Shape::kAll) {
+      if (params.terms.bias != nullptr) {
+        ForBias(params, tile, keys, [&](int n, int half, int i, float bias) {
+          float& x = scores[n * 4 + half * 2 + i];
+          const float away = Away(params, tile, keys, n, half, i);
+          if (tile.flags & QueryTile::kWide) {
+            x = Natural(fmaf(-tile.slope, away, fmaf(x, common.softmax_scale, bias)),
+                        Of(statistics + Shape::kLse, n, i));
+          } else {
+            const float offset =
+                fmaf(-tile.slope * kLog2E, away, Of(statistics + Shape::kOffsets, n, i));
+            x = Exp2(fmaf(bias, kLog2E, fmaf(x, common.scale_log2, offset)));
+          }
+          if (bias == NegativeInfinity()) x = 0.0f;
+        });
+        Hide(scores, mask, params, tile, keys, tile_ids);
+        return;
+      }
+    }
+    if (tile.flags & QueryTile::kWide) {
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = scores[n * 4 + e];
+          const float away = Away(params, tile, keys, n, e / 2, e % 2);
+          x = Natural(fmaf(-tile.slope, away, WideScore(x, common.softmax_scale)),
+                      Of(statistics + Shape::kLse, n, e % 2));
+        }
+      }
+    } else {
+      Narrow(scores, statistics, params, tile, keys);
+    }
+    Hide(scores, mask, params, tile, keys, tile_ids);
+  }
+
+  // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
+  static __device__ __forceinline__ void Differentiate(const Scores& scores,
+                                                       const Scores& gradients, Packed& p,
+                                                       Packed& ds, const TermBits& keep,
+                                                       const float* statistics,
+                                                       const TermParams& terms) {
+    const bool drops = Shape::kAll && terms.threshold != 0;
+    const float factor = drops ? Shape::kUnshift * terms.keep_scale : Shape::kUnshift;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 delta = Plain::Pair(statistics + Shape::kDeltas, n);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int e = n * 4 + half * 2;
+        float kept[2], gradient[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const bool dropped = drops && !Has(keep, n, half, i);
+          kept[i] = dropped ? 0.0f : scores[e + i];
+          gradient[i] = Gradient(scores[e + i], dropped ? 0.0f : gradients[e + i], factor,
+                                 i == 0 ? delta.x : delta.y);
+        }
+        p[e / 2] = Pack<T>(kept[0], kept[1]);
+        ds[e / 2] = Pack<T>(gradient[0], gradient[1]);
+      }
+    }
+  }
+
+ private:
+  // Of the row of columns 8 n + i, from that of the thread's first row.
+  static __device__ __forceinline__ float Of(const float* first, int n, int i) {
+    return first[n * 8 + i];
+  }
+
+  // Nothing of a pair with probability 0 counts: v's or dout's rows may hold anything then.
+  static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
+    return p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
+  }
+
+  // ALiBi's distance; whole numbers, exact below 2^24.
+  static __device__ __forceinline__ float Away(const TermBackwardKernelParams& params,
+                                               const TermQueryTile& tile, const TermKeys& keys,
+                                               int n, int half, int i) {
+    const float stride = static_cast<float>(params.stride);
+    const float base = tile.distance + stride * static_cast<float>(keys.Row() - keys.Key(half));
+    return fabsf(fmaf(stride, static_cast<float>(n * 8 + i), base));
+  }
+
+  // P times 2^kShift from a finished score, in natural units. As WideLogProbability: at most 1.
+  static __device__ __forceinline__ float Natural(float score, float lse) {
+    const float x = __fsub_rn(score, lse);
+    const float log_p = x > 0.0f ? 0.0f : x;  // NaN stays NaN
+    return lse == NegativeInfinity() ? 0.0f
+                                     : Exp2(fmaf(log_p, kLog2E, static_cast<float>(Shape::kShift)));
+  }
+
+  static __device__ __forceinline__ void Narrow(Scores& scores, const float* statistics,
+                                                const TermBackwardKernelParams& params,
+                                                const TermQueryTile& tile, const TermKeys& keys) {
+    const float scale_log2 = params.common.scale_log2;
+    const float slope = tile.slope * kLog2E;
+    const bool slopes = params.terms.slopes != nullptr;
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      const float2 offset = Plain::Pair(statistics + Shape::kOffsets, n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float addend = e % 2 == 0 ? offset.x : offset.y;
+        if (slopes) addend = fmaf(-slope, Away(params, tile, keys, n, e / 2, e % 2), addend);
+        scores[n * 4 + e] = Exp2(fmaf(scores[n * 4 + e], scale_log2, addend));
+      }
+    }
+  }
+
+  // Of what the band, the segments and the mask hide P becomes 0. `tile_ids` are the rows'
+  // segments, in shared memory, if the tile asks for them.
+  static __device__ __forceinline__ void Hide(Scores& scores, const TermBits& mask,
+                                              const TermBackwardKernelParams& params,
+                                              const TermQueryTile& tile, const TermKeys& keys,
+                                              const int32_t* tile_ids) {
+    if (tile.flags & QueryTile::kMasked) {
+      const VisibleRows visible(tile, keys.Key(0), keys.Row(), keys.Count());
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!visible.Sees(e / 2, n * 8 + e % 2)) scores[n * 4 + e] = 0.0f;
+        }
+      }
+    }
+    if (tile.flags & TermQueryTile::kIds) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t id = keys.Id(params, half);
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n) {
+          const int2 ids = *reinterpret_cast<const int2*>(tile_ids + n * 8 + keys.Row());
+          if (id < 0 || ids.x != id) scores[n * 4 + half * 2] = 0.0f;
+          if (id < 0 || ids.y != id) scores[n * 4 + half * 2 + 1] = 0.0f;
+        }
+      }
+    }
+    if (tile.flags & TermQueryTile::kMaskWords) {
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!Has(mask, n, e / 2, e % 2)) scores[n * 4 + e] = 0.0f;
+        }
+      }
+    }
+  }
+
+  // Calls visit(n, half, i, bias) for all of the thread's pairs.
+  template <typename Visit>
+  static __device__ __forceinline__ void ForBias(const TermBackwardKernelParams& params,
+                                                 const TermQueryTile& tile, const TermKeys& keys,
+                                                 const Visit& visit) {
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+      float bias[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) bias[e] = BiasOf(params, tile, keys, n, e / 2, e % 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(n, e / 2, e % 2, bias[e]);
+      asm volatile("" ::: "memory");  // loads of all columns at once would spill
+    }
+  }
+
+  // 0 where there is no such pair.
+  static __device__ __forceinline__ float BiasOf(const TermBackwardKernelParams& params,
+                                                 const TermQueryTile& tile, const TermKeys& keys,
+                                                 int n, int half, int i) {
+    const TermParams& terms = params.terms;
+    const int row = keys.Row() + n * 8 + i;
+    const int key = keys.Key(half);
+    if (row >= tile.rows || key >= keys.Count()) return 0.0f;
+    const int64_t at = tile.bias_at + row * terms.columns + int64_t{params.stride} * key;
+    if (terms.bias_dtype == DType::kFloat32) return static_cast<const float*>(terms.bias)[at];
+    return ToFloat(static_cast<const T*>(terms.bias)[at]);
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_

@@ -1,0 +1,50 @@
+// A backward kernel with score terms: the plain kernel's numbers, and what lies behind them in
+// shared memory.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SHAPE_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SHAPE_CUH_
+
+#include <type_traits>
+
+#include "worker/kernels/cuda/sm90/backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// What the consumers are told of a q tile with terms.
+struct TermQueryTile : QueryTile {
+  static constexpr int32_t kIds = 8;         // ids must be compared: they are beside the tile
+  static constexpr int32_t kMaskWords = 16;  // the mask's words must be asked
+  int32_t head;
+  int32_t batch_row;    // document or batch row, as dropout counts it
+  int64_t first_query;  // position of row 0
+  int64_t first_key;    // position of the thread block's key 0
+  const void* words;    // of the pair
+  int64_t bias_at;      // element of row 0 and key 0
+  float distance;       // from row 0's aligned key to key 0
+  float slope;          // of ALiBi
+};
+
+// kAll_: with a bias and dropout too; ALiBi, segment ids and masks do not wait for their
+// registers.
+template <typename T_, int kDim_, int kRows_, bool kAll_>
+struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
+  using Base = BackwardShape<T_, kDim_, kRows_, false>;
+  static constexpr bool kAll = kAll_;
+  // The mask's words (terms_params.h).
+  using Word = std::conditional_t<kRows_ == 128, uint32_t, uint16_t>;
+  static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
+  static constexpr int kIds = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermQueryTile));
+  static constexpr int kIdBytes = kRows_ * 4;
+  static constexpr int kSharedBytes = kIds + Base::kStages * kIdBytes;
+  // Wide sums leave producers 24, of which they spill some; with fewer for the consumers all
+  // products would be serialised (C7512).
+  static constexpr int kProducerRegisters = kDim_ <= 64 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kDim_ <= 64 ? 232 : 240;
+
+  static_assert(sizeof(TermQueryTile) % 16 == 0 && kIds % 16 == 0);
+  static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SHAPE_CUH_

@@ -1,0 +1,145 @@
+// A consumer warpgroup of a forward with score terms: forward_consumer.cuh, but for what happens to
+// scores (terms_forward_scores.cuh) and to probabilities.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_CONSUMER_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_CONSUMER_CUH_
+
+#include "worker/kernels/cuda/sm90/forward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_forward_scores.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+template <typename Shape>
+struct TermForwardConsumer {
+  using Plain = ForwardConsumer<Shape>;
+  using Rules = TermForwardScores<Shape>;
+  using T = typename Shape::T;
+  static constexpr int kDim = Shape::kDim;
+
+  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  static __device__ __forceinline__ void Run(const TermForwardKernelParams& params, char* memory,
+                                             uint32_t shared, int group) {
+    const CommonParams& common = params.forward.common;
+    const TermParams& terms = params.terms;
+    const int lane = threadIdx.x & 31;
+    const int row = group * 64 + (threadIdx.x & 127) / 32 * 16 + lane / 4;
+    const int column = lane % 4 * 2;
+    const bool transforms = Rules::Transforms(params);
+    const float multiplier = transforms ? kLog2E : common.scale_log2;
+
+    const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
+    const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
+    const uint32_t v_stages = ColumnDescriptor(shared + Shape::kV, Shape::kKvPanelBytes);
+    constexpr uint32_t kStageStep = DescriptorBytes(Shape::kKvBytes);
+    const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
+    const TermKeyTile* tiles = reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles);
+    RingPosition<Shape::kStages> k, v;
+    // A stage is free once all lanes of all warps have left it.
+    const auto release = [lane](uint32_t barrier) {
+      __syncwarp();
+      if (lane == 0) Arrive(barrier);
+    };
+    if (group == Shape::kGroups - 1) Plain::PassTurn(group);
+
+    typename Plain::Output output;
+    typename Plain::Scores scores;
+    typename Plain::Probabilities p;
+    RowStates rows;
+    const TermRows own = {reinterpret_cast<TermRow*>(memory + Shape::kRowTerms) + row};
+#pragma unroll 1
+    for (uint32_t round = 0;; ++round) {
+      WaitBarrier(shared + Shape::kQFull, round & 1);
+      const WorkSlot& slot = slots[round & 1];
+      if (slot.valid == 0) break;
+      float factor[2];
+      bool last;
+      uint32_t words[2] = {}, keep[2] = {};
+      // What the pair has beside its scores; asked for, and computed, while its product runs.
+      const auto look_ahead = [&] {
+        const TermKeyTile& tile = tiles[k.stage];
+        if (tile.flags & TermKeyTile::kMaskWords) {
+          words[0] = tile.words[row * 4 + lane % 4];
+          words[1] = tile.words[(row + 8) * 4 + lane % 4];
+        }
+        if constexpr (Shape::kAll) {
+          if (terms.threshold != 0) {
+            Rules::KeepPairs(keep, params, tile, own, lane % 4 * 2);
+          }
+        }
+      };
+      // Its scores have arrived: it is free afterwards, and after the last one q is.
+      const auto finish_scores = [&] {
+        const TermKeyTile& tile = tiles[k.stage];
+        Rules::Apply(
+            scores, params, tile, own, column, words,
+            reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),
+            transforms);
+        last = tile.flags & KeyTile::kLast;
+        release(shared + Shape::kKEmpty + 8 * k.stage);
+        if (last) release(shared + Shape::kQEmpty);
+        k.Advance();
+      };
+      const auto drop = [&] {
+        if constexpr (Shape::kAll) {
+          if (terms.threshold != 0) Rules::Drop(scores, keep);
+        }
+      };
+
+      WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
+      Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
+      own.Load(params, slot, row, tiles[k.stage].batch_row);
+      look_ahead();
+      rows.Reset();
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) output[i] = 0.0f;
+      WaitProducts<0>();
+      PinRegisters(scores);
+      finish_scores();
+      Settle(scores, multiplier, kOffsetHeadroom / multiplier, rows, factor);
+      Exponentials(scores, multiplier, rows);
+      drop();
+      PackProbabilities<T>(scores, p);
+
+#pragma unroll 1
+      while (!last) {
+        WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
+        Plain::AwaitTurn(group);
+        Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
+        WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
+        Plain::IssueValues(output, p, v_stages + v.stage * kStageStep);
+        Plain::PassTurn(group);
+        look_ahead();
+        WaitProducts<1>();
+        PinRegisters(scores);
+        finish_scores();
+        const bool moved = Settle(scores, multiplier, kOffsetHeadroom / multiplier, rows, factor);
+        Exponentials(scores, multiplier, rows);
+        drop();
+        PinRegisters(scores);  // or the exponentials would sink below the wait
+        WaitProducts<0>();
+        PinRegisters(output);
+        release(shared + Shape::kVEmpty + 8 * v.stage);
+        v.Advance();
+        PackProbabilities<T>(scores, p);
+        if (moved) Rescale(output, factor);
+      }
+      WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
+      Plain::IssueValues(output, p, v_stages + v.stage * kStageStep);
+      WaitProducts<0>();
+      PinRegisters(output);
+      release(shared + Shape::kVEmpty + 8 * v.stage);
+      v.Advance();
+      rows.OffsetsToBases(multiplier);
+      if constexpr (Shape::kAll) {
+        if (terms.threshold != 0) {
+          const float kept[2] = {terms.keep_scale, terms.keep_scale};
+          Rescale(output, kept);
+        }
+      }
+      ForwardEpilogue<T, kDim>::Store(params.forward, slots[round & 1], row, output, rows);
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_CONSUMER_CUH_

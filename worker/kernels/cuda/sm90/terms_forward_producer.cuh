@@ -1,0 +1,202 @@
+// The producer warp of a forward with score terms: forward_producer.cuh, but for pairs of tiles
+// that segment ids or a mask leave empty, which are passed over, and for what consumers are told.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_PRODUCER_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_PRODUCER_CUH_
+
+#include "worker/kernels/cuda/primitives/thread.cuh"
+#include "worker/kernels/cuda/sm90/forward_producer.cuh"
+#include "worker/kernels/cuda/sm90/pipeline.cuh"
+#include "worker/kernels/cuda/sm90/terms_forward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_pairs.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// Executed by one whole warp throughout, whose lanes look at 32 pairs at a time.
+template <typename Shape>
+struct TermForwardProducer {
+  using Plain = ForwardProducer<Shape>;
+  using Position = RingPosition<Shape::kStages>;
+
+  const TermForwardKernelParams& params;
+  char* const memory;     // shared
+  const uint32_t shared;  // its address
+  const int lane;
+  Position k, v;
+
+  // A key tile: `row` counts in its range.
+  struct Found {
+    int range = -1;
+    int row = 0;
+    uint32_t checks = 0;
+  };
+  struct Item {
+    int range_begin, range_end;
+    int kv_head, batch;
+    int64_t plane;  // of the mask's tables
+  };
+
+  __device__ __forceinline__ void LoadValues(const Item& item, const Found& tile) {
+    const KvRange& range = params.forward.ranges[tile.range];
+    Plain::Claim(v, shared + Shape::kVEmpty);
+    Position at = v;
+    v.Advance();
+    if (lane != 0) return;
+    Plain::Load(at, shared + Shape::kV, shared + Shape::kVFull, &params.maps[range.piece].v,
+                item.kv_head, static_cast<int>(range.row_begin) + tile.row, item.batch);
+  }
+
+  __device__ __forceinline__ void Describe(const Item& item, const Found& tile, bool last) const {
+    const KvRange& range = params.forward.ranges[tile.range];
+    const TermRange& place = params.terms.ranges[tile.range];
+    if (tile.checks & PairClasses::kCheckIds) {
+      int32_t* ids =
+          reinterpret_cast<int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes) + lane;
+      const int32_t* source =
+          place.segment_ids + item.batch * range.block_rows + range.row_begin + tile.row + lane;
+#pragma unroll
+      for (int i = 0; i < Shape::kKeys; i += 32) {
+        ids[i] = tile.row + lane + i < range.row_count ? source[i] : -1;
+      }
+    }
+    if (lane == 0) {
+      TermKeyTile& target = reinterpret_cast<TermKeyTile*>(memory + Shape::kTermTiles)[k.stage];
+      int32_t flags = last ? KeyTile::kLast : 0;
+      if (tile.row < range.full_begin || tile.row + Shape::kKeys > range.full_end) {
+        flags |= KeyTile::kMasked;
+      }
+      if (tile.checks & PairClasses::kCheckIds) flags |= TermKeyTile::kIds;
+      if (tile.checks & PairClasses::kCheckMask) flags |= TermKeyTile::kMaskWords;
+      target.flags = flags;
+      target.lower = range.limits.first_lower - tile.row;
+      target.upper = range.limits.first_upper - tile.row;
+      target.columns = range.row_count - tile.row;
+      target.first_key = place.k_position + int64_t{params.stride} * tile.row;
+      target.first_query = place.q_position;
+      target.distance = static_cast<float>(place.q_position + place.shift - target.first_key);
+      target.batch_row = params.terms.packed ? place.document : item.batch;
+      const int64_t pair = item.plane * params.pairs.pairs + params.pairs.pair_begin[tile.range] +
+                           tile.row / Shape::kKeys;
+      target.words = static_cast<const uint32_t*>(params.pairs.mask_words) + pair * (128 * 4);
+    }
+    __syncwarp();
+  }
+
+  // Loads the tile's keys, then the values of the tile before it: the consumers multiply with
+  // values one tile late.
+  __device__ __forceinline__ void Issue(const Item& item, const Found& tile, const Found& before,
+                                        bool last) {
+    const KvRange& range = params.forward.ranges[tile.range];
+    const PieceMaps& maps = params.maps[range.piece];
+    if (lane == 0 && tile.range != before.range) {
+      AcquireMap(&maps.k);
+      AcquireMap(&maps.v);
+    }
+    Plain::Claim(k, shared + Shape::kKEmpty);
+    Describe(item, tile, last);
+    Position at = k;
+    k.Advance();
+    if (lane == 0) {
+      Plain::Load(at, shared + Shape::kK, shared + Shape::kKFull, &maps.k, item.kv_head,
+                  static_cast<int>(range.row_begin) + tile.row, item.batch);
+    }
+    if (before.range >= 0) LoadValues(item, before);
+  }
+
+  // All tiles of an item that somebody sees, from the last key to the first, or one of them: a
+  // tile is issued when the next one is known, or that there is none.
+  __device__ __forceinline__ void LoadItem(const Item& item) {
+    const PairClasses classes(params.pairs, item.batch, item.plane);
+    Found found, issued;
+#pragma unroll 1
+    for (int index = item.range_end - 1; index >= item.range_begin; --index) {
+      const int first_pair = params.pairs.pair_begin[index];
+      const int tiles = (params.forward.ranges[index].row_count - 1) / Shape::kKeys + 1;
+#pragma unroll 1
+      for (int base = (tiles - 1) / 32 * 32; base >= 0; base -= 32) {
+        const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+        uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+#pragma unroll 1
+        while (seen != 0) {
+          const int next = 31 - __clz(seen);
+          seen ^= 1u << next;
+          if (found.range >= 0) {
+            Issue(item, found, issued, false);
+            issued = found;
+          }
+          found = {index, (base + next) * Shape::kKeys, __shfl_sync(0xffffffff, own, next)};
+        }
+      }
+    }
+    if (found.range < 0) found = {item.range_begin, 0, classes.Everything()};
+    Issue(item, found, issued, true);
+    LoadValues(item, found);
+  }
+
+  __device__ __forceinline__ void Run() {
+    const CommonParams& common = params.forward.common;
+    const uint32_t items = static_cast<uint32_t>(params.tiles) * params.heads;
+    const uint32_t section_items = static_cast<uint32_t>(params.tiles) * params.section_heads;
+    const int pack = params.forward.head_pack;
+    const int packs = common.num_heads / pack;
+    WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
+    uint32_t round = 0;
+    uint32_t item = blockIdx.x;
+    while (true) {
+      const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
+      uint32_t next = items;
+      ForwardTile tile;
+      int packed_head = 0, batch = 0;
+      if (valid) {
+        if (lane == 0 && items > gridDim.x) {
+          next = gridDim.x + atomicAdd(&params.counters->next, 1u);
+        }
+        const uint32_t section = item / section_items;
+        const int first = section * params.section_heads;
+        const uint32_t heads = min(params.section_heads, params.heads - first);
+        const uint32_t rest = item - section * section_items;
+        packed_head = first + rest % heads;
+        batch = packed_head / packs;
+        tile = params.forward.tiles[rest / heads];
+      }
+      const int head = packed_head % packs * pack;
+      WorkSlot& slot = slots[round & 1];
+      WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
+      if (lane == 0) {
+        slot.tile = tile;
+        slot.first_head = head;
+        slot.batch = batch;
+        slot.valid = valid;
+      }
+      if (!valid) {
+        if (lane == 0) Arrive(shared + Shape::kQFull);
+        break;
+      }
+      if (lane == 0) {
+        ArriveExpecting(shared + Shape::kQFull, params.q_box_bytes * Shape::kPanels);
+#pragma unroll
+        for (int panel = 0; panel < Shape::kPanels; ++panel) {
+          CopyBox(shared + Shape::kQ + panel * Shape::kQPanelBytes, &params.q_map,
+                  shared + Shape::kQFull, panel * kPanelColumns, head,
+                  static_cast<int>(tile.q_row_begin), batch, kEvictFirst);
+        }
+      }
+      LoadItem({tile.range_begin, tile.range_end, head / common.group_size, batch,
+                MaskPlane(params.terms, batch, packed_head % packs, packs)});
+      __syncwarp();
+      item = __shfl_sync(0xffffffff, next, 0);
+      ++round;
+    }
+    // Every block has read the counter for the last time before the last one gets here.
+    if (lane == 0 && items > gridDim.x) {
+      __threadfence();
+      if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
+        params.counters->next = 0;
+        params.counters->finished = 0;
+      }
+    }
+  }
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_PRODUCER_CUH_

@@ -1,0 +1,54 @@
+// A forward kernel with score terms: the plain kernel's numbers, and what lies behind them in
+// shared memory.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_SHAPE_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_SHAPE_CUH_
+
+#include "worker/kernels/cuda/sm90/forward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// What the producer says about a stage of K, with what its terms need. Written and read like
+// KeyTile, but by all lanes.
+struct TermKeyTile : KeyTile {
+  static constexpr int32_t kIds = 4;        // ids must be compared: they are beside the tile
+  static constexpr int32_t kMaskWords = 8;  // the mask's words must be asked
+  int64_t first_key;                        // position of column 0
+  int64_t first_query;                      // position of row 0
+  const uint32_t* words;                    // of the pair
+  float distance;                           // from row 0's aligned key to column 0
+  int32_t batch_row;                        // document or batch row, as dropout counts it
+};
+
+// A row of an item, packed heads included. Written and read by the four lanes that have it.
+struct TermRow {
+  float slope;    // of ALiBi
+  int32_t id;     // of segments; negative ones, and rows that do not exist, see nothing
+  int32_t q_row;  // in the tile of q: packed heads share one
+  int32_t head;
+  int64_t bias_at;  // element of the bias at position 0; -1: the row does not exist
+  int64_t unused;
+};
+
+// 128 rows by 128 keys, two groups in turn. kAll_: with a bias and dropout too; ALiBi, segment ids
+// and masks do not wait for their registers.
+template <typename T_, int kDim_, bool kAll_>
+struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
+  using Base = ForwardShape<T_, kDim_, 128, 128, true>;
+  static constexpr bool kAll = kAll_;
+  static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
+  static constexpr int kIds = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
+  static constexpr int kIdBytes = Base::kKeys * 4;
+  static constexpr int kRowTerms = kIds + Base::kStages * kIdBytes;
+  static constexpr int kSharedBytes = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
+  // Producers of these kernels have more to do, and consumers the rest of the 504.
+  static constexpr int kProducerRegisters = 72;
+  static constexpr int kConsumerRegisters = 216;
+
+  static_assert(sizeof(TermKeyTile) % 16 == 0 && kIds % 16 == 0);
+  static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_SHAPE_CUH_

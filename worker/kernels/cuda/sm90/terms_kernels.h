@@ -1,0 +1,25 @@
+// The sm_90a kernels with score terms, by head-dim class: max(head_dim, head_dim_v) rounded up.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_KERNELS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_KERNELS_H_
+
+#include "worker/kernels/cuda/sm90/terms_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// ALiBi, segment ids and a mask; launched with TermForwardKernelParams.
+ForwardKernel ForwardKernel_pairs_d64();
+ForwardKernel ForwardKernel_pairs_d128();
+
+// Every term.
+ForwardKernel ForwardKernel_terms_d64();
+ForwardKernel ForwardKernel_terms_d128();
+
+// The same backward, launched with TermBackwardKernelParams; none has a softcap.
+BackwardKernel BackwardKernel_pairs_d64();
+BackwardKernel BackwardKernel_pairs_d128();
+BackwardKernel BackwardKernel_terms_d64();
+BackwardKernel BackwardKernel_terms_d128();
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_KERNELS_H_

@@ -1,0 +1,50 @@
+// What the sm_90a kernels with score terms are given beside the plain kernels' parameters. Plain
+// structures; no CUDA headers.
+//
+// A *pair* is a tile of the plan and one of the tiles that it meets: kKeys keys of a range in the
+// forward, kRows queries of one in the backward. Pairs are counted through the plan's ranges.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PARAMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PARAMS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/cuda/sm90/backward_params.h"
+#include "worker/kernels/cuda/sm90/forward_params.h"
+#include "worker/kernels/cuda/term_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// What is known of a pair before any score, by segment ids or by a mask: bits of a byte.
+inline constexpr uint8_t kPairSeen = 1;     // else nobody in it sees anybody: it is skipped
+inline constexpr uint8_t kPairChecked = 2;  // not everybody sees everybody
+
+// Filled by the launches of terms_classes.h, ahead of the attention kernel.
+struct PairTables {
+  const int32_t* pair_begin = nullptr;  // device; of each range, its first pair
+  int32_t pairs = 0;
+  int32_t mask_planes = 0;
+  uint8_t* id_classes = nullptr;    // [batch, pairs], or null: without segment ids
+  uint8_t* mask_classes = nullptr;  // [mask_planes, pairs], or null: without a mask
+  // The mask's bits as threads hold scores, lowest first: for each row of the scores' accumulator
+  // (a query, packed heads included; in the backward a key) and q < 4, those of columns
+  // 8 n + 2 q + i, at 2 n + i. [mask_planes, pairs, 128, 4] words of columns / 4 bits.
+  void* mask_words = nullptr;
+};
+
+struct TermForwardKernelParams : ForwardKernelParams {
+  TermParams terms;
+  PairTables pairs;
+  int32_t stride = 1;        // of positions, in q and in all blocks
+  int32_t bias_vectors = 0;  // 16-byte loads of the bias are allowed where a key's position is
+                             // a multiple of 8
+};
+
+struct TermBackwardKernelParams : BackwardKernelParams {
+  TermParams terms;
+  PairTables pairs;
+  int32_t stride = 1;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PARAMS_H_
