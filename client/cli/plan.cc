@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -125,7 +126,7 @@ Json StepJson(const Program& program, const Step& step) {
   }
   int64_t tiles = 0;
   for (const ComputeCall& call : step.calls) {
-    tiles += call.heads.all() ? call.tiles : call.tiles * call.heads.count / call.heads.of;
+    tiles += std::llround(static_cast<double>(call.tiles) * call.share_of_heads());
   }
   return {{"transfers", transfers}, {"calls", step.calls.size()}, {"tiles", tiles}};
 }

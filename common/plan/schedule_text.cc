@@ -42,6 +42,7 @@ std::string TransfersOf(const Step& step, Transfer::Kind kind) {
 
 std::string CallText(const ComputeCall& call, const Program& program) {
   std::string text = OpName(call.op);
+  if (call.part != ComputeCall::kWhole) absl::StrAppend(&text, " part ", call.part);
   if (!call.kv.empty() || call.op == ComputeCall::Op::kForward) {
     if (call.q.source_rank != program.rank)
       absl::StrAppendFormat(&text, " q%d", call.q.source_rank);

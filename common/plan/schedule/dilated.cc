@@ -14,6 +14,13 @@ namespace {
 
 using Op = ComputeCall::Op;
 
+// Has all tokens and heads of the whole, in their order: its documents alone are others.
+bool HasEverything(const DilatedPart& part, const AttentionSpec& whole) {
+  const AttentionShape &of_part = part.spec.shape, &of_whole = whole.shape;
+  return of_part.seq_len_q == of_whole.seq_len_q && of_part.num_heads == of_whole.num_heads &&
+         of_part.num_kv_heads == of_whole.num_kv_heads;
+}
+
 class DilatedRank {
  public:
   DilatedRank(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
@@ -26,8 +33,8 @@ class DilatedRank {
 
   int64_t Forward(int64_t first) {
     AddOutAccumulator(shard_, builder_);
-    AddForwardOfNoKeys(first, /*initial=*/true);
-    int64_t step = first + 1;
+    int64_t step = first;
+    if (!FirstMakesPartial()) AddForwardOfNoKeys(step++, /*initial=*/true);
     for (size_t part = 0; part < route_.parts.size(); ++part) {
       step = AddPart(step, part, *route_.forward[part]);
     }
@@ -56,6 +63,10 @@ class DilatedRank {
   Program Finish() { return builder_.Finish(); }
 
  private:
+  bool FirstMakesPartial() const {
+    return !route_.parts.empty() && HasEverything(route_.parts[0], spec_);
+  }
+
   // Makes the partial (0, -inf) of every row, or the results from it.
   void AddForwardOfNoKeys(int64_t step, bool initial) {
     if (spec_.shape.seq_len_q > 0) builder_.Use(step);
@@ -79,28 +90,50 @@ class DilatedRank {
   int64_t AddPart(int64_t first, size_t part, ScheduleBuilder& part_builder) {
     Program program = part_builder.MakeProgram(builder_.rank());
     const std::optional<BufferId> delta = TakeDelta(program);
+    const bool in_place = HasEverything(route_.parts[part], spec_);
     std::vector<BufferId> buffers(program.buffers.size(), kNoBuffer);
     for (size_t i = 0; i < buffers.size(); ++i) {
+      const BufferSpec& buffer = program.buffers[i];
       // Only for delta, which the whole has.
-      if (program.buffers[i].input == TensorId::kOut) continue;
-      buffers[i] = PartBuffer(part, program.buffers[i]);
+      if (buffer.input == TensorId::kOut) continue;
+      if (in_place) buffers[i] = WholeBufferFor(part, buffer, delta == static_cast<BufferId>(i));
+      if (buffers[i] == kNoBuffer) buffers[i] = PartBuffer(part, buffer);
     }
     const auto last = first + 1 + static_cast<int64_t>(program.steps.size());
-    builder_.Use(first);
-    builder_.Use(last);
-    for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!in_place) builder_.Use(first);
+    const bool makes_partial = part == 0 && in_place && IsForward(program);
+    if (!makes_partial) builder_.Use(last);
+    for (size_t i = 0; i < buffers.size() && !in_place; ++i) {
       if (program.buffers[i].input.has_value() && buffers[i] != kNoBuffer) {
         AddGather(first, part, *program.buffers[i].input, buffers[i]);
       }
     }
-    if (delta.has_value()) {
+    if (delta.has_value() && !in_place) {
       AddGather(first, part, TensorId::kLse, buffers[*delta], shard_.delta);
     }
     for (size_t i = 0; i < program.steps.size(); ++i) {
       AddStep(first + 1 + static_cast<int64_t>(i), part, std::move(program.steps[i]), buffers);
     }
-    AddResults(last, part, program, buffers);
+    if (!makes_partial) AddResults(last, part, program, buffers);
     return last + 1;
+  }
+
+  static bool IsForward(const Program& program) {
+    return std::any_of(program.buffers.begin(), program.buffers.end(),
+                       [](const BufferSpec& buffer) { return buffer.output == TensorId::kOut; });
+  }
+
+  // Where a part that has everything finds its input, or leaves the partial; kNoBuffer of others.
+  BufferId WholeBufferFor(size_t part, const BufferSpec& buffer, bool is_delta) {
+    if (is_delta) return shard_.delta;
+    if (buffer.input.has_value()) {
+      const BufferId whole = WholeBufferOf(*buffer.input);
+      builder_.First(whole, buffer.bytes);
+      return whole;
+    }
+    if (part != 0) return kNoBuffer;
+    if (buffer.output == TensorId::kOut) return shard_.out_acc;
+    return buffer.output == TensorId::kLse ? shard_.lse : kNoBuffer;
   }
 
   // Takes the part's own delta out of its program: it is gathered. Its buffer, if there is one.
@@ -298,10 +331,12 @@ DilatedRoute MakeDilatedRoute(const AttentionSpec& spec, const ShardPlan& plan, 
   DilatedRoute route;
   route.parts = DilatedPartsOf(spec, plan);
   for (const DilatedPart& part : route.parts) {
+    // The whole's inputs are other parts', too.
+    const bool keeps_inputs = HasEverything(part, spec);
     const auto add = [&](Direction pass, std::vector<std::unique_ptr<ScheduleBuilder>>& builders) {
-      builders.push_back(std::make_unique<ScheduleBuilder>(part.spec, part.plan, kind, pass,
-                                                           /*recompute_forward=*/false,
-                                                           [latch] { return latch->Ask(); }));
+      builders.push_back(std::make_unique<ScheduleBuilder>(
+          part.spec, part.plan, kind, pass, /*recompute_forward=*/false,
+          [latch] { return latch->Ask(); }, keeps_inputs));
     };
     if (direction == Direction::kForward || recompute_forward) {
       add(Direction::kForward, route.forward);

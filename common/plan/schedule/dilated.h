@@ -1,7 +1,9 @@
 // Dilated attention: the programs of its parts (common/plan/dilation.h) one after another, each the
 // same as that of a request of its own, between two copies. What the part has of the inputs is
-// gathered before it, and its results are merged into, or added to, the whole's after it. Any kind
-// of schedule; what travels is a part's tokens and heads.
+// gathered before it, and its results are merged into, or added to, the whole's after it. A part of
+// all tokens and heads (a rate of 1) reads the inputs where they are, and the first of all, if it
+// is one, makes the partial that the others are merged into. Any kind of schedule; what travels is
+// a part's tokens and heads.
 //
 // Parts use two sets of buffers in turn, so that one's may be gathered and travel while the one
 // before it computes.
