@@ -283,6 +283,7 @@ void RegionTransfer::Proceed() {
     const std::vector<ShardOperation::Output> outputs = operation_->Outputs();
     std::vector<DeviceRange> staged;
     for (size_t i = 0; i < outputs.size(); ++i) {
+      outputs_[i].memory = outputs[i].memory;
       bytes_down_ += outputs[i].memory.bytes;
       const bool direct = outputs_[i].IsDirect();  // asked once: it becomes so at any time
       (direct ? direct_ : staged_).push_back(i);
@@ -317,8 +318,7 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextDirectOutput() {
 
 absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Block& block) {
   const Copied& output = outputs_[block.tensor];
-  const DeviceRange memory = operation_->Outputs()[block.tensor].memory;
-  const auto* from = static_cast<const uint8_t*>(memory.data);
+  const auto* from = static_cast<const uint8_t*>(output.memory.data);
   std::vector<EventRef> copies;
   if (output.on_device()) {
     std::vector<DeviceCopy> pieces;

@@ -65,6 +65,7 @@ class RegionTransfer final : public OperationListener,
     int64_t block_bytes = 0;  // of the shard, copied at a time
     int64_t bytes = 0;        // of the whole tensor
     bool long_runs = false;   // the shard's parts of the tensor are worth a copy of their own each
+    DeviceRange memory;       // of an output that is to be copied: the shard
     // The device copies by itself: its bytes in the region are a device's, or pinned where that
     // does better than staging.
     bool IsDirect() const;
