@@ -38,7 +38,13 @@ print(float(out.sum()))
     wait_until(lambda: child.poll() is not None or state_of(client, "py-interrupted") == "computing", 60, "computing")
     child.send_signal(signal.SIGINT)
     began = time.monotonic()
-    wait_until(lambda: state_of(client, "py-interrupted") == "failed", 15, "the operation's end")
+    try:
+        wait_until(lambda: state_of(client, "py-interrupted") == "failed", 15, "the operation's end")
+    except AssertionError:
+        print(client.get_operation("py-interrupted"), child.poll())  # for whoever reads the failure
+        child.kill()
+        print(*child.communicate(timeout=60))
+        raise
     seconds = time.monotonic() - began
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0 and out.splitlines() == ["interrupted", "8192.0"], out + err
