@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 
 namespace ringattn {
 namespace {
@@ -67,6 +68,13 @@ bool SeesEverything(const DilationLevel& level, const AttentionShape& shape) {
 
 void ReadDilationLevels(const v1::AttentionOptions& from, const AttentionShape& shape,
                         AttentionOptions& to, Violations& violations) {
+  const Limits limits;  // more are not even read
+  if (from.dilation_levels_size() > limits.max_dilation_levels) {
+    violations.OverLimit("options.dilation_levels",
+                         absl::StrCat("has ", from.dilation_levels_size(), " levels, the limit is ",
+                                      limits.max_dilation_levels));
+    return;
+  }
   for (int i = 0; i < from.dilation_levels_size(); ++i) {
     to.dilation_levels.push_back(ReadLevel(absl::StrCat("options.dilation_levels[", i, "]"),
                                            from.dilation_levels(i), shape, violations));

@@ -10,11 +10,6 @@ namespace {
 void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& violations) {
   const std::string field = "options.dilation_levels";
   const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
-  if (static_cast<int64_t>(levels.size()) > limits.max_dilation_levels) {
-    violations.OverLimit(field, absl::StrCat("has ", levels.size(), " levels, the limit is ",
-                                             limits.max_dilation_levels));
-    return;
-  }
   int64_t segments = 0;
   for (const DilationLevel& level : levels) {
     AttentionOptions alone;

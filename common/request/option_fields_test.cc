@@ -129,6 +129,17 @@ TEST(OptionFields, OneLevelOfEverythingIsNone) {
   EXPECT_EQ(one[0], (DilationLevel{int64_t{1} << 40, 2, std::nullopt, 1, 3}));
 }
 
+TEST(OptionFields, TooManyLevelsAreNotRead) {
+  v1::AttentionOptions proto;
+  for (int i = 0; i < 65; ++i) proto.add_dilation_levels();  // each of them wrong
+  Violations violations(4096);
+  EXPECT_TRUE(ReadOptions(proto, SomeShape(), violations).dilation_levels.empty());
+  const Rejection rejection = std::move(violations).ToRejection();
+  EXPECT_EQ(rejection.code, absl::StatusCode::kResourceExhausted);
+  ASSERT_EQ(rejection.violations.size(), 1u);
+  EXPECT_EQ(rejection.violations[0].field, "options.dilation_levels");
+}
+
 // A rate is a multiple of 2^-16, the nearest; none is no dropout.
 TEST(OptionFields, RatesAreQuantised) {
   const auto threshold = [](const std::string& rate) {
