@@ -25,7 +25,9 @@ def python(source, **options):
 
 def test_ctrl_c_frees_the_workers(address, client):
     child = python(f"""
-import numpy as np, ringattn
+import signal, numpy as np, ringattn
+# As at a terminal: what a shell starts in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 q = np.ones((1, 65536, 8, 16), np.float32)
 client = ringattn.connect({address!r})
 try:
