@@ -17,18 +17,6 @@ absl::Status Broken(int rank, size_t step, const std::string& reason) {
   return absl::InternalError(absl::StrCat("rank ", rank, ", step ", step, ": ", reason));
 }
 
-std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
-                             const std::vector<int64_t>& cu_seqlens) {
-  std::vector<Piece> pieces;
-  for (size_t row = 0; row < tokens.size(); ++row) {
-    int64_t document = 0;
-    while (cu_seqlens[document + 1] <= tokens[row]) ++document;
-    const int64_t position = tokens[row] - cu_seqlens[document];
-    pieces.push_back({static_cast<int64_t>(row), 1, document, position, 1});
-  }
-  return pieces;
-}
-
 class Interpreter {
  public:
   Interpreter(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,

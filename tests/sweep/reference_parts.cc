@@ -100,6 +100,18 @@ std::vector<int64_t> TokensOf(const Shard& shard) {
   return tokens;
 }
 
+std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
+                             const std::vector<int64_t>& cu_seqlens) {
+  std::vector<Piece> pieces;
+  for (size_t row = 0; row < tokens.size(); ++row) {
+    int64_t document = 0;
+    while (cu_seqlens[document + 1] <= tokens[row]) ++document;
+    const int64_t position = tokens[row] - cu_seqlens[document];
+    pieces.push_back({static_cast<int64_t>(row), 1, document, position, 1});
+  }
+  return pieces;
+}
+
 AttentionProblem ReferenceProblemOf(const AttentionSpec& spec) {
   AttentionProblem problem;
   const AttentionShape& shape = spec.shape;

@@ -14,6 +14,9 @@ namespace ringattn::tests {
 
 // The tokens of a shard in the order of its rows.
 std::vector<int64_t> TokensOf(const Shard& shard);
+// A piece for each of these tokens, as rows of a buffer.
+std::vector<Piece> RowPieces(const std::vector<int64_t>& tokens,
+                             const std::vector<int64_t>& cu_seqlens);
 
 // Rows of a rank's shard that a part has, in their order.
 struct PartShard {
