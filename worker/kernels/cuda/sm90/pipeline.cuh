@@ -51,6 +51,14 @@ struct RingPosition {
       phase ^= 1;
     }
   }
+  // Two buffers on, for who uses every other one.
+  __device__ __forceinline__ void AdvanceTwo() {
+    stage += 2;
+    if (stage >= kStages) {
+      stage -= kStages;
+      phase ^= 1;
+    }
+  }
 };
 
 // What the L2 cache should do with the lines of a copy (the encodings that
