@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_CONSUMER_CUH_
 
 #include "worker/kernels/cuda/sm90/forward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_scores.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -33,6 +34,7 @@ struct TermForwardConsumer {
     const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
     const TermKeyTile* tiles = reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles);
     RingPosition<Shape::kStages> k, v;
+    typename BiasOrNot<Shape, ForwardBias>::Type bias(shared, group);
     // A stage is free once all lanes of all warps have left it.
     const auto release = [lane](uint32_t barrier) {
       __syncwarp();
@@ -72,7 +74,7 @@ struct TermForwardConsumer {
         Rules::Apply(
             scores, params, tile, own, column, words,
             reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),
-            transforms);
+            bias, transforms);
         last = tile.flags & KeyTile::kLast;
         release(shared + Shape::kKEmpty + 8 * k.stage);
         if (last) release(shared + Shape::kQEmpty);
