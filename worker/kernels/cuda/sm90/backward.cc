@@ -145,6 +145,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
     status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
     params.stride = StrideOf(call.q_pieces, call.blocks);
+    params.keys = PhiloxKeysOf(problem);
     status = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
     if (!status.ok()) return status;
   }

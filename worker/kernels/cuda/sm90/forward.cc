@@ -222,6 +222,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   if (terms) {
     if (absl::Status s = terms_.Init(call, plan, kernel.tile_keys, packs); !s.ok()) return s;
     params.stride = StrideOf(call.q_pieces, call.blocks);
+    params.keys = PhiloxKeysOf(problem);
     const absl::Status s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
     if (!s.ok()) return s;
   }

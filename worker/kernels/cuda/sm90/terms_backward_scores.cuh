@@ -62,33 +62,43 @@ struct TermBackwardScores {
                                                    const TermKeys& keys) {
     const TermParams& terms = params.terms;
     const uint64_t first_key = static_cast<uint64_t>(tile.first_key) + terms.first_key;
-    PhiloxRow row = {terms.key0, terms.key1, 0, tile.head * terms.head_step + terms.first_head,
-                     tile.batch_row + terms.first_batch};
+    const uint32_t head = tile.head * terms.head_step + terms.first_head;
+    const uint32_t batch = tile.batch_row + terms.first_batch;
     const uint32_t first_row =
         static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * keys.Row()) +
         terms.first_query;
     keep[0] = keep[1] = 0;
     if (params.stride == 1 && first_key % 16 == 0) {
       // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
-      // those of every other row, and hands over the other's bits.
+      // those of every other row, and hands over the other's bits. Of a call's parts the warp's 16
+      // keys have two. What is asked of a part is whether its upper half is kept; a factor of 2^16
+      // brings the lower one there.
+      const uint64_t key = first_key + keys.Key(0);
       const uint32_t odd = keys.Key(0) & 1;
+      const uint32_t own = odd ? 1 : 0x10000, other = odd ? 0x10000 : 1;
+      const bool second = key / 16 % 2 != 0;
+      const PhiloxCounterPart counter = CounterPartOf(
+          params.keys, static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4), head, batch);
       TermBits others = {};
-#pragma unroll 2
+#pragma unroll
       for (int n = 0; n < kRows / 8; ++n) {
-        row.row = first_row + n * 8 + odd;
-        const uint32_t bits = KeepQuad(row, first_key + keys.Key(0), terms.threshold);
-        const int at = n * 2 + static_cast<int>(odd);
-        keep[0] |= (bits >> odd & 1) << at;
-        keep[1] |= (bits >> (2 + odd) & 1) << at;
-        others[0] |= (bits >> (1 - odd) & 1) << at;
-        others[1] |= (bits >> (3 - odd) & 1) << at;
+        const PhiloxBlock x =
+            PhiloxOf(params.keys, RowPartOf(params.keys, first_row + n * 8 + odd, head), counter);
+        const uint32_t parts[2] = {second ? x.x2 : x.x0, second ? x.x3 : x.x1};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (KeepsUpper(parts[half] * own, terms.threshold)) keep[half] |= 1u << (2 * n);
+          if (KeepsUpper(parts[half] * other, terms.threshold)) others[half] |= 1u << (2 * n);
+        }
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        keep[half] |= __shfl_xor_sync(0xffffffff, others[half], 4);
+        keep[half] <<= odd;
+        keep[half] |= __shfl_xor_sync(0xffffffff, others[half] << odd, 4);
       }
       return;
     }
+    PhiloxRow row = {terms.key0, terms.key1, 0, head, batch};
 #pragma unroll 1
     for (int pair = 0; pair < kRows / 2; ++pair) {
       const int half = pair & 1, at = pair / 2;

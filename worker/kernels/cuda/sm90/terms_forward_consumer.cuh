@@ -54,19 +54,16 @@ struct TermForwardConsumer {
       if (slot.valid == 0) break;
       float factor[2];
       bool last;
-      uint32_t words[2] = {}, keep[2] = {};
-      // What the pair has beside its scores; asked for, and computed, while its product runs.
+      uint32_t words[2] = {};
+      uint64_t key = 0;  // as dropout counts them
+      // What the pair has beside its scores; asked for while its product runs.
       const auto look_ahead = [&] {
         const TermKeyTile& tile = tiles[k.stage];
         if (tile.flags & TermKeyTile::kMaskWords) {
           words[0] = tile.words[row * 4 + lane % 4];
           words[1] = tile.words[(row + 8) * 4 + lane % 4];
         }
-        if constexpr (Shape::kAll) {
-          if (terms.threshold != 0) {
-            Rules::KeepPairs(keep, params, tile, own, lane % 4 * 2);
-          }
-        }
+        if constexpr (Shape::kAll) key = Rules::KeyOf(params, tile, column);
       };
       // Its scores have arrived: it is free afterwards, and after the last one q is.
       const auto finish_scores = [&] {
@@ -82,13 +79,13 @@ struct TermForwardConsumer {
       };
       const auto drop = [&] {
         if constexpr (Shape::kAll) {
-          if (terms.threshold != 0) Rules::Drop(scores, keep);
+          if (terms.threshold != 0) Rules::Drop(scores, params, own, key);
         }
       };
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
       Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
-      own.Load(params, slot, row, tiles[k.stage].batch_row);
+      own.template Load<Shape::kAll>(params, slot, row, tiles[k.stage]);
       look_ahead();
       rows.Reset();
 #pragma unroll

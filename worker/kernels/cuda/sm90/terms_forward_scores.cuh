@@ -19,9 +19,10 @@ struct TermRows {
 
   __device__ __forceinline__ const TermRow& Of(int half) const { return upper[half * 8]; }
 
-  // Executed by one whole warp. `document`: of a packed problem's tile.
+  // Executed by one whole warp. `tile`: any of the item's.
+  template <bool kDrops>
   __device__ __forceinline__ void Load(const TermForwardKernelParams& params, const WorkSlot& slot,
-                                       int packed_row, int document) const {
+                                       int packed_row, const TermKeyTile& tile) const {
     const TermParams& terms = params.terms;
     const CommonParams& common = params.forward.common;
     const int pack = params.forward.head_pack;
@@ -30,16 +31,23 @@ struct TermRows {
     for (int half = 0; half < 2; ++half) {
       const int packed = packed_row + half * 8;
       const int head = slot.first_head + (pack == 1 ? 0 : packed % pack);
-      TermRow row = {0.0f, -1, packed / pack, head};
+      TermRow row = {0.0f, -1, packed / pack, 0, 0, 0, {}};
       if (packed < slot.tile.q_rows * pack) {
         if (terms.slopes != nullptr) {
-          const int64_t slopes = terms.packed ? document : slot.batch;
+          const int64_t slopes = terms.packed ? tile.batch_row : slot.batch;
           row.slope = terms.slopes[(terms.slopes_per_batch ? slopes * common.num_heads : 0) + head];
         }
         const int64_t local_row = slot.tile.q_row_begin + row.q_row;
         if (terms.q_segment_ids != nullptr) {
           row.id = terms.q_segment_ids[slot.batch * common.q_rows + local_row];
         }
+      }
+      if (kDrops && terms.threshold != 0) {
+        row.query = static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * row.q_row) +
+                    terms.first_query;
+        row.head = head * terms.head_step + terms.first_head;
+        row.batch = tile.batch_row + terms.first_batch;
+        row.part = RowPartOf(params.keys, row.query, row.head);
       }
       if ((threadIdx.x & 3) == 0) upper[half * 8] = row;
     }
@@ -100,41 +108,78 @@ struct TermForwardScores {
     }
   }
 
-  // Dropout's bits of the thread's two rows: bit 2 n + i is set where the pair is kept.
-  static __device__ __forceinline__ void KeepPairs(uint32_t (&keep)[2],
-                                                   const TermForwardKernelParams& params,
-                                                   const TermKeyTile& tile, const TermRows& rows,
-                                                   int column) {
-    const TermParams& terms = params.terms;
-    const uint64_t key = static_cast<uint64_t>(tile.first_key) +
-                         static_cast<uint64_t>(int64_t{params.stride} * column) + terms.first_key;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const PhiloxRow row = {
-          terms.key0, terms.key1,
-          static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * rows.Of(half).q_row +
-                                terms.first_query),
-          rows.Of(half).head * terms.head_step + terms.first_head,
-          tile.batch_row + terms.first_batch};
-      keep[half] = params.stride == 1 ? KeepBits(row, key, terms.threshold)
-                                      : StridedKeepBits(row, key, params.stride, terms.threshold);
-    }
+  // The position, as dropout counts it, of the thread's first column.
+  static __device__ __forceinline__ uint64_t KeyOf(const TermForwardKernelParams& params,
+                                                   const TermKeyTile& tile, int column) {
+    return static_cast<uint64_t>(tile.first_key) +
+           static_cast<uint64_t>(int64_t{params.stride} * column) + params.terms.first_key;
   }
-  // Probabilities of dropped pairs become 0; their sum was taken before.
-  static __device__ __forceinline__ void Drop(Scores& probabilities, const uint32_t (&keep)[2]) {
+
+  // What stands for dropped pairs becomes 0: probabilities, whose sum was taken before, or their
+  // gradients. `key` is the tile's KeyOf. A call of Philox has the eight keys that a thread has of
+  // 32 columns; all of its 128 bits are used, where they lie.
+  static __device__ __forceinline__ void Drop(Scores& values, const TermForwardKernelParams& params,
+                                              const TermRows& rows, uint64_t key) {
+    const TermParams& terms = params.terms;
+    if (params.stride != 1 || key % 2 != 0 || key / 8 % 4 != 0) {
+      DropAnywhere(values, params, rows, key);
+      return;
+    }
+    const uint32_t counter = static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4);
+    const uint32_t head = rows.Of(0).head, batch = rows.Of(0).batch;
+    if (rows.Of(1).head != head) {  // packed heads
+      DropAnywhere(values, params, rows, key);
+      return;
+    }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int word = 0; word < kKeys / 32; ++word) {
+      const PhiloxCounterPart part = CounterPartOf(params.keys, counter + 4 * word, head, batch);
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        const PhiloxBlock x = PhiloxOf(params.keys, rows.Of(half).part, part);
+        const uint32_t parts[4] = {x.x0, x.x1, x.x2, x.x3};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if ((keep[half] >> (n * 2 + i) & 1) == 0) probabilities[n * 4 + half * 2 + i] = 0.0f;
+        for (int n = 0; n < 4; ++n) {
+          float* const pair = values + (word * 4 + n) * 4 + half * 2;
+          if (!KeepsUpper(parts[n] << 16, terms.threshold)) pair[0] = 0.0f;
+          if (!KeepsUpper(parts[n], terms.threshold)) pair[1] = 0.0f;
         }
       }
     }
   }
 
  private:
+  // Of any offset, stride and heads.
+  static __device__ __forceinline__ void DropAnywhere(Scores& values,
+                                                      const TermForwardKernelParams& params,
+                                                      const TermRows& rows, uint64_t key) {
+    const TermParams& terms = params.terms;
+    uint32_t keep[2];
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const PhiloxRow row = {terms.key0, terms.key1, rows.Of(half).query, rows.Of(half).head,
+                             rows.Of(half).batch};
+      const uint32_t bits = params.stride == 1
+                                ? KeepBits(row, key, terms.threshold)
+                                : StridedKeepBits(row, key, params.stride, terms.threshold);
+      if (half == 0) {
+        keep[0] = bits;
+      } else {
+        keep[1] = bits;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if ((keep[half] >> (n * 2 + i) & 1) == 0) values[n * 4 + half * 2 + i] = 0.0f;
+        }
+      }
+    }
+  }
+
   static __device__ __forceinline__ void Hide(float& score, bool hidden) {
     if (hidden) score = NegativeInfinity();
   }

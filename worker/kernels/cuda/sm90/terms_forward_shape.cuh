@@ -25,7 +25,9 @@ struct TermRow {
   float slope;    // of ALiBi
   int32_t id;     // of segments; negative ones, and rows that do not exist, see nothing
   int32_t q_row;  // in the tile of q: packed heads share one
-  int32_t head;
+  // As dropout counts them.
+  uint32_t query, head, batch;
+  PhiloxRowPart part;
 };
 
 // 128 rows by 128 keys, two groups in turn. kAll_: with a bias and dropout too; ALiBi, segment ids

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "worker/kernels/cuda/keep_bits.h"
 #include "worker/kernels/cuda/sm90/backward_params.h"
 #include "worker/kernels/cuda/sm90/forward_params.h"
 #include "worker/kernels/cuda/term_params.h"
@@ -54,6 +55,7 @@ struct TermForwardKernelParams : ForwardKernelParams {
   TermParams terms;
   PairTables pairs;
   BiasMap bias;
+  PhiloxKeys keys;     // of dropout
   int32_t stride = 1;  // of positions, in q and in all blocks
 };
 
@@ -61,6 +63,7 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   TermParams terms;
   PairTables pairs;
   BiasMap bias;
+  PhiloxKeys keys;  // of dropout
   int32_t stride = 1;
 };
 
