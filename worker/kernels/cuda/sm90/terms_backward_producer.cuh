@@ -199,10 +199,10 @@ struct TermBackwardProducer {
         WaitBarrier(shared + Shape::kBiasEmpty + 8 * index, at.phase ^ 1);
         ArriveExpecting(full, Shape::kBiasChunkBytes);
         CopyBox(target, &params.bias.map, full, column + group * 64, 0, first + row, plane,
-                kEvictFirst);
+                BiasPolicy(params.terms));
         if (wide) {  // 32 keys a panel
           CopyBox(target + Shape::kBiasChunkBytes / 2, &params.bias.map, full,
-                  column + group * 64 + 32, 0, first + row, plane, kEvictFirst);
+                  column + group * 64 + 32, 0, first + row, plane, BiasPolicy(params.terms));
         }
       }
       at.Advance();

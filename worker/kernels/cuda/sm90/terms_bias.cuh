@@ -29,6 +29,11 @@ __device__ __forceinline__ int BiasPlane(const TermParams& terms, int num_heads,
          (terms.bias_per_head ? head : 0);
 }
 
+// What the L2 cache should do with it: heads that share a plane meet it again.
+__device__ __forceinline__ uint64_t BiasPolicy(const TermParams& terms) {
+  return terms.bias_per_head ? kEvictFirst : kEvictLast;
+}
+
 // The lesser of two pairs, half by half; NaN is passed over.
 template <typename T>
 __device__ __forceinline__ uint32_t LesserPairs(uint32_t a, uint32_t b) {
