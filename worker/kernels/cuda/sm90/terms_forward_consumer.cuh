@@ -54,20 +54,20 @@ struct TermForwardConsumer {
       if (slot.valid == 0) break;
       float factor[2];
       bool last;
-      uint32_t words[2] = {};
       uint64_t key = 0;  // as dropout counts them
-      // What the pair has beside its scores; asked for while its product runs.
       const auto look_ahead = [&] {
-        const TermKeyTile& tile = tiles[k.stage];
-        if (tile.flags & TermKeyTile::kMaskWords) {
-          words[0] = tile.words[row * 4 + lane % 4];
-          words[1] = tile.words[(row + 8) * 4 + lane % 4];
-        }
-        if constexpr (Shape::kAll) key = Rules::KeyOf(params, tile, column);
+        if constexpr (Shape::kAll) key = Rules::KeyOf(params, tiles[k.stage], column);
       };
       // Its scores have arrived: it is free afterwards, and after the last one q is.
       const auto finish_scores = [&] {
         const TermKeyTile& tile = tiles[k.stage];
+        uint32_t words[2] = {};
+        if (tile.flags & TermKeyTile::kMaskWords) {
+          const uint32_t* const pair = reinterpret_cast<const uint32_t*>(
+              memory + Shape::kWords + k.stage * Shape::kWordBytes);
+          words[0] = pair[row * 4 + lane % 4];
+          words[1] = pair[(row + 8) * 4 + lane % 4];
+        }
         Rules::Apply(
             scores, params, tile, own, column, words,
             reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),

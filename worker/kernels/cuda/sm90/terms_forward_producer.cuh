@@ -98,6 +98,13 @@ struct TermForwardProducer {
     Position at = k;
     k.Advance();
     if (lane == 0) {
+      if (tile.checks & PairClasses::kCheckMask) {
+        const uint32_t full = shared + Shape::kKFull + 8 * at.stage;
+        ExpectBytes(full, Shape::kWordBytes);
+        CopyBytes(shared + Shape::kWords + at.stage * Shape::kWordBytes,
+                  reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles)[at.stage].words,
+                  Shape::kWordBytes, full);
+      }
       Plain::Load(at, shared + Shape::kK, shared + Shape::kKFull, &maps.k, item.kv_head,
                   static_cast<int>(range.row_begin) + tile.row, item.batch);
     }
@@ -253,7 +260,7 @@ struct TermForwardProducer {
       ArriveExpecting(shared + Shape::kBiasFull + 8 * index, Shape::kBiasPanelBytes);
       CopyBox(shared + Shape::kBias + index * Shape::kBiasPanelBytes, &params.bias.map,
               shared + Shape::kBiasFull + 8 * index, column, 0, row + group * 64, plane,
-              kEvictFirst);
+              BiasPolicy(params.terms));
     }
   }
 };

@@ -200,22 +200,25 @@ struct TermForwardScores {
       for (int i = 0; i < kKeys / 2; ++i) scores[i] *= scale;
       return;
     }
-    // The cap and the bias, whichever comes first. A loop: each is long, and stands here once.
-    const bool bias_first = inside || !capped;
+    if constexpr (Shape::kAll) {
+      // The cap and the bias, whichever comes first. A loop: each is long, and stands here once.
+      const bool bias_first = inside || !capped;
+      const float inner = inside ? 1.0f / common.softcap : cap.inner;
 #pragma unroll 1
-    for (int step = 0; step < static_cast<int>(biased) + static_cast<int>(capped); ++step) {
-      if constexpr (Shape::kAll) {
+      for (int step = 0; step < static_cast<int>(biased) + static_cast<int>(capped); ++step) {
         if (biased && (step == 0) == bias_first) {
           bias.Add(scores, bias_first ? scale : 1.0f, params.terms.bias_dtype);
           continue;
         }
-      }
-      const float inner = inside ? 1.0f / common.softcap : cap.inner;
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) {
-        const float x = scores[i];  // -inf is of a bias, and stays
-        scores[i] = x == NegativeInfinity() ? x : common.softcap * Tanh(x * inner);
+        for (int i = 0; i < kKeys / 2; ++i) {
+          const float x = scores[i];  // -inf is of a bias, and stays
+          scores[i] = x == NegativeInfinity() ? x : common.softcap * Tanh(x * inner);
+        }
       }
+    } else if (capped) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) scores[i] = common.softcap * cap.Tangent(scores[i]);
     }
     if (params.terms.slopes == nullptr) return;
     // From here on what the scores are multiplied with is 1, unless nothing was done to them yet.
@@ -228,6 +231,23 @@ struct TermForwardScores {
       const float distance =
           tile.distance + stride * static_cast<float>(rows.Of(half).q_row - column);
       const float slope = rows.Of(half).slope;
+      // Keys before the row, as under a causal mask: distances that count down to the nearest one's
+      // need no absolute value, and round nothing more than that one's product.
+      constexpr int kNearest = kKeys - 7;
+      const float nearest = fmaf(-stride, static_cast<float>(kNearest), distance);
+      if (__all_sync(0xffffffff, nearest >= 0.0f)) {
+        const float base = -slope * nearest, step = slope * stride;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = scores[n * 4 + half * 2 + i];
+            const float columns = static_cast<float>(n * 8 + i - kNearest);
+            score = fmaf(score, factor, fmaf(step, columns, base));
+          }
+        }
+        continue;
+      }
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll

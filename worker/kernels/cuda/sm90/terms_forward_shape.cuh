@@ -12,7 +12,7 @@ namespace ringattn::worker::cuda::sm90 {
 // KeyTile, but by all lanes.
 struct TermKeyTile : KeyTile {
   static constexpr int32_t kIds = 4;        // ids must be compared: they are beside the tile
-  static constexpr int32_t kMaskWords = 8;  // the mask's words must be asked
+  static constexpr int32_t kMaskWords = 8;  // the mask's words, too
   int64_t first_key;                        // position of column 0
   int64_t first_query;                      // position of row 0
   const uint32_t* words;                    // of the pair
@@ -41,7 +41,9 @@ struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   using Base = ForwardShape<T_, kDim_, 128, 128, true>;
   static constexpr bool kAll = kAll_;
   static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
-  static constexpr int kIds = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
+  static constexpr int kWords = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
+  static constexpr int kWordBytes = 128 * 4 * 4;  // of the mask, for a pair
+  static constexpr int kIds = kWords + Base::kStages * kWordBytes;
   static constexpr int kIdBytes = Base::kKeys * 4;
   static constexpr int kRowTerms = kIds + Base::kStages * kIdBytes;
   static constexpr int kBiasFull = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
