@@ -140,7 +140,7 @@ std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string
   if (family.empty()) {
     return {{"simt", "forward"}, {"simt", "backward"}, {"simt", "bias gradient"}};
   }
-  return {{family, "forward"}, {family, "backward"}, {"simt", "bias gradient"}};
+  return {{family, "forward"}, {family, "backward"}, {family, "bias gradient"}};
 }
 
 // Each case twice: the exact kernels give the same bits every time, every forward does.
