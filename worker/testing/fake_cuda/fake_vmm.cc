@@ -156,6 +156,15 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return ordinal >= 0 && ordinal < DeviceCount() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  *value = 0;
+  if (attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+      attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+    *value = FakeVmm().no_vmm ? 0 : 1;
+  }
+  return CUDA_SUCCESS;
+}
+
 // As cudaGetDeviceProperties says it.
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   std::memset(uuid, 0, sizeof(*uuid));
@@ -242,6 +251,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (FakeVmm().refuse_create) return CUDA_ERROR_NOT_PERMITTED;
+  if (FakeVmm().hold_creates) ++FakeVmm().held_creates;
+  while (FakeVmm().hold_creates) std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (bytes > size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
   const int fd = memfd_create((kName + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
