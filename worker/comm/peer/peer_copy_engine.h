@@ -38,7 +38,8 @@ namespace ringattn::worker {
 
 // Maps a region of another rank into this process.
 struct PeerMapper {
-  std::function<absl::StatusOr<char*>(const PeerRegion& region)> map;
+  // `index`: in that rank's table.
+  std::function<absl::StatusOr<char*>(int index, const PeerRegion& region)> map;
   std::function<void(char* base)> unmap;  // may be null
 };
 
@@ -53,6 +54,7 @@ struct PeerCopyOptions {
   int rank = 0;
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string&)> on_stuck;  // may be null
+  std::shared_ptr<const void> kept = nullptr;  // let go of with the engine: what peers may ask for
 };
 
 // A rank that aborts lets its own streams pass whatever they wait for: what it still announces
