@@ -4,6 +4,7 @@ run, memory of cuMemCreate beside that of cudaMalloc, and clients that are kille
 Written before it had met a GPU."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -141,6 +142,20 @@ def kill_clients(session, ring, shape, given, result):
         result["kills"].append(line)
 
 
+def from_python(session, ring, result):
+    """PyTorch's tensors on the first GPU, through the package that RINGATTN_PYTHON_PACKAGE names a folder of (an
+    unpacked wheel for the python3 with PyTorch)."""
+    package = os.environ.get("RINGATTN_PYTHON_PACKAGE")
+    python = session.args.peer_python or shutil.which("python3")
+    if not package:
+        result["python"] = "skipped: no RINGATTN_PYTHON_PACKAGE"
+        return
+    script = pathlib.Path(__file__).resolve().parents[1] / "python_cuda.py"
+    result["python"] = session.harness.run_json(
+        [python, script, f"--server={ring.address}"],
+        environment={**os.environ, "PYTHONPATH": package})
+
+
 def refused_without(session, result):
     """Workers that take host memory alone: required, the call fails by name; otherwise it is right."""
     ring = session.ring
@@ -170,6 +185,7 @@ def part(session, length):
             given = same_bits(session, ring, shape, result)
             kill_clients(session, ring, shape, given, result)
             times(session, shape, result)
+            from_python(session, ring, result)
             check(imported(ring) == 0, f"{imported(ring)} bytes stay mapped")
         finally:
             ring.down()
