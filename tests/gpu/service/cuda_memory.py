@@ -69,6 +69,13 @@ def same_bits(session, ring, shape, result):
     return source, outputs["forward"], plan, relayed["forward"]
 
 
+def import_rates(session, result):
+    """What copies of mapped memory take without the service, by the kind of memory; its trouble fails nothing."""
+    script = pathlib.Path(__file__).resolve().parents[1] / "import_rates.py"
+    code, text = session.harness.run([shutil.which("python3"), script], seconds=60)
+    result["import_rates"] = json.loads(text) if code == 0 else text[-300:]
+
+
 def times(session, shape, result):
     rates, why = copy_bound(session)
     result["device_copy_bound"] = rates or why
@@ -176,6 +183,7 @@ def part(session, length):
             return
         refused_without(session, result)
         session.ring.down()  # two clusters do not fit beside one another
+        import_rates(session, result)
         shared, ring = session.ring, session.make_ring("cuda-memory", session.workers, "cuda")
         ring.up_flags = ["--local_memory=cuda"]
         session.ring = ring

@@ -21,6 +21,9 @@ constexpr int64_t kRegionUnit = int64_t{1} << 30;
 // The unit when memory is short.
 constexpr int64_t kPage = int64_t{2} << 20;
 
+// How old device_used_bytes may be when memory is taken or given.
+constexpr int64_t kUsageIntervalNanos = 20'000'000;
+
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -247,6 +250,10 @@ absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t byte
 
 void CudaMemory::Count(int64_t bytes) {
   allocated_bytes_ += bytes;
+  // An operation takes and gives a dozen of buffers at once, and the driver is slow to say.
+  const int64_t now = absl::GetCurrentTimeNanos();
+  int64_t asked = asked_at_.load();
+  if (now - asked < kUsageIntervalNanos || !asked_at_.compare_exchange_strong(asked, now)) return;
   size_t free = 0, total = 0;
   if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
     device_used_bytes_ = static_cast<int64_t>(total - free);

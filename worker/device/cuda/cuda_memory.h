@@ -49,8 +49,9 @@ class CudaMemory {
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes);
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes);
 
-  // By this process, through this class, and by anybody, as of the last allocation. Both
-  // ask nothing of CUDA: heartbeats read them, and a call of CUDA may wait for another.
+  // By this process, through this class, and by anybody, as it was 20 ms at most before memory was
+  // last taken or given. Both ask nothing of CUDA: heartbeats read them, and a call of CUDA may
+  // wait for another.
   int64_t allocated_bytes() const { return allocated_bytes_.load(); }
   int64_t device_used_bytes() const { return device_used_bytes_.load(); }
   // What the driver says now.
@@ -100,6 +101,7 @@ class CudaMemory {
   cudaStream_t stream_ = nullptr;  // orders allocations; carries the small copies
   std::atomic<int64_t> allocated_bytes_{0};
   std::atomic<int64_t> device_used_bytes_{0};
+  std::atomic<int64_t> asked_at_{0};  // when device_used_bytes_ is of
 };
 
 }  // namespace ringattn::worker

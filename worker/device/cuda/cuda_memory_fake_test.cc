@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "worker/testing/fake_cuda/fake_cuda.h"
@@ -70,6 +71,26 @@ TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
   grows.join();
   asks.join();
   EXPECT_EQ(Bytes(*memory), 2 * kGiB);
+}
+
+// The driver takes its time to say what is free, and an operation's buffers come and go together.
+TEST(CudaMemoryTest, TheDriverIsNotAskedForEveryBuffer) {
+  for (const bool in_regions : {false, true}) {
+    auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), in_regions, kGiB);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    const int before = Faults().memory_queries;
+    const absl::Time begin = absl::Now();
+    std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+    for (int i = 0; i < 200; ++i) buffers.push_back(*(*memory)->Allocate(4096));
+    buffers.clear();
+    const auto most = 2 + static_cast<int>((absl::Now() - begin) / absl::Milliseconds(20));
+    EXPECT_LE(Faults().memory_queries - before, most);
+    EXPECT_GT((*memory)->device_used_bytes(), 0);
+    absl::SleepFor(absl::Milliseconds(30));
+    const int then = Faults().memory_queries;
+    EXPECT_TRUE((*memory)->Allocate(1).ok());
+    EXPECT_GT(Faults().memory_queries, then) << "but again after a while";
+  }
 }
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> Shared(RegionSharing sharing) {

@@ -373,4 +373,18 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
+#ifdef FAKE_VMM_OPAQUE
+// As much of streams as programs without the runtime use (tests/gpu/import_rates.py): everything is
+// done at once.
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuStreamCreate(CUstream* stream, unsigned int) {
+  *stream = nullptr;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+  return cuMemcpyDtoD(to, from, bytes);
+}
+#endif
+
 }  // extern "C"
