@@ -163,6 +163,8 @@ void PeerDoor::Answer(int socket) {
   absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("not understood");
   Question question;
   const auto message = ReceiveMessage(socket, sizeof(question) + 1, MSG_DONTWAIT);
+  // Who only looks whether somebody is here, as SweepFolder does.
+  if (message.ok() && message->bytes.empty()) return;
   if (!user.ok() || *user != options_.user) {
     found = absl::PermissionDeniedError("this worker's peers are processes of its own user");
   } else if (message.ok() && message->bytes.size() == sizeof(question)) {

@@ -187,6 +187,7 @@ TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   const PeerAddress address{path, 1, token};
   EXPECT_TRUE(PeerDoor::Fetch(address, kPeerSegmentItem, Soon()).ok());
   kill(child, SIGSTOP);
+  ASSERT_EQ(waitpid(child, nullptr, WUNTRACED), child);  // it has stopped
   const absl::Time begin = absl::Now();
   const absl::Status frozen =
       PeerDoor::Fetch(address, kPeerSegmentItem, begin + absl::Milliseconds(200)).status();

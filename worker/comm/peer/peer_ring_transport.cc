@@ -223,14 +223,14 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(int peer, const PeerBl
   using Mapped = std::map<char*, std::unique_ptr<VmmMapping>>;
   auto mapped = std::make_shared<Mapped>();
   PeerMapper mapper;
-  mapper.map = [this, peer, gpu, address = std::move(address), mapped](
-                   int index, const PeerRegion& region) -> absl::StatusOr<char*> {
+  mapper.map = [events = events_, driver = driver_, peer, gpu, address = std::move(address),
+                mapped](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
     // Closed as soon as it is mapped: an open descriptor keeps the memory in use by itself.
     const absl::StatusOr<ScopedDescriptor> shown =
         PeerDoor::Fetch(address, index, absl::Now() + kLateRegionTimeout);
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     absl::StatusOr<std::unique_ptr<VmmMapping>> mapping =
-        VmmMapping::Map(events_, driver_, shown->get(), region.bytes, gpu);
+        VmmMapping::Map(events, driver, shown->get(), region.bytes, gpu);
     if (!mapping.ok()) {
       return absl::FailedPreconditionError(MemoryOf(peer, mapping.status()).message());
     }

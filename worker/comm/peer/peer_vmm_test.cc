@@ -165,10 +165,11 @@ TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
   Form(1);
   ranks_[0]->AddRegion();
   const EventRef sent = ranks_[0]->Start(Kind::kSend, ranks_[0]->Words(1));
-  ranks_[0]->ring = nullptr;  // and what it offered
+  ranks_[0]->transport = nullptr;  // its door; the notice comes all the same
   const absl::Status status = ranks_[1]->Start(Kind::kReceive, ranks_[1]->Words(0))->Wait(Soon());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 0"));
+  ranks_[0]->ring->Abort("rank 1 left");
   EXPECT_FALSE(sent->Wait(Soon()).ok());
 }
 
@@ -259,9 +260,16 @@ struct Process {
     if (child == 0) {
       if (namespaces != 0) {
         if (unshare(namespaces) != 0) _exit(1);
+        int gate[2];
+        if (pipe(gate) != 0) _exit(1);
         const pid_t first = fork();
-        if (first == 0) Member(number, folder, to[0], from[1]);
+        if (first == 0) {
+          char open = 0;
+          (void)!read(gate[0], &open, 1);  // its number is said before its own words
+          Member(number, folder, to[0], from[1]);
+        }
         Say(from[1], absl::StrCat(first));
+        (void)!write(gate[1], "g", 1);
         waitpid(first, nullptr, 0);
         _exit(0);
       }
