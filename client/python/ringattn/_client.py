@@ -144,8 +144,7 @@ class Client:
         """Exact attention of q over k and v. Options: `ForwardOptions`.
 
         `qkv` [batch, seq_len, 3, heads, head_dim] instead of q, k and v, or `kv` [batch, seq_len_k, 2, kv_heads,
-        head_dim] instead of k and v, is sent as it is: never by streams straight to the workers, and not with
-        `streams`.
+        head_dim] instead of k and v, is sent as it is, on every way; not with `streams`.
 
         Raises:
             RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
