@@ -316,6 +316,10 @@ void PeerCopyEngine::Interrupt() {
     interrupted_ = true;
     changed_.SignalAll();
   }
+  // A peer that does not answer is not waited for.
+  for (const PeerMapping& peer : peers_) {
+    if (peer.mapper.interrupted != nullptr) *peer.mapper.interrupted = true;
+  }
   // A call of CUDA that found its stream full goes on.
   Release();
 }

@@ -18,6 +18,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -41,6 +42,8 @@ struct PeerMapper {
   // `index`: in that rank's table.
   std::function<absl::StatusOr<char*>(int index, const PeerRegion& region)> map;
   std::function<void(char* base)> unmap;  // may be null
+  // Set when `map` is to give up whatever it waits for; may be null.
+  std::shared_ptr<std::atomic<bool>> interrupted = nullptr;
 };
 
 // Another rank as this one sees it; itself: all empty.

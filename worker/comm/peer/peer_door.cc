@@ -31,6 +31,7 @@ constexpr char kPrefix[] = "ringattn-peer-";
 constexpr char kSuffix[] = ".sock";
 constexpr int kBacklog = 64;
 constexpr int kPollMs = 250;  // deadlines are in seconds
+constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
 constexpr size_t kMaxAnswerBytes = 256;
 constexpr size_t kNameBytes = 8;  // of randomness, in a socket's name
 
@@ -210,7 +211,8 @@ absl::StatusOr<ScopedDescriptor> PeerDoor::Find(const PeerAddress& asked, int32_
 // -------------------------------------------------------------------- the other side
 
 absl::StatusOr<ScopedDescriptor> PeerDoor::Fetch(const PeerAddress& from, int32_t item,
-                                                 absl::Time deadline, uid_t user) {
+                                                 absl::Time deadline,
+                                                 const std::function<bool()>& stop, uid_t user) {
   struct stat file = {};
   if (!absl::StartsWith(from.socket, "@") && lstat(from.socket.c_str(), &file) != 0) {
     return absl::FailedPreconditionError(
@@ -223,9 +225,8 @@ absl::StatusOr<ScopedDescriptor> PeerDoor::Fetch(const PeerAddress& from, int32_
   if (*owner != user) {
     return absl::FailedPreconditionError(absl::StrCat(from.socket, " is of another user"));
   }
-  // 0 would mean without end.
-  const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
-  const timeval timeout = absl::ToTimeval(std::min(left, absl::Hours(1)));
+  // Looks whether to stop between two waits. A question of 56 bytes finds room at once.
+  const timeval timeout = absl::ToTimeval(kStopInterval);
   setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   setsockopt(socket->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   Question question{kMagic, from.generation, item, {}};
@@ -233,7 +234,11 @@ absl::StatusOr<ScopedDescriptor> PeerDoor::Fetch(const PeerAddress& from, int32_
   const absl::Status sent = SendMessage(
       socket->get(), {reinterpret_cast<const char*>(&question), sizeof(question)}, -1, 0);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
-  absl::StatusOr<LocalMessage> answer = ReceiveMessage(socket->get(), kMaxAnswerBytes, 0);
+  absl::StatusOr<LocalMessage> answer = absl::UnavailableError("nothing came");
+  while (absl::IsUnavailable(answer.status()) && absl::Now() < deadline) {
+    if (stop && stop()) return absl::CancelledError("asking was given up");
+    answer = ReceiveMessage(socket->get(), kMaxAnswerBytes, 0);
+  }
   if (!answer.ok() || answer->bytes.empty()) {
     return absl::UnavailableError("it does not answer");
   }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -70,12 +71,15 @@ class PeerDoor {
   // outlive the door.
   std::shared_ptr<const void> Offer(PeerOffer offer);
 
-  // Asks at another's door, and waits until `deadline` at most. The descriptor is the caller's to
+  // Asks at another's door, and waits until `deadline` at most, or until `stop` says so, which is
+  // asked every 20 ms and may be null: CANCELLED. The descriptor is the caller's to
   // close. UNAVAILABLE if that rank is gone or has given the ring up; FAILED_PRECONDITION if its
   // socket is not to be seen here, or one of the two is another user's; INTERNAL for a region that
   // it does not have.
   static absl::StatusOr<ScopedDescriptor> Fetch(const PeerAddress& from, int32_t item,
-                                                absl::Time deadline, uid_t user = geteuid());
+                                                absl::Time deadline,
+                                                const std::function<bool()>& stop = nullptr,
+                                                uid_t user = geteuid());
 
  private:
   struct Offers {

@@ -122,7 +122,7 @@ TEST_P(PeerDoorTest, AnotherUserGetsNothingAndIsNotAsked) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("own user"));
   const absl::Status foreign =
-      PeerDoor::Fetch(address_, kPeerSegmentItem, Soon(), geteuid() + 1).status();
+      PeerDoor::Fetch(address_, kPeerSegmentItem, Soon(), nullptr, geteuid() + 1).status();
   EXPECT_EQ(foreign.code(), absl::StatusCode::kFailedPrecondition) << foreign;
   EXPECT_THAT(std::string(foreign.message()), HasSubstr("of another user"));
 }
@@ -193,6 +193,12 @@ TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
       PeerDoor::Fetch(address, kPeerSegmentItem, begin + absl::Milliseconds(200)).status();
   EXPECT_EQ(frozen.code(), absl::StatusCode::kUnavailable) << frozen;
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  int looks = 0;
+  const absl::Status stopped =
+      PeerDoor::Fetch(address, kPeerSegmentItem, absl::InfiniteFuture(), [&] {
+        return ++looks > 3;
+      }).status();
+  EXPECT_EQ(stopped.code(), absl::StatusCode::kCancelled) << stopped;
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   const absl::Status dead = PeerDoor::Fetch(address, kPeerSegmentItem, Soon()).status();

@@ -186,7 +186,8 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   const PeerAddress address{blob.place, attempt.generation, blob.token};
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment;
   if (door_ != nullptr) {
-    absl::StatusOr<ScopedDescriptor> shown = PeerDoor::Fetch(address, kPeerSegmentItem, deadline);
+    absl::StatusOr<ScopedDescriptor> shown = PeerDoor::Fetch(
+        address, kPeerSegmentItem, deadline, [&attempt] { return attempt.cancelled.load(); });
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     segment = PeerSegment::Adopt(*std::move(shown), attempt.generation, peer, attempt.world_size);
   } else {
@@ -196,7 +197,7 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   absl::Status status = (*segment)->Register();
   if (!status.ok()) return status;
   absl::StatusOr<PeerMapper> mapper =
-      door_ != nullptr ? VmmMapperOf(peer, blob, address) : MapperOf(peer, blob);
+      door_ != nullptr ? VmmMapperOf(attempt, peer, blob, address) : MapperOf(peer, blob);
   if (!mapper.ok()) return mapper.status();
   PeerMapping mapping{*std::move(segment), *std::move(mapper), {}};
   status = PeerCopyEngine::MapRegions(mapping);
@@ -207,7 +208,8 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   return mapping;
 }
 
-absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(int peer, const PeerBlob& blob,
+absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt, int peer,
+                                                          const PeerBlob& blob,
                                                           PeerAddress address) const {
   int count = 0, gpu = -1;
   (void)cudaGetDeviceCount(&count);
@@ -223,11 +225,16 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(int peer, const PeerBl
   using Mapped = std::map<char*, std::unique_ptr<VmmMapping>>;
   auto mapped = std::make_shared<Mapped>();
   PeerMapper mapper;
-  mapper.map = [events = events_, driver = driver_, peer, gpu, address = std::move(address),
-                mapped](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
+  mapper.interrupted = std::make_shared<std::atomic<bool>>(false);
+  // While the ring is formed that is given up by its cancellation, later by the engine's end.
+  const auto stop = [whole = attempt.shared_from_this(), interrupted = mapper.interrupted] {
+    return whole->cancelled.load() || interrupted->load();
+  };
+  mapper.map = [events = events_, driver = driver_, peer, gpu, address = std::move(address), mapped,
+                stop](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
     // Closed as soon as it is mapped: an open descriptor keeps the memory in use by itself.
     const absl::StatusOr<ScopedDescriptor> shown =
-        PeerDoor::Fetch(address, index, absl::Now() + kLateRegionTimeout);
+        PeerDoor::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     absl::StatusOr<std::unique_ptr<VmmMapping>> mapping =
         VmmMapping::Map(events, driver, shown->get(), region.bytes, gpu);

@@ -64,7 +64,7 @@ class PeerRingTransport : public RingTransport {
   void Cancel() override { attempts_.Cancel(); }
 
  private:
-  struct Attempt : RingAttempt {
+  struct Attempt : RingAttempt, std::enable_shared_from_this<Attempt> {
     std::unique_ptr<PeerSegment> segment;
     std::shared_ptr<const void> offer;  // at the door; null without one
   };
@@ -79,7 +79,8 @@ class PeerRingTransport : public RingTransport {
                                       absl::Time deadline) const;
   absl::StatusOr<PeerMapper> MapperOf(int peer, const PeerBlob& blob) const;
   // Of the peer that the address is of.
-  absl::StatusOr<PeerMapper> VmmMapperOf(int peer, const PeerBlob& blob, PeerAddress address) const;
+  absl::StatusOr<PeerMapper> VmmMapperOf(const Attempt& attempt, int peer, const PeerBlob& blob,
+                                         PeerAddress address) const;
 
   const PeerTransportOptions options_;
   CudaEventPool* const events_;

@@ -372,6 +372,27 @@ TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
   }
 }
 
+// A member that stands still is not waited for when the ring is given up.
+TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
+  Process other(1, "", 0);
+  const std::string blob = Hear(other.out);
+  kill(other.child, SIGSTOP);
+  ASSERT_EQ(waitpid(other.child, nullptr, WUNTRACED), other.child);
+  {
+    Rank rank(0);
+    const std::vector<std::string> blobs = {*rank.transport->Prepare(kGeneration, 0, 2), blob};
+    std::string why;
+    std::thread joins([&] { EXPECT_FALSE(rank.Join(kGeneration, blobs, &why)); });
+    absl::SleepFor(absl::Milliseconds(100));  // it asks by then, or is told before
+    const absl::Time begin = absl::Now();
+    rank.transport->Cancel();
+    joins.join();
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "of twenty";
+    EXPECT_THAT(why, HasSubstr("CANCELLED"));
+  }
+  EXPECT_EQ(FakeVmm().handles, 0);
+}
+
 TEST(PeerVmmProcesses, OneThatIsKilledBeforeItIsAskedIsUnavailable) {
   Process zero(0, "", 0), one(1, "", 0);
   const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
