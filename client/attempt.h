@@ -45,6 +45,9 @@ struct CallPlan {
   bool direct = false;
   std::string no_direct_reason = {};
   bool direct_required = false;
+  // For that way: of packed tensors the parts, where they lie, since workers have those.
+  std::vector<InputTensor> direct_inputs = {};
+  std::vector<OutputTensor> direct_outputs = {};
 };
 
 struct AttemptResult {

@@ -206,6 +206,33 @@ class Buffers {
   TensorMap<Bytes> buffers_;
 };
 
+// The parts of packed tensors as tensors of their own, where they lie; others as they are.
+// REQUIRES: the sizes are right.
+template <typename Tensor>
+std::vector<Tensor> AsWorkersHave(const AttentionSpec& spec, const std::vector<TensorId>& ids,
+                                  const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::vector<TensorId> parts = PartsOf(ids[i]);
+    if (parts.size() == 1 || tensors[i].bytes.empty()) {
+      all.push_back(tensors[i]);
+      continue;
+    }
+    uint64_t token_bytes = 0, offset = 0;
+    for (TensorId part : parts) token_bytes += LayoutOf(spec, part).inner_bytes;
+    for (TensorId part : parts) {
+      const TensorLayout layout = LayoutOf(spec, part);
+      const auto tokens = static_cast<uint64_t>(layout.outer * layout.rows);
+      const auto part_bytes = static_cast<uint64_t>(layout.inner_bytes);
+      all.push_back({ToProto(part),
+                     {tensors[i].bytes.data() + offset, tokens, part_bytes, token_bytes},
+                     layout});
+      offset += part_bytes;
+    }
+  }
+  return all;
+}
+
 template <typename Args>
 bool HasDlse(const Args& args) {
   return args.more.count(v1::TENSOR_ID_DLSE) > 0;
@@ -240,6 +267,8 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
   absl::Status sizes = CheckSizes(args, plan);
   if (!sizes.ok()) return sizes;
+  plan.direct_inputs = AsWorkersHave(*spec, wanted, plan.inputs);
+  plan.direct_outputs = AsWorkersHave(*spec, given, plan.outputs);
   return plan;
 }
 

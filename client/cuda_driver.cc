@@ -48,6 +48,7 @@ absl::Status CudaDriver::FindAll() {
   find("cuDevicePrimaryCtxRelease_v2", &PrimaryCtxRelease);
   find("cuCtxPushCurrent_v2", &CtxPushCurrent);
   find("cuCtxPopCurrent_v2", &CtxPopCurrent);
+  find("cuCtxSynchronize", &CtxSynchronize);
   find("cuPointerGetAttribute", &PointerGetAttribute);
   find("cuMemGetAddressRange_v2", &MemGetAddressRange);
   find("cuIpcGetMemHandle", &IpcGetMemHandle);
@@ -55,6 +56,7 @@ absl::Status CudaDriver::FindAll() {
   find("cuMemFree_v2", &MemFree);
   find("cuMemcpyDtoH_v2", &MemcpyDtoH);
   find("cuMemcpyHtoD_v2", &MemcpyHtoD);
+  find("cuMemcpyDtoD_v2", &MemcpyDtoD);
   find("cuMemGetAllocationGranularity", &MemGetAllocationGranularity);
   find("cuMemCreate", &MemCreate);
   find("cuMemRelease", &MemRelease);

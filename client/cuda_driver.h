@@ -70,6 +70,7 @@ class CudaDriver {
   cuda::Result (*PrimaryCtxRelease)(int device);
   cuda::Result (*CtxPushCurrent)(cuda::Context context);
   cuda::Result (*CtxPopCurrent)(cuda::Context* context);
+  cuda::Result (*CtxSynchronize)();
   cuda::Result (*PointerGetAttribute)(void* data, int attribute, cuda::Pointer pointer);
   cuda::Result (*MemGetAddressRange)(cuda::Pointer* base, size_t* bytes, cuda::Pointer pointer);
   cuda::Result (*IpcGetMemHandle)(cuda::IpcHandle* handle, cuda::Pointer pointer);
@@ -77,6 +78,7 @@ class CudaDriver {
   cuda::Result (*MemFree)(cuda::Pointer pointer);
   cuda::Result (*MemcpyDtoH)(void* host, cuda::Pointer device, size_t bytes);
   cuda::Result (*MemcpyHtoD)(cuda::Pointer device, const void* host, size_t bytes);
+  cuda::Result (*MemcpyDtoD)(cuda::Pointer to, cuda::Pointer from, size_t bytes);
   cuda::Result (*MemGetAllocationGranularity)(size_t* bytes,
                                               const cuda::AllocationProperties* properties,
                                               int option);

@@ -5,28 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cuda_device.h"
 
 namespace ringattn::client {
 namespace {
-
-// The device's context on this thread, for as long as this lives.
-class InContext {
- public:
-  InContext(const CudaDriver& driver, cuda::Context context) : driver_(driver) {
-    status_ = driver.Check("cuCtxPushCurrent", driver.CtxPushCurrent(context));
-  }
-  ~InContext() {
-    cuda::Context context = nullptr;
-    if (status_.ok()) driver_.CtxPopCurrent(&context);
-  }
-  InContext(const InContext&) = delete;
-  InContext& operator=(const InContext&) = delete;
-  const absl::Status& status() const { return status_; }
-
- private:
-  const CudaDriver& driver_;
-  absl::Status status_;
-};
 
 absl::Status Unfit(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("data: ", why));

@@ -25,6 +25,12 @@ struct BackendOptions {
   //   auto  peer for rings whose GPUs are all on this machine and reach one another, nccl
   //         for others; the same as nccl where there is one local worker
   std::string ring_transport = "auto";
+  // CUDA, how peer shares memory: vmm (descriptors of cuMemCreate), ipc (CUDA's legacy handles) or
+  // auto, the first that can be had.
+  std::string peer_memory = "auto";
+  // CUDA, the folder where the machine's workers meet for vmm, if they are in several network
+  // namespaces: with it auto takes peer for one local worker too. Empty: none.
+  std::string peer_socket_dir;
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;

@@ -115,6 +115,22 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")
       ->capture_default_str();
+  app->add_option("--peer_memory", line->backend.peer_memory,
+                  "GPU: how workers of a machine map one another's memory. vmm: descriptors of "
+                  "cuMemCreate, from any container that sees the GPUs; ipc: CUDA's legacy handles, "
+                  "within one PID namespace; auto: vmm where the driver has it, else ipc")
+      ->check(CLI::IsMember({"auto", "vmm", "ipc"}))
+      ->type_name("KIND")
+      ->capture_default_str();
+  app->add_option(
+         "--peer_socket_dir", line->backend.peer_socket_dir,
+         "GPU: folder where workers of this machine that are in several containers meet, seen "
+         "by all under the same path; empty: they meet in their network namespace. Given, "
+         "--ring_transport=auto takes peer with one local worker too")
+      ->check([](const std::string& folder) {
+        return folder.empty() || folder[0] == '/' ? "" : "must be an absolute path";
+      })
+      ->type_name("FOLDER");
   app->add_option(
          "--kernel_family", line->backend.kernel_family,
          "GPU, for debugging: the kernel family that serves every request, and refuses what "
@@ -317,12 +333,16 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
   if (options.ring_transport == "peer") {
     refuse({"--nccl_max_ctas", "--nccl_library"}, "--ring_transport=peer");
   }
+  if (options.ring_transport == "nccl") {
+    refuse({"--peer_memory", "--peer_socket_dir"}, "--ring_transport=nccl");
+  }
+  if (options.peer_memory == "ipc") refuse({"--peer_socket_dir"}, "--peer_memory=ipc");
   const absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
   if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse({"--pinned_pool", "--ring_transport", "--nccl_max_ctas", "--nccl_library",
-          "--kernel_family", "--pin_local_memory"},
+  refuse({"--pinned_pool", "--ring_transport", "--peer_memory", "--peer_socket_dir",
+          "--nccl_max_ctas", "--nccl_library", "--kernel_family", "--pin_local_memory"},
          with);
   if (local_memory == "cuda") {
     throw CLI::ValidationError("--local_memory",

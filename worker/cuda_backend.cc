@@ -28,7 +28,23 @@ int64_t DefaultMemoryLimit(int64_t free_bytes) { return free_bytes / 10 * 9; }
 // Copies between this machine's GPUs need memory that its processes can map.
 bool SharesMemory(const BackendOptions& options) {
   return options.ring_transport == "peer" ||
-         (options.ring_transport == "auto" && options.local_workers > 1);
+         (options.ring_transport == "auto" &&
+          (options.local_workers > 1 || !options.peer_socket_dir.empty()));
+}
+
+RegionSharing SharingOf(const BackendOptions& options) {
+  if (options.peer_memory == "vmm") return RegionSharing::kVmm;
+  return options.peer_memory == "ipc" ? RegionSharing::kIpc : RegionSharing::kVmmOrIpc;
+}
+
+// What the ring's memory is, and if it is not what does best, why.
+void LogSharing(const CudaDevice& device) {
+  const bool by_descriptor = device.regions().front().descriptor >= 0;
+  if (device.why_not_vmm().empty()) {
+    return LogInfo("memory for rings", {{"peer_memory", by_descriptor ? "vmm" : "ipc"}});
+  }
+  LogWarning("memory for rings is shared by legacy handles",
+             {{"peer_memory", "ipc"}, {"reason", device.why_not_vmm()}});
 }
 
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOptions& options,
@@ -54,13 +70,15 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOp
 absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOptions& options,
                                                                  int cuda_index,
                                                                  CudaDevice* device) {
+  LogSharing(*device);
   return PeerRingTransport::Create(
       {.cuda_index = cuda_index,
        .regions = [device] { return device->regions(); },
        .allocate = [device](int64_t bytes) { return device->Allocate(bytes); },
        .step_timeout = options.ring_step_timeout,
        .connect_timeout = options.ring_connect_timeout,
-       .on_stuck = options.on_broken});
+       .on_stuck = options.on_broken,
+       .socket_folder = options.peer_socket_dir});
 }
 
 // The same kind whatever the flags and the machine, so that every worker understands every
@@ -115,6 +133,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
       {.device = cuda_index,
        .pinned_pool_bytes = options.pinned_pool_bytes,
        .in_regions = SharesMemory(options),
+       .region_sharing = SharingOf(options),
        .memory_limit_bytes = backend.memory_limit_bytes,
        .kernel_family = options.kernel_family == "auto" ? "" : options.kernel_family,
        .on_broken = options.on_broken});

@@ -154,6 +154,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
 
 struct Figures {
   double seconds_median = 0, seconds_min = 0, seconds_max = 0;
+  Json stage_seconds;  // medians, each of its own
   Figure tokens_per_second, flops_per_second, upload, payload;
 };
 
@@ -167,6 +168,21 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   figures.seconds_median = MedianOf(reports, seconds);
   figures.seconds_min = seconds(*std::min_element(reports.begin(), reports.end(), by_seconds));
   figures.seconds_max = seconds(*std::max_element(reports.begin(), reports.end(), by_seconds));
+
+  for (const v1::Stage stage :
+       {v1::STAGE_QUEUE, v1::STAGE_UPLOAD, v1::STAGE_COMPUTE, v1::STAGE_DOWNLOAD}) {
+    figures.stage_seconds[ShortName(stage)] =
+        MedianOf(reports, [stage](const CallReport& r) { return StageSeconds(r, stage); });
+  }
+  // Of one request: its way to the coordinator and back, and what each end does beside it. Stages
+  // of several overlap.
+  if (reports.back().streams() == 1) {
+    figures.stage_seconds["elsewhere"] = MedianOf(reports, [](const CallReport& r) {
+      double elsewhere = r.times.finished_seconds;
+      for (const v1::StageTime& stage : r.summary.stages()) elsewhere -= ToSeconds(stage.time());
+      return elsewhere;
+    });
+  }
 
   // The kernels' own time on the busiest rank: what is left if nothing ever waits.
   const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
@@ -318,6 +334,7 @@ int RunBench(const Flags& flags) {
                   {{"median", figures.seconds_median},
                    {"min", figures.seconds_min},
                    {"max", figures.seconds_max}}},
+                 {"stage_seconds", figures.stage_seconds},
                  {"tokens_per_second", figures.tokens_per_second.ToJson()},
                  {"compute_flops_per_second", figures.flops_per_second.ToJson()},
                  {"upload_bytes_per_second", figures.upload.ToJson()},

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/cuda_device.h"
 #include "client/error.h"
+#include "client/python/dlpack.h"
 #include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 #include "client/python/python_call.h"
@@ -126,6 +128,75 @@ py::tuple AllocateRegion(ClientHandle& client, int64_t bytes) {
   return ValueOrError(absl::OkStatus(), py::cast(*region));
 }
 
+py::tuple AllocateCudaRegion(ClientHandle& client, int device, int64_t bytes) {
+  auto region = PythonCudaRegion::Allocate(client, device, bytes);
+  if (!region.ok()) return ValueOrError(region.status(), py::none());
+  return ValueOrError(absl::OkStatus(), py::cast(*region));
+}
+
+// `work(device)` without the GIL; None, or its error.
+template <typename Work>
+py::object OnCuda(int device, const Work& work) {
+  const absl::Status status = [&] {
+    const GilReleased released;
+    const auto found = client::CudaDevice::Get(device);
+    return found.ok() ? work(**found) : found.status();
+  }();
+  return status.ok() ? py::object(py::none()) : ErrorToDict(status);
+}
+
+py::object CudaSynchronize(int device) {
+  return OnCuda(device, [](const client::CudaDevice& cuda) { return cuda.Synchronize(); });
+}
+
+py::object CudaCopyToHost(int device, const py::buffer& host, uint64_t address) {
+  HeldBuffers held;
+  const client::MutableBytes to = held.Write(host);
+  return OnCuda(device, [&](const client::CudaDevice& cuda) {
+    return cuda.CopyToHost(to.data(), address, static_cast<int64_t>(to.size()));
+  });
+}
+
+py::object CudaCopyFromHost(int device, uint64_t address, const py::buffer& host) {
+  HeldBuffers held;
+  const client::ConstBytes from = held.Read(host);
+  return OnCuda(device, [&](const client::CudaDevice& cuda) {
+    return cuda.CopyFromHost(address, from.data(), static_cast<int64_t>(from.size()));
+  });
+}
+
+py::object CudaStartCopy(int device, uint64_t to, uint64_t from, int64_t bytes) {
+  return OnCuda(device,
+                [&](const client::CudaDevice& cuda) { return cuda.StartCopy(to, from, bytes); });
+}
+
+void DefineCuda(py::module_& module) {
+  py::class_<CudaBytes>(module, "CudaBytes")
+      .def(py::init([](uint64_t address, int64_t bytes) {
+        return CudaBytes{address, bytes};
+      }))
+      .def_readonly("nbytes", &CudaBytes::bytes);
+  py::class_<PythonCudaRegion, std::shared_ptr<PythonCudaRegion>>(module, "CudaRegion")
+      .def_property_readonly("address", &PythonCudaRegion::address)
+      .def_property_readonly("nbytes", &PythonCudaRegion::bytes)
+      .def_property_readonly("device", &PythonCudaRegion::device)
+      .def_property_readonly("workers", &PythonCudaRegion::workers)
+      .def_property_readonly("trouble", &PythonCudaRegion::trouble);
+  py::class_<DlpackTensor>(module, "DlpackTensor")
+      .def(py::init<const py::capsule&>())
+      .def_property_readonly("address", &DlpackTensor::address)
+      .def_property_readonly("device_type", &DlpackTensor::device_type)
+      .def_property_readonly("device", &DlpackTensor::device)
+      .def_property_readonly("shape", &DlpackTensor::shape)
+      .def_property_readonly("is_contiguous", &DlpackTensor::is_contiguous)
+      .def_property_readonly("dtype", &DlpackTensor::dtype);
+  module.def("make_cuda_dlpack", &MakeCudaDlpack);
+  module.def("cuda_synchronize", &CudaSynchronize);
+  module.def("cuda_copy_to_host", &CudaCopyToHost);
+  module.def("cuda_copy_from_host", &CudaCopyFromHost);
+  module.def("cuda_start_copy", &CudaStartCopy);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
@@ -163,7 +234,8 @@ PYBIND11_MODULE(_core, module) {
       .def("hold_residuals", &HoldResiduals)
       .def("release_residuals", &ReleaseResiduals)
       .def("hold_trouble", &HoldTrouble)
-      .def("allocate_region", &AllocateRegion);
+      .def("allocate_region", &AllocateRegion)
+      .def("allocate_cuda_region", &AllocateCudaRegion);
 
   py::class_<PythonCall>(module, "Call")
       .def_property_readonly("request_id", &PythonCall::request_id)
@@ -173,6 +245,7 @@ PYBIND11_MODULE(_core, module) {
       .def("poll", &PythonCall::Poll)
       .def("result", &PythonCall::Result);
 
+  DefineCuda(module);
   module.def("connect", &Connect, py::arg("target"), py::arg("options"));
   module.def("message_fields", &MessageFields, py::arg("name"));
 }

@@ -70,10 +70,9 @@ void FillProbabilityRows(const py::dict& request, client::ForwardArgs* args) {
 // By the names that Python has for them. What is missing here, Python refuses by name.
 const std::map<std::string, client::TransportWish>& Transports() {
   static const auto* const transports = new std::map<std::string, client::TransportWish>{
-      {"auto", client::TransportWish::kAuto},
-      {"relay", client::TransportWish::kRelay},
-      {"direct", client::TransportWish::kDirect},
-      {"host", client::TransportWish::kHost},
+      {"auto", client::TransportWish::kAuto},     {"relay", client::TransportWish::kRelay},
+      {"direct", client::TransportWish::kDirect}, {"host", client::TransportWish::kHost},
+      {"cuda", client::TransportWish::kCuda},
   };
   return *transports;
 }
@@ -123,12 +122,20 @@ const Py_buffer& HeldBuffers::Hold(py::handle object, int flags) {
   return *held_.back();
 }
 
+client::MutableBytes HeldBuffers::HoldOnCuda(py::handle object) {
+  const auto& bytes = object.cast<const CudaBytes&>();
+  objects_.push_back(py::reinterpret_borrow<py::object>(object));
+  return {reinterpret_cast<uint8_t*>(bytes.address), static_cast<size_t>(bytes.bytes)};
+}
+
 client::ConstBytes HeldBuffers::Read(py::handle object) {
+  if (py::isinstance<CudaBytes>(object)) return HoldOnCuda(object);
   const Py_buffer& buffer = Hold(object, PyBUF_SIMPLE);
   return {static_cast<const uint8_t*>(buffer.buf), static_cast<size_t>(buffer.len)};
 }
 
 client::MutableBytes HeldBuffers::Write(py::handle object) {
+  if (py::isinstance<CudaBytes>(object)) return HoldOnCuda(object);
   const Py_buffer& buffer = Hold(object, PyBUF_WRITABLE);
   return {static_cast<uint8_t*>(buffer.buf), static_cast<size_t>(buffer.len)};
 }

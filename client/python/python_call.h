@@ -15,8 +15,15 @@
 
 namespace ringattn::python {
 
-// The memory of objects with the buffer protocol, for as long as this lives. Needs the GIL to be
-// filled and to go.
+// Memory on a GPU: in a call's inputs and outputs it stands where others have the buffer protocol.
+// What keeps the memory is the caller's, until the call has ended.
+struct CudaBytes {
+  uint64_t address = 0;
+  int64_t bytes = 0;
+};
+
+// The memory of CudaBytes and of objects with the buffer protocol, for as long as this lives. Needs
+// the GIL to be filled and to go.
 class HeldBuffers {
  public:
   HeldBuffers() = default;
@@ -30,8 +37,10 @@ class HeldBuffers {
 
  private:
   const Py_buffer& Hold(pybind11::handle object, int flags);
+  client::MutableBytes HoldOnCuda(pybind11::handle object);
 
   std::vector<std::unique_ptr<Py_buffer>> held_;
+  std::vector<pybind11::object> objects_;
 };
 
 // A client and the process that made it: gRPC does not survive a fork.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "client/cuda_device.h"
 #include "client/python/gil_released.h"
 
 namespace ringattn::python {
@@ -48,6 +49,32 @@ void PythonRegion::Close() {
   std::unique_ptr<client::Region> region = std::move(region_);
   const GilReleased released;
   region.reset();
+}
+
+absl::StatusOr<std::shared_ptr<PythonCudaRegion>> PythonCudaRegion::Allocate(ClientHandle& client,
+                                                                             int device,
+                                                                             int64_t bytes) {
+  auto region = [&] {
+    const GilReleased released;
+    return client::CudaRegion::Create(&client.get(), device, bytes);
+  }();
+  if (!region.ok()) return region.status();
+  return std::shared_ptr<PythonCudaRegion>(new PythonCudaRegion(*std::move(region)));
+}
+
+PythonCudaRegion::PythonCudaRegion(std::unique_ptr<client::CudaRegion> region)
+    : region_(std::move(region)), process_(getpid()) {}
+
+PythonCudaRegion::~PythonCudaRegion() {
+  if (getpid() != process_) {
+    static_cast<void>(region_.release());
+    return;
+  }
+  const GilReleased released;
+  // Kernels that read what lay here may still be on their way.
+  const auto device = client::CudaDevice::Get(region_->device());
+  if (device.ok()) static_cast<void>((*device)->Synchronize());
+  region_.reset();
 }
 
 }  // namespace ringattn::python

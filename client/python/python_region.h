@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cuda_region.h"
 #include "client/python/python_call.h"
 #include "client/region.h"
 
@@ -41,6 +42,32 @@ class PythonRegion {
   std::shared_ptr<const void> mapping_;
   const uint64_t address_;
   const int64_t bytes_;
+  const int process_;
+};
+
+// The same on a GPU: freed with this object, which therefore is kept by all that lies in it. Needs
+// the GIL, which it gives up where it waits.
+class PythonCudaRegion {
+ public:
+  static absl::StatusOr<std::shared_ptr<PythonCudaRegion>> Allocate(ClientHandle& client,
+                                                                    int device, int64_t bytes);
+  // Behind everything that this process has put on the GPU's streams. As PythonRegion's after a
+  // fork.
+  ~PythonCudaRegion();
+
+  PythonCudaRegion(const PythonCudaRegion&) = delete;
+  PythonCudaRegion& operator=(const PythonCudaRegion&) = delete;
+
+  uint64_t address() const { return reinterpret_cast<uint64_t>(region_->memory().data()); }
+  int64_t bytes() const { return static_cast<int64_t>(region_->memory().size()); }
+  int device() const { return region_->device(); }
+  std::vector<std::string> workers() const { return region_->workers(); }
+  std::string trouble() const { return region_->trouble(); }
+
+ private:
+  explicit PythonCudaRegion(std::unique_ptr<client::CudaRegion> region);
+
+  std::unique_ptr<client::CudaRegion> region_;
   const int process_;
 };
 

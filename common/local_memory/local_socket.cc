@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ringattn {
@@ -25,6 +26,15 @@ struct LocalAddress {
 };
 
 absl::StatusOr<LocalAddress> AddressOf(const std::string& path) {
+  if (absl::StartsWith(path, "@")) {
+    LocalAddress abstract;
+    abstract.address.sun_family = AF_UNIX;
+    if (path.size() < 2 || path.size() > sizeof(abstract.address.sun_path)) {
+      return absl::InvalidArgumentError(absl::StrCat("the name of ", path, " is too long"));
+    }
+    std::memcpy(abstract.address.sun_path + 1, path.data() + 1, path.size() - 1);
+    return abstract;
+  }
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos || slash + 1 == path.size()) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is no absolute path of a socket"));
@@ -59,7 +69,8 @@ absl::StatusOr<ScopedDescriptor> ListenLocally(const std::string& path, unsigned
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot make a socket at ", path));
   }
   // Nobody gets through before it listens.
-  if (chmod(path.c_str(), permissions) != 0 || listen(socket.get(), backlog) != 0) {
+  const bool is_file = !absl::StartsWith(path, "@");
+  if ((is_file && chmod(path.c_str(), permissions) != 0) || listen(socket.get(), backlog) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen at ", path));
   }
   return socket;
@@ -75,6 +86,15 @@ absl::StatusOr<ScopedDescriptor> ConnectLocally(const std::string& path) {
         absl::StrCat("cannot connect to ", path, ": ", std::strerror(errno)));
   }
   return socket;
+}
+
+absl::StatusOr<uid_t> PeerUser(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return absl::ErrnoToStatus(errno, "SO_PEERCRED");
+  }
+  return peer.uid;
 }
 
 absl::Status SendMessage(int socket, absl::string_view bytes, int descriptor, int flags) {

@@ -2,6 +2,8 @@
 #ifndef RINGATTN_COMMON_LOCAL_MEMORY_LOCAL_SOCKET_H_
 #define RINGATTN_COMMON_LOCAL_MEMORY_LOCAL_SOCKET_H_
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -13,7 +15,8 @@
 namespace ringattn {
 
 // Paths may be longer than a socket's address (107 bytes): they are reached through their
-// folder. All descriptors are closed on exec. Thread safe.
+// folder. "@NAME" is no file but a name in the network namespace (abstract), gone with its
+// listener; anybody there may connect. All descriptors are closed on exec. Thread safe.
 
 // A listener at `path`, which must not be there, with the file's permissions. Not blocking.
 absl::StatusOr<ScopedDescriptor> ListenLocally(const std::string& path, unsigned permissions,
@@ -21,6 +24,9 @@ absl::StatusOr<ScopedDescriptor> ListenLocally(const std::string& path, unsigned
 
 // A blocking connection. UNAVAILABLE if nobody listens there, with the reason.
 absl::StatusOr<ScopedDescriptor> ConnectLocally(const std::string& path);
+
+// The user, as this process counts them, who made or accepted the connection's other end.
+absl::StatusOr<uid_t> PeerUser(int socket);
 
 struct LocalMessage {
   std::string bytes;                          // empty at the end of the connection

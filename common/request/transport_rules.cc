@@ -140,9 +140,8 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   TransportChoice choice;
   ReadAccept(options, &choice, violations);
   if (!subject.inline_tensors.empty()) choice.why_not_direct = "some of its tensors are inline";
-  // Clients cut tensors as the workers have them.
+  // Clients cut tensors as the workers have them, of packed ones the parts.
   const AttentionSpec& spec = subject.spec;
-  if (spec.shape.packing != Packing::kNone) choice.why_not_direct = "its tensors are packed";
   if (spec.lse_per_document) choice.why_not_direct = "its lse is per document";
   if (!spec.probability_rows.empty()) choice.why_not_direct = "it asks for probabilities";
   choice.fence_number = options.fence_number();

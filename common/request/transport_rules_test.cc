@@ -92,7 +92,7 @@ TEST(TransportRulesTest, WhatWorkersHaveInAnotherFormGoesByTheCoordinator) {
   const auto why_not = [](const std::string& more) {
     return Accepted(Header("transport { accept: TRANSPORT_DIRECT_STREAM } " + more)).why_not_direct;
   };
-  EXPECT_EQ(why_not("shape { packing: PACKING_KV }"), "its tensors are packed");
+  EXPECT_EQ(why_not("shape { packing: PACKING_KV }"), "") << "its parts do not";
   EXPECT_EQ(why_not("reply { probability_rows { position: 0 } }"), "it asks for probabilities");
 }
 

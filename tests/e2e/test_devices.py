@@ -25,6 +25,7 @@ def test_a_gpu_that_is_not_there_is_an_error_by_name(tmp_path):
 @pytest.mark.parametrize("device, flag", [
     ("cpu", "--nccl_max_ctas=2"), ("cpu", "--nccl_library=/x"), ("cpu", "--pinned_pool=16777216"),
     ("cpu", "--ring_transport=nccl"), ("cpu", "--kernel_family=simt"),
+    ("cpu", "--peer_memory=ipc"), ("cpu", "--peer_socket_dir=/tmp"),
     ("cuda:0", "--threads=2")])
 def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag):
     ended = start_worker(tmp_path, f"--device={device}", flag)
@@ -57,3 +58,20 @@ def test_a_name_that_means_nothing_is_a_mistake_on_the_command_line(tmp_path, na
     ended = start_worker(tmp_path, f"--device={name}")
     assert ended.returncode > 1
     assert "none of auto, cpu and cuda:N" in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("given, flag, with_what", [
+    ("--ring_transport=nccl", "--peer_memory=vmm", "--ring_transport=nccl"),
+    ("--ring_transport=nccl", "--peer_socket_dir=/tmp", "--ring_transport=nccl"),
+    ("--peer_memory=ipc", "--peer_socket_dir=/tmp", "--peer_memory=ipc")])
+def test_flags_of_shared_memory_are_refused_where_it_is_not_used(tmp_path, given, flag, with_what):
+    ended = start_worker(tmp_path, given, flag)
+    assert ended.returncode > 1
+    said = ended.stderr + ended.stdout
+    assert flag.split("=")[0] in said and f"means nothing with {with_what}" in said
+
+
+def test_a_folder_for_sockets_is_an_absolute_path(tmp_path):
+    ended = start_worker(tmp_path, "--peer_socket_dir=here")
+    assert ended.returncode > 1
+    assert "--peer_socket_dir" in ended.stderr + ended.stdout

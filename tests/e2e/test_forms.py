@@ -19,7 +19,8 @@ def ring(tmp_path_factory):
     from cluster import Cluster
     directory = tmp_path_factory.mktemp("forms")
     cluster = Cluster(directory, workers=4, worker_flags=["--local_memory=host",
-                                                          f"--local_socket_dir={directory}"])
+                                                          f"--local_socket_dir={directory}",
+                                                          "--client_data_listen=127.0.0.1:0"])
     yield cluster
     print(cluster.tail())
     cluster.close()
@@ -44,7 +45,7 @@ DENSE = ["--batch=2", "--seq_len=701"]
 DOCUMENTS = ["--documents=100,0,251,350"]
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
 @pytest.mark.parametrize("packing", ["qkv", "kv"])
 @pytest.mark.parametrize("shape, dtype, layout", [(DENSE, "bf16", "zigzag"),
                                                   (DENSE, "fp32", "striped"),

@@ -148,7 +148,10 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     bench = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=512",
                             "--runs=1", "--transport=host", "--json"],
                            capture_output=True, text=True, timeout=120)
-    assert json.loads(bench.stdout)["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
+    report = json.loads(bench.stdout)
+    assert report["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
+    # Of one run the median is the run.
+    assert sum(report["stage_seconds"].values()) == pytest.approx(report["seconds"]["median"], abs=1e-6)
 
 
 def test_files_are_staged_for_host_memory_alone(ring, tmp_path):

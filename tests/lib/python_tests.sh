@@ -16,6 +16,11 @@ OF_TORCH=(filelock typing-extensions setuptools sympy networkx jinja2 fsspec hug
 ./deploy/install_deps.sh python3-dev pybind11-dev python3-venv python3-pip binutils patchelf
 ${BAZEL:-bazel} build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn ||
   { record "fail python: build"; exit 1; }
+# A GPU worker on fakes, for tests of tensors on a GPU; they are skipped by name without a toolkit.
+if [[ -n ${CUDA_HOME:-} || -d .deps/cuda || -d /usr/local/cuda ]]; then
+  ${BAZEL:-bazel} build --noshow_progress //tests/cuda_memory:fake_gpu_service //worker/testing/fake_cuda:libcuda.so.1 ||
+    record "fail python: build of the fake GPU service"
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wheel=$(./deploy/wheel.sh --python="$PYTHON" --output="$work" | tail -1) && [[ -f $wheel ]] ||

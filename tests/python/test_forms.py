@@ -21,7 +21,7 @@ def packed_form(packing, q, k, v):
 OPTIONS = {"causal": True, "window": (40, 3), "softcap": 2.0, "world_size": 3, "layout": "zigzag"}
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
 @pytest.mark.parametrize("packing, kv_heads, keys", [("qkv", 4, 70), ("kv", 2, 90)])
 def test_packed_inputs_have_the_bits_of_plain_ones(client, rng, transport, packing, kv_heads, keys):
     q, k, v, dout = plain(rng, tokens_k=(2, keys), kv_heads=kv_heads)

@@ -34,7 +34,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // What carries the bytes, a metrics label: "tcp", "nccl", "peer".
+  // What carries the bytes, a metrics label: "tcp", "nccl", "peer", "peer_ipc".
   virtual std::string transport() const = 0;
   // Transfers need units that compute on the device, so a group has to be enqueued before
   // calls that would take all of them. False: copy engines move the bytes.

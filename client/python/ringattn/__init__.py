@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
+from ringattn._cuda import CudaArray
 from ringattn._default import default_client, empty, set_default_client
 from ringattn._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError,
                               FailedPreconditionError, FieldViolation, InvalidArgumentError, NotFoundError,
@@ -47,7 +48,7 @@ _OF_TORCH = {
 
 __all__ = [
     "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
-    "Client", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation",
+    "Client", "CudaArray", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation",
     "ForwardOptions", "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan", "Progress",
     "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError", "UnavailableError",
     "UnimplementedError", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,

@@ -1,7 +1,7 @@
 """Tensors of several libraries as memory that the extension module reads and writes, without a copy where that can be.
 
 numpy arrays and PyTorch tensors on the CPU are taken as they are if they are contiguous. What else speaks DLPack or
-numpy's array protocol is taken through numpy. Tensors of a CUDA device are copied to the host first, and results back.
+numpy's array protocol is taken through numpy. Tensors of a CUDA device are `_cuda`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringattn import _cuda
 from ringattn._errors import invalid
 
 #: The service's element types.
@@ -25,7 +26,7 @@ class Array:
 
     shape: tuple[int, ...]
     dtype: str  #: of DTYPES
-    memory: np.ndarray  #: contiguous; of an element type that numpy has, whatever `dtype` is
+    memory: np.ndarray | _cuda.CudaTensor  #: contiguous; of an element type that numpy has, whatever `dtype` is
     library: "Library"
 
 
@@ -160,6 +161,10 @@ def take(value: Any, field: str) -> Array:
         InvalidArgumentError: of an element type that the service has not, or not in host memory.
     """
     torch = sys.modules.get("torch")
+    if _cuda.is_cuda(value):
+        shape, kind, memory = _cuda.take(value, field)
+        of_torch = torch is not None and isinstance(value, torch.Tensor)
+        return Array(shape, kind, memory, _cuda.CudaLibrary(memory.device, of_torch))
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, field)
     source = _as_numpy(value, field)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from ringattn import _core
+from ringattn._arrays import service_dtype
+from ringattn._cuda import CudaLibrary, CudaTensor
+from ringattn._cuda_regions import CudaArena
 from ringattn._errors import error_of, invalid
 from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
                                check_names)
@@ -32,7 +37,7 @@ class _ForwardTuple(NamedTuple):
 
 
 class ForwardResult(_ForwardTuple):
-    """(out, lse, report), of q's library: numpy arrays, or PyTorch tensors on q's device."""
+    """(out, lse, report), of q's library: numpy arrays, PyTorch tensors on q's device, or for others on a GPU `CudaArray`."""
 
     #: Beside the tuple. fp32 [rows, heads, most keys of a row's batch row or document], 0 where masked; None without
     #: `probability_rows`.
@@ -63,6 +68,17 @@ def _values(pair: tuple[Any, Any]) -> Any:
     if error is not None:
         raise error_of(error)
     return value
+
+
+def _report(request: Request, values: Any) -> Report:
+    report, placement = report_of(values, request.residual), request.placement
+    if placement is None:
+        return report
+    if placement.moved is not None:
+        placement.moved()
+    reason = "; ".join(words for words in (report.transport_reason, placement.reason) if words)
+    return dataclasses.replace(report, transport_reason=reason,
+                               staged_bytes=report.staged_bytes + placement.staged_bytes)
 
 
 def _tell(request: Request, progress: dict[str, Any] | None) -> None:
@@ -96,6 +112,7 @@ class Client:
     def __init__(self, core: _core.Client, target: str, region_bytes: int) -> None:
         self._core: _core.Client | None = core
         self._arena = Arena(region_bytes)
+        self._cuda = CudaArena(region_bytes)
         self._target = target
         self._process = os.getpid()
 
@@ -127,8 +144,7 @@ class Client:
         """Exact attention of q over k and v. Options: `ForwardOptions`.
 
         `qkv` [batch, seq_len, 3, heads, head_dim] instead of q, k and v, or `kv` [batch, seq_len_k, 2, kv_heads,
-        head_dim] instead of k and v, is sent as it is: never by streams straight to the workers, and not with
-        `streams`.
+        head_dim] instead of k and v, is sent as it is, on every way; not with `streams`.
 
         Raises:
             RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
@@ -178,7 +194,13 @@ class Client:
 
     def _start(self, request: Request, with_event: bool) -> _core.Call:
         core = self._connected()
-        request.make_room(self._room_of(request, core))
+        if isinstance(request.library, CudaLibrary):
+            request.placement = self._cuda.place(core, request)
+        elif any(isinstance(memory, CudaTensor) for memory in request.inputs.values()):
+            raise invalid(next(name for name, memory in request.inputs.items() if isinstance(memory, CudaTensor)),
+                          "lies on a GPU, and the call's first tensor does not")
+        else:
+            request.make_room(self._room_of(request, core))
         return core.start(request.is_forward, request.header, request.inputs, request.outputs,
                                        request.call, with_event)
 
@@ -202,7 +224,7 @@ class Client:
             while not call.poll()[0]:  # until then the tensors' memory is in use
                 call.wait()
             raise
-        return report_of(_values(call.result()), request.residual)
+        return _report(request, _values(call.result()))
 
     async def _call_async(self, request: Request) -> Report:
         loop = asyncio.get_running_loop()
@@ -227,7 +249,7 @@ class Client:
         outcome = call.result()
         if failure is not None:
             raise failure
-        return report_of(_values(outcome), request.residual)
+        return _report(request, _values(outcome))
 
     # ------------------------------------------------------------------ memory
 
@@ -245,6 +267,22 @@ class Client:
         it is gone. Raises MemoryError beyond `region_bytes` of `connect`.
         """
         return self._arena.empty(self._connected(), shape, dtype)
+
+    def cuda_empty(self, shape: int | Sequence[int], dtype: Any = "float32", device: int = 0) -> Any:
+        """As `empty`, in memory of a GPU: calls whose tensors lie there have none of them copied or sent.
+
+        A PyTorch tensor for a dtype of PyTorch's, else a `CudaArray`. Work that fills it is waited for when a call
+        begins; its memory is used again when the last view of it is gone. Raises MemoryError beyond `region_bytes`,
+        FailedPreconditionError without a CUDA driver.
+        """
+        sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"shape: {sizes} has a negative size")
+        torch = sys.modules.get("torch")
+        array = self._cuda.empty(self._connected(), sizes, service_dtype(dtype), device)
+        if torch is None or not isinstance(dtype, torch.dtype):
+            return array
+        return torch.from_dlpack(array).view(dtype)
 
     # ------------------------------------------------------------------ residuals
 

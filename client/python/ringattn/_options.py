@@ -77,7 +77,7 @@ class CallOptions(TypedDict, total=False):
     #: How tensors travel. "host": workers of this machine copy them out of and into memory that they are shown, or
     #: the call fails; "relay": through the coordinator; "auto", the default: host memory where it can be had.
     #: `Report.transport_reason` says why it came as it did.
-    transport: Literal["auto", "relay", "host", "direct"]
+    transport: Literal["auto", "relay", "host", "direct", "cuda"]
 
 
 class AttentionOptions(CallOptions, total=False):

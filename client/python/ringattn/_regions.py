@@ -124,10 +124,13 @@ class Region:
                     del self._free[index]
                 else:
                     self._free[index] = (offset + wanted, size - wanted)
-                block = _Block(self, offset, nbytes)
+                block = self._block_at(offset, nbytes)
                 weakref.finalize(block, self._given_back.append, (offset, wanted)).atexit = False
                 return block
         return None
+
+    def _block_at(self, offset: int, nbytes: int) -> Any:
+        return _Block(self, offset, nbytes)
 
     def idle_seconds(self) -> float:
         """Since when nothing of it is in use; 0 while something is."""

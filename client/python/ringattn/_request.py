@@ -34,6 +34,7 @@ class Request:
     shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  #: of the results, with their types
     residual: Callable[[str], Residual] | None = None  #: of the handle that a forward came back with
     on_progress: Callable[[Any], None] | None = None
+    placement: Any = None  #: of a call on a GPU (_cuda.Placement)
 
     def make_room(self, room: Room | None = None) -> None:
         """Memory for the results: `room`'s where there is some, else the caller's library's."""
@@ -76,8 +77,8 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     if deadline is not None and not 0 < deadline < math.inf:
         raise invalid("deadline", f"is {deadline}, must be a positive number of seconds")
     transport = options.get("transport") or "auto"
-    if transport not in ("auto", "relay", "host", "direct"):
-        raise invalid("transport", f"is {transport!r}, must be auto, relay, host or direct")
+    if transport not in ("auto", "relay", "host", "direct", "cuda"):
+        raise invalid("transport", f"is {transport!r}, must be auto, relay, host, direct or cuda")
     if transport not in _core.TRANSPORTS:
         raise NotImplementedError(f"transport: {transport!r} is not served by this version")
     retain = options.get("retain")

@@ -57,10 +57,10 @@ _TENSORS = 12
 
 
 def _inputs(q: Tensor, k: Tensor | None, v: Tensor | None, packing: str, options: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors as a call takes them: packed ones as they are, where the call's way takes them."""
+    """The tensors as a call takes them: packed ones as they are, but for one that is sent as several requests."""
     if packing == "":
         return {"q": q, "k": k, "v": v}
-    if options.get("streams", 1) == 1 and options.get("transport") != "direct":
+    if options.get("streams", 1) == 1:
         return {"qkv": q} if packing == "qkv" else {"q": q, "kv": k}
     parts = q.unbind(-3) if packing == "qkv" else (q, *k.unbind(-3))
     return dict(zip(("q", "k", "v"), parts))
@@ -279,7 +279,7 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
     q: [batch, seq_len_q, heads, head_dim], k: [batch, seq_len_k, kv_heads, head_dim], v: the same with its own
     head_dim; packed with cu_seqlens: without the batch axis. kv_heads divides heads. Or `qkv` [batch, seq_len, 3, heads,
     head_dim] alone, or q and `kv` [batch, seq_len_k, 2, kv_heads, head_dim]: they and their gradients travel as they
-    are (taken apart only where the default client's options have `streams` or transport "direct").
+    are (taken apart only where the default client's options have `streams`).
 
     Args:
         window: (left, right) tokens beside a query's own position; -1: no limit.

@@ -4,6 +4,7 @@ run, memory of cuMemCreate beside that of cudaMalloc, and clients that are kille
 Written before it had met a GPU."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -66,6 +67,13 @@ def same_bits(session, ring, shape, result):
             verify(harness, ring, source, outputs["backward"], CAUSAL, 8, outputs["forward"])
             result["same_bits"].append(line)
     return source, outputs["forward"], plan, relayed["forward"]
+
+
+def import_rates(session, result):
+    """What copies of mapped memory take without the service, by the kind of memory; its trouble fails nothing."""
+    script = pathlib.Path(__file__).resolve().parents[1] / "import_rates.py"
+    code, text = session.harness.run([shutil.which("python3"), script], seconds=60)
+    result["import_rates"] = json.loads(text) if code == 0 else text[-300:]
 
 
 def times(session, shape, result):
@@ -141,6 +149,20 @@ def kill_clients(session, ring, shape, given, result):
         result["kills"].append(line)
 
 
+def from_python(session, ring, result):
+    """PyTorch's tensors on the first GPU, through the package that RINGATTN_PYTHON_PACKAGE names a folder of (an
+    unpacked wheel for the python3 with PyTorch)."""
+    package = os.environ.get("RINGATTN_PYTHON_PACKAGE")
+    python = session.args.peer_python or shutil.which("python3")
+    if not package:
+        result["python"] = "skipped: no RINGATTN_PYTHON_PACKAGE"
+        return
+    script = pathlib.Path(__file__).resolve().parents[1] / "python_cuda.py"
+    result["python"] = session.harness.run_json(
+        [python, script, f"--server={ring.address}"],
+        environment={**os.environ, "PYTHONPATH": package})
+
+
 def refused_without(session, result):
     """Workers that take host memory alone: required, the call fails by name; otherwise it is right."""
     ring = session.ring
@@ -161,6 +183,7 @@ def part(session, length):
             return
         refused_without(session, result)
         session.ring.down()  # two clusters do not fit beside one another
+        import_rates(session, result)
         shared, ring = session.ring, session.make_ring("cuda-memory", session.workers, "cuda")
         ring.up_flags = ["--local_memory=cuda"]
         session.ring = ring
@@ -170,6 +193,7 @@ def part(session, length):
             given = same_bits(session, ring, shape, result)
             kill_clients(session, ring, shape, given, result)
             times(session, shape, result)
+            from_python(session, ring, result)
             check(imported(ring) == 0, f"{imported(ring)} bytes stay mapped")
         finally:
             ring.down()

@@ -10,6 +10,7 @@ import cuda_memory
 import faults
 import memory
 import peer
+import peer_memory
 import quickstart
 import host_memory
 import residuals
@@ -54,6 +55,7 @@ def parts_of(session):
              "host-memory-1m": (300, host_memory.part(session, "1m"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
+             "peer-memory": (200, peer_memory.part(session), False),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),
@@ -109,7 +111,7 @@ def order_inputs(session):
         fault = Shape(**profile["fault"])
         session.inputs.want(fault, False)
         session.inputs.want(fault.share(2), True)
-    if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts:
+    if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts or "peer-memory" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["64k"]), True)
     if "memory" in parts or "cuda-memory-256k" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["256k"]), True)

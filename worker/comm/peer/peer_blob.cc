@@ -7,20 +7,38 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/security/token.h"
 
 namespace ringattn::worker {
 namespace {
 
 // Lines of text, in the order of PeerBlob.
-constexpr char kHead[] = "ringattn-peer-1";
-constexpr size_t kLines = 6;
+constexpr char kHead[] = "ringattn-peer-2";
+constexpr char kVmmWord[] = "vmm";
+constexpr char kIpcWord[] = "ipc";
+constexpr size_t kLines = 8;
 constexpr size_t kUuidDigits = 32;
 constexpr size_t kMaxTextBytes = 64 << 10;
+
+// The machine's boot and a namespace, unless that is null.
+std::string Key(const char* space_of) {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char space[64] = {};
+  const ssize_t length = space_of == nullptr ? 1 : readlink(space_of, space, sizeof(space) - 1);
+  // Without either nobody is on the same machine.
+  if (boot.empty() || length <= 0) {
+    static const auto* const alone = new std::string(absl::BytesToHexString(RandomToken()));
+    return *alone;
+  }
+  return absl::StrCat(boot, " ", space);
+}
 
 bool IsHex(const std::string& text, size_t digits) {
   return text.size() == digits && std::all_of(text.begin(), text.end(), absl::ascii_isxdigit);
@@ -30,23 +48,34 @@ bool Decode(const std::string& text, PeerBlob* blob) {
   if (text.size() > kMaxTextBytes) return false;
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   if (lines.size() != kLines || lines[0] != kHead) return false;
-  blob->host_key = lines[1];
-  blob->device_uuid = lines[3];
-  blob->reachable_uuids = absl::StrSplit(lines[4], ',', absl::SkipEmpty());
-  blob->segment_path = lines[5];
+  blob->sharing = lines[1] == kVmmWord ? PeerSharing::kVmm : PeerSharing::kIpc;
+  blob->host_key = lines[2];
+  blob->device_uuid = lines[4];
+  blob->reachable_uuids = absl::StrSplit(lines[5], ',', absl::SkipEmpty());
+  blob->place = lines[6];
+  blob->token = absl::HexStringToBytes(IsHex(lines[7], lines[7].size()) ? lines[7] : "");
   const auto is_uuid = [](const std::string& uuid) { return IsHex(uuid, kUuidDigits); };
-  if (blob->host_key.empty() || !absl::SimpleAtoi(lines[2], &blob->process_id) ||
+  if (blob->host_key.empty() || !absl::SimpleAtoi(lines[3], &blob->process_id) ||
       !is_uuid(blob->device_uuid) ||
-      !std::all_of(blob->reachable_uuids.begin(), blob->reachable_uuids.end(), is_uuid) ||
-      !absl::StartsWith(blob->segment_path, absl::StrCat("/proc/", blob->process_id, "/fd/"))) {
+      !std::all_of(blob->reachable_uuids.begin(), blob->reachable_uuids.end(), is_uuid)) {
     return false;
   }
-  return true;
+  if (blob->sharing == PeerSharing::kVmm) {
+    return blob->token.size() == kTokenBytes && lines[7].size() == 2 * kTokenBytes &&
+           blob->place.size() > 1 && (blob->place[0] == '/' || blob->place[0] == '@');
+  }
+  return lines[1] == kIpcWord && lines[7].empty() &&
+         absl::StartsWith(blob->place, absl::StrCat("/proc/", blob->process_id, "/fd/"));
 }
 
 // Why the ranks cannot read one another's memory; empty if they can.
 std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
-  if (a.host_key != b.host_key) return "are not on one machine";
+  if (a.sharing != b.sharing) return "share memory in different ways (--peer_memory)";
+  if (a.host_key != b.host_key) {
+    return a.sharing == PeerSharing::kVmm
+               ? "are not on one machine, or not in one network namespace (--peer_socket_dir)"
+               : "are not on one machine, or not in one PID namespace";
+  }
   if (a.device_uuid == b.device_uuid) return "are on one GPU";
   const auto reaches = [](const PeerBlob& from, const PeerBlob& to) {
     return std::find(from.reachable_uuids.begin(), from.reachable_uuids.end(), to.device_uuid) !=
@@ -58,8 +87,11 @@ std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
 }  // namespace
 
 std::string EncodePeerBlob(const PeerBlob& blob) {
-  return absl::StrCat(kHead, "\n", blob.host_key, "\n", blob.process_id, "\n", blob.device_uuid,
-                      "\n", absl::StrJoin(blob.reachable_uuids, ","), "\n", blob.segment_path);
+  return absl::StrJoin(
+      {std::string(kHead), std::string(blob.sharing == PeerSharing::kVmm ? kVmmWord : kIpcWord),
+       blob.host_key, absl::StrCat(blob.process_id), blob.device_uuid,
+       absl::StrJoin(blob.reachable_uuids, ","), blob.place, absl::BytesToHexString(blob.token)},
+      "\n");
 }
 
 absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts) {
@@ -83,14 +115,10 @@ absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::str
   return blobs;
 }
 
-std::string HostKey() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char space[64] = {};
-  const ssize_t length = readlink("/proc/self/ns/pid", space, sizeof(space) - 1);
-  // Without either nobody is on the same machine.
-  if (boot.empty() || length <= 0) return absl::StrCat("process ", getpid());
-  return absl::StrCat(boot, " ", space);
+std::string HostKey() { return Key("/proc/self/ns/pid"); }
+
+std::string DoorKey(const std::string& socket) {
+  return absl::StartsWith(socket, "@") ? Key("/proc/self/ns/net") : Key(nullptr);
 }
 
 }  // namespace ringattn::worker

@@ -18,7 +18,17 @@ PeerBlob Blob(int rank, int world_size) {
   blob.process_id = 100 + rank;
   blob.device_uuid = Uuid(rank);
   for (int peer = 0; peer < world_size; ++peer) blob.reachable_uuids.push_back(Uuid(peer));
-  blob.segment_path = absl::StrCat("/proc/", 100 + rank, "/fd/7");
+  blob.place = absl::StrCat("/proc/", 100 + rank, "/fd/7");
+  return blob;
+}
+
+PeerBlob VmmBlob(int rank, int world_size) {
+  PeerBlob blob = Blob(rank, world_size);
+  blob.sharing = PeerSharing::kVmm;
+  blob.host_key = "boot";
+  blob.process_id = 1;  // of every container
+  blob.place = absl::StrCat("/run/rings/", rank, ".sock");
+  blob.token = std::string(31, static_cast<char>(rank)) + "\n";
   return blob;
 }
 
@@ -36,7 +46,18 @@ TEST(PeerBlob, ComesBackAsItWas) {
   EXPECT_EQ(got.process_id, want.process_id);
   EXPECT_EQ(got.device_uuid, want.device_uuid);
   EXPECT_EQ(got.reachable_uuids, want.reachable_uuids);
-  EXPECT_EQ(got.segment_path, want.segment_path);
+  EXPECT_EQ(got.place, want.place);
+  EXPECT_EQ(got.sharing, PeerSharing::kIpc);
+  EXPECT_EQ(got.token, "");
+}
+
+TEST(PeerBlob, OfDescriptorsComesBackAsItWas) {
+  const auto blobs = DecodePeerBlobs(Texts({VmmBlob(0, 2), VmmBlob(1, 2)}));
+  ASSERT_TRUE(blobs.ok()) << blobs.status();
+  const PeerBlob want = VmmBlob(1, 2), &got = (*blobs)[1];
+  EXPECT_EQ(got.sharing, PeerSharing::kVmm);
+  EXPECT_EQ(got.place, want.place);
+  EXPECT_EQ(got.token, want.token);
 }
 
 TEST(PeerBlob, SaysWhichRanksCannotShare) {
@@ -47,7 +68,14 @@ TEST(PeerBlob, SaysWhichRanksCannotShare) {
   };
   std::vector<PeerBlob> blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
   blobs[2].host_key = "another";
-  EXPECT_EQ(refused(blobs), "ranks 0 and 2 are not on one machine");
+  EXPECT_EQ(refused(blobs), "ranks 0 and 2 are not on one machine, or not in one PID namespace");
+  blobs = {VmmBlob(0, 3), VmmBlob(1, 3), VmmBlob(2, 3)};
+  blobs[1].host_key = "boot net:[2]";
+  EXPECT_EQ(refused(blobs),
+            "ranks 0 and 1 are not on one machine, or not in one network namespace "
+            "(--peer_socket_dir)");
+  blobs = {VmmBlob(0, 2), Blob(1, 2)};
+  EXPECT_EQ(refused(blobs), "ranks 0 and 1 share memory in different ways (--peer_memory)");
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
   blobs[2].device_uuid = Uuid(1);
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
@@ -73,6 +101,15 @@ TEST(PeerBlob, RefusesWhatIsNotOne) {
                                                         {Uuid(0), "zz"}}) {
     bad.push_back(absl::StrReplaceAll(good, {{from, to}}));
   }
+  const std::string vmm = EncodePeerBlob(VmmBlob(0, 1));
+  ASSERT_TRUE(DecodePeerBlobs({vmm}).ok());
+  bad.push_back(vmm.substr(0, vmm.size() - 2));  // of the token
+  bad.push_back(vmm + "0a");
+  bad.push_back(vmm.substr(0, vmm.size() - 1) + "x");
+  bad.push_back(absl::StrReplaceAll(vmm, {{"/run/rings", "run"}}));
+  bad.push_back(absl::StrReplaceAll(vmm, {{"\nvmm\n", "\nipc\n"}}));
+  bad.push_back(absl::StrReplaceAll(good, {{"\nipc\n", "\nvmm\n"}}));
+  bad.push_back(absl::StrReplaceAll(good, {{"\nipc\n", "\nother\n"}}));
   for (const std::string& text : bad) {
     EXPECT_EQ(DecodePeerBlobs({text}).status().code(), absl::StatusCode::kInvalidArgument)
         << text.substr(0, 300);

@@ -86,10 +86,12 @@ absl::Status PeerCopyEngine::PublishRegions(const std::vector<DeviceRegion>& reg
     PeerRegion entry;
     entry.base = reinterpret_cast<uint64_t>(regions[i].base);
     entry.bytes = regions[i].bytes;
-    cudaIpcMemHandle_t handle;
-    static_assert(sizeof(handle) == sizeof(entry.ipc_handle));
-    status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[i].base), "cudaIpcGetMemHandle");
-    std::memcpy(entry.ipc_handle, &handle, sizeof(handle));
+    if (regions[i].descriptor < 0) {
+      cudaIpcMemHandle_t handle;
+      static_assert(sizeof(handle) == sizeof(entry.ipc_handle));
+      status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[i].base), "cudaIpcGetMemHandle");
+      std::memcpy(entry.ipc_handle, &handle, sizeof(handle));
+    }
     if (status.ok()) status = segment.AddRegion(entry);
   }
   return status;
@@ -98,8 +100,9 @@ absl::Status PeerCopyEngine::PublishRegions(const std::vector<DeviceRegion>& reg
 absl::Status PeerCopyEngine::MapRegions(PeerMapping& peer) {
   const int count = peer.segment->region_count();
   while (static_cast<int>(peer.regions.size()) < count) {
-    const PeerRegion entry = peer.segment->region(static_cast<int>(peer.regions.size()));
-    absl::StatusOr<char*> base = peer.mapper.map(entry);
+    const int index = static_cast<int>(peer.regions.size());
+    const PeerRegion entry = peer.segment->region(index);
+    absl::StatusOr<char*> base = peer.mapper.map(index, entry);
     if (!base.ok()) return base.status();
     peer.regions.push_back({*base, entry.bytes});
   }
@@ -312,6 +315,10 @@ void PeerCopyEngine::Interrupt() {
     absl::MutexLock lock(&mutex_);
     interrupted_ = true;
     changed_.SignalAll();
+  }
+  // A peer that does not answer is not waited for.
+  for (const PeerMapping& peer : peers_) {
+    if (peer.mapper.interrupted != nullptr) *peer.mapper.interrupted = true;
   }
   // A call of CUDA that found its stream full goes on.
   Release();

@@ -18,6 +18,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -38,8 +39,11 @@ namespace ringattn::worker {
 
 // Maps a region of another rank into this process.
 struct PeerMapper {
-  std::function<absl::StatusOr<char*>(const PeerRegion& region)> map;
+  // `index`: in that rank's table.
+  std::function<absl::StatusOr<char*>(int index, const PeerRegion& region)> map;
   std::function<void(char* base)> unmap;  // may be null
+  // Set when `map` is to give up whatever it waits for; may be null.
+  std::shared_ptr<std::atomic<bool>> interrupted = nullptr;
 };
 
 // Another rank as this one sees it; itself: all empty.
@@ -53,6 +57,7 @@ struct PeerCopyOptions {
   int rank = 0;
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string&)> on_stuck;  // may be null
+  std::shared_ptr<const void> kept = nullptr;  // let go of with the engine: what peers may ask for
 };
 
 // A rank that aborts lets its own streams pass whatever they wait for: what it still announces

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/security/token.h"
 #include "worker/comm/cuda/device_uuid.h"
 #include "worker/comm/cuda/handshake.h"
 #include "worker/comm/cuda/stream_communicator.h"
@@ -21,6 +23,13 @@ void Unmap(const PeerMapping& peer) {
   for (const DeviceRegion& region : peer.regions) {
     if (peer.mapper.unmap) peer.mapper.unmap(region.base);
   }
+}
+
+// A rank that lives answers at once; the ring's thread waits for it.
+constexpr absl::Duration kLateRegionTimeout = absl::Seconds(5);
+
+absl::Status MemoryOf(int peer, const absl::Status& status) {
+  return {status.code(), absl::StrCat("memory of rank ", peer, ": ", status.message())};
 }
 
 absl::Status Cancelled() { return absl::CancelledError("forming the ring was cancelled"); }
@@ -53,8 +62,18 @@ absl::Status PeerRingTransport::Init() {
     return absl::FailedPreconditionError("the device's memory does not lie in regions");
   }
   absl::Status status = events_->UseDevice();
-  cudaIpcMemHandle_t handle;
-  if (status.ok()) {
+  const bool by_descriptor = regions[0].descriptor >= 0;
+  if (status.ok() && by_descriptor) {
+    const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+    if (!driver.ok()) return driver.status();
+    driver_ = *driver;
+    PeerDoor::Options door;
+    door.folder = options_.socket_folder;
+    absl::StatusOr<std::unique_ptr<PeerDoor>> opened = PeerDoor::Open(std::move(door));
+    if (!opened.ok()) return opened.status();
+    door_ = *std::move(opened);
+  } else if (status.ok()) {
+    cudaIpcMemHandle_t handle;
     status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[0].base), "cudaIpcGetMemHandle");
   }
   int count = 0;
@@ -71,7 +90,8 @@ absl::Status PeerRingTransport::Init() {
       about_us_.reachable_uuids.push_back(*std::move(uuid));
     }
   }
-  about_us_.host_key = HostKey();
+  about_us_.sharing = by_descriptor ? PeerSharing::kVmm : PeerSharing::kIpc;
+  about_us_.host_key = by_descriptor ? DoorKey(door_->socket()) : HostKey();
   about_us_.process_id = getpid();
   return absl::OkStatus();
 }
@@ -91,8 +111,15 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
   if (status.ok()) status = PeerCopyEngine::PublishRegions(options_.regions(), **segment);
   if (!status.ok()) return status;
   PeerBlob blob = about_us_;
-  blob.segment_path = (*segment)->path();
   auto attempt = std::make_shared<Attempt>();
+  if (door_ == nullptr) {
+    blob.place = (*segment)->path();
+  } else {
+    blob.place = door_->socket();
+    blob.token = RandomToken();
+    attempt->offer =
+        door_->Offer({generation, blob.token, (*segment)->descriptor(), options_.regions});
+  }
   attempt->generation = generation;
   attempt->rank = rank;
   attempt->world_size = world_size;
@@ -124,7 +151,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
       if (peer == attempt.rank) continue;
       if (attempt.cancelled.load()) status = Cancelled();
       absl::StatusOr<PeerMapping> mapping =
-          status.ok() ? MapPeer(attempt, peer, (*members)[peer]) : status;
+          status.ok() ? MapPeer(attempt, peer, (*members)[peer], deadline) : status;
       if (mapping.ok()) {
         mappings[peer] = *std::move(mapping);
         continue;
@@ -132,15 +159,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
       for (PeerMapping& mapped : mappings) Unmap(mapped);
       return mapping.status();
     }
-    const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck};
+    const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck,
+                                     attempt.offer};
     absl::StatusOr<std::unique_ptr<PeerCopyEngine>> made =
         PeerCopyEngine::Create(options, events_, flags_, options_.regions,
                                std::move(attempt.segment), std::move(mappings));
     if (!made.ok()) return made.status();
     engine = *std::move(made);
   }
-  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
-      std::move(engine), "peer", events_, attempt.rank, attempt.world_size, options_.step_timeout);
+  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator =
+      StreamCommunicator::Create(std::move(engine), door_ != nullptr ? "peer" : "peer_ipc", events_,
+                                 attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
       options_.allocate(HandshakeBytes(attempt.world_size));
@@ -152,13 +181,23 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
 }
 
 absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, int peer,
-                                                       const PeerBlob& blob) const {
-  absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
-      PeerSegment::Open(blob.segment_path, attempt.generation, peer, attempt.world_size);
+                                                       const PeerBlob& blob,
+                                                       absl::Time deadline) const {
+  const PeerAddress address{blob.place, attempt.generation, blob.token};
+  absl::StatusOr<std::unique_ptr<PeerSegment>> segment;
+  if (door_ != nullptr) {
+    absl::StatusOr<ScopedDescriptor> shown = PeerDoor::Fetch(
+        address, kPeerSegmentItem, deadline, [&attempt] { return attempt.cancelled.load(); });
+    if (!shown.ok()) return MemoryOf(peer, shown.status());
+    segment = PeerSegment::Adopt(*std::move(shown), attempt.generation, peer, attempt.world_size);
+  } else {
+    segment = PeerSegment::Open(blob.place, attempt.generation, peer, attempt.world_size);
+  }
   if (!segment.ok()) return segment.status();
   absl::Status status = (*segment)->Register();
   if (!status.ok()) return status;
-  absl::StatusOr<PeerMapper> mapper = MapperOf(peer, blob);
+  absl::StatusOr<PeerMapper> mapper =
+      door_ != nullptr ? VmmMapperOf(attempt, peer, blob, address) : MapperOf(peer, blob);
   if (!mapper.ok()) return mapper.status();
   PeerMapping mapping{*std::move(segment), *std::move(mapper), {}};
   status = PeerCopyEngine::MapRegions(mapping);
@@ -167,6 +206,47 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
     return status;
   }
   return mapping;
+}
+
+absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt, int peer,
+                                                          const PeerBlob& blob,
+                                                          PeerAddress address) const {
+  int count = 0, gpu = -1;
+  (void)cudaGetDeviceCount(&count);
+  for (int device = 0; device < count && gpu < 0; ++device) {
+    const absl::StatusOr<std::string> uuid = DeviceUuid(device);
+    if (uuid.ok() && *uuid == blob.device_uuid) gpu = device;
+  }
+  if (gpu < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this worker does not see the GPU of rank ", peer));
+  }
+  // What is mapped, by its address: the mapper's, which is copied.
+  using Mapped = std::map<char*, std::unique_ptr<VmmMapping>>;
+  auto mapped = std::make_shared<Mapped>();
+  PeerMapper mapper;
+  mapper.interrupted = std::make_shared<std::atomic<bool>>(false);
+  // While the ring is formed that is given up by its cancellation, later by the engine's end.
+  const auto stop = [whole = attempt.shared_from_this(), interrupted = mapper.interrupted] {
+    return whole->cancelled.load() || interrupted->load();
+  };
+  mapper.map = [events = events_, driver = driver_, peer, gpu, address = std::move(address), mapped,
+                stop](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
+    // Closed as soon as it is mapped: an open descriptor keeps the memory in use by itself.
+    const absl::StatusOr<ScopedDescriptor> shown =
+        PeerDoor::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
+    if (!shown.ok()) return MemoryOf(peer, shown.status());
+    absl::StatusOr<std::unique_ptr<VmmMapping>> mapping =
+        VmmMapping::Map(events, driver, shown->get(), region.bytes, gpu);
+    if (!mapping.ok()) {
+      return absl::FailedPreconditionError(MemoryOf(peer, mapping.status()).message());
+    }
+    char* const base = reinterpret_cast<char*>((*mapping)->data());
+    (*mapped)[base] = *std::move(mapping);
+    return base;
+  };
+  mapper.unmap = [mapped](char* base) { mapped->erase(base); };
+  return mapper;
 }
 
 absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob& blob) const {
@@ -179,7 +259,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob&
       const cudaError_t error = cudaDeviceEnablePeerAccess(device, 0);
       (void)cudaGetLastError();
       if (error != cudaSuccess && error != cudaErrorPeerAccessAlreadyEnabled) break;
-      return PeerMapper{[](const PeerRegion& region) -> absl::StatusOr<char*> {
+      return PeerMapper{[](int, const PeerRegion& region) -> absl::StatusOr<char*> {
                           return reinterpret_cast<char*>(region.base);
                         },
                         nullptr};
@@ -188,7 +268,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob&
         absl::StrCat("no access to the GPU of rank ", peer, ", in this process"));
   }
   PeerMapper mapper;
-  mapper.map = [peer](const PeerRegion& region) -> absl::StatusOr<char*> {
+  mapper.map = [peer](int, const PeerRegion& region) -> absl::StatusOr<char*> {
     cudaIpcMemHandle_t handle;
     std::memcpy(&handle, region.ipc_handle, sizeof(handle));
     void* base = nullptr;

@@ -1,5 +1,6 @@
 // PeerRingTransport: forms rings of GPUs of one machine whose memory the ranks map into
-// one another (CUDA IPC), for PeerCopyEngine.
+// one another, for PeerCopyEngine: by descriptors of cuMemCreate's memory where regions have them
+// (DeviceRegion::descriptor), else by CUDA's legacy handles.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 
@@ -13,11 +14,13 @@
 #include "worker/comm/communicator.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_copy_engine.h"
+#include "worker/comm/peer/peer_door.h"
 #include "worker/comm/peer/peer_segment.h"
 #include "worker/comm/peer/stream_flags.h"
 #include "worker/comm/ring_attempts.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/device_region.h"
+#include "worker/device/cuda/vmm_memory.h"
 #include "worker/device/device.h"
 
 namespace ringattn::worker {
@@ -35,6 +38,9 @@ struct PeerTransportOptions {
   absl::Duration connect_timeout = absl::Seconds(30);  // as NcclTransportOptions
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string& what)> on_stuck;
+  // For descriptors: the folder of this rank's socket (PeerDoor::Options), seen under the same path
+  // by all; empty: the ranks are in one network namespace.
+  std::string socket_folder;
   // Maps memory of ranks in this very process like that of others. CUDA refuses it; fakes
   // of it do not.
   bool ipc_within_process = false;
@@ -43,21 +49,24 @@ struct PeerTransportOptions {
 // Thread safe.
 class PeerRingTransport : public RingTransport {
  public:
-  // FAILED_PRECONDITION if the driver or the device cannot share memory so.
+  // FAILED_PRECONDITION if the driver or the device cannot share memory so, or for a folder
+  // without room for a socket.
   static absl::StatusOr<std::unique_ptr<PeerRingTransport>> Create(PeerTransportOptions options);
   ~PeerRingTransport() override;
 
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
   // FAILED_PRECONDITION if these ranks cannot share memory (DecodePeerBlobs), or if mapping
-  // it fails though they should.
+  // it fails though they should. The communicator is of transport "peer", by legacy handles
+  // "peer_ipc".
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
   void Cancel() override { attempts_.Cancel(); }
 
  private:
-  struct Attempt : RingAttempt {
+  struct Attempt : RingAttempt, std::enable_shared_from_this<Attempt> {
     std::unique_ptr<PeerSegment> segment;
+    std::shared_ptr<const void> offer;  // at the door; null without one
   };
 
   PeerRingTransport(PeerTransportOptions options, CudaEventPool* events, const StreamFlags* flags);
@@ -66,13 +75,19 @@ class PeerRingTransport : public RingTransport {
                                                      const std::vector<std::string>& blobs,
                                                      absl::Time deadline) const;
   // With the regions that the peer has by now.
-  absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer, const PeerBlob& blob) const;
+  absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer, const PeerBlob& blob,
+                                      absl::Time deadline) const;
   absl::StatusOr<PeerMapper> MapperOf(int peer, const PeerBlob& blob) const;
+  // Of the peer that the address is of.
+  absl::StatusOr<PeerMapper> VmmMapperOf(const Attempt& attempt, int peer, const PeerBlob& blob,
+                                         PeerAddress address) const;
 
   const PeerTransportOptions options_;
   CudaEventPool* const events_;
   const StreamFlags* const flags_;
-  PeerBlob about_us_;  // but for the segment
+  PeerBlob about_us_;                   // but for the segment and the token
+  const CudaDriver* driver_ = nullptr;  // with a door
+  std::unique_ptr<PeerDoor> door_;      // null: regions have no descriptors
 
   RingAttempts attempts_;
 };

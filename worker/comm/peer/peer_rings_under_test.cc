@@ -9,21 +9,32 @@
 #include "worker/comm/cuda/gpu_ranks.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/extent_allocator.h"
+#include "worker/device/cuda/vmm_memory.h"
 
 namespace ringattn::worker {
 namespace {
 
-// One region per device, which all ranks on it send from.
+// One region of each kind per device, which all ranks on it send from.
 class Heap {
  public:
-  static Heap& Of(int device) {
-    static auto* heaps = new std::map<int, Heap>();
+  static Heap& Of(int device, RegionSharing sharing) {
+    static auto* heaps = new std::map<std::pair<int, RegionSharing>, Heap>();
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
-    return heaps->try_emplace(device, device).first->second;
+    return heaps->try_emplace({device, sharing}, device, sharing).first->second;
   }
 
-  explicit Heap(int device) {
+  Heap(int device, RegionSharing sharing) {
+    if (sharing == RegionSharing::kVmm) {
+      const auto events = CudaEventPool::ForDevice(device);
+      const auto driver = CudaDriver::Load();
+      EXPECT_TRUE(events.ok() && driver.ok());
+      auto made = VmmRegion::Create(*events, *driver, kBytes);
+      EXPECT_TRUE(made.ok()) << made.status();
+      vmm_ = *std::move(made);
+      region_ = {vmm_->data(), kBytes, vmm_->descriptor()};
+      return;
+    }
     void* base = nullptr;
     if (cudaSetDevice(device) != cudaSuccess || cudaMalloc(&base, kBytes) != cudaSuccess) return;
     region_ = {static_cast<char*>(base), kBytes};
@@ -45,6 +56,7 @@ class Heap {
   static constexpr int64_t kBytes = int64_t{2} << 30;
 
   DeviceRegion region_;
+  std::unique_ptr<VmmRegion> vmm_;
   std::mutex mutex_;
   ExtentAllocator extents_{kBytes, 256};
 };
@@ -65,8 +77,8 @@ class HeapBuffer : public DeviceBuffer {
 // Its memory is the region's, where peers find it.
 class PeerRank : public GpuRank {
  public:
-  PeerRank(int device, std::unique_ptr<RingTransport> transport)
-      : GpuRank(device, std::move(transport)), heap_(&Heap::Of(device)) {}
+  PeerRank(int device, RegionSharing sharing, std::unique_ptr<RingTransport> transport)
+      : GpuRank(device, std::move(transport)), heap_(&Heap::Of(device, sharing)) {}
 
  protected:
   void* TakeMemory(int64_t bytes) override { return heap_->Take(bytes); }
@@ -76,9 +88,9 @@ class PeerRank : public GpuRank {
   Heap* const heap_;
 };
 
-absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(int device,
+absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(int device, RegionSharing sharing,
                                                              const TestRankOptions& options) {
-  Heap* heap = &Heap::Of(device);
+  Heap* heap = &Heap::Of(device, sharing);
   PeerTransportOptions peer;
   peer.cuda_index = device;
   peer.regions = [heap] { return std::vector<DeviceRegion>{heap->region()}; };
@@ -93,17 +105,22 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(int device,
 }  // namespace
 
 std::vector<RingUnderTest> RingsUnderTest() {
-  RingUnderTest ring = GpuRing("peer");
-  ring.make_ranks = [](const TestRankOptions& options) {
-    std::vector<std::unique_ptr<TestRank>> ranks;
-    for (int rank = 0; rank < options.world_size; ++rank) {
-      auto transport = MakeTransport(rank, options);
-      EXPECT_TRUE(transport.ok()) << transport.status();
-      ranks.push_back(std::make_unique<PeerRank>(rank, *std::move(transport)));
-    }
-    return ranks;
-  };
-  return {ring};
+  std::vector<RingUnderTest> rings;
+  for (const auto& [name, sharing] :
+       {std::pair{"peer", RegionSharing::kVmm}, std::pair{"peer_ipc", RegionSharing::kIpc}}) {
+    RingUnderTest ring = GpuRing(name);
+    ring.make_ranks = [sharing = sharing](const TestRankOptions& options) {
+      std::vector<std::unique_ptr<TestRank>> ranks;
+      for (int rank = 0; rank < options.world_size; ++rank) {
+        auto transport = MakeTransport(rank, sharing, options);
+        EXPECT_TRUE(transport.ok()) << transport.status();
+        ranks.push_back(std::make_unique<PeerRank>(rank, sharing, *std::move(transport)));
+      }
+      return ranks;
+    };
+    rings.push_back(std::move(ring));
+  }
+  return rings;
 }
 
 std::vector<int> TestCtas() { return {0}; }

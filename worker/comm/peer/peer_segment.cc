@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Create(uint64_t genera
   if (descriptor < 0) {
     return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", LastError()));
   }
-  std::unique_ptr<PeerSegment> segment(new PeerSegment(descriptor, bytes));
+  std::unique_ptr<PeerSegment> segment(new PeerSegment(ScopedDescriptor(descriptor), bytes));
   if (ftruncate(descriptor, bytes) != 0 || fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("shared memory of ", bytes, " bytes: ", LastError()));
@@ -67,24 +67,32 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Create(uint64_t genera
 absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string& path,
                                                                uint64_t generation, int rank,
                                                                int world_size) {
-  // Gone, or another's: that rank has given the ring up.
-  const auto gone = [&](const std::string& why) {
-    return absl::UnavailableError(
-        absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", why));
-  };
-  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  // A socket that has taken the number since cannot be opened either.
-  const bool refused = descriptor < 0 && (errno == EACCES || errno == EPERM);
-  if (descriptor < 0 && !refused) return gone(LastError());
-  if (refused) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("shared memory of rank ", rank, " at ", path, ": ", LastError()));
+  ScopedDescriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const std::string where = absl::StrCat("shared memory of rank ", rank, " at ", path, ": ");
+  if (!descriptor.valid()) {
+    // A socket that has taken the number since cannot be opened either.
+    const bool refused = errno == EACCES || errno == EPERM;
+    const std::string why = absl::StrCat(where, LastError());
+    return refused ? absl::FailedPreconditionError(why) : absl::UnavailableError(why);
   }
+  absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
+      Adopt(std::move(descriptor), generation, rank, world_size);
+  if (segment.ok()) (*segment)->path_ = path;
+  return segment;
+}
+
+absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Adopt(ScopedDescriptor descriptor,
+                                                                uint64_t generation, int rank,
+                                                                int world_size) {
+  // Gone, or another's: that rank has given the ring up.
+  const auto gone = [rank](const std::string& why) {
+    return absl::UnavailableError(absl::StrCat("shared memory of rank ", rank, ": ", why));
+  };
   const int64_t bytes = Head::SegmentBytes(world_size);
-  std::unique_ptr<PeerSegment> segment(new PeerSegment(descriptor, bytes));
+  const int fd = descriptor.get();
+  std::unique_ptr<PeerSegment> segment(new PeerSegment(std::move(descriptor), bytes));
   struct stat info {};
-  if (fstat(descriptor, &info) != 0 || info.st_size != bytes ||
-      fcntl(descriptor, F_GET_SEALS) != kSeals) {
+  if (fstat(fd, &info) != 0 || info.st_size != bytes || fcntl(fd, F_GET_SEALS) != kSeals) {
     return gone("not a ring's");
   }
   if (absl::Status status = segment->Map(); !status.ok()) return status;
@@ -93,12 +101,11 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
       head.world_size != world_size) {
     return gone("not the one of this ring");
   }
-  segment->path_ = path;
   return segment;
 }
 
 absl::Status PeerSegment::Map() {
-  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.get(), 0);
   if (base == MAP_FAILED) return absl::ResourceExhaustedError(absl::StrCat("mmap: ", LastError()));
   base_ = static_cast<char*>(base);
   head_ = reinterpret_cast<Head*>(base_);
@@ -110,7 +117,6 @@ absl::Status PeerSegment::Map() {
 PeerSegment::~PeerSegment() {
   if (device_base_ != nullptr) (void)cudaHostUnregister(base_);
   if (base_ != nullptr) munmap(base_, bytes_);
-  close(descriptor_);
 }
 
 absl::Status PeerSegment::Register() {

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/local_memory/scoped_descriptor.h"
 
 namespace ringattn::worker {
 
@@ -26,7 +28,7 @@ struct PeerNotice {
 struct PeerRegion {
   uint64_t base = 0;  // in the rank's own address space
   int64_t bytes = 0;
-  char ipc_handle[64] = {};  // cudaIpcMemHandle_t
+  char ipc_handle[64] = {};  // cudaIpcMemHandle_t; all zero: the rank's door has a descriptor
 };
 
 // Regions grow by half of what there is: enough for any device.
@@ -62,13 +64,19 @@ class PeerSegment {
   static absl::StatusOr<std::unique_ptr<PeerSegment>> Open(const std::string& path,
                                                            uint64_t generation, int rank,
                                                            int world_size);
+  // The same of what that rank's door gave.
+  static absl::StatusOr<std::unique_ptr<PeerSegment>> Adopt(ScopedDescriptor descriptor,
+                                                            uint64_t generation, int rank,
+                                                            int world_size);
   ~PeerSegment();
   PeerSegment(const PeerSegment&) = delete;
   PeerSegment& operator=(const PeerSegment&) = delete;
 
   // Where other processes of the same user and PID namespace open it, while this process
-  // lives and has it.
+  // lives and has it. Empty of one that was adopted.
   const std::string& path() const { return path_; }
+  // What others can map; open while this lives.
+  int descriptor() const { return descriptor_.get(); }
 
   // Makes the words reachable for the current device. FAILED_PRECONDITION if CUDA refuses.
   absl::Status Register();
@@ -85,12 +93,13 @@ class PeerSegment {
   uint64_t* OnDevice(uint64_t* word) const;
 
  private:
-  PeerSegment(int descriptor, int64_t bytes) : descriptor_(descriptor), bytes_(bytes) {}
+  PeerSegment(ScopedDescriptor descriptor, int64_t bytes)
+      : descriptor_(std::move(descriptor)), bytes_(bytes) {}
   struct Head;
 
   absl::Status Map();
 
-  const int descriptor_;
+  const ScopedDescriptor descriptor_;
   const int64_t bytes_;
   std::string path_;
   char* base_ = nullptr;

@@ -114,8 +114,8 @@ absl::Status CudaDevice::Init() {
   }
   if (!status.ok()) return status;
   *one_ = 1;
-  absl::StatusOr<std::unique_ptr<CudaMemory>> memory =
-      CudaMemory::Create(events_, options_.in_regions, options_.memory_limit_bytes);
+  absl::StatusOr<std::unique_ptr<CudaMemory>> memory = CudaMemory::Create(
+      events_, options_.in_regions, options_.memory_limit_bytes, options_.region_sharing);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::StatusOr<std::unique_ptr<CudaStaging>> staging =

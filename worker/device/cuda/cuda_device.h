@@ -43,6 +43,7 @@ struct CudaDeviceOptions {
   int64_t pinned_pool_bytes = int64_t{256} << 20;
   // Buffers lie in regions that the other processes of a ring can map (CudaMemory).
   bool in_regions = false;
+  RegionSharing region_sharing = RegionSharing::kVmmOrIpc;
   // What requests may take: regions do not grow beyond it ahead of need, but for the rest of
   // a whole GiB.
   int64_t memory_limit_bytes = 0;
@@ -86,6 +87,8 @@ class CudaDevice : public Device, private CudaCallQueue {
 
   // None unless in_regions was asked for.
   std::vector<DeviceRegion> regions() const { return memory_->regions(); }
+  // As CudaMemory's.
+  const std::string& why_not_vmm() const { return memory_->why_not_vmm(); }
 
  private:
   struct InFlight {

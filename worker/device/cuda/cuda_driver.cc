@@ -27,6 +27,10 @@ absl::Status Find(const char* name, Function* function) {
 
 absl::Status FindAll(CudaDriver* driver) {
   absl::Status status = Find("cuGetErrorName", &driver->get_error_name);
+  status.Update(Find("cuDeviceGet", &driver->device_get));
+  status.Update(Find("cuDeviceGetAttribute", &driver->device_attribute));
+  status.Update(Find("cuMemCreate", &driver->create));
+  status.Update(Find("cuMemExportToShareableHandle", &driver->export_handle));
   status.Update(Find("cuMemImportFromShareableHandle", &driver->import_handle));
   status.Update(Find("cuMemGetAllocationPropertiesFromHandle", &driver->properties));
   status.Update(Find("cuMemGetAllocationGranularity", &driver->granularity));

@@ -1,4 +1,4 @@
-// CudaDriver: the calls of CUDA's driver with which memory of other processes is mapped.
+// CudaDriver: the calls of CUDA's driver that memory shared between processes needs.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
 
@@ -19,6 +19,10 @@ struct CudaDriver {
   std::string What(const char* call, CUresult result) const;
 
   decltype(&cuGetErrorName) get_error_name = nullptr;
+  decltype(&cuDeviceGet) device_get = nullptr;
+  decltype(&cuDeviceGetAttribute) device_attribute = nullptr;
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
   decltype(&cuMemGetAllocationPropertiesFromHandle) properties = nullptr;
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/vmm_memory.h"
 
 namespace ringattn::worker {
 namespace {
@@ -19,82 +20,6 @@ absl::Status OutOfReach(const std::string& why) { return absl::FailedPreconditio
 std::string UuidOf(const cudaDeviceProp& properties) {
   return {properties.uuid.bytes, sizeof(properties.uuid.bytes)};
 }
-
-// What is undone when an import fails half-way, or when it ends, in the reverse order.
-class VmmMapping final : public ImportedMemory {
- public:
-  VmmMapping(CudaEventPool* events, const CudaDriver* driver) : events_(events), driver_(*driver) {}
-  ~VmmMapping() override {
-    if (!events_->UseDevice().ok()) return;
-    if (is_mapped_) (void)driver_.unmap(address_, bytes_);
-    if (address_ != 0) (void)driver_.free_address(address_, bytes_);
-    if (has_handle_) (void)driver_.release(handle_);
-  }
-
-  // INVALID_ARGUMENT: the descriptor is of something else, or of another GPU's or a shorter
-  // allocation.
-  absl::Status Map(const SharedAllocation& allocation, int gpu) {
-    CUresult result = driver_.import_handle(
-        &handle_, reinterpret_cast<void*>(static_cast<intptr_t>(allocation.descriptor)),
-        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (result != CUDA_SUCCESS) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the descriptor is of no CUDA memory that can be shared: ",
-                       driver_.What("cuMemImportFromShareableHandle", result)));
-    }
-    has_handle_ = true;
-    CUmemAllocationProp properties = {};
-    result = driver_.properties(&properties, handle_);
-    if (result != CUDA_SUCCESS) {
-      return Failed("cuMemGetAllocationPropertiesFromHandle", result);
-    }
-    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.location.id != gpu) {
-      return absl::InvalidArgumentError("the descriptor's memory lies on another GPU than said");
-    }
-    size_t granularity = 0;
-    result = driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (result != CUDA_SUCCESS) return Failed("cuMemGetAllocationGranularity", result);
-    if (granularity == 0 || allocation.bytes % static_cast<int64_t>(granularity) != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the allocation is said to have ", allocation.bytes,
-                       " bytes, which are no multiple of the GPU's ", granularity));
-    }
-    bytes_ = allocation.bytes;
-    result = driver_.reserve(&address_, bytes_, granularity, 0, 0);
-    if (result != CUDA_SUCCESS) {
-      address_ = 0;
-      return Failed("cuMemAddressReserve", result);
-    }
-    // There is no way to ask an allocation for its size, but none is mapped beyond it.
-    result = driver_.map(address_, bytes_, 0, handle_, 0);
-    if (result == CUDA_ERROR_INVALID_VALUE) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the allocation does not have the ", bytes_, " bytes that were said"));
-    }
-    if (result != CUDA_SUCCESS) return Failed("cuMemMap", result);
-    is_mapped_ = true;
-    CUmemAccessDesc access = {};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, events_->device()};
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    result = driver_.set_access(address_, bytes_, &access, 1);
-    return result == CUDA_SUCCESS ? absl::OkStatus() : Failed("cuMemSetAccess", result);
-  }
-
-  uint8_t* data() const override { return reinterpret_cast<uint8_t*>(address_); }
-
- private:
-  absl::Status Failed(const char* call, CUresult result) const {
-    return absl::ResourceExhaustedError(driver_.What(call, result));
-  }
-
-  CudaEventPool* const events_;
-  const CudaDriver& driver_;
-  CUmemGenericAllocationHandle handle_ = 0;
-  bool has_handle_ = false;
-  CUdeviceptr address_ = 0;
-  size_t bytes_ = 0;
-  bool is_mapped_ = false;
-};
 
 class IpcMapping final : public ImportedMemory {
  public:
@@ -210,9 +135,7 @@ absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::Import(
 
 absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportVmm(
     const SharedAllocation& allocation, int gpu) {
-  auto mapping = std::make_unique<VmmMapping>(events_, &driver_);
-  if (absl::Status status = mapping->Map(allocation, gpu); !status.ok()) return status;
-  return mapping;
+  return VmmMapping::Map(events_, &driver_, allocation.descriptor, allocation.bytes, gpu);
 }
 
 absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(

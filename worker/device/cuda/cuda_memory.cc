@@ -21,6 +21,9 @@ constexpr int64_t kRegionUnit = int64_t{1} << 30;
 // The unit when memory is short.
 constexpr int64_t kPage = int64_t{2} << 20;
 
+// How old device_used_bytes may be when memory is taken or given.
+constexpr int64_t kUsageIntervalNanos = 20'000'000;
+
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -45,46 +48,75 @@ class CudaMemory::Buffer : public DeviceBuffer {
 };
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* events,
-                                                               bool in_regions,
-                                                               int64_t ahead_bytes) {
+                                                               bool in_regions, int64_t ahead_bytes,
+                                                               RegionSharing sharing) {
   std::unique_ptr<CudaMemory> memory(new CudaMemory(events, in_regions, ahead_bytes));
   absl::Status status = events->UseDevice();
   if (!status.ok()) return status;
   status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
-  if (in_regions) {
-    absl::MutexLock growing(&memory->growing_);
-    status = memory->AddRegion(kRegionUnit);
-  } else {
-    status = memory->UsePool();
-  }
+  status = in_regions ? memory->UseRegions(sharing) : memory->UsePool();
   if (!status.ok()) return status;
   return memory;
 }
 
-absl::Status CudaMemory::AddRegion(int64_t bytes) {
+absl::Status CudaMemory::UseRegions(RegionSharing sharing) {
+  absl::MutexLock growing(&growing_);
+  if (sharing == RegionSharing::kIpc) return AddRegion(kRegionUnit);
+  const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
+  absl::Status status = driver.status();
+  if (status.ok()) status = VmmRegion::CheckSupport(**driver, events_->device());
+  if (status.ok()) {
+    vmm_driver_ = *driver;
+    status = AddRegion(kRegionUnit);  // says whether this process may, too
+  }
+  if (!absl::IsFailedPrecondition(status) || sharing == RegionSharing::kVmm) return status;
+  vmm_driver_ = nullptr;
+  why_not_vmm_ = std::string(status.message());
+  return AddRegion(kRegionUnit);
+}
+
+absl::StatusOr<CudaMemory::Region> CudaMemory::NewVmmRegion(int64_t bytes) const {
+  absl::StatusOr<std::unique_ptr<VmmRegion>> made = VmmRegion::Create(events_, vmm_driver_, bytes);
+  if (!made.ok()) return made.status();
+  const DeviceRegion memory{(*made)->data(), (*made)->bytes(), (*made)->descriptor()};
+  return Region{memory, ExtentAllocator(memory.bytes, kAlignment), *std::move(made)};
+}
+
+absl::StatusOr<CudaMemory::Region> CudaMemory::NewLinearRegion(int64_t bytes) const {
   void* base = nullptr;
   const cudaError_t error = cudaMalloc(&base, bytes);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    const int64_t on_device = device_free_bytes();
-    absl::MutexLock lock(&mutex_);
-    int64_t total = 0, free = 0, largest = 0;
-    for (const Region& region : regions_) {
-      total += region.memory.bytes;
-      free += region.extents.free_bytes();
-      largest = std::max(largest, region.extents.largest_free_bytes());
-    }
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
-                     on_device, " are free; of ", total, " for requests ", free, " are, ", largest,
-                     " of them in one piece"));
+    return absl::ResourceExhaustedError("cudaMalloc");
   }
   if (absl::Status status = CudaStatus(error, "cudaMalloc"); !status.ok()) return status;
+  return Region{{static_cast<char*>(base), bytes}, ExtentAllocator(bytes, kAlignment), nullptr};
+}
+
+absl::Status CudaMemory::AddRegion(int64_t bytes) {
+  absl::StatusOr<Region> region =
+      vmm_driver_ != nullptr ? NewVmmRegion(bytes) : NewLinearRegion(bytes);
+  if (absl::IsResourceExhausted(region.status())) return NoRoomFor(bytes);
+  if (!region.ok()) return region.status();
   absl::MutexLock lock(&mutex_);
-  regions_.push_back({{static_cast<char*>(base), bytes}, ExtentAllocator(bytes, kAlignment)});
+  regions_.push_back(*std::move(region));
   return absl::OkStatus();
+}
+
+absl::Status CudaMemory::NoRoomFor(int64_t bytes) const {
+  const int64_t on_device = device_free_bytes();
+  absl::MutexLock lock(&mutex_);
+  int64_t total = 0, free = 0, largest = 0;
+  for (const Region& region : regions_) {
+    total += region.memory.bytes;
+    free += region.extents.free_bytes();
+    largest = std::max(largest, region.extents.largest_free_bytes());
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ", on_device,
+      " are free; of ", total, " for requests ", free, " are, ", largest, " of them in one piece"));
 }
 
 absl::Status CudaMemory::UsePool() {
@@ -101,7 +133,9 @@ CudaMemory::~CudaMemory() {
   if (stream_ == nullptr || !events_->UseDevice().ok()) return;
   (void)cudaStreamDestroy(stream_);
   absl::MutexLock lock(&mutex_);
-  for (const Region& region : regions_) (void)cudaFree(region.memory.base);
+  for (const Region& region : regions_) {
+    if (region.vmm == nullptr) (void)cudaFree(region.memory.base);
+  }
 }
 
 std::vector<DeviceRegion> CudaMemory::regions() const {
@@ -216,6 +250,10 @@ absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t byte
 
 void CudaMemory::Count(int64_t bytes) {
   allocated_bytes_ += bytes;
+  // An operation takes and gives a dozen of buffers at once, and the driver is slow to say.
+  const int64_t now = absl::GetCurrentTimeNanos();
+  int64_t asked = asked_at_.load();
+  if (now - asked < kUsageIntervalNanos || !asked_at_.compare_exchange_strong(asked, now)) return;
   size_t free = 0, total = 0;
   if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
     device_used_bytes_ = static_cast<int64_t>(total - free);

@@ -1,13 +1,18 @@
 // Memory in regions, on the fake CUDA.
 #include "worker/device/cuda/cuda_memory.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "worker/testing/fake_cuda/fake_cuda.h"
+#include "worker/testing/fake_cuda/fake_vmm.h"
 
 namespace ringattn::worker {
 namespace {
@@ -52,9 +57,9 @@ TEST(CudaMemoryTest, RegionsDoNotGrowBeyondTheBoundForLittle) {
 TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
   auto memory = InRegions(4 * kGiB);
   auto first = *memory->Allocate(kGiB);
-  Faults().hold_mallocs = true;
+  FakeVmm().hold_creates = true;
   std::thread grows([&] { EXPECT_TRUE(memory->Allocate(kGiB).ok()); });
-  while (Faults().held_mallocs == 0) std::this_thread::yield();
+  while (FakeVmm().held_creates == 0) std::this_thread::yield();
   absl::Notification asked;
   std::thread asks([&] {
     EXPECT_EQ(memory->regions().size(), 1u);
@@ -62,10 +67,89 @@ TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
     asked.Notify();
   });
   EXPECT_TRUE(asked.WaitForNotificationWithTimeout(absl::Seconds(20)));
-  Faults().hold_mallocs = false;
+  FakeVmm().hold_creates = false;
   grows.join();
   asks.join();
   EXPECT_EQ(Bytes(*memory), 2 * kGiB);
+}
+
+// The driver takes its time to say what is free, and an operation's buffers come and go together.
+TEST(CudaMemoryTest, TheDriverIsNotAskedForEveryBuffer) {
+  for (const bool in_regions : {false, true}) {
+    auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), in_regions, kGiB);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    const int before = Faults().memory_queries;
+    const absl::Time begin = absl::Now();
+    std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+    for (int i = 0; i < 200; ++i) buffers.push_back(*(*memory)->Allocate(4096));
+    buffers.clear();
+    const auto most = 2 + static_cast<int>((absl::Now() - begin) / absl::Milliseconds(20));
+    EXPECT_LE(Faults().memory_queries - before, most);
+    EXPECT_GT((*memory)->device_used_bytes(), 0);
+    absl::SleepFor(absl::Milliseconds(30));
+    const int then = Faults().memory_queries;
+    EXPECT_TRUE((*memory)->Allocate(1).ok());
+    EXPECT_GT(Faults().memory_queries, then) << "but again after a while";
+  }
+}
+
+absl::StatusOr<std::unique_ptr<CudaMemory>> Shared(RegionSharing sharing) {
+  return CudaMemory::Create(*CudaEventPool::ForDevice(0), /*in_regions=*/true, kGiB, sharing);
+}
+
+TEST(CudaMemoryTest, RegionsAreSharedByDescriptorAndGivenBack) {
+  const int handles = FakeVmm().handles, mappings = FakeVmm().mappings;
+  auto memory = Shared(RegionSharing::kVmmOrIpc);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ((*memory)->why_not_vmm(), "");
+  auto beyond_one = (*memory)->Allocate(kGiB + 1);
+  ASSERT_TRUE(beyond_one.ok()) << beyond_one.status();
+  const auto regions = (*memory)->regions();
+  ASSERT_EQ(regions.size(), 2u);
+  for (const DeviceRegion& region : regions) {
+    EXPECT_GE(region.descriptor, 0);
+    EXPECT_EQ(region.bytes % (2 << 20), 0) << "whole pages";
+  }
+  EXPECT_GE(regions[1].bytes, kGiB + 1);
+  EXPECT_EQ(FakeVmm().mappings, mappings + 2);
+  const int descriptor = fcntl(regions[0].descriptor, F_DUPFD_CLOEXEC, 0);
+  beyond_one->reset();
+  memory->reset();
+  EXPECT_EQ(FakeVmm().handles, handles);
+  EXPECT_EQ(FakeVmm().mappings, mappings);
+  EXPECT_EQ(FakeVmm().reservations, mappings);
+  EXPECT_EQ(fcntl(regions[0].descriptor, F_GETFD), -1) << "it is closed";
+  close(descriptor);
+}
+
+// What cannot be had is told, and legacy handles do instead unless descriptors are asked for.
+TEST(CudaMemoryTest, WithoutDescriptorsRegionsAreCudaMallocs) {
+  for (std::atomic<bool>* fault : {&FakeVmm().no_vmm, &FakeVmm().refuse_create}) {
+    *fault = true;
+    auto memory = Shared(RegionSharing::kVmmOrIpc);
+    const auto required = Shared(RegionSharing::kVmm);
+    *fault = false;
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    EXPECT_EQ((*memory)->regions().at(0).descriptor, -1);
+    EXPECT_NE((*memory)->why_not_vmm(), "");
+    EXPECT_EQ(required.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(required.status().message(), (*memory)->why_not_vmm());
+    auto later = (*memory)->Allocate(2 * kGiB);
+    ASSERT_TRUE(later.ok()) << later.status();
+    EXPECT_EQ((*memory)->regions().at(1).descriptor, -1) << "one kind for good";
+  }
+  auto legacy = Shared(RegionSharing::kIpc);
+  ASSERT_TRUE(legacy.ok()) << legacy.status();
+  EXPECT_EQ((*legacy)->regions().at(0).descriptor, -1);
+  EXPECT_EQ((*legacy)->why_not_vmm(), "") << "it was asked for";
+}
+
+TEST(CudaMemoryTest, WhatDoesNotFitIsTold) {
+  auto memory = Shared(RegionSharing::kVmm);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const absl::Status status = (*memory)->Allocate(int64_t{2} << 40).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ((*memory)->regions().size(), 1u);
 }
 
 }  // namespace

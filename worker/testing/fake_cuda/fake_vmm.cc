@@ -156,6 +156,15 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return ordinal >= 0 && ordinal < DeviceCount() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  *value = 0;
+  if (attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+      attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+    *value = FakeVmm().no_vmm ? 0 : 1;
+  }
+  return CUDA_SUCCESS;
+}
+
 // As cudaGetDeviceProperties says it.
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   std::memset(uuid, 0, sizeof(*uuid));
@@ -170,6 +179,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuCtxPushCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuCtxPopCurrent(CUcontext*) { return CUDA_SUCCESS; }
+// How often, in a counter that who has loaded the library finds by its name.
+__attribute__((visibility("default"))) unsigned fake_vmm_synchronized = 0;
+CUresult cuCtxSynchronize() {
+  __atomic_add_fetch(&fake_vmm_synchronized, 1, __ATOMIC_RELAXED);
+  return CUDA_SUCCESS;
+}
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
   if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) return CUDA_ERROR_NOT_SUPPORTED;
@@ -228,6 +243,13 @@ CUresult cuMemcpyHtoD(CUdeviceptr device, const void* host, size_t bytes) {
   return CopyHost(device, const_cast<void*>(host), bytes, /*to_host=*/false);
 }
 
+CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  std::string through(bytes, 0);
+  const CUresult result = CopyHost(from, through.data(), bytes, /*to_host=*/true);
+  if (result != CUDA_SUCCESS) return result;
+  return CopyHost(to, through.data(), bytes, /*to_host=*/false);
+}
+
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp*,
                                        CUmemAllocationGranularity_flags) {
   *granularity = kGranularity;
@@ -242,6 +264,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (FakeVmm().refuse_create) return CUDA_ERROR_NOT_PERMITTED;
+  if (FakeVmm().hold_creates) ++FakeVmm().held_creates;
+  while (FakeVmm().hold_creates) std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (bytes > size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
   const int fd = memfd_create((kName + std::to_string(device)).c_str(), MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -347,5 +372,19 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   --FakeVmm().mappings;
   return CUDA_SUCCESS;
 }
+
+#ifdef FAKE_VMM_OPAQUE
+// As much of streams as programs without the runtime use (tests/gpu/import_rates.py): everything is
+// done at once.
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuStreamCreate(CUstream* stream, unsigned int) {
+  *stream = nullptr;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+  return cuMemcpyDtoD(to, from, bytes);
+}
+#endif
 
 }  // extern "C"

@@ -13,6 +13,10 @@ struct FakeVmmState {
       false};                        // cuMemImportFromShareableHandle does not return meanwhile
   std::atomic<int> held_imports{0};  // calls that have been held
   std::atomic<bool> refuse_access{false};  // cuMemSetAccess fails
+  std::atomic<bool> no_vmm{false};         // cuDeviceGetAttribute says that there is none
+  std::atomic<bool> refuse_create{false};  // cuMemCreate is not permitted
+  std::atomic<bool> hold_creates{false};   // cuMemCreate does not return meanwhile
+  std::atomic<int> held_creates{0};        // calls that have been held
 };
 FakeVmmState& FakeVmm();
 

@@ -1,0 +1,262 @@
+#include "worker/comm/peer/peer_door.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/local_memory/local_socket.h"
+#include "common/observability/log.h"
+#include "common/security/secret.h"
+#include "common/security/token.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr char kPrefix[] = "ringattn-peer-";
+constexpr char kSuffix[] = ".sock";
+constexpr int kBacklog = 64;
+constexpr int kPollMs = 250;  // deadlines are in seconds
+constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
+constexpr size_t kMaxAnswerBytes = 256;
+constexpr size_t kNameBytes = 8;  // of randomness, in a socket's name
+
+struct Question {
+  uint64_t magic = 0;
+  uint64_t generation = 0;
+  int32_t item = 0;
+  char token[kTokenBytes] = {};
+};
+static_assert(std::is_trivially_copyable_v<Question>);
+constexpr uint64_t kMagic = 0x72696e67646f6f31;  // and the version
+
+// An answer's first byte; words for people follow unless the descriptor comes along.
+enum class Reply : char { kHere = 'h', kForeign = 'f', kGone = 'g', kNone = 'n' };
+
+Reply ReplyOf(const absl::Status& status) {
+  if (absl::IsPermissionDenied(status)) return Reply::kForeign;
+  return absl::IsOutOfRange(status) ? Reply::kNone : Reply::kGone;
+}
+
+std::string RandomName() {
+  return absl::StrCat(kPrefix, absl::BytesToHexString(RandomToken().substr(0, kNameBytes)),
+                      kSuffix);
+}
+
+// Doors of workers that were killed.
+void SweepFolder(const std::string& folder) {
+  DIR* const listing = opendir(folder.c_str());
+  if (listing == nullptr) return;
+  while (const dirent* entry = readdir(listing)) {
+    const std::string name = entry->d_name;
+    if (!absl::StartsWith(name, kPrefix) || !absl::EndsWith(name, kSuffix)) continue;
+    const std::string path = absl::StrCat(folder, "/", name);
+    struct stat file = {};
+    if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid()) {
+      continue;
+    }
+    if (!ConnectLocally(path).ok()) unlink(path.c_str());
+  }
+  closedir(listing);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerDoor>> PeerDoor::Open(Options options) {
+  if (!options.folder.empty()) SweepFolder(options.folder);
+  std::string socket = options.folder.empty() ? absl::StrCat("@", RandomName())
+                                              : absl::StrCat(options.folder, "/", RandomName());
+  absl::StatusOr<ScopedDescriptor> listener = ListenLocally(socket, 0600, kBacklog);
+  if (!listener.ok()) return absl::FailedPreconditionError(listener.status().message());
+  ScopedDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) {
+    return absl::FailedPreconditionError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
+  std::unique_ptr<PeerDoor> door(
+      new PeerDoor(std::move(options), std::move(socket), *std::move(listener), std::move(wake)));
+  door->thread_ = std::thread([raw = door.get()] { raw->Run(); });
+  pthread_setname_np(door->thread_.native_handle(), "peer_door");
+  return door;
+}
+
+PeerDoor::PeerDoor(Options options, std::string socket, ScopedDescriptor listener,
+                   ScopedDescriptor wake)
+    : options_(std::move(options)),
+      socket_(std::move(socket)),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)) {}
+
+PeerDoor::~PeerDoor() {
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));
+  if (thread_.joinable()) thread_.join();
+  if (!options_.folder.empty()) unlink(socket_.c_str());
+}
+
+std::shared_ptr<const void> PeerDoor::Offer(PeerOffer offer) {
+  auto shown = std::make_shared<const PeerOffer>(std::move(offer));
+  {
+    absl::MutexLock lock(&offers_->mutex);
+    offers_->standing.push_back(shown);
+  }
+  const PeerOffer* const raw = shown.get();
+  return {raw, [offers = offers_](const PeerOffer* gone) {
+            absl::MutexLock lock(&offers->mutex);
+            auto& all = offers->standing;
+            all.erase(std::remove_if(all.begin(), all.end(),
+                                     [gone](const auto& each) { return each.get() == gone; }),
+                      all.end());
+          }};
+}
+
+// ------------------------------------------------------------------- the thread
+
+void PeerDoor::Run() {
+  std::vector<pollfd> polled;
+  while (true) {
+    polled.assign(2, {});
+    polled[0] = {wake_.get(), POLLIN, 0};
+    polled[1] = {listener_.get(), POLLIN, 0};
+    for (const Connection& connection : connections_) {
+      polled.push_back({connection.socket.get(), POLLIN, 0});
+    }
+    poll(polled.data(), polled.size(), connections_.empty() ? -1 : kPollMs);
+    if (polled[0].revents != 0) return;
+    const absl::Time now = absl::Now();
+    for (size_t i = connections_.size(); i-- > 0;) {
+      const bool asks = polled[i + 2].revents != 0;
+      if (asks) Answer(connections_[i].socket.get());
+      if (asks || connections_[i].deadline < now) {
+        connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(i));
+      }
+    }
+    if (polled[1].revents != 0) Accept();
+  }
+}
+
+void PeerDoor::Accept() {
+  ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket.valid()) {
+    // Without descriptors the listener stays readable; others come free.
+    if (errno == EMFILE || errno == ENFILE) absl::SleepFor(absl::Milliseconds(10));
+    return;
+  }
+  if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
+  connections_.push_back({std::move(socket), absl::Now() + options_.question_timeout});
+}
+
+void PeerDoor::Answer(int socket) {
+  const absl::StatusOr<uid_t> user = PeerUser(socket);
+  absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("not understood");
+  Question question;
+  const auto message = ReceiveMessage(socket, sizeof(question) + 1, MSG_DONTWAIT);
+  // Who only looks whether somebody is here, as SweepFolder does.
+  if (message.ok() && message->bytes.empty()) return;
+  if (!user.ok() || *user != options_.user) {
+    found = absl::PermissionDeniedError("this worker's peers are processes of its own user");
+  } else if (message.ok() && message->bytes.size() == sizeof(question)) {
+    std::memcpy(&question, message->bytes.data(), sizeof(question));
+    if (question.magic == kMagic) {
+      found =
+          Find({"", question.generation, std::string(question.token, kTokenBytes)}, question.item);
+    }
+  }
+  if (!found.ok()) {
+    LogWarning("a peer was turned away", {{"why", found.status().message()}});
+    std::string words(1, static_cast<char>(ReplyOf(found.status())));
+    absl::StrAppend(&words, found.status().message().substr(0, kMaxAnswerBytes - 1));
+    (void)SendMessage(socket, words, -1, MSG_DONTWAIT);
+    return;
+  }
+  const char here = static_cast<char>(Reply::kHere);
+  (void)SendMessage(socket, absl::string_view(&here, 1), found->get(), MSG_DONTWAIT);
+}
+
+absl::StatusOr<ScopedDescriptor> PeerDoor::Find(const PeerAddress& asked, int32_t item) const {
+  std::shared_ptr<const PeerOffer> offer;
+  absl::MutexLock lock(&offers_->mutex);  // an offer's descriptors are open under it
+  for (const auto& each : offers_->standing) {
+    if (SecretsEqual(each->token, asked.token) && each->generation == asked.generation) {
+      offer = each;
+    }
+  }
+  if (offer == nullptr) return absl::UnavailableError("no ring of this worker's has that token");
+  int shown = offer->segment;
+  if (item != kPeerSegmentItem) {
+    const std::vector<DeviceRegion> regions = offer->regions();
+    if (item < 0 || item >= static_cast<int64_t>(regions.size()) || regions[item].descriptor < 0) {
+      return absl::OutOfRangeError(absl::StrCat("there is no region ", item, " to be had"));
+    }
+    shown = regions[item].descriptor;
+  }
+  ScopedDescriptor own(fcntl(shown, F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return absl::UnavailableError(absl::StrCat("dup: ", std::strerror(errno)));
+  return own;
+}
+
+// -------------------------------------------------------------------- the other side
+
+absl::StatusOr<ScopedDescriptor> PeerDoor::Fetch(const PeerAddress& from, int32_t item,
+                                                 absl::Time deadline,
+                                                 const std::function<bool()>& stop, uid_t user) {
+  struct stat file = {};
+  if (!absl::StartsWith(from.socket, "@") && lstat(from.socket.c_str(), &file) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(from.socket, " is not to be seen here: ", std::strerror(errno)));
+  }
+  absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(from.socket);
+  if (!socket.ok()) return socket.status();
+  const absl::StatusOr<uid_t> owner = PeerUser(socket->get());
+  if (!owner.ok()) return absl::UnavailableError(owner.status().message());
+  if (*owner != user) {
+    return absl::FailedPreconditionError(absl::StrCat(from.socket, " is of another user"));
+  }
+  // Looks whether to stop between two waits. A question of 56 bytes finds room at once.
+  const timeval timeout = absl::ToTimeval(kStopInterval);
+  setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  setsockopt(socket->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  Question question{kMagic, from.generation, item, {}};
+  std::memcpy(question.token, from.token.data(), std::min(from.token.size(), kTokenBytes));
+  const absl::Status sent = SendMessage(
+      socket->get(), {reinterpret_cast<const char*>(&question), sizeof(question)}, -1, 0);
+  if (!sent.ok()) return absl::UnavailableError(sent.message());
+  absl::StatusOr<LocalMessage> answer = absl::UnavailableError("nothing came");
+  while (absl::IsUnavailable(answer.status()) && absl::Now() < deadline) {
+    if (stop && stop()) return absl::CancelledError("asking was given up");
+    answer = ReceiveMessage(socket->get(), kMaxAnswerBytes, 0);
+  }
+  if (!answer.ok() || answer->bytes.empty()) {
+    return absl::UnavailableError("it does not answer");
+  }
+  const std::string words = answer->bytes.substr(1);
+  switch (static_cast<Reply>(answer->bytes[0])) {
+    case Reply::kHere:
+      if (answer->descriptors.size() == 1 && !answer->is_cut) {
+        return std::move(answer->descriptors.front());
+      }
+      return absl::UnavailableError("no descriptor came along");
+    case Reply::kForeign:
+      return absl::FailedPreconditionError(words);
+    case Reply::kNone:
+      return absl::InternalError(words);
+    case Reply::kGone:
+      return absl::UnavailableError(words);
+  }
+  return absl::UnavailableError("it answers in another version");
+}
+
+}  // namespace ringattn::worker

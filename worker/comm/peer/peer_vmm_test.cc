@@ -1,0 +1,405 @@
+// Rings whose memory travels as descriptors, on the fake driver, whose allocations are memfds: what
+// is mapped, when it is let go of, and what becomes of it among processes of their own, also in PID
+// namespaces where both have number 1.
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/peer/peer_ring_transport.h"
+#include "worker/device/cuda/cuda_event.h"
+#include "worker/device/cuda/vmm_memory.h"
+#include "worker/testing/fake_cuda/fake_cuda.h"
+#include "worker/testing/fake_cuda/fake_vmm.h"
+
+namespace ringattn::worker {
+namespace {
+
+using Kind = PeerTransfer::Kind;
+using ::testing::HasSubstr;
+
+constexpr int64_t kPage = int64_t{2} << 20;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+class Borrowed : public DeviceBuffer {
+ public:
+  Borrowed(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  void* data() override { return data_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  void* const data_;
+  const int64_t bytes_;
+};
+
+// A rank's device, as its ring sees it: regions of a page each, the first of which ends with what
+// the first exchange takes.
+class Rank {
+ public:
+  explicit Rank(int number, const std::string& folder = "") : number_(number) {
+    AddRegion();
+    PeerTransportOptions options;
+    options.cuda_index = number;
+    options.regions = [this] { return Regions(); };
+    options.allocate = [this](int64_t bytes) {
+      return std::make_unique<Borrowed>(Words(0) + kPage / sizeof(int) - 1024, bytes);
+    };
+    options.abort_timeout = absl::Seconds(2);
+    options.socket_folder = folder;
+    auto made = PeerRingTransport::Create(std::move(options));
+    EXPECT_TRUE(made.ok()) << made.status();
+    transport = *std::move(made);
+  }
+
+  void AddRegion() {
+    auto made = VmmRegion::Create(*CudaEventPool::ForDevice(number_), *CudaDriver::Load(), kPage);
+    EXPECT_TRUE(made.ok()) << made.status();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    regions_.push_back(*std::move(made));
+  }
+  std::vector<DeviceRegion> Regions() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<DeviceRegion> regions;
+    for (const auto& region : regions_) {
+      regions.push_back({region->data(), region->bytes(), region->descriptor()});
+    }
+    return regions;
+  }
+  int* Words(int region) { return reinterpret_cast<int*>(Regions()[region].base); }
+
+  bool Join(uint64_t generation, const std::vector<std::string>& blobs,
+            std::string* why = nullptr) {
+    auto made = transport->Connect(generation, blobs, Soon());
+    if (why != nullptr) *why = made.status().ToString();
+    if (!made.ok()) return false;
+    ring = *std::move(made);
+    return true;
+  }
+  EventRef Start(Kind kind, int* word) {
+    return ring->Start({{kind, 1 - number_, word, sizeof(int)}}, {}, &control_);
+  }
+
+  std::unique_ptr<PeerRingTransport> transport;
+  std::unique_ptr<Communicator> ring;
+
+ private:
+  const int number_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<VmmRegion>> regions_;
+  RunControl control_;
+};
+
+class PeerVmm : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int rank : {0, 1}) ranks_[rank] = std::make_unique<Rank>(rank);
+  }
+  void TearDown() override {
+    FakeVmm().refuse_access = false;
+    for (auto& rank : ranks_) {
+      if (rank != nullptr) rank->ring = nullptr;
+    }
+    for (auto& rank : ranks_) rank = nullptr;
+    EXPECT_EQ(FakeVmm().mappings, 0);
+    EXPECT_EQ(FakeVmm().handles, 0);
+    EXPECT_EQ(FakeVmm().reservations, 0);
+    EXPECT_EQ(Faults().mapped, 0) << "no legacy handle was opened";
+  }
+
+  std::vector<std::string> Prepare(uint64_t generation) {
+    return {*ranks_[0]->transport->Prepare(generation, 0, 2),
+            *ranks_[1]->transport->Prepare(generation, 1, 2)};
+  }
+  void Form(uint64_t generation) {
+    const std::vector<std::string> blobs = Prepare(generation);
+    std::thread other([&] { EXPECT_TRUE(ranks_[1]->Join(generation, blobs)); });
+    EXPECT_TRUE(ranks_[0]->Join(generation, blobs));
+    other.join();
+  }
+  void Pass(int* from, int* to, int value) {
+    *from = value;
+    EventRef sent = ranks_[0]->Start(Kind::kSend, from);
+    EventRef received = ranks_[1]->Start(Kind::kReceive, to);
+    EXPECT_TRUE(sent->Wait(Soon()).ok());
+    EXPECT_TRUE(received->Wait(Soon()).ok());
+    EXPECT_EQ(*to, value);
+  }
+
+  std::unique_ptr<Rank> ranks_[2];
+};
+
+TEST_F(PeerVmm, MemoryIsMappedAndGivenBack) {
+  const int own = FakeVmm().mappings;
+  for (uint64_t generation = 1; generation <= 20; ++generation) {
+    Form(generation);
+    EXPECT_EQ(ranks_[0]->ring->transport(), "peer");
+    EXPECT_EQ(FakeVmm().mappings, own + 2);
+    Pass(ranks_[0]->Words(0), ranks_[1]->Words(0) + 3, 40 + static_cast<int>(generation));
+    for (auto& rank : ranks_) rank->ring = nullptr;
+    EXPECT_EQ(FakeVmm().mappings, own);
+  }
+}
+
+TEST_F(PeerVmm, MemoryThatCameLaterIsAskedForWhenItIsSent) {
+  Form(1);
+  for (auto& rank : ranks_) rank->AddRegion();
+  const int before = FakeVmm().mappings;
+  for (int round = 0; round < 3; ++round) {
+    Pass(ranks_[0]->Words(1) + 7, ranks_[1]->Words(1) + round, round);
+  }
+  EXPECT_EQ(FakeVmm().mappings, before + 1) << "rank 0's later memory, by rank 1, once";
+}
+
+TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
+  Form(1);
+  ranks_[0]->AddRegion();
+  const EventRef sent = ranks_[0]->Start(Kind::kSend, ranks_[0]->Words(1));
+  ranks_[0]->transport = nullptr;  // its door; the notice comes all the same
+  const absl::Status status = ranks_[1]->Start(Kind::kReceive, ranks_[1]->Words(0))->Wait(Soon());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 0"));
+  ranks_[0]->ring->Abort("rank 1 left");
+  EXPECT_FALSE(sent->Wait(Soon()).ok());
+}
+
+TEST_F(PeerVmm, WithoutTheRingsTokenThereIsNothing) {
+  std::vector<std::string> blobs = Prepare(1);
+  // Rank 1 as somebody would have it who has not seen its blob.
+  blobs[1].replace(blobs[1].size() - 8, 8, "00000000");
+  std::string why;
+  EXPECT_FALSE(ranks_[0]->Join(1, blobs, &why));
+  EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1: no ring"));
+  // Nor with a token of the ring before.
+  const std::vector<std::string> old = Prepare(2);
+  EXPECT_FALSE(ranks_[0]->Join(3, {*ranks_[0]->transport->Prepare(3, 0, 2), old[1]}, &why));
+  EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1"));
+}
+
+TEST_F(PeerVmm, MemoryThatCannotBeMappedIsToldApart) {
+  const std::vector<std::string> blobs = Prepare(1);
+  FakeVmm().refuse_access = true;
+  std::string why;
+  EXPECT_FALSE(ranks_[0]->Join(1, blobs, &why));
+  EXPECT_THAT(why, HasSubstr("FAILED_PRECONDITION: memory of rank 1: cuMemSetAccess"));
+}
+
+TEST_F(PeerVmm, AFolderWithoutRoomForASocketIsToldAtTheStart) {
+  PeerTransportOptions options;
+  options.regions = [this] { return ranks_[0]->Regions(); };
+  options.socket_folder = "/tmp/no/such/folder";
+  const absl::Status status = PeerRingTransport::Create(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/tmp/no/such"));
+}
+
+// ------------------------------------------------------------- processes of their own
+
+constexpr uint64_t kGeneration = 5;
+constexpr int kStill = -1;  // of a word that nothing was copied to
+constexpr int kBlobBytes = 4096;
+
+void Say(int pipe, const std::string& text) {
+  char padded[kBlobBytes] = {};
+  std::memcpy(padded, text.data(), std::min<size_t>(text.size(), kBlobBytes - 1));
+  (void)!write(pipe, padded, sizeof(padded));
+}
+std::string Hear(int pipe) {
+  char text[kBlobBytes] = {};
+  size_t got = 0;
+  while (got < sizeof(text)) {
+    const ssize_t part = read(pipe, text + got, sizeof(text) - got);
+    if (part <= 0) return "";
+    got += part;
+  }
+  return text;
+}
+
+// What a member does when it is told: "go": one word to rank 1, or from rank 0; "end".
+[[noreturn]] void Member(int number, const std::string& folder, int in, int out) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  {
+    Rank rank(number, folder);
+    Say(out, *rank.transport->Prepare(kGeneration, number, 2));
+    const std::vector<std::string> blobs = {Hear(in), Hear(in)};
+    std::string why;
+    const bool joined = rank.Join(kGeneration, blobs, &why);
+    Say(out, joined ? absl::StrCat("joined as process ", getpid()) : why);
+    int* const word = rank.Words(0);
+    for (int value = 100; joined && Hear(in) == "go"; ++value) {
+      *word = number == 0 ? value : kStill;
+      const absl::Status status = rank.Start(number == 0 ? Kind::kSend : Kind::kReceive, word)
+                                      ->Wait(absl::Now() + absl::Seconds(1));
+      if (absl::IsDeadlineExceeded(status)) rank.ring->Abort("the other is gone");
+      Say(out, status.ok() ? absl::StrCat(*word) : std::string(status.ToString()));
+    }
+    rank.ring = nullptr;
+  }
+  Say(out,
+      absl::StrCat("mapped ", FakeVmm().mappings.load(), " handles ", FakeVmm().handles.load()));
+  _exit(0);
+}
+
+struct Process {
+  // The member is the child's child where namespaces are wanted: its first process.
+  Process(int number, const std::string& folder, int namespaces) {
+    int to[2], from[2];
+    EXPECT_EQ(pipe(to), 0);
+    EXPECT_EQ(pipe(from), 0);
+    child = fork();
+    if (child == 0) {
+      if (namespaces != 0) {
+        if (unshare(namespaces) != 0) _exit(1);
+        int gate[2];
+        if (pipe(gate) != 0) _exit(1);
+        const pid_t first = fork();
+        if (first == 0) {
+          char open = 0;
+          (void)!read(gate[0], &open, 1);  // its number is said before its own words
+          Member(number, folder, to[0], from[1]);
+        }
+        Say(from[1], absl::StrCat(first));
+        (void)!write(gate[1], "g", 1);
+        waitpid(first, nullptr, 0);
+        _exit(0);
+      }
+      Member(number, folder, to[0], from[1]);
+    }
+    close(to[0]);
+    close(from[1]);
+    in = to[1];
+    out = from[0];
+    member = namespaces != 0 ? std::atoi(Hear(out).c_str()) : child;
+  }
+  ~Process() {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    close(in);
+    close(out);
+  }
+  void Kill() {
+    kill(member, SIGKILL);
+    if (member == child) waitpid(child, nullptr, 0);
+  }
+  pid_t child = 0, member = 0;
+  int in = -1, out = -1;
+};
+
+// Two members of a ring, and what they said when they had joined.
+struct Pair {
+  Pair(const std::string& folder, int namespaces)
+      : zero(0, folder, namespaces), one(1, folder, namespaces) {
+    const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
+    for (Process* member : {&zero, &one}) {
+      for (const std::string& blob : blobs) Say(member->in, blob);
+    }
+    said[0] = Hear(zero.out);
+    said[1] = Hear(one.out);
+  }
+  std::string Go(Process& member) {
+    Say(member.in, "go");
+    return Hear(member.out);
+  }
+  Process zero, one;
+  std::string said[2];
+};
+
+void PassAndPart(Pair& pair) {
+  for (int value = 100; value < 103; ++value) {
+    Say(pair.zero.in, "go");
+    EXPECT_EQ(pair.Go(pair.one), absl::StrCat(value));
+    EXPECT_EQ(Hear(pair.zero.out), absl::StrCat(value));
+  }
+  for (Process* member : {&pair.zero, &pair.one}) {
+    Say(member->in, "end");
+    EXPECT_EQ(Hear(member->out), "mapped 0 handles 0");
+  }
+}
+
+TEST(PeerVmmProcesses, ShareMemory) {
+  Pair pair("", 0);
+  for (const std::string& said : pair.said) ASSERT_THAT(said, HasSubstr("joined"));
+  PassAndPart(pair);
+}
+
+// Pods of one GPU each: nothing in common but a folder, and the same number.
+TEST(PeerVmmProcesses, WithTheSameNumberInNamespacesOfTheirOwnShareMemory) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for PID namespaces";
+  char folder[] = "/tmp/peer_vmm_test.XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  {
+    Pair pair(folder, CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC);
+    for (const std::string& said : pair.said) ASSERT_EQ(said, "joined as process 1");
+    PassAndPart(pair);
+  }
+  EXPECT_EQ(rmdir(folder), 0) << "no socket is left";
+}
+
+TEST(PeerVmmProcesses, InSeveralNetworksWithoutAFolderAreToldSo) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for network namespaces";
+  Pair pair("", CLONE_NEWPID | CLONE_NEWNET);
+  for (const std::string& said : pair.said) {
+    EXPECT_THAT(said, HasSubstr("FAILED_PRECONDITION: ranks 0 and 1 are not on one machine, or "
+                                "not in one network namespace (--peer_socket_dir)"));
+  }
+}
+
+// The sender dies between its notice and the copy, or before either: the receiver's wait has an
+// end, nothing of the dead one's is taken for data, and all of it is given back.
+TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
+  for (const bool after_a_pass : {true, false}) {
+    Pair pair("", 0);
+    for (const std::string& said : pair.said) ASSERT_THAT(said, HasSubstr("joined"));
+    if (after_a_pass) {
+      Say(pair.zero.in, "go");
+      EXPECT_EQ(pair.Go(pair.one), "100");
+      EXPECT_EQ(Hear(pair.zero.out), "100");
+    }
+    pair.zero.Kill();
+    EXPECT_THAT(pair.Go(pair.one), HasSubstr("DEADLINE_EXCEEDED")) << "and it aborts";
+    Say(pair.one.in, "end");
+    EXPECT_EQ(Hear(pair.one.out), "mapped 0 handles 0");
+  }
+}
+
+// A member that stands still is not waited for when the ring is given up.
+TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
+  Process other(1, "", 0);
+  const std::string blob = Hear(other.out);
+  kill(other.child, SIGSTOP);
+  ASSERT_EQ(waitpid(other.child, nullptr, WUNTRACED), other.child);
+  {
+    Rank rank(0);
+    const std::vector<std::string> blobs = {*rank.transport->Prepare(kGeneration, 0, 2), blob};
+    std::string why;
+    std::thread joins([&] { EXPECT_FALSE(rank.Join(kGeneration, blobs, &why)); });
+    absl::SleepFor(absl::Milliseconds(100));  // it asks by then, or is told before
+    const absl::Time begin = absl::Now();
+    rank.transport->Cancel();
+    joins.join();
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(5)) << "of twenty";
+    EXPECT_THAT(why, HasSubstr("CANCELLED"));
+  }
+  EXPECT_EQ(FakeVmm().handles, 0);
+}
+
+TEST(PeerVmmProcesses, OneThatIsKilledBeforeItIsAskedIsUnavailable) {
+  Process zero(0, "", 0), one(1, "", 0);
+  const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
+  zero.Kill();
+  for (const std::string& blob : blobs) Say(one.in, blob);
+  EXPECT_THAT(Hear(one.out), HasSubstr("UNAVAILABLE: memory of rank 0"));
+}
+
+}  // namespace
+}  // namespace ringattn::worker
