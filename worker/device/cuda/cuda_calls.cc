@@ -114,9 +114,9 @@ PreparedCudaCall::PreparedCudaCall(CudaCallQueue* queue, Kernel kernel,
       tables_offset_(tables_offset),
       scratch_offset_(scratch_offset) {}
 
-std::string_view PreparedCudaCall::family() const {
+KernelName PreparedCudaCall::kernel() const {
   const auto* attention = std::get_if<Attention>(&kernel_);
-  return attention == nullptr ? std::string_view() : (*attention)->family();
+  return attention == nullptr ? KernelName() : (*attention)->name();
 }
 
 absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {

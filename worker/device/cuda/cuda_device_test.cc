@@ -109,9 +109,11 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;
-  PreparedCalls calls = Ready(*device, {call, ZeroCall{}});
-  EXPECT_EQ(calls[0]->family(), (families[{DType::kFloat32, false, false}]));
-  EXPECT_EQ(calls[1]->family(), "");
+  PreparedCalls calls = Ready(*device, {call, ZeroCall{}, PartCall{}});
+  EXPECT_EQ(calls[0]->kernel().family, (families[{DType::kFloat32, false, false}]));
+  EXPECT_EQ(calls[0]->kernel().kernel_class, "plain");
+  EXPECT_TRUE(calls[1]->kernel().empty());
+  EXPECT_TRUE(calls[2]->kernel().empty());
 }
 
 // What a forced family does not compute is not offered.

@@ -19,7 +19,7 @@ class ProbabilityKernel : public PreparedKernel {
  public:
   // fp32 without tensor cores and every score term, as that family's: its name.
   ProbabilityKernel(const ProbabilitiesCall& call, const DeviceInfo& device)
-      : PreparedKernel("simt"),
+      : PreparedKernel("simt", kTermKernelClass),
         initial_(call.initial),
         final_(call.final),
         plan_(PlanProbabilities(call, kTilesPerSm * device.sm_count)),

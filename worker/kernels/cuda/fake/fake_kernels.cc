@@ -37,7 +37,7 @@ int64_t NextNumber() {
 class FakeKernel : public PreparedKernel {
  public:
   FakeKernel(KernelCall call, int64_t scratch_bytes)
-      : PreparedKernel(kName),
+      : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
         call_(std::make_shared<const KernelCall>(std::move(call))) {
     table_bytes_ = kTableBytes;
@@ -60,6 +60,14 @@ class FakeKernel : public PreparedKernel {
   }
 
  private:
+  static std::string_view NameOf(const KernelCall& call) {
+    return ProductProblem(call) == nullptr ? std::string_view() : kName;
+  }
+  static std::string_view ClassOf(const KernelCall& call) {
+    const AttentionProblem* problem = ProductProblem(call);
+    return problem != nullptr && problem->terms.any() ? kTermKernelClass : kPlainKernelClass;
+  }
+
   const int64_t number_;
   const std::shared_ptr<const KernelCall> call_;
 };
