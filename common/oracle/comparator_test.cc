@@ -180,6 +180,33 @@ TEST(Comparator, ATermWhoseProbabilityUnderflowsMayBeLost) {
   EXPECT_FALSE(CompareTensor(spec, TensorId::kDk, expected.dk, dk).passed);
 }
 
+// A tensor-core kernel rounds P to fp16 before dropout's factor: what a subnormal P loses grows by
+// it.
+TEST(Comparator, ASubnormalProbabilityThatIsKeptMayBeHalfAUnitOffTimesTheFactor) {
+  AttentionSpec spec;
+  spec.dtype = DType::kFloat16;
+  spec.options.softmax_scale = 1;
+  spec.options.dropout.threshold = 60000;
+  const double factor = 65536.0 / (65536 - 60000);
+  spec.shape = {.seq_len_q = 1, .seq_len_kv = 2, .cu_seqlens_q = {0, 1}, .cu_seqlens_k = {0, 2}};
+  const uint16_t q = 0x3c00, k[] = {0, 0xca00}, v[] = {0, 0x3c00};  // P = 1 and e^-12, 103.08 units
+  const double p = std::exp(-12.0) / (1.0 + std::exp(-12.0));
+  for (spec.options.dropout.seed = 0;; ++spec.options.dropout.seed) {
+    const Result expected = EvaluateAll(spec, {.q = &q, .k = k, .v = v});
+    if (expected.out.exact[0] == 0.0) continue;  // dropped
+    ASSERT_NEAR(expected.out.exact[0], factor * p, 1e-9);
+    const auto passes = [&](double kept) {  // by the elements' rule: this is no norm of many
+      uint16_t out;
+      Store(spec.dtype, &out, 0, factor * kept);
+      return CompareTensor(spec, TensorId::kOut, expected.out, &out).failed_elements == 0;
+    };
+    EXPECT_TRUE(passes(p));
+    EXPECT_TRUE(passes(p + 0x1p-25));
+    EXPECT_FALSE(passes(p + 0x1p-23));
+    break;
+  }
+}
+
 TEST(Comparator, OverflowMustBeTheSameInfinity) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;

@@ -194,7 +194,8 @@ inline double Doubt(double p, double most, double others) {
   return std::max(most - p, std::min(p, others));
 }
 
-// p's terms in out and dv. `stored` * `keep` is what the kernel rounds to the dtype,
+// p's terms in out and dv. `stored` * `keep` is what the kernel rounds to the dtype, or it rounds
+// `stored` and multiplies the row's sum by `keep` (the loss of a subnormal is then multiplied too);
 // `stored` / `divisor` == p; `keep` is dropout's factor, 0 or 1 / (1 - rate), and 1 without it;
 // `score_magnitude` is the row's S.
 inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
@@ -202,8 +203,8 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
   const double p = stored / divisor;
   const double kept = stored * keep;
   return {p * keep, RoundTo(dtype, kept) / divisor,
-          p * keep +
-              std::min(SubnormalLoss(dtype, kept), kept) / divisor / (8.0 * ToleranceUnit(dtype)),
+          p * keep + std::min(SubnormalLoss(dtype, stored), stored) * keep / divisor /
+                         (8.0 * ToleranceUnit(dtype)),
           (kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)) * keep};
 }
 

@@ -129,6 +129,24 @@ TEST(ChooseTest, ABiasGradientNeedsABias) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Of a call that Hopper's kernel cannot read, the exact family makes the gradient.
+TEST(ChooseTest, AForcedBiasGradientFallsToTheExactFamily) {
+  if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
+  problem.bands = {Band{}};
+  problem.terms.bias = BiasForm{};
+  problem.terms.shifts = {0};
+  BiasGradientCall call;
+  call.problem = &problem;
+  const auto family = [&] {
+    const auto prepared = PrepareBiasGradient(call, kH200, {.family = "sm90"});
+    return prepared.ok() ? std::string((*prepared)->family()) : prepared.status().ToString();
+  };
+  EXPECT_EQ(family(), "sm90");
+  call.q = reinterpret_cast<const void*>(uintptr_t{8});
+  EXPECT_EQ(family(), "simt");
+}
+
 // What a family serves in general and not in this call falls to the next one.
 TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);

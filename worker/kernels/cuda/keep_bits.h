@@ -13,6 +13,73 @@
 
 namespace ringattn::worker::cuda {
 
+// The keys of Philox's rounds: made once for a call.
+struct PhiloxKeys {
+  uint32_t first[kPhiloxRounds] = {};
+  uint32_t second[kPhiloxRounds] = {};
+
+  constexpr PhiloxKeys() = default;
+  constexpr PhiloxKeys(uint32_t key0, uint32_t key1) {
+    for (uint32_t round = 0; round < kPhiloxRounds; ++round) {
+      first[round] = key0 + round * kPhiloxWeyl0;
+      second[round] = key1 + round * kPhiloxWeyl1;
+    }
+  }
+};
+
+// Philox of (counter, row, head, batch) begins with products of the row's, and of the counter's,
+// alone: the first two rounds and half of the third are made once for all counters that meet a row
+// and once for all rows that meet a counter. A call is 15 products then, of 20.
+struct PhiloxRowPart {
+  uint32_t high = 0, low = 0;  // of the second round's product
+};
+struct PhiloxCounterPart {
+  uint32_t x0, x2;        // joined to the row's high half, and to what becomes of it
+  uint32_t next2, next3;  // the third round's results, but for the row's low half
+};
+
+constexpr uint32_t HighHalf(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
+constexpr uint32_t LowHalf(uint64_t x) { return static_cast<uint32_t>(x); }
+
+constexpr PhiloxRowPart RowPartOf(const PhiloxKeys& keys, uint32_t row, uint32_t head) {
+  const uint32_t x0 = HighHalf(uint64_t{kPhiloxMultiplier1} * head) ^ row ^ keys.first[0];
+  const uint64_t a = uint64_t{kPhiloxMultiplier0} * x0;
+  return {HighHalf(a), LowHalf(a)};
+}
+
+constexpr PhiloxCounterPart CounterPartOf(const PhiloxKeys& keys, uint32_t counter, uint32_t head,
+                                          uint32_t batch) {
+  const uint64_t a = uint64_t{kPhiloxMultiplier0} * counter;
+  const uint32_t x2 = HighHalf(a) ^ batch ^ keys.second[0];
+  const uint64_t b = uint64_t{kPhiloxMultiplier1} * x2;
+  const uint32_t x0 = HighHalf(b) ^ LowHalf(uint64_t{kPhiloxMultiplier1} * head) ^ keys.first[1];
+  const uint64_t c = uint64_t{kPhiloxMultiplier0} * x0;
+  return {LowHalf(b) ^ keys.first[2], LowHalf(a) ^ keys.second[1], HighHalf(c) ^ keys.second[2],
+          LowHalf(c)};
+}
+
+// Philox of both parts' numbers.
+constexpr PhiloxBlock PhiloxOf(const PhiloxKeys& keys, const PhiloxRowPart& row,
+                               const PhiloxCounterPart& counter) {
+  const uint64_t third = uint64_t{kPhiloxMultiplier1} * (row.high ^ counter.x2);
+  PhiloxBlock c = {HighHalf(third) ^ counter.x0, LowHalf(third), counter.next2 ^ row.low,
+                   counter.next3};
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int round = 3; round < kPhiloxRounds; ++round) {
+    const uint64_t a = uint64_t{kPhiloxMultiplier0} * c.x0;
+    const uint64_t b = uint64_t{kPhiloxMultiplier1} * c.x2;
+    c = {HighHalf(b) ^ c.x1 ^ keys.first[round], LowHalf(b),
+         HighHalf(a) ^ c.x3 ^ keys.second[round], LowHalf(a)};
+  }
+  return c;
+}
+
+// Of a part's two lanes, whether the upper one is kept: of the lower one the part times 2^16 is
+// asked. `threshold` is below 2^16.
+constexpr bool KeepsUpper(uint32_t part, uint32_t threshold) { return part >= threshold << 16; }
+
 // Bits 2 p and 2 p + 1: the lower and the upper half of part p, set where it is kept.
 constexpr uint32_t KeptLanes(const PhiloxBlock& x, uint32_t threshold) {
   uint32_t bits = 0;
@@ -68,12 +135,6 @@ constexpr uint32_t KeepBits(const PhiloxRow& row, uint64_t key, uint32_t thresho
 constexpr bool Keeps(const PhiloxRow& row, uint64_t key, uint32_t threshold) {
   const uint32_t lane = 2 * (key / 8 % 4) + key % 2;
   return KeptLanes(CallOf(row, key), threshold) >> lane & 1;
-}
-
-// Of the keys even, even + 1, even + 8 and even + 9, `even` being `key` without its lowest bit,
-// bits 0 to 3. One call. REQUIRES: they share a word of 32 keys.
-constexpr uint32_t KeepQuad(const PhiloxRow& row, uint64_t key, uint32_t threshold) {
-  return KeptLanes(CallOf(row, key), threshold) >> (2 * (key / 8 % 4)) & 0xf;
 }
 
 // The same bits as KeepBits has, of keys `key` + stride (8 n + i): a call for each.

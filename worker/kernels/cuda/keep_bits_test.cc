@@ -60,23 +60,32 @@ TEST(KeepBitsTest, StridesHaveTheBitsOfTheirKeys) {
   }
 }
 
-TEST(KeepBitsTest, QuadsHaveTheBitsOfTheirKeys) {
-  std::mt19937 random(6);
-  for (uint64_t key = 4096 * 5; key < 4096 * 5 + 64; ++key) {
-    if (key / 8 % 4 == 3) continue;
-    const PhiloxRow row = RandomRow(random);
-    const uint32_t bits = KeepQuad(row, key, kThreshold);
-    for (uint32_t bit = 0; bit < 4; ++bit) {
-      EXPECT_EQ(bits >> bit & 1, Expected(row, key / 2 * 2 + bit / 2 * 8 + bit % 2));
-    }
-  }
-}
-
 TEST(KeepBitsTest, ThresholdsAtTheirEnds) {
   std::mt19937 random(5);
   const PhiloxRow row = RandomRow(random);
   EXPECT_EQ(KeepBits(row, 7, 0), 0xffffffffu);
   EXPECT_EQ(KeepBits(row, 6, 65536), 0u);
+}
+
+// The products that calls share change nothing.
+TEST(KeepBitsTest, PartsMakePhilox) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 1000; ++i) {
+    const uint32_t key0 = random(), key1 = random();
+    const uint32_t counter = random(), row = random(), head = random(), batch = random();
+    const PhiloxKeys keys(key0, key1);
+    const PhiloxBlock expected = Philox({counter, row, head, batch}, key0, key1);
+    const PhiloxBlock actual =
+        PhiloxOf(keys, RowPartOf(keys, row, head), CounterPartOf(keys, counter, head, batch));
+    ASSERT_EQ(actual.x0, expected.x0);
+    ASSERT_EQ(actual.x1, expected.x1);
+    ASSERT_EQ(actual.x2, expected.x2);
+    ASSERT_EQ(actual.x3, expected.x3);
+    for (uint32_t threshold : {0u, 1u, 6554u, 65535u, expected.x0 >> 16, expected.x0 & 0xffff}) {
+      EXPECT_EQ(KeepsUpper(expected.x0, threshold), expected.x0 >> 16 >= threshold);
+      EXPECT_EQ(KeepsUpper(expected.x0 << 16, threshold), (expected.x0 & 0xffff) >= threshold);
+    }
+  }
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string
   }
   return {{family, "forward"},
           {family, "backward"},
-          {"simt", "bias gradient"},
+          {family, "bias gradient"},
           {"simt", "probabilities"}};
 }
 

@@ -330,7 +330,7 @@ class CaseRun {
     return sum;
   }
 
-  void Backward(int rank, QueryMemory& memory, const TermMemory& terms) {
+  void Backward(int rank, QueryMemory& memory, TermMemory& terms) {
     const Shard& shard = q_shards_[rank];
     const int64_t rows = shape_.batch * shape_.num_heads * shard.rows();
     const std::vector<float> dout = ToFloats(problem_.dtype, inputs_.dout);
@@ -365,10 +365,9 @@ class CaseRun {
         nullptr));
   }
 
-  void BiasGradient(int rank, QueryMemory& memory, const TermMemory& terms) {
+  void BiasGradient(int rank, QueryMemory& memory, TermMemory& terms) {
     const Shard& shard = q_shards_[rank];
-    const int64_t bytes = TermMemory::BytesOf(case_.spec, TensorId::kDbias, shard.rows());
-    Check(StartZero({terms.dbias.get(), bytes}, nullptr));
+    terms.dbias.Upload(DbiasBefore(shard));
     for (int step = 0; step < steps(); ++step) {
       BiasGradientCall call;
       call.problem = &problem_;
@@ -386,6 +385,30 @@ class CaseRun {
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "bias gradient");
     }
+  }
+
+  // What a rank's dbias holds before its calls: NaN where they have a pair that the band shows,
+  // whose element they must store whatever stood there, 0 elsewhere.
+  std::vector<char> DbiasBefore(const Shard& shard) const {
+    const TensorLayout layout = LayoutOf(case_.spec, TensorId::kDbias);
+    const int64_t row_bytes = layout.inner_bytes;
+    const int64_t element = ElementBytes(DTypeOf(case_.spec, TensorId::kDbias));
+    std::vector<char> before(layout.outer * shard.rows() * row_bytes, 0);
+    for (const Piece& piece : shard.pieces) {
+      const Band& band = problem_.bands[piece.document];
+      const int64_t keys =
+          shape_.cu_seqlens_k[piece.document + 1] - shape_.cu_seqlens_k[piece.document];
+      for (int64_t r = 0; r < piece.length; ++r) {
+        const int64_t position = piece.PositionOf(r);
+        const int64_t begin = std::max<int64_t>(position + band.lower, 0);
+        const int64_t end = std::min(position + band.upper + 1, keys);
+        for (int64_t plane = 0; plane < layout.outer && begin < end; ++plane) {
+          const int64_t row = (plane * shard.rows() + piece.local_begin + r) * row_bytes;
+          std::memset(before.data() + row + begin * element, 0xff, (end - begin) * element);
+        }
+      }
+    }
+    return before;
   }
 
   void CollectKeyGradient(int rank, const Buffer& sums, int64_t dim, std::vector<char>& target) {

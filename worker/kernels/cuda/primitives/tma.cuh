@@ -35,6 +35,12 @@ __device__ __forceinline__ void WaitBulkReads() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
+// The same of all but the last group that this thread committed.
+__device__ __forceinline__ void WaitEarlierBulkReads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void WaitBulk() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -79,7 +79,8 @@ bool TakesBackward(const BackwardCall& call) {
     aligned = aligned && Aligned16(block.k) && Aligned16(block.v) && Aligned16(block.dk) &&
               Aligned16(block.dv);
   }
-  return aligned && OneStride(call.q_pieces, call.blocks);
+  return aligned && OneStride(call.q_pieces, call.blocks) &&
+         TakesBias(*call.problem, call.terms, StrideOf(call.q_pieces, call.blocks));
 }
 
 std::vector<KernelEntry> BackwardEntries() {
@@ -145,9 +146,13 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
     status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
     params.stride = StrideOf(call.q_pieces, call.blocks);
+    params.keys = PhiloxKeysOf(problem);
+    status = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
+    if (!status.ok()) return status;
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
-  scratch_bytes_ = terms_.scratch_bytes();
+  bias_scratch_offset_ = terms_.scratch_bytes();
+  scratch_bytes_ = bias_scratch_offset_ + bias_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -181,8 +186,12 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
   if (terms_.any()) {
     terms_.Place(TableAt<char>(launch.tables, terms_offset_), launch.scratch, params.terms,
                  params.pairs);
-    const absl::Status status = ToStatus(
-        LaunchPairClasses(params, kernel_.tile_rows, launch.stream), "score term classes launch");
+    absl::Status status = ToStatus(LaunchPairClasses(params, kernel_.tile_rows, launch.stream),
+                                   "score term classes launch");
+    if (!status.ok()) return status;
+    status = bias_.Place(static_cast<char*>(launch.scratch) + bias_scratch_offset_,
+                         BackwardBiasRows(kernel_.tile_rows, bias_.element_bytes()), launch.stream,
+                         params.bias);
     if (!status.ok()) return status;
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/sm90/call_bias.h"
 #include "worker/kernels/cuda/sm90/call_terms.h"
 #include "worker/kernels/cuda/sm90/forward.h"
 #include "worker/kernels/cuda/sm90/terms_params.h"
@@ -49,6 +50,7 @@ class PreparedBackward : public PreparedKernel {
   DType dtype_ = DType::kBFloat16;
   TermBackwardKernelParams params_;  // tables unset; plain kernels take their part
   CallTerms terms_;
+  CallBias bias_;
   BackwardPlan plan_;
   std::vector<QueryMaps> query_maps_;
   std::vector<PieceMaps> key_maps_;
@@ -58,6 +60,7 @@ class PreparedBackward : public PreparedKernel {
   int64_t key_maps_offset_ = 0;
   int64_t sum_maps_offset_ = 0;
   int64_t terms_offset_ = 0;
+  int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
 };
 
 }  // namespace ringattn::worker::cuda::sm90

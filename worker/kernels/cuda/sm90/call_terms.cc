@@ -24,6 +24,11 @@ bool NeedsAllTerms(const AttentionProblem& problem) {
   return problem.terms.bias.has_value() || problem.terms.dropout.threshold != 0;
 }
 
+PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem) {
+  const uint64_t seed = problem.terms.dropout.seed;
+  return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+}
+
 int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>& blocks) {
   for (const Piece& piece : q_pieces) {
     if (piece.length > 0) return static_cast<int32_t>(piece.stride);

@@ -21,6 +21,9 @@ bool ServesTerms(const AttentionProblem& problem, bool backward);
 // Whether it needs the kernels of all terms rather than those of ALiBi, segment ids and masks.
 bool NeedsAllTerms(const AttentionProblem& problem);
 
+// The keys of its dropout's rounds.
+PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem);
+
 // Of each of a plan's ranges its first pair of tiles (terms_params.h), and behind the last range
 // the number of pairs; `step` rows of a range make one pair. The numbers may exceed int32.
 template <typename Range>

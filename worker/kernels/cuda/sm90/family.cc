@@ -2,6 +2,7 @@
 
 #include "worker/kernels/cuda/simt/family.h"
 #include "worker/kernels/cuda/sm90/backward.h"
+#include "worker/kernels/cuda/sm90/bias_gradient.h"
 #include "worker/kernels/cuda/sm90/forward.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -24,10 +25,18 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
   return PreparedBackward::Create(call, device);
 }
 
+// What the family's own kernel does not take the exact family's does.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGradientCall& call,
+                                                                    const DeviceInfo& device) {
+  if (TakesBiasGradient(call, device)) return PreparedBiasGradient::Create(call, device);
+  return simt::Family().prepare_bias_gradient(call, device);
+}
+
 std::vector<KernelEntry> Entries(const DeviceInfo& device) {
   if (device.compute_major != 9) return {};
   std::vector<KernelEntry> entries = ForwardEntries();
   for (const KernelEntry& entry : BackwardEntries()) entries.push_back(entry);
+  for (const KernelEntry& entry : BiasGradientEntries()) entries.push_back(entry);
   std::erase_if(entries, [&device](const KernelEntry& entry) {
     return entry.shared_bytes > device.shared_bytes_per_block;
   });
@@ -40,8 +49,7 @@ std::optional<KernelFamily> Family() {
   KernelFamily family{kName,           ServesForward, ServesBackward, PrepareForward,
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
   family.terms = kTerms;
-  // A bias's gradient has the exact family's kernel alone.
-  family.prepare_bias_gradient = simt::Family().prepare_bias_gradient;
+  family.prepare_bias_gradient = PrepareBiasGradient;
   return family;
 }
 

@@ -114,11 +114,13 @@ bool TakesForward(const ForwardCall& call) {
   for (const KvBlock& block : call.blocks) {
     aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
   }
-  return aligned && OneStride(call.q_pieces, call.blocks);
+  return aligned && OneStride(call.q_pieces, call.blocks) &&
+         TakesBias(*call.problem, call.terms, StrideOf(call.q_pieces, call.blocks));
 }
 
 std::vector<KernelEntry> ForwardEntries() {
   std::vector<KernelEntry> entries;
+  for (int element_bytes : {2, 4}) entries.push_back({BiasCopyEntry(element_bytes), 0});
   for (const void* address : KeylessRowsEntries()) entries.push_back({address, 0});
   for (const void* address : PairClassEntries()) entries.push_back({address, 0});
   const auto add = [&entries](const ForwardKernel& kernel) {
@@ -160,7 +162,9 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   SetResult(call, forward);
 
   const int64_t group_size = forward.common.group_size;
-  const int32_t pack = forward.head_pack = HeadPack(call, kernel.tile_rows);
+  // Rows of a bias are those of one head.
+  const int32_t pack = forward.head_pack =
+      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows);
   const int64_t packs = problem.num_heads / pack;
 
   ForwardTileShape shape;
@@ -219,12 +223,17 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   if (terms) {
     if (absl::Status s = terms_.Init(call, plan, kernel.tile_keys, packs); !s.ok()) return s;
     params.stride = StrideOf(call.q_pieces, call.blocks);
-    params.bias_vectors =
-        params.stride == 1 && problem.terms.columns % 8 == 0 && Aligned16(call.terms.bias);
+    params.keys = PhiloxKeysOf(problem);
+    const absl::Status s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
+    if (!s.ok()) return s;
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
   scratch_bytes_ = split_.scratch_bytes();
-  if (terms) scratch_bytes_ = AlignUp(scratch_bytes_) + terms_.scratch_bytes();
+  if (terms) {
+    terms_scratch_offset_ = AlignUp(scratch_bytes_);
+    bias_scratch_offset_ = terms_scratch_offset_ + terms_.scratch_bytes();
+    scratch_bytes_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  }
   return absl::OkStatus();
 }
 
@@ -256,11 +265,14 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
     if (!status.ok() || params.tiles == 0) return status;
   }
   if (terms_.any()) {
-    terms_.Place(TableAt<char>(launch.tables, terms_offset_),
-                 static_cast<char*>(launch.scratch) + AlignUp(split_.scratch_bytes()), params.terms,
-                 params.pairs);
-    const absl::Status status = ToStatus(
-        LaunchPairClasses(params, kernel_.tile_keys, launch.stream), "score term classes launch");
+    char* const scratch = static_cast<char*>(launch.scratch);
+    terms_.Place(TableAt<char>(launch.tables, terms_offset_), scratch + terms_scratch_offset_,
+                 params.terms, params.pairs);
+    absl::Status status = ToStatus(LaunchPairClasses(params, kernel_.tile_keys, launch.stream),
+                                   "score term classes launch");
+    if (!status.ok()) return status;
+    status =
+        bias_.Place(scratch + bias_scratch_offset_, kForwardBiasRows, launch.stream, params.bias);
     if (!status.ok()) return status;
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/sm90/call_bias.h"
 #include "worker/kernels/cuda/sm90/call_terms.h"
 #include "worker/kernels/cuda/sm90/terms_params.h"
 #include "worker/kernels/cuda/split_keys.h"
@@ -62,6 +63,7 @@ class PreparedForward : public PreparedKernel {
   DType dtype_ = DType::kBFloat16;
   TermForwardKernelParams params_;  // tables and partials unset; plain kernels take their part
   CallTerms terms_;
+  CallBias bias_;
   ForwardPlan plan_;
   std::vector<PieceMaps> maps_;
   int32_t blocks_ = 0;
@@ -72,6 +74,8 @@ class PreparedForward : public PreparedKernel {
   int64_t combines_offset_ = 0;
   int64_t maps_offset_ = 0;
   int64_t terms_offset_ = 0;
+  int64_t terms_scratch_offset_ = 0;  // in the scratch memory, bytes
+  int64_t bias_scratch_offset_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

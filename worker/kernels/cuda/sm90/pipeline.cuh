@@ -24,6 +24,11 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+// The same before the phase's last arrival: for more bytes.
+__device__ __forceinline__ void ExpectBytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -51,6 +56,14 @@ struct RingPosition {
       phase ^= 1;
     }
   }
+  // Two buffers on, for who uses every other one.
+  __device__ __forceinline__ void AdvanceTwo() {
+    stage += 2;
+    if (stage >= kStages) {
+      stage -= kStages;
+      phase ^= 1;
+    }
+  }
 };
 
 // What the L2 cache should do with the lines of a copy (the encodings that
@@ -66,6 +79,16 @@ __device__ __forceinline__ void CopyBox(uint32_t target, const void* map, uint32
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(target),
       "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(batch), "l"(policy)
+      : "memory");
+}
+
+// The same of `bytes` in a row, both addresses and the size multiples of 16.
+__device__ __forceinline__ void CopyBytes(uint32_t target, const void* source, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
 

@@ -5,6 +5,7 @@
 
 #include "worker/kernels/cuda/sm90/backward_consumer.cuh"
 #include "worker/kernels/cuda/sm90/terms_backward_scores.cuh"
+#include "worker/kernels/cuda/sm90/terms_bias.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
 
@@ -38,6 +39,7 @@ struct TermBackwardConsumer {
     typename Plain::DqTile dq;
     RingPosition<Shape::kStages> at;
     typename Plain::StagedBoxes boxes(shared, group, warp, lane);
+    typename BiasOrNot<Shape, BackwardBias>::Type bias(shared, group);
     bool first = true, last;
     uint32_t last_stage = 0;
     WaitBarrier(shared + Shape::kKFull, 0);
@@ -68,7 +70,7 @@ struct TermBackwardConsumer {
       }
       WaitProducts<1>();
       PinRegisters(scores);
-      Rules::Exponentials(scores, mask, tile_statistics, params, tile, keys, tile_ids);
+      Rules::Exponentials(scores, mask, tile_statistics, params, tile, keys, tile_ids, bias);
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);

@@ -13,7 +13,13 @@ template <typename Shape>
 __device__ __forceinline__ void RunTermBackward(const TermBackwardKernelParams& params,
                                                 char* memory) {
   const uint32_t shared = SharedAddress(memory);
-  if (threadIdx.x == 0) InitBackwardBarriers<Shape>(shared);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kGroups * Shape::kBiasStages; ++i) {
+      InitBarrier(shared + Shape::kBiasFull + 8 * i, 1);
+      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, 4);  // a group's warps
+    }
+    InitBackwardBarriers<Shape>(shared);  // and fences
+  }
   // One answer for all: the groups would wait for each other for ever.
   if (__syncthreads_or(Stopped(params.common.stop_word))) return;
   const BackwardItem item(params);

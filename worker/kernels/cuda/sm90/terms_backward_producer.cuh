@@ -6,6 +6,7 @@
 
 #include "worker/kernels/cuda/sm90/backward_producer.cuh"
 #include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms_pairs.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -126,6 +127,11 @@ struct TermBackwardProducer {
         min(tile.row + Shape::kRows, range.row_count) > range.full_end) {
       flags |= QueryTile::kMasked;
     }
+    // The bias of rows and keys that do not exist may be anything: their probabilities are to be 0.
+    if (Shape::kAll && terms.bias != nullptr &&
+        (range.row_count - tile.row < Shape::kRows || item.tile->rows < Shape::kKeys)) {
+      flags |= QueryTile::kMasked;
+    }
     if (wide) flags |= QueryTile::kWide;
     if (tile.checks & PairClasses::kCheckIds) flags |= TermQueryTile::kIds;
     if (tile.checks & PairClasses::kCheckMask) flags |= TermQueryTile::kMaskWords;
@@ -141,11 +147,6 @@ struct TermBackwardProducer {
                          params.pairs.pair_begin[tile.range] + tile.row / Shape::kRows;
     target.words =
         static_cast<const typename Shape::Word*>(params.pairs.mask_words) + pair * (128 * 4);
-    const int64_t plane = (terms.bias_per_batch ? item.batch : 0) *
-                              int64_t{terms.bias_per_head ? common.num_heads : 1} +
-                          (terms.bias_per_head ? tile.head : 0);
-    target.bias_at =
-        (plane * common.q_rows + range.row_begin + tile.row) * terms.columns + place.k_position;
     target.distance = static_cast<float>(target.first_query + place.shift - place.k_position);
     target.slope = 0.0f;
     if (terms.slopes != nullptr) {
@@ -176,11 +177,44 @@ struct TermBackwardProducer {
     FenceBulkReads();
   }
 
+  // The tile's chunks of the bias, of both groups, as the consumers leave those before. Executed by
+  // one lane, which has told of the tile already: what it waits for here nobody waits for but the
+  // next tile's description, whose place the same consumers leave later.
+  __device__ __forceinline__ void LoadBias(const Found& tile,
+                                           RingPosition<Shape::kBiasStages>& at) const {
+    const TermParams& terms = params.terms;
+    const bool wide = terms.bias_dtype == DType::kFloat32;
+    const int rows =
+        wide ? Shape::template kBiasRows<float> : Shape::template kBiasRows<typename Shape::T>;
+    const int plane = BiasPlane(terms, params.common.num_heads, item.batch, tile.head);
+    const int column = BiasColumn(params.bias, terms.ranges[tile.range].k_position);
+    const int first = static_cast<int>(params.ranges[tile.range].row_begin) + tile.row;
+#pragma unroll 1
+    for (int row = 0; row < Shape::kRows; row += rows) {
+#pragma unroll 1
+      for (int group = 0; group < Shape::kGroups; ++group) {
+        const int index = group * Shape::kBiasStages + at.stage;
+        const uint32_t full = shared + Shape::kBiasFull + 8 * index;
+        const uint32_t target = shared + Shape::kBias + index * Shape::kBiasChunkBytes;
+        WaitBarrier(shared + Shape::kBiasEmpty + 8 * index, at.phase ^ 1);
+        ArriveExpecting(full, Shape::kBiasChunkBytes);
+        CopyBox(target, &params.bias.map, full, column + group * 64, 0, first + row, plane,
+                BiasPolicy(params.terms));
+        if (wide) {  // 32 keys a panel
+          CopyBox(target + Shape::kBiasChunkBytes / 2, &params.bias.map, full,
+                  column + group * 64 + 32, 0, first + row, plane, BiasPolicy(params.terms));
+        }
+      }
+      at.Advance();
+    }
+  }
+
   // Executed by one whole warp, as the plain kernel's.
   __device__ __forceinline__ void Describe() const {
     const CommonParams& common = params.common;
     const int lane = threadIdx.x & 31;
     Position at;
+    [[maybe_unused]] RingPosition<Shape::kBiasStages> bias_at;
     Walk([&](const Found& tile, bool last) {
       const QRange& range = params.ranges[tile.range];
       const int64_t token = range.row_begin + tile.row;
@@ -225,6 +259,10 @@ struct TermBackwardProducer {
       ClearRows(without_keys, at);
       Arrive(shared + Shape::kTileFull + 8 * at.stage);
       at.Advance();
+      if constexpr (Shape::kAll) {
+        if (params.terms.bias != nullptr && lane == 0) LoadBias(tile, bias_at);
+        __syncwarp();
+      }
     });
   }
 

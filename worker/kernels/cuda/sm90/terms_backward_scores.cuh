@@ -62,33 +62,43 @@ struct TermBackwardScores {
                                                    const TermKeys& keys) {
     const TermParams& terms = params.terms;
     const uint64_t first_key = static_cast<uint64_t>(tile.first_key) + terms.first_key;
-    PhiloxRow row = {terms.key0, terms.key1, 0, tile.head * terms.head_step + terms.first_head,
-                     tile.batch_row + terms.first_batch};
+    const uint32_t head = tile.head * terms.head_step + terms.first_head;
+    const uint32_t batch = tile.batch_row + terms.first_batch;
     const uint32_t first_row =
         static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * keys.Row()) +
         terms.first_query;
     keep[0] = keep[1] = 0;
     if (params.stride == 1 && first_key % 16 == 0) {
       // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
-      // those of every other row, and hands over the other's bits.
+      // those of every other row, and hands over the other's bits. Of a call's parts the warp's 16
+      // keys have two. What is asked of a part is whether its upper half is kept; a factor of 2^16
+      // brings the lower one there.
+      const uint64_t key = first_key + keys.Key(0);
       const uint32_t odd = keys.Key(0) & 1;
+      const uint32_t own = odd ? 1 : 0x10000, other = odd ? 0x10000 : 1;
+      const bool second = key / 16 % 2 != 0;
+      const PhiloxCounterPart counter = CounterPartOf(
+          params.keys, static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4), head, batch);
       TermBits others = {};
-#pragma unroll 2
+#pragma unroll
       for (int n = 0; n < kRows / 8; ++n) {
-        row.row = first_row + n * 8 + odd;
-        const uint32_t bits = KeepQuad(row, first_key + keys.Key(0), terms.threshold);
-        const int at = n * 2 + static_cast<int>(odd);
-        keep[0] |= (bits >> odd & 1) << at;
-        keep[1] |= (bits >> (2 + odd) & 1) << at;
-        others[0] |= (bits >> (1 - odd) & 1) << at;
-        others[1] |= (bits >> (3 - odd) & 1) << at;
+        const PhiloxBlock x =
+            PhiloxOf(params.keys, RowPartOf(params.keys, first_row + n * 8 + odd, head), counter);
+        const uint32_t parts[2] = {second ? x.x2 : x.x0, second ? x.x3 : x.x1};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (KeepsUpper(parts[half] * own, terms.threshold)) keep[half] |= 1u << (2 * n);
+          if (KeepsUpper(parts[half] * other, terms.threshold)) others[half] |= 1u << (2 * n);
+        }
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        keep[half] |= __shfl_xor_sync(0xffffffff, others[half], 4);
+        keep[half] <<= odd;
+        keep[half] |= __shfl_xor_sync(0xffffffff, others[half] << odd, 4);
       }
       return;
     }
+    PhiloxRow row = {terms.key0, terms.key1, 0, head, batch};
 #pragma unroll 1
     for (int pair = 0; pair < kRows / 2; ++pair) {
       const int half = pair & 1, at = pair / 2;
@@ -104,32 +114,21 @@ struct TermBackwardScores {
     }
   }
 
-  // Scores become P, in place. `statistics` are those of the
-  // thread's first row.
+  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of kAll.
+  template <typename Bias>
   static __device__ __forceinline__ void Exponentials(Scores& scores, const TermBits& mask,
                                                       const float* statistics,
                                                       const TermBackwardKernelParams& params,
                                                       const TermQueryTile& tile,
-                                                      const TermKeys& keys,
-                                                      const int32_t* tile_ids) {
+                                                      const TermKeys& keys, const int32_t* tile_ids,
+                                                      Bias& bias) {
     const CommonParams& common = params.common;
+    float scale = common.softmax_scale, multiplier = common.scale_log2;
     if constexpr (Shape::kAll) {
-      if (params.terms.bias != nullptr) {
-        ForBias(params, tile, keys, [&](int n, int half, int i, float bias) {
-          float& x = scores[n * 4 + half * 2 + i];
-          const float away = Away(params, tile, keys, n, half, i);
-          if (tile.flags & QueryTile::kWide) {
-            x = Natural(fmaf(-tile.slope, away, fmaf(x, common.softmax_scale, bias)),
-                        Of(statistics + Shape::kLse, n, i));
-          } else {
-            const float offset =
-                fmaf(-tile.slope * kLog2E, away, Of(statistics + Shape::kOffsets, n, i));
-            x = Exp2(fmaf(bias, kLog2E, fmaf(x, common.scale_log2, offset)));
-          }
-          if (bias == NegativeInfinity()) x = 0.0f;
-        });
-        Hide(scores, mask, params, tile, keys, tile_ids);
-        return;
+      if (params.terms.bias != nullptr) {  // leaves them in natural units
+        bias.Add(scores, scale, params.terms.bias_dtype);
+        scale = 1.0f;
+        multiplier = kLog2E;
       }
     }
     if (tile.flags & QueryTile::kWide) {
@@ -139,12 +138,12 @@ struct TermBackwardScores {
         for (int e = 0; e < 4; ++e) {
           float& x = scores[n * 4 + e];
           const float away = Away(params, tile, keys, n, e / 2, e % 2);
-          x = Natural(fmaf(-tile.slope, away, WideScore(x, common.softmax_scale)),
+          x = Natural(fmaf(-tile.slope, away, WideScore(x, scale)),
                       Of(statistics + Shape::kLse, n, e % 2));
         }
       }
     } else {
-      Narrow(scores, statistics, params, tile, keys);
+      Narrow(scores, statistics, params, tile, keys, multiplier);
     }
     Hide(scores, mask, params, tile, keys, tile_ids);
   }
@@ -207,18 +206,31 @@ struct TermBackwardScores {
 
   static __device__ __forceinline__ void Narrow(Scores& scores, const float* statistics,
                                                 const TermBackwardKernelParams& params,
-                                                const TermQueryTile& tile, const TermKeys& keys) {
-    const float scale_log2 = params.common.scale_log2;
+                                                const TermQueryTile& tile, const TermKeys& keys,
+                                                float multiplier) {
+    const float* const offsets = statistics + Shape::kOffsets;
+    if (params.terms.slopes == nullptr) {
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+        const float2 offset = Plain::Pair(offsets, n);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = scores[n * 4 + e];
+          x = Exp2(fmaf(x, multiplier, e % 2 == 0 ? offset.x : offset.y));
+        }
+      }
+      return;
+    }
     const float slope = tile.slope * kLog2E;
-    const bool slopes = params.terms.slopes != nullptr;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 offset = Plain::Pair(statistics + Shape::kOffsets, n);
+      const float2 offset = Plain::Pair(offsets, n);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float addend = e % 2 == 0 ? offset.x : offset.y;
-        if (slopes) addend = fmaf(-slope, Away(params, tile, keys, n, e / 2, e % 2), addend);
-        scores[n * 4 + e] = Exp2(fmaf(scores[n * 4 + e], scale_log2, addend));
+        float& x = scores[n * 4 + e];
+        const float addend = fmaf(-slope, Away(params, tile, keys, n, e / 2, e % 2),
+                                  e % 2 == 0 ? offset.x : offset.y);
+        x = Exp2(fmaf(x, multiplier, addend));
       }
     }
   }
@@ -260,35 +272,6 @@ struct TermBackwardScores {
         }
       }
     }
-  }
-
-  // Calls visit(n, half, i, bias) for all of the thread's pairs.
-  template <typename Visit>
-  static __device__ __forceinline__ void ForBias(const TermBackwardKernelParams& params,
-                                                 const TermQueryTile& tile, const TermKeys& keys,
-                                                 const Visit& visit) {
-#pragma unroll
-    for (int n = 0; n < kRows / 8; ++n) {
-      float bias[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) bias[e] = BiasOf(params, tile, keys, n, e / 2, e % 2);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) visit(n, e / 2, e % 2, bias[e]);
-      asm volatile("" ::: "memory");  // loads of all columns at once would spill
-    }
-  }
-
-  // 0 where there is no such pair.
-  static __device__ __forceinline__ float BiasOf(const TermBackwardKernelParams& params,
-                                                 const TermQueryTile& tile, const TermKeys& keys,
-                                                 int n, int half, int i) {
-    const TermParams& terms = params.terms;
-    const int row = keys.Row() + n * 8 + i;
-    const int key = keys.Key(half);
-    if (row >= tile.rows || key >= keys.Count()) return 0.0f;
-    const int64_t at = tile.bias_at + row * terms.columns + int64_t{params.stride} * key;
-    if (terms.bias_dtype == DType::kFloat32) return static_cast<const float*>(terms.bias)[at];
-    return ToFloat(static_cast<const T*>(terms.bias)[at]);
   }
 };
 

@@ -19,13 +19,15 @@ struct TermQueryTile : QueryTile {
   int64_t first_query;  // position of row 0
   int64_t first_key;    // position of the thread block's key 0
   const void* words;    // of the pair
-  int64_t bias_at;      // element of row 0 and key 0
   float distance;       // from row 0's aligned key to key 0
   float slope;          // of ALiBi
 };
 
 // kAll_: with a bias and dropout too; ALiBi, segment ids and masks do not wait for their
 // registers.
+//
+// A bias arrives ahead of its scores, in chunks of some rows by a group's 64 keys, as many rows as
+// kBiasChunkBytes hold; each group has a ring of its own of them.
 template <typename T_, int kDim_, int kRows_, bool kAll_>
 struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   using Base = BackwardShape<T_, kDim_, kRows_, false>;
@@ -35,13 +37,21 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
   static constexpr int kIds = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermQueryTile));
   static constexpr int kIdBytes = kRows_ * 4;
-  static constexpr int kSharedBytes = kIds + Base::kStages * kIdBytes;
+  static constexpr int kBiasFull = kIds + Base::kStages * kIdBytes;
+  static constexpr int kBiasChunkBytes = BackwardBiasBytes(kRows_);
+  static constexpr int kBiasStages = !kAll ? 0 : kRows_ == 64 ? 2 : 3;  // of a group
+  static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
+  static constexpr int kBias = (kBiasEmpty + Base::kGroups * kBiasStages * 8 + 1023) / 1024 * 1024;
+  static constexpr int kSharedBytes =
+      kAll ? kBias + Base::kGroups * kBiasStages * kBiasChunkBytes : kBiasFull;
+  template <typename E>
+  static constexpr int kBiasRows = BackwardBiasRows(kRows_, sizeof(E));
   // Wide sums leave producers 24, of which they spill some; with fewer for the consumers all
   // products would be serialised (C7512).
   static constexpr int kProducerRegisters = kDim_ <= 64 ? 40 : 24;
   static constexpr int kConsumerRegisters = kDim_ <= 64 ? 232 : 240;
 
-  static_assert(sizeof(TermQueryTile) % 16 == 0 && kIds % 16 == 0);
+  static_assert(sizeof(TermQueryTile) % 8 == 0 && kIds % 16 == 0 && kBiasFull % 8 == 0);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };
 

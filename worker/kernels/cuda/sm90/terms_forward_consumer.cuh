@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_CONSUMER_CUH_
 
 #include "worker/kernels/cuda/sm90/forward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_scores.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -33,6 +34,7 @@ struct TermForwardConsumer {
     const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
     const TermKeyTile* tiles = reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles);
     RingPosition<Shape::kStages> k, v;
+    typename BiasOrNot<Shape, ForwardBias>::Type bias(shared, group);
     // A stage is free once all lanes of all warps have left it.
     const auto release = [lane](uint32_t barrier) {
       __syncwarp();
@@ -52,27 +54,24 @@ struct TermForwardConsumer {
       if (slot.valid == 0) break;
       float factor[2];
       bool last;
-      uint32_t words[2] = {}, keep[2] = {};
-      // What the pair has beside its scores; asked for, and computed, while its product runs.
+      uint64_t key = 0;  // as dropout counts them
       const auto look_ahead = [&] {
-        const TermKeyTile& tile = tiles[k.stage];
-        if (tile.flags & TermKeyTile::kMaskWords) {
-          words[0] = tile.words[row * 4 + lane % 4];
-          words[1] = tile.words[(row + 8) * 4 + lane % 4];
-        }
-        if constexpr (Shape::kAll) {
-          if (terms.threshold != 0) {
-            Rules::KeepPairs(keep, params, tile, own, lane % 4 * 2);
-          }
-        }
+        if constexpr (Shape::kAll) key = Rules::KeyOf(params, tiles[k.stage], column);
       };
       // Its scores have arrived: it is free afterwards, and after the last one q is.
       const auto finish_scores = [&] {
         const TermKeyTile& tile = tiles[k.stage];
+        uint32_t words[2] = {};
+        if (tile.flags & TermKeyTile::kMaskWords) {
+          const uint32_t* const pair = reinterpret_cast<const uint32_t*>(
+              memory + Shape::kWords + k.stage * Shape::kWordBytes);
+          words[0] = pair[row * 4 + lane % 4];
+          words[1] = pair[(row + 8) * 4 + lane % 4];
+        }
         Rules::Apply(
             scores, params, tile, own, column, words,
             reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),
-            transforms);
+            bias, transforms);
         last = tile.flags & KeyTile::kLast;
         release(shared + Shape::kKEmpty + 8 * k.stage);
         if (last) release(shared + Shape::kQEmpty);
@@ -80,13 +79,13 @@ struct TermForwardConsumer {
       };
       const auto drop = [&] {
         if constexpr (Shape::kAll) {
-          if (terms.threshold != 0) Rules::Drop(scores, keep);
+          if (terms.threshold != 0) Rules::Drop(scores, params, own, key);
         }
       };
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
       Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
-      own.Load(params, slot, row, tiles[k.stage].batch_row);
+      own.template Load<Shape::kAll>(params, slot, row, tiles[k.stage]);
       look_ahead();
       rows.Reset();
 #pragma unroll

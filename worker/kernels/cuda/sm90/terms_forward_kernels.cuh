@@ -13,10 +13,15 @@ template <typename Shape>
 __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& params,
                                                char* memory) {
   const uint32_t shared = SharedAddress(memory);
+  const bool biased = Shape::kAll && params.terms.bias != nullptr;
   if (threadIdx.x == 0) {
     PrefetchMap(&params.q_map);
     InitBarrier(shared + Shape::kQFull, 1);
-    InitBarrier(shared + Shape::kQEmpty, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kQEmpty, Shape::kConsumerWarps + (biased ? 1 : 0));
+    for (int i = 0; i < Shape::kGroups * Shape::kBiasStages; ++i) {
+      InitBarrier(shared + Shape::kBiasFull + 8 * i, 1);
+      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, 4);  // a group's warps
+    }
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       InitBarrier(shared + Shape::kKFull + 8 * stage, 1);
       InitBarrier(shared + Shape::kKEmpty + 8 * stage, Shape::kConsumerWarps);
@@ -29,9 +34,13 @@ __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& pa
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();
-    if (__shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0) == 0) {
-      TermForwardProducer<Shape>{params, memory, shared, static_cast<int>(threadIdx.x), {}, {}}
-          .Run();
+    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+    TermForwardProducer<Shape> producer{params, memory, shared, static_cast<int>(threadIdx.x) & 31,
+                                        {},     {}};
+    if (warp == 0) {
+      producer.Run();
+    } else if constexpr (Shape::kAll) {
+      if (warp == 1 && biased) producer.LoadBias();
     }
   } else {
     TakeRegisters<Shape::kConsumerRegisters>();

@@ -1,11 +1,13 @@
-// The producer warp of a forward with score terms: forward_producer.cuh, but for pairs of tiles
-// that segment ids or a mask leave empty, which are passed over, and for what consumers are told.
+// The producer warps of a forward with score terms: forward_producer.cuh, but for pairs of tiles
+// that segment ids or a mask leave empty, which are passed over, and for what consumers are told. A
+// second warp loads a bias.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_PRODUCER_CUH_
 
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm90/forward_producer.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
+#include "worker/kernels/cuda/sm90/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_shape.cuh"
 #include "worker/kernels/cuda/sm90/terms_pairs.cuh"
 
@@ -96,17 +98,26 @@ struct TermForwardProducer {
     Position at = k;
     k.Advance();
     if (lane == 0) {
+      if (tile.checks & PairClasses::kCheckMask) {
+        const uint32_t full = shared + Shape::kKFull + 8 * at.stage;
+        ExpectBytes(full, Shape::kWordBytes);
+        CopyBytes(shared + Shape::kWords + at.stage * Shape::kWordBytes,
+                  reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles)[at.stage].words,
+                  Shape::kWordBytes, full);
+      }
       Plain::Load(at, shared + Shape::kK, shared + Shape::kKFull, &maps.k, item.kv_head,
                   static_cast<int>(range.row_begin) + tile.row, item.batch);
     }
     if (before.range >= 0) LoadValues(item, before);
   }
 
-  // All tiles of an item that somebody sees, from the last key to the first, or one of them: a
-  // tile is issued when the next one is known, or that there is none.
-  __device__ __forceinline__ void LoadItem(const Item& item) {
+  // visit(tile, last) of all tiles of an item that somebody sees, from the last key to the first,
+  // or of one of them. A tile is known to be the last once there is no next one. Whoever asks gets
+  // the same tiles: what producers and consumers count on. Executed by one whole warp.
+  template <typename Visit>
+  __device__ __forceinline__ void Walk(const Item& item, const Visit& visit) const {
     const PairClasses classes(params.pairs, item.batch, item.plane);
-    Found found, issued;
+    Found found;
 #pragma unroll 1
     for (int index = item.range_end - 1; index >= item.range_begin; --index) {
       const int first_pair = params.pairs.pair_begin[index];
@@ -119,17 +130,30 @@ struct TermForwardProducer {
         while (seen != 0) {
           const int next = 31 - __clz(seen);
           seen ^= 1u << next;
-          if (found.range >= 0) {
-            Issue(item, found, issued, false);
-            issued = found;
-          }
+          if (found.range >= 0) visit(found, false);
           found = {index, (base + next) * Shape::kKeys, __shfl_sync(0xffffffff, own, next)};
         }
       }
     }
     if (found.range < 0) found = {item.range_begin, 0, classes.Everything()};
-    Issue(item, found, issued, true);
-    LoadValues(item, found);
+    visit(found, true);
+  }
+
+  __device__ __forceinline__ void LoadItem(const Item& item) {
+    Found issued;
+    Walk(item, [&](const Found& tile, bool last) {
+      Issue(item, tile, issued, last);
+      issued = tile;
+    });
+    LoadValues(item, issued);
+  }
+
+  // `head` is the first of a pack.
+  __device__ __forceinline__ Item ItemOf(const ForwardTile& tile, int head, int batch) const {
+    const CommonParams& common = params.forward.common;
+    const int pack = params.forward.head_pack;
+    return {tile.range_begin, tile.range_end, head / common.group_size, batch,
+            MaskPlane(params.terms, batch, head / pack, common.num_heads / pack)};
   }
 
   __device__ __forceinline__ void Run() {
@@ -180,8 +204,7 @@ struct TermForwardProducer {
                   static_cast<int>(tile.q_row_begin), batch, kEvictFirst);
         }
       }
-      LoadItem({tile.range_begin, tile.range_end, head / common.group_size, batch,
-                MaskPlane(params.terms, batch, packed_head % packs, packs)});
+      LoadItem(ItemOf(tile, head, batch));
       __syncwarp();
       item = __shfl_sync(0xffffffff, next, 0);
       ++round;
@@ -193,6 +216,51 @@ struct TermForwardProducer {
         params.counters->next = 0;
         params.counters->finished = 0;
       }
+    }
+  }
+
+  // The second warp, of calls with a bias: its panels for the tiles of all items, in the order in
+  // which the groups read them. It learns of items as the consumers do, is among those that leave q
+  // of one, and waits for nobody but them: keys and values never wait for a bias.
+  __device__ __forceinline__ void LoadBias() const {
+    const TermParams& terms = params.terms;
+    const int element = terms.bias_dtype == DType::kFloat32 ? 4 : 2;
+    const int panels = Shape::kKeys * element / kPanelRowBytes;
+    const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
+    RingPosition<Shape::kBiasStages> at;  // of both groups
+#pragma unroll 1
+    for (uint32_t round = 0;; ++round) {
+      WaitBarrier(shared + Shape::kQFull, round & 1);
+      const WorkSlot& slot = slots[round & 1];
+      if (slot.valid == 0) break;
+      const int head = slot.first_head, batch = slot.batch;
+      const int plane = BiasPlane(terms, params.forward.common.num_heads, batch, head);
+      const int row = static_cast<int>(slot.tile.q_row_begin);
+      Walk(ItemOf(slot.tile, head, batch), [&](const Found& tile, bool) {
+        const int column = BiasColumn(params.bias, terms.ranges[tile.range].k_position) + tile.row;
+#pragma unroll 1
+        for (int panel = 0; panel < panels; ++panel) {
+          if (lane == 0) LoadPanels(at, column + panel * (kPanelRowBytes / element), row, plane);
+          at.Advance();
+        }
+        __syncwarp();
+      });
+      __syncwarp();  // all lanes have read the slot
+      if (lane == 0) Arrive(shared + Shape::kQEmpty);
+    }
+  }
+  // One panel for each group. What lies outside the bias reads as zero and counts as copied; of
+  // rows and keys that the tile does not have nobody uses a score.
+  __device__ __forceinline__ void LoadPanels(const RingPosition<Shape::kBiasStages>& at, int column,
+                                             int row, int plane) const {
+#pragma unroll
+    for (int group = 0; group < Shape::kGroups; ++group) {
+      const int index = group * Shape::kBiasStages + at.stage;
+      WaitBarrier(shared + Shape::kBiasEmpty + 8 * index, at.phase ^ 1);
+      ArriveExpecting(shared + Shape::kBiasFull + 8 * index, Shape::kBiasPanelBytes);
+      CopyBox(shared + Shape::kBias + index * Shape::kBiasPanelBytes, &params.bias.map,
+              shared + Shape::kBiasFull + 8 * index, column, 0, row + group * 64, plane,
+              BiasPolicy(params.terms));
     }
   }
 };

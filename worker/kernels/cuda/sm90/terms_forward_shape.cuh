@@ -12,7 +12,7 @@ namespace ringattn::worker::cuda::sm90 {
 // KeyTile, but by all lanes.
 struct TermKeyTile : KeyTile {
   static constexpr int32_t kIds = 4;        // ids must be compared: they are beside the tile
-  static constexpr int32_t kMaskWords = 8;  // the mask's words must be asked
+  static constexpr int32_t kMaskWords = 8;  // the mask's words, too
   int64_t first_key;                        // position of column 0
   int64_t first_query;                      // position of row 0
   const uint32_t* words;                    // of the pair
@@ -25,27 +25,39 @@ struct TermRow {
   float slope;    // of ALiBi
   int32_t id;     // of segments; negative ones, and rows that do not exist, see nothing
   int32_t q_row;  // in the tile of q: packed heads share one
-  int32_t head;
-  int64_t bias_at;  // element of the bias at position 0; -1: the row does not exist
-  int64_t unused;
+  // As dropout counts them.
+  uint32_t query, head, batch;
+  PhiloxRowPart part;
 };
 
 // 128 rows by 128 keys, two groups in turn. kAll_: with a bias and dropout too; ALiBi, segment ids
 // and masks do not wait for their registers.
+//
+// A bias arrives ahead of its scores, in panels of a group's 64 rows by 128 bytes: two to a key
+// tile of 16-bit elements, four of fp32. Each group has a ring of its own of them: what one reads
+// late does not hold up the other.
 template <typename T_, int kDim_, bool kAll_>
 struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   using Base = ForwardShape<T_, kDim_, 128, 128, true>;
   static constexpr bool kAll = kAll_;
   static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
-  static constexpr int kIds = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
+  static constexpr int kWords = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
+  static constexpr int kWordBytes = 128 * 4 * 4;  // of the mask, for a pair
+  static constexpr int kIds = kWords + Base::kStages * kWordBytes;
   static constexpr int kIdBytes = Base::kKeys * 4;
   static constexpr int kRowTerms = kIds + Base::kStages * kIdBytes;
-  static constexpr int kSharedBytes = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
+  static constexpr int kBiasFull = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
+  static constexpr int kBiasStages = !kAll ? 0 : kDim_ <= 64 ? 4 : 3;  // of a group
+  static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
+  static constexpr int kBiasPanelBytes = kForwardBiasRows * kPanelRowBytes;
+  static constexpr int kBias = (kBiasEmpty + Base::kGroups * kBiasStages * 8 + 1023) / 1024 * 1024;
+  static constexpr int kSharedBytes =
+      kAll ? kBias + Base::kGroups * kBiasStages * kBiasPanelBytes : kBiasFull;
   // Producers of these kernels have more to do, and consumers the rest of the 504.
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
 
-  static_assert(sizeof(TermKeyTile) % 16 == 0 && kIds % 16 == 0);
+  static_assert(sizeof(TermKeyTile) % 16 == 0 && kIds % 16 == 0 && kBiasFull % 8 == 0);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "worker/kernels/cuda/keep_bits.h"
 #include "worker/kernels/cuda/sm90/backward_params.h"
 #include "worker/kernels/cuda/sm90/forward_params.h"
 #include "worker/kernels/cuda/term_params.h"
@@ -31,17 +32,38 @@ struct PairTables {
   void* mask_words = nullptr;
 };
 
+// How the copy engine finds the bias: as it lies, or in a copy (call_bias.h) whose columns are
+// positions of every `stride`-th key in a row, residue after residue.
+struct BiasMap {
+  TensorMap map;              // [planes, q_rows, columns]; box: 128 bytes of so many rows
+  int64_t first = 0;          // position of column 0
+  int32_t stride = 1;         // of the positions in columns that follow one another
+  int32_t class_columns = 0;  // of the positions that are alike modulo stride
+};
+
+// Rows of a box: of a forward's panel, those of a consumer group; of a backward's chunk, what its
+// bytes hold beside 64 keys.
+inline constexpr int32_t kForwardBiasRows = 64;
+inline constexpr int32_t BackwardBiasBytes(int32_t tile_rows) {
+  return tile_rows == 64 ? 8192 : 4096;
+}
+inline constexpr int32_t BackwardBiasRows(int32_t tile_rows, int32_t element_bytes) {
+  return BackwardBiasBytes(tile_rows) / (64 * element_bytes);
+}
+
 struct TermForwardKernelParams : ForwardKernelParams {
   TermParams terms;
   PairTables pairs;
-  int32_t stride = 1;        // of positions, in q and in all blocks
-  int32_t bias_vectors = 0;  // 16-byte loads of the bias are allowed where a key's position is
-                             // a multiple of 8
+  BiasMap bias;
+  PhiloxKeys keys;     // of dropout
+  int32_t stride = 1;  // of positions, in q and in all blocks
 };
 
 struct TermBackwardKernelParams : BackwardKernelParams {
   TermParams terms;
   PairTables pairs;
+  BiasMap bias;
+  PhiloxKeys keys;  // of dropout
   int32_t stride = 1;
 };
 

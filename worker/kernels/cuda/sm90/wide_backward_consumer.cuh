@@ -54,15 +54,15 @@ struct WideBackwardConsumer {
     }
   }
 
-  // The group's box: 32 columns of 64 rows.
-  struct Box {
-    const uint32_t full, empty;  // barriers
-    const uint32_t dq, sums;     // the thread's first element, of dq and of dv and dk
-    uint32_t phase = 1;
+  // The group's boxes, each 32 columns of 64 rows, used in turn.
+  struct Boxes {
+    const uint32_t full, empty;  // barriers of the first
+    const uint32_t dq, sums;     // the thread's first element there, of dq and of dv and dk
+    RingPosition<Shape::kBoxes> at;
 
-    __device__ __forceinline__ Box(uint32_t shared, int group, int warp, int lane)
-        : full(shared + Shape::kStagedFull + 8 * group),
-          empty(shared + Shape::kStagedEmpty + 8 * group),
+    __device__ __forceinline__ Boxes(uint32_t shared, int group, int warp, int lane)
+        : full(shared + Shape::kStagedFull + 8 * Shape::kBoxes * group),
+          empty(shared + Shape::kStagedEmpty + 8 * Shape::kBoxes * group),
           dq(shared + Shape::kStaged + group * Shape::kStagedBytes +
              Narrow::StagedOffset(warp, Narrow::QueryRow(lane / 4), lane)),
           sums(shared + Shape::kStaged + group * Shape::kStagedBytes +
@@ -72,12 +72,12 @@ struct WideBackwardConsumer {
     template <int kCount>
     __device__ __forceinline__ void Put(const float (&sum)[kCount], int first, float scale,
                                         uint32_t target) {
-      WaitBarrier(empty, phase);
-      phase ^= 1;
+      WaitBarrier(empty + 8 * at.stage, at.phase ^ 1);
+      const uint32_t box = target + at.stage * Shape::kBoxBytes;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         // Columns 8 n: two 16-byte chunks on in the box's row, permuted by its row mod 8.
-        const uint32_t address = target ^ (n * 32);
+        const uint32_t address = box ^ (n * 32);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int i = first + n * 4 + half * 2;
@@ -87,7 +87,8 @@ struct WideBackwardConsumer {
         }
       }
       FenceBulkReads();
-      Narrow::Release(full);
+      Narrow::Release(full + 8 * at.stage);
+      at.Advance();
     }
     __device__ __forceinline__ void PutDq(const DqPanel& panel, float scale) {
       Put(panel, 0, scale, dq);
@@ -99,12 +100,12 @@ struct WideBackwardConsumer {
     }
   };
 
-  // What a thread knows of its place and of what the group multiplies; descriptors are of the first
-  // stage where there are several.
+  // What a thread knows of its place and of what the group multiplies; descriptors of q and dout
+  // are of the first slot.
   struct Place {
     uint32_t own_rows;         // A of the scores: K or V
-    uint32_t other_rows;       // their B: q or dout
-    uint32_t columns;          // B of the sum: dout or q
+    uint32_t other_rows;       // their B
+    uint32_t columns;          // B of the sum
     uint32_t ds_rows;          // A of dq
     uint32_t k_columns;        // its B, of the group's first panel
     uint32_t handed;           // the thread's first vector
@@ -113,9 +114,8 @@ struct WideBackwardConsumer {
 
     __device__ __forceinline__ Place(uint32_t shared, int group, int warp, int lane)
         : own_rows(RowDescriptor(shared + (group == 0 ? Shape::kK : Shape::kV))),
-          other_rows(RowDescriptor(shared + (group == 0 ? Shape::kQ : Shape::kDout))),
-          columns(ColumnDescriptor(shared + (group == 0 ? Shape::kDout : Shape::kQ),
-                                   Shape::kRowPanelBytes)),
+          other_rows(RowDescriptor(shared + Shape::kRowSlots)),
+          columns(ColumnDescriptor(shared + Shape::kRowSlots, Shape::kRowPanelBytes)),
           ds_rows(RowDescriptor(shared + Shape::kScores)),
           k_columns(ColumnDescriptor(
               shared + Shape::kK + (group == 0 ? 0 : Shape::kValuesPanels) * Shape::kKeyPanelBytes,
@@ -131,13 +131,8 @@ struct WideBackwardConsumer {
   static __device__ __forceinline__ void Run(const BackwardKernelParams& params, char* memory,
                                              uint32_t shared, const BackwardItem& item) {
     constexpr bool kValues = kGroup == 0;
-    // What the scores' B and the sum's B are loaded into.
-    constexpr int kScoresFull = kValues ? Shape::kQFull : Shape::kDoutFull;
-    constexpr int kScoresEmpty = kValues ? Shape::kQEmpty : Shape::kDoutEmpty;
-    constexpr int kSumFull = kValues ? Shape::kDoutFull : Shape::kQFull;
-    constexpr int kSumEmpty = kValues ? Shape::kDoutEmpty : Shape::kQEmpty;
     constexpr int kPanelCount = kValues ? Shape::kValuesPanels : Shape::kKeysPanels;
-    constexpr uint32_t kStageStep = DescriptorBytes(Shape::kRowBytes);
+    constexpr uint32_t kSlotStep = DescriptorBytes(Shape::kRowBytes);
     const CommonParams& common = params.common;
     const int lane = threadIdx.x & 31;
     const int warp = (threadIdx.x & 127) / 32;
@@ -152,12 +147,16 @@ struct WideBackwardConsumer {
     Packed packed;
     DqPanel dq;
     RingPosition<Shape::kStages> at;
-    Box box(shared, kGroup, warp, lane);
+    // The slots of the scores' B and of the sum's: q and dout for the values, dout and q for the
+    // keys.
+    RingPosition<Shape::kSlots> scores_at{kValues ? 0u : 1u};
+    RingPosition<Shape::kSlots> sum_at{kValues ? 1u : 0u};
+    Boxes boxes(shared, kGroup, warp, lane);
     bool last;
     WaitBarrier(shared + (kValues ? Shape::kKFull : Shape::kVFull), 0);
     if (!kValues) WaitBarrier(shared + Shape::kKFull, 0);  // for dQ
-    WaitBarrier(shared + kScoresFull, 0);
-    Narrow::IssueScores(scores, place.own_rows, place.other_rows);
+    WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, 0);
+    Narrow::IssueScores(scores, place.own_rows, place.other_rows + scores_at.stage * kSlotStep);
 #pragma unroll 1
     do {
       WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
@@ -166,7 +165,7 @@ struct WideBackwardConsumer {
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
       WaitProducts<0>();
       PinRegisters(scores);
-      Narrow::Release(shared + kScoresEmpty + 8 * at.stage);
+      Narrow::Release(shared + Shape::kSlotEmpty + 8 * scores_at.stage);
       if constexpr (kValues) {
         Packed weights;
         Rules::Probabilities(scores, packed, weights, tile_statistics, tile, place.key, place.row,
@@ -181,8 +180,8 @@ struct WideBackwardConsumer {
         Narrow::StoreGradients(packed, place.gradient_target);
         ArriveThreads<kBoth>(Shape::kGradientsReady);
       }
-      WaitBarrier(shared + kSumFull + 8 * at.stage, at.phase);
-      Narrow::IssueSum(sum, packed, place.columns + at.stage * kStageStep);
+      WaitBarrier(shared + Shape::kSlotFull + 8 * sum_at.stage, sum_at.phase);
+      Narrow::IssueSum(sum, packed, place.columns + sum_at.stage * kSlotStep);
       if constexpr (kValues) {
         SyncThreads<kBoth>(Shape::kGradientsReady);
       } else {
@@ -190,7 +189,6 @@ struct WideBackwardConsumer {
       }
       // Everybody has left the statistics.
       if (kValues && threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
-      const uint32_t stage = at.stage;
 #pragma unroll
       for (int panel = 0; panel < kPanelCount; ++panel) {
         Narrow::IssueDq(dq, place.ds_rows,
@@ -202,19 +200,22 @@ struct WideBackwardConsumer {
           // nobody reads: a branch here would make the assembler wait for every product.
           if (!last) {
             at.Advance();
-            WaitBarrier(shared + kScoresFull + 8 * at.stage, at.phase);
+            scores_at.AdvanceTwo();
+            WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, scores_at.phase);
           }
-          Narrow::IssueScores(scores, place.own_rows, place.other_rows + at.stage * kStageStep);
+          Narrow::IssueScores(scores, place.own_rows,
+                              place.other_rows + scores_at.stage * kSlotStep);
           WaitProducts<1>();
         }
         PinRegisters(dq);
-        if (panel == 0) Narrow::Release(shared + kSumEmpty + 8 * stage);
-        box.PutDq(dq, common.softmax_scale);
+        if (panel == 0) Narrow::Release(shared + Shape::kSlotEmpty + 8 * sum_at.stage);
+        boxes.PutDq(dq, common.softmax_scale);
       }
+      sum_at.AdvanceTwo();
     } while (!last);
     WaitProducts<0>();
     PinRegisters(sum);
-    box.PutSum(sum, kValues ? Shape::kUnshift : common.softmax_scale);
+    boxes.PutSum(sum, kValues ? Shape::kUnshift : common.softmax_scale);
   }
 };
 

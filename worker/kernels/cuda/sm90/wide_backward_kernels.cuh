@@ -10,9 +10,28 @@
 namespace ringattn::worker::cuda::sm90 {
 
 template <typename Shape>
+__device__ __forceinline__ void InitWideBackwardBarriers(uint32_t shared) {
+  InitBarrier(shared + Shape::kKFull, 1);
+  InitBarrier(shared + Shape::kVFull, 1);
+  for (int slot = 0; slot < Shape::kSlots; ++slot) {
+    InitBarrier(shared + Shape::kSlotFull + 8 * slot, 1);
+    InitBarrier(shared + Shape::kSlotEmpty + 8 * slot, Shape::kConsumerWarps);
+  }
+  for (int stage = 0; stage < Shape::kStages; ++stage) {
+    InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
+    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, 1);
+  }
+  for (int box = 0; box < Shape::kGroups * Shape::kBoxes; ++box) {
+    InitBarrier(shared + Shape::kStagedFull + 8 * box, Shape::kConsumerWarps / Shape::kGroups);
+    InitBarrier(shared + Shape::kStagedEmpty + 8 * box, 1);
+  }
+  FenceBarrierInit();
+}
+
+template <typename Shape>
 __device__ __forceinline__ void RunWideBackward(const BackwardKernelParams& params, char* memory) {
   const uint32_t shared = SharedAddress(memory);
-  if (threadIdx.x == 0) InitBackwardBarriers<Shape>(shared);
+  if (threadIdx.x == 0) InitWideBackwardBarriers<Shape>(shared);
   // One answer for all: the groups would wait for each other for ever.
   if (__syncthreads_or(Stopped(params.common.stop_word))) return;
   const BackwardItem item(params);

@@ -1,5 +1,6 @@
-// The producer group of a wide backward: as BackwardProducer's, but each consumer group leaves its
-// panels of dq by boxes of 32 columns, then all of dv (group 0) or dk (group 1).
+// The producer group of a wide backward: as BackwardProducer's, but q and dout share a ring of
+// slots, and each consumer group leaves its panels of dq by boxes of 32 columns, then all of dv
+// (group 0) or dk (group 1).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_PRODUCER_CUH_
 
@@ -11,19 +12,70 @@ namespace ringattn::worker::cuda::sm90 {
 template <typename Shape>
 struct WideBackwardProducer : BackwardProducer<Shape> {
   using Base = BackwardProducer<Shape>;
+  using SlotPosition = RingPosition<Shape::kSlots>;
 
-  // Adds the group's box, once it is full, at `column`; columns from `columns` on do not exist.
-  __device__ __forceinline__ void AddBox(const TensorMap& map, int group, uint32_t& phase,
+  // The next of the group's boxes, and that before it.
+  struct BoxPosition {
+    RingPosition<Shape::kBoxes> at;
+    uint32_t last = Shape::kBoxes;  // none yet
+  };
+
+  // Adds the group's next box, once it is full, at `column`; columns from `columns` on do not
+  // exist. The box before is free then: two are on their way at a time.
+  __device__ __forceinline__ void AddBox(const TensorMap& map, int group, BoxPosition& boxes,
                                          int column, int columns, int head, int row) const {
-    WaitBarrier(this->shared + Shape::kStagedFull + 8 * group, phase);
-    phase ^= 1;
+    const uint32_t barriers = this->shared + 8 * Shape::kBoxes * group;
+    const uint32_t box = boxes.at.stage;
+    WaitBarrier(barriers + Shape::kStagedFull + 8 * box, boxes.at.phase);
     if (column < columns) {
-      StartTensorAdd(&map, this->shared + Shape::kStaged + group * Shape::kStagedBytes, column,
-                     head, row, this->item.batch);
+      StartTensorAdd(
+          &map,
+          this->shared + Shape::kStaged + group * Shape::kStagedBytes + box * Shape::kBoxBytes,
+          column, head, row, this->item.batch);
     }
     CommitBulk();
-    WaitBulkReads();
-    Arrive(this->shared + Shape::kStagedEmpty + 8 * group);
+    WaitEarlierBulkReads();
+    if (boxes.last < Shape::kBoxes) Arrive(barriers + Shape::kStagedEmpty + 8 * boxes.last);
+    boxes.last = box;
+    boxes.at.Advance();
+  }
+
+  // Copies rows of q or dout of a tile to the next slot, once that is free.
+  __device__ __forceinline__ void CopyRows(SlotPosition& slot, const TensorMap& map, int head,
+                                           int row) const {
+    WaitBarrier(this->shared + Shape::kSlotEmpty + 8 * slot.stage, slot.phase ^ 1);
+    this->Copy(this->shared + Shape::kRowSlots + slot.stage * Shape::kRowBytes,
+               Shape::kRowPanelBytes, this->shared + Shape::kSlotFull + 8 * slot.stage, map, head,
+               row, this->item.batch, kEvictLast);
+    slot.Advance();
+  }
+
+  // Executed by one lane.
+  __device__ __forceinline__ void Load() const {
+    const PieceMaps& keys = this->params.key_maps[this->item.tile->piece];
+    AcquireMap(&keys.k);
+    AcquireMap(&keys.v);
+    const int kv_head = this->item.first_head / this->params.common.group_size;
+    const int kv_row = static_cast<int>(this->item.tile->row_begin);
+    this->Copy(this->shared + Shape::kK, Shape::kKeyPanelBytes, this->shared + Shape::kKFull,
+               keys.k, kv_head, kv_row, this->item.batch, kEvictFirst);
+    bool first = true;
+    SlotPosition slot;
+    this->Walk([&](const QRange& range, int row, int head) {
+      const QueryMaps& maps = this->params.query_maps[range.piece];
+      if (row == 0) {
+        AcquireMap(&maps.q);
+        AcquireMap(&maps.dout);
+      }
+      const int token = static_cast<int>(range.row_begin) + row;
+      CopyRows(slot, maps.q, head, token);
+      if (first) {
+        this->Copy(this->shared + Shape::kV, Shape::kKeyPanelBytes, this->shared + Shape::kVFull,
+                   keys.v, kv_head, kv_row, this->item.batch, kEvictFirst);
+        first = false;
+      }
+      CopyRows(slot, maps.dout, head, token);
+    });
   }
 
   // Executed by one lane for consumer group `group`.
@@ -31,13 +83,13 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     const CommonParams& common = this->params.common;
     const int first = group == 0 ? 0 : Shape::kValuesPanels * kPanelColumns;
     const int end = (group == 0 ? Shape::kValuesPanels : Shape::kPanels) * kPanelColumns;
-    uint32_t phase = 0;
+    BoxPosition boxes;
     this->Walk([&](const QRange& range, int row, int head) {
       const TensorMap& map = this->params.query_maps[range.piece].dq;
       if (row == 0) AcquireMap(&map);
 #pragma unroll 1
       for (int column = first; column < end; column += 32) {
-        AddBox(map, group, phase, column, common.head_dim, head,
+        AddBox(map, group, boxes, column, common.head_dim, head,
                static_cast<int>(range.row_begin) + row);
       }
     });
@@ -48,7 +100,7 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     const int kv_head = this->item.first_head / common.group_size;
 #pragma unroll 1
     for (int column = 0; column < Shape::kDim; column += 32) {
-      AddBox(map, group, phase, column, columns, kv_head,
+      AddBox(map, group, boxes, column, columns, kv_head,
              static_cast<int>(this->item.tile->row_begin));
     }
     WaitBulk();
@@ -60,7 +112,7 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
       this->Describe();
     } else if ((threadIdx.x & 31) == 0) {
       if (warp == 0) {
-        this->Load();
+        Load();
       } else {
         Add(warp - 2);
       }

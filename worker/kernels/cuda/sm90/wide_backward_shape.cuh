@@ -14,6 +14,11 @@ namespace ringattn::worker::cuda::sm90 {
 
 // 64 q rows by 64 keys. One more warpgroup loads q and dout, prepares the rows' statistics and
 // adds what is staged.
+//
+// q and dout of the tiles take turns in one ring of slots: q of a tile, its dout, q of the next.
+// With 256 dimensions there are three, so that a group's staged boxes are three as well and it
+// seldom waits for the one before last to leave; each slot's next copy still has half a tile's
+// time.
 template <typename T_, int kDim_, bool kCapped_>
 struct WideBackwardShape {
   using T = T_;
@@ -21,7 +26,9 @@ struct WideBackwardShape {
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;
   static constexpr bool kCapped = kCapped_;
-  static constexpr int kStages = 2;  // of q, dout and their statistics
+  static constexpr int kStages = 2;                   // of the tiles' statistics
+  static constexpr int kSlots = kDim == 256 ? 3 : 4;  // of q and dout
+  static constexpr int kBoxes = kDim == 256 ? 3 : 4;  // that a group stages
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
@@ -39,7 +46,8 @@ struct WideBackwardShape {
   static constexpr int kRowBytes = kPanels * kRowPanelBytes;
   static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // dS
   static constexpr int kHandedBytes = 128 * kRows / 4 * 4;         // P, by thread
-  static constexpr int kStagedBytes = kStagedRows * 128;           // of a group: 32 columns, fp32
+  static constexpr int kBoxBytes = kStagedRows * 128;              // 32 columns, fp32
+  static constexpr int kStagedBytes = kBoxes * kBoxBytes;          // of a group
 
   // Of a row: what is added to its scores, its delta, its lse.
   static constexpr int kOffsets = 0;
@@ -50,24 +58,21 @@ struct WideBackwardShape {
   // Shared memory, from its base.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
-  static constexpr int kQ = kV + kKeyBytes;
-  static constexpr int kDout = kQ + kStages * kRowBytes;
-  static constexpr int kScores = kDout + kStages * kRowBytes;
+  static constexpr int kRowSlots = kV + kKeyBytes;
+  static constexpr int kScores = kRowSlots + kSlots * kRowBytes;
   static constexpr int kStaged = kScores + kScorePanelBytes;
   static constexpr int kHanded = kStaged + kGroups * kStagedBytes;
   static constexpr int kRowStatistics = kHanded + kHandedBytes;
   static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
   static constexpr int kKFull = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
   static constexpr int kVFull = kKFull + 8;
-  static constexpr int kQFull = kVFull + 8;
-  static constexpr int kQEmpty = kQFull + 8 * kStages;
-  static constexpr int kDoutFull = kQEmpty + 8 * kStages;
-  static constexpr int kDoutEmpty = kDoutFull + 8 * kStages;
-  static constexpr int kTileFull = kDoutEmpty + 8 * kStages;
+  static constexpr int kSlotFull = kVFull + 8;
+  static constexpr int kSlotEmpty = kSlotFull + 8 * kSlots;
+  static constexpr int kTileFull = kSlotEmpty + 8 * kSlots;
   static constexpr int kTileEmpty = kTileFull + 8 * kStages;
-  static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group
-  static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups;
-  static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups;
+  static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group, then by box
+  static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups * kBoxes;
+  static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups * kBoxes;
 
   // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
   static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
