@@ -160,6 +160,20 @@ class StageMerger {
   Interval compute_;
 };
 
+void AddKernel(const v1::KernelUse& use, v1::RankReport* rank) {
+  const auto same = [&use](const v1::KernelUse& other) {
+    return other.call() == use.call() && other.family() == use.family() &&
+           other.kernel_class() == use.kernel_class() && other.instructions() == use.instructions();
+  };
+  auto* kernels = rank->mutable_kernels();
+  const auto found = std::find_if(kernels->begin(), kernels->end(), same);
+  if (found == kernels->end()) {
+    *rank->add_kernels() = use;
+  } else {
+    found->set_calls(found->calls() + use.calls());
+  }
+}
+
 void AddRank(const v1::RankReport& rank, double shift_seconds, v1::Summary* merged) {
   auto* ranks = merged->mutable_ranks();
   auto found = std::find_if(ranks->begin(), ranks->end(),
@@ -174,6 +188,7 @@ void AddRank(const v1::RankReport& rank, double shift_seconds, v1::Summary* merg
   AddTo(rank.ring_wait_time(), found->mutable_ring_wait_time());
   found->set_sent_bytes(found->sent_bytes() + rank.sent_bytes());
   found->set_tiles(found->tiles() + rank.tiles());
+  for (const v1::KernelUse& use : rank.kernels()) AddKernel(use, &*found);
   for (const v1::TimelineEvent& event : rank.timeline()) {
     v1::TimelineEvent* shifted = found->add_timeline();
     *shifted = event;

@@ -44,6 +44,12 @@ CallReport Part(double began, const char* worker) {
   v1::RankReport* rank = part.summary.add_ranks();
   rank->set_worker(worker);
   SetSeconds(0.75, rank->mutable_compute_time());
+  for (const char* family : {"sm90", "simt"}) {
+    v1::KernelUse* kernel = rank->add_kernels();
+    kernel->set_call("forward");
+    kernel->set_family(family);
+    kernel->set_calls(2);
+  }
   v1::TimelineEvent* event = rank->add_timeline();
   SetSeconds(2, event->mutable_begin());
   SetSeconds(3, event->mutable_end());
@@ -85,6 +91,11 @@ TEST(MergedReport, WorkersAreSummedAndTheirTimelinesShifted) {
   const v1::RankReport& a = merged.summary.ranks(0);
   EXPECT_EQ(a.worker(), "a");
   EXPECT_DOUBLE_EQ(ToSeconds(a.compute_time()), 1.5);
+  ASSERT_EQ(a.kernels_size(), 2);
+  EXPECT_EQ(a.kernels(0).family(), "sm90");
+  EXPECT_EQ(a.kernels(0).calls(), 4u);
+  EXPECT_EQ(a.kernels(1).family(), "simt");
+  EXPECT_EQ(a.kernels(1).calls(), 4u);
   ASSERT_EQ(a.timeline_size(), 2);
   EXPECT_DOUBLE_EQ(ToSeconds(a.timeline(0).begin()), 2);
   EXPECT_DOUBLE_EQ(ToSeconds(a.timeline(1).begin()), 5);

@@ -238,6 +238,9 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
   std::printf("%s, %d runs after the verified one: median %.4f s (%.4f to %.4f)\n\n",
               flags.backward ? "backward" : "forward", flags.runs, figures.seconds_median,
               figures.seconds_min, figures.seconds_max);
+  if (const std::string kernels = KernelsText(measured.reports.back().summary); !kernels.empty()) {
+    std::printf("%s\n", kernels.c_str());
+  }
   const size_t streams = measured.reports.back().streams();
   if (streams > 1) std::printf("%zu streams; bounds with as many TCP connections\n", streams);
   std::printf("%-10s %12s %-8s %12s  %6s  %s\n", "", "measured", "", "bound", "", "the bound is");

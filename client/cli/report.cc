@@ -1,7 +1,10 @@
 #include "client/cli/report.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -79,6 +82,18 @@ Json PlanJson(const v1::PlanReport& plan) {
 
 namespace {
 
+Json KernelsJson(const v1::RankReport& rank) {
+  Json kernels = Json::array();
+  for (const v1::KernelUse& use : rank.kernels()) {
+    kernels.push_back({{"call", use.call()},
+                       {"family", use.family()},
+                       {"class", use.kernel_class()},
+                       {"instructions", use.instructions()},
+                       {"calls", use.calls()}});
+  }
+  return kernels;
+}
+
 // Of a call or one of its parts.
 Json MeasuredJson(const CallReport& report) {
   const v1::Summary& summary = report.summary;
@@ -91,7 +106,8 @@ Json MeasuredJson(const CallReport& report) {
                      {"compute_seconds", ToSeconds(rank.compute_time())},
                      {"ring_wait_seconds", ToSeconds(rank.ring_wait_time())},
                      {"sent_bytes", rank.sent_bytes()},
-                     {"tiles", rank.tiles()}});
+                     {"tiles", rank.tiles()},
+                     {"kernels", KernelsJson(rank)}});
   }
   Json stages = Json::object();
   for (const v1::StageTime& stage : summary.stages()) {
@@ -141,6 +157,41 @@ Json CallJson(const Problem& problem, const CallReport& report) {
   return json;
 }
 
+std::string KernelsText(const v1::Summary& summary) {
+  struct Used {
+    std::string call, kernel;
+    std::vector<std::string> workers;
+  };
+  std::vector<Used> all;
+  std::vector<std::string> calls;  // in the order of their first use
+  for (const v1::RankReport& rank : summary.ranks()) {
+    for (const v1::KernelUse& use : rank.kernels()) {
+      const std::string kernel =
+          absl::StrCat(use.family(), "/", use.kernel_class(), use.instructions().empty() ? "" : " ",
+                       use.instructions());
+      if (std::count(calls.begin(), calls.end(), use.call()) == 0) calls.push_back(use.call());
+      auto found = std::find_if(all.begin(), all.end(), [&](const Used& each) {
+        return each.call == use.call() && each.kernel == kernel;
+      });
+      if (found == all.end()) found = all.insert(all.end(), {use.call(), kernel, {}});
+      found->workers.push_back(rank.worker());
+    }
+  }
+  std::vector<std::string> texts;
+  for (const std::string& call : calls) {
+    std::vector<Used> own;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(own),
+                 [&call](const Used& each) { return each.call == call; });
+    const bool mixed = own.size() > 1;  // then with those who used each
+    texts.push_back(absl::StrCat(
+        call, " by ", absl::StrJoin(own, ", ", [mixed](std::string* text, const Used& each) {
+          absl::StrAppend(text, each.kernel);
+          if (mixed) absl::StrAppend(text, " (", absl::StrJoin(each.workers, ", "), ")");
+        })));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
 std::string CallText(const CallReport& report) {
   const v1::PlanReport& plan = report.accepted.plan();
   const v1::Summary& summary = report.summary;
@@ -158,6 +209,9 @@ std::string CallText(const CallReport& report) {
   absl::StrAppendFormat(&text, "\nrate   %sFLOP/s (%sFLOP)",
                         HumanRate(PerSecond(summary.flops(), ToSeconds(summary.compute_time()))),
                         HumanRate(summary.flops()));
+  if (const std::string kernels = KernelsText(summary); !kernels.empty()) {
+    absl::StrAppend(&text, "\nran    ", kernels);
+  }
   uint64_t ring_bytes = 0;
   for (const v1::RankReport& rank : summary.ranks()) ring_bytes += rank.sent_bytes();
   absl::StrAppendFormat(&text, "\nbytes  %s up, %s down, %s around the ring\n",

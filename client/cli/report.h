@@ -16,6 +16,10 @@ Json PlanJson(const v1::PlanReport& plan);
 // Everything about a call but its command and files.
 Json CallJson(const Problem& problem, const CallReport& report);
 
+// "forward by sm90/plain; probabilities by simt/terms"; of a kind that members computed by
+// different kernels each with its workers; of CPUs with the instruction set. Empty if nobody says.
+std::string KernelsText(const v1::Summary& summary);
+
 // Lines, each with its newline.
 std::string CallText(const CallReport& report);
 

@@ -37,7 +37,8 @@ class Events {
   }
 
   void Bar(int process, const std::string& row, const std::string& name,
-           const std::string& category, double begin_seconds, double end_seconds) {
+           const std::string& category, double begin_seconds, double end_seconds,
+           const Json& arguments) {
     list_.push_back({{"name", name},
                      {"cat", category},
                      {"ph", "X"},
@@ -45,6 +46,7 @@ class Events {
                      {"dur", std::max(0.0, end_seconds - begin_seconds) * 1e6},
                      {"pid", process},
                      {"tid", RowId(process, row)}});
+    if (!arguments.empty()) list_.back()["args"] = arguments;
   }
 
   // With the names by which the service's logs know the call.
@@ -112,16 +114,21 @@ class RequestBars {
     const double accepted = report_.times.accepted_seconds;
     for (const v1::TimelineEvent& event : rank.timeline()) {
       const std::string category = ShortName(event.category());
+      Json arguments = Json::object();
+      if (!event.kernel_family().empty()) {
+        arguments = {{"family", event.kernel_family()}, {"class", event.kernel_class()}};
+      }
       Bar(process, category, event.name(), category, accepted + ToSeconds(event.begin()),
-          accepted + ToSeconds(event.end()));
+          accepted + ToSeconds(event.end()), arguments);
     }
   }
 
  private:
   void Bar(int process, const std::string& row, const std::string& name,
-           const std::string& category, double begin_seconds, double end_seconds) {
+           const std::string& category, double begin_seconds, double end_seconds,
+           const Json& arguments = Json::object()) {
     events_.Bar(process, row + row_suffix_, name, category, began_ + begin_seconds,
-                began_ + end_seconds);
+                began_ + end_seconds, arguments);
   }
 
   Events& events_;

@@ -28,6 +28,8 @@ TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
   add("step 0 forward", v1::TIMELINE_CATEGORY_COMPUTE, 1.0, 1.5);
   add("step 0 exchange", v1::TIMELINE_CATEGORY_EXCHANGE, 1.0, 1.2);
   add("step 1 forward", v1::TIMELINE_CATEGORY_COMPUTE, 1.5, 2.0);
+  rank->mutable_timeline(2)->set_kernel_family("sm90");
+  rank->mutable_timeline(2)->set_kernel_class("terms");
   const Json trace = TraceJson(report);
   int rows[3] = {}, at = 0;
   for (const Json& event : trace["traceEvents"]) {
@@ -35,6 +37,10 @@ TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
     if (at == 0) {
       EXPECT_EQ(event["ts"], 2.0e6);
       EXPECT_EQ(event["dur"], 0.5e6);
+    }
+    EXPECT_EQ(event.contains("args"), at == 2);
+    if (at == 2) {
+      EXPECT_EQ(event["args"], (Json{{"family", "sm90"}, {"class", "terms"}}));
     }
     rows[at++] = event["tid"];
   }

@@ -30,7 +30,8 @@ ABSL_FLAG(int64_t, case, -1, "run this case alone");
 ABSL_FLAG(uint64_t, seed, 77, "seed of the cases");
 ABSL_FLAG(bool, options, false,
           "add what only some requests have: attention sinks, a gradient of lse, score terms");
-ABSL_FLAG(bool, probabilities, false, "ask for those of some rows, which CPU workers give");
+ABSL_FLAG(bool, probabilities, false,
+          "ask for those of some rows, in forward cases of schedules that give them");
 ABSL_FLAG(bool, score_terms, true,
           "with --options: score terms too, which take GPUs off their tensor cores");
 ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host, as the command line's");

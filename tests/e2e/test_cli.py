@@ -226,6 +226,15 @@ def test_json_holds_what_it_documents(ring, tmp_path):
     assert done.stderr == ""  # no progress bar without a terminal
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert any("exchange" in json.dumps(e) for e in trace["traceEvents"])
+    # Which kernels served: in the report, in the timeline and in words.
+    for rank in report["ranks"]:
+        assert [(use["call"], use["class"]) for use in rank["kernels"]] == [("forward", "plain")]
+        (use,) = rank["kernels"]
+        assert use["family"] in ("cpu_bf16", "cpu_fp32") and use["instructions"] and use["calls"] > 0
+    forwards = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["name"].endswith(" forward")]
+    assert forwards and all(e["args"] == {"family": use["family"], "class": "plain"} for e in forwards)
+    done = cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={forward}", *OPTIONS)
+    assert f"ran    forward by {use['family']}/plain {use['instructions']}\n" in done.stdout
 
 
 def test_plan_without_a_server():

@@ -157,6 +157,13 @@ def test_the_summary_and_the_timeline(ring):
         assert rank.tiles > 0
         categories = {bar.category for bar in rank.timeline}
         assert {pb.TIMELINE_CATEGORY_COMPUTE, pb.TIMELINE_CATEGORY_EXCHANGE} <= categories
+        (kernel,) = rank.kernels
+        assert (kernel.call, kernel.family, kernel.kernel_class) == ("forward", "cpu_fp32", "plain")
+        assert kernel.instructions  # the processor's
+        forwards = [bar for bar in rank.timeline if bar.name.endswith(" forward")]
+        assert kernel.calls == len(forwards) > 0
+        assert {(bar.kernel_family, bar.kernel_class) for bar in forwards} == {("cpu_fp32", "plain")}
+        assert not any(bar.kernel_family for bar in rank.timeline if bar not in forwards)
 
 
 # ---------------------------------------------------------------- operations

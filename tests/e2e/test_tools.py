@@ -103,6 +103,10 @@ def test_metrics_pass_promtool_and_count(ring):
                  "ringattn_bytes_total", "ringattn_ring_generation", "ringattn_worker_up"):
         assert name in server, name
     assert all("ringattn_attention_flops_total" in text for text in workers)
+    series = 'ringattn_worker_kernel_calls_total{call="forward",class="plain",family="cpu_fp32"} '
+    for text in workers:
+        (count,) = [float(line[len(series):]) for line in text.splitlines() if line.startswith(series)]
+        assert count > 0
 
 
 def test_a_real_prometheus_scrapes_and_answers(ring, tmp_path):

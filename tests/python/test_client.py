@@ -137,6 +137,10 @@ def test_call_options_and_report(client, rng):
     assert set(report.stages) >= {"queue", "upload", "compute", "download"}
     assert report.bytes_up == q.nbytes + k.nbytes + v.nbytes
     assert report.details["summary"]["ranks"][0]["timeline"][0]["category"]
+    assert set(report.kernels) == set(report.plan.members)
+    for (use,) in report.kernels.values():
+        assert (use.call, use.family, use.kernel_class) == ("forward", "cpu_fp32", "plain")
+        assert use.instructions and use.calls >= 1
     assert report.details["accepted"]["traceparent"].startswith("00-4bf92f")
     assert client.forward(q, k, v, streams=2).report.streams == 2
     assert client.get_operation("py-1")["state"] == "succeeded"

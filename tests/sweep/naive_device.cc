@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> NaiveDevice::Allocate(int64_t byte
 
 absl::StatusOr<PreparedCalls> NaiveDevice::Prepare(std::vector<KernelCall> calls) {
   return PrepareHostCalls(
-      std::move(calls), [](DType) { return std::string_view("naive"); },
+      std::move(calls), [](DType) { return KernelName{.family = "naive"}; },
       [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
         return queue_.Start(
             [&call, control]() -> absl::Status {

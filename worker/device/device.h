@@ -19,6 +19,7 @@
 #include "worker/device/imported_memory.h"
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/kernel_name.h"
 
 namespace ringattn::worker {
 
@@ -54,9 +55,8 @@ class PreparedCall {
   PreparedCall(const PreparedCall&) = delete;
   PreparedCall& operator=(const PreparedCall&) = delete;
 
-  // The kernel family that serves a forward or backward call, for timelines and metrics; empty
-  // for the other calls.
-  virtual std::string_view family() const { return {}; }
+  // Who serves it.
+  virtual KernelName kernel() const { return {}; }
 
   // Device::Start, on the device that prepared it.
   virtual EventRef Start(std::vector<EventRef> after, RunControl* control) const = 0;

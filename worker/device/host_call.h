@@ -19,34 +19,32 @@ using StartHostCall = std::function<EventRef(const KernelCall& call, std::vector
 
 class HostCall : public PreparedCall {
  public:
-  HostCall(KernelCall call, std::string_view family, StartHostCall start)
-      : call_(std::move(call)), family_(family), start_(std::move(start)) {}
+  HostCall(KernelCall call, KernelName kernel, StartHostCall start)
+      : call_(std::move(call)), kernel_(kernel), start_(std::move(start)) {}
 
-  std::string_view family() const override { return family_; }
+  KernelName kernel() const override { return kernel_; }
   EventRef Start(std::vector<EventRef> after, RunControl* control) const override {
     return start_(call_, std::move(after), control);
   }
 
  private:
   const KernelCall call_;
-  const std::string_view family_;
+  const KernelName kernel_;
   const StartHostCall start_;
 };
 
-// Device::Prepare of such a device. `family_of` names the family that serves a forward or
-// backward call of a dtype, a literal.
+// Device::Prepare of such a device. `name_of`: who serves a dtype; the class follows from the call.
 inline PreparedCalls PrepareHostCalls(std::vector<KernelCall> calls,
-                                      std::string_view (*family_of)(DType dtype),
+                                      KernelName (*name_of)(DType dtype),
                                       const StartHostCall& start) {
   PreparedCalls prepared;
   for (KernelCall& call : calls) {
-    std::string_view family;
-    if (const auto* forward = std::get_if<ForwardCall>(&call)) {
-      family = family_of(forward->problem->dtype);
-    } else if (const auto* backward = std::get_if<BackwardCall>(&call)) {
-      family = family_of(backward->problem->dtype);
+    KernelName kernel;
+    if (const AttentionProblem* problem = ProductProblem(call)) {
+      kernel = name_of(problem->dtype);
+      kernel.kernel_class = problem->terms.any() ? kTermKernelClass : kPlainKernelClass;
     }
-    prepared.push_back(std::make_unique<HostCall>(std::move(call), family, start));
+    prepared.push_back(std::make_unique<HostCall>(std::move(call), kernel, start));
   }
   return prepared;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,8 +15,9 @@ namespace {
 struct Started {
   int64_t step = 0;
   bool transfer = false;
-  std::string name;
+  const char* name = "";
   EventRef event;
+  KernelName kernel;
 };
 
 std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& step,
@@ -68,6 +70,19 @@ absl::Duration HiddenTime(const std::vector<Started>& started) {
   return hidden;
 }
 
+std::vector<KernelUse> KernelsOf(const std::vector<Started>& started) {
+  std::vector<KernelUse> uses;
+  for (const Started& item : started) {
+    if (item.kernel.empty()) continue;
+    auto use = std::find_if(uses.begin(), uses.end(), [&item](const KernelUse& each) {
+      return each.kernel == item.kernel && std::string_view(each.call) == item.name;
+    });
+    if (use == uses.end()) use = uses.insert(uses.end(), {item.name, item.kernel, 0});
+    ++use->calls;
+  }
+  return uses;
+}
+
 ExecutionReport MakeReport(const Program& program, const std::vector<Started>& started,
                            bool with_timeline) {
   ExecutionReport report;
@@ -87,7 +102,10 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
         report.ring_wait_time += begin - *device_free;
         if (with_timeline) {
           report.timeline.push_back({absl::StrCat("step ", item.step, " wait"),
-                                     TimelineBar::Kind::kWait, *device_free, begin});
+                                     TimelineBar::Kind::kWait,
+                                     *device_free,
+                                     begin,
+                                     {}});
         }
       }
       device_free = end;
@@ -95,13 +113,15 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
     if (with_timeline) {
       report.timeline.push_back(
           {absl::StrCat("step ", item.step, " ", item.name),
-           item.transfer ? TimelineBar::Kind::kExchange : TimelineBar::Kind::kCompute, begin, end});
+           item.transfer ? TimelineBar::Kind::kExchange : TimelineBar::Kind::kCompute, begin, end,
+           item.kernel});
     }
   }
   if (started.empty()) report.begin = report.end = absl::Now();
   report.hidden_exchange_time = HiddenTime(started);
   report.sent_bytes = program.SentBytes();
   report.tiles = program.TileCount();
+  report.kernels = KernelsOf(started);
   return report;
 }
 
@@ -129,7 +149,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       const ReadyCall& ready = calls[next_call++];
       EventRef done = device.Start(*ready.call, hazards.Dependencies(ready.accesses), &control);
       hazards.Record(ready.accesses, done);
-      started.push_back({step, false, ready.name, std::move(done)});
+      started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
     };
     // The exchange is enqueued before the step's calls, so that it runs beside them, and
     // whether or not this rank has work: the others count on it. Where it takes nothing from
@@ -145,7 +165,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       EventRef done =
           communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
       hazards.Record(accesses, done);
-      started.push_back({step, true, "exchange", std::move(done)});
+      started.push_back({step, true, "exchange", std::move(done), {}});
     }
     while (next_call < calls.size()) start_call();
     // Nobody waits for the step itself, only for one `steps_ahead` before it, so

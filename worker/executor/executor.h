@@ -25,6 +25,14 @@ struct TimelineBar {
   Kind kind = Kind::kCompute;
   absl::Time begin;
   absl::Time end;
+  KernelName kernel;  // kCompute: that served the call; empty: it multiplies no q by k
+};
+
+// Calls of one name that one kernel served.
+struct KernelUse {
+  const char* call = "";  // OpName: "forward", "backward", "bias_gradient", "probabilities"
+  KernelName kernel;
+  int64_t calls = 0;
 };
 
 struct ExecutionReport {
@@ -38,6 +46,7 @@ struct ExecutionReport {
   int64_t sent_bytes = 0;
   std::string transport;  // of the sent bytes: Communicator::transport
   int64_t tiles = 0;
+  std::vector<KernelUse> kernels;     // in the order of their first calls
   std::vector<TimelineBar> timeline;  // if asked for
 };
 

@@ -41,7 +41,7 @@ class SleepingDevice : public Device {
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     return PrepareHostCalls(
-        std::move(calls), [](DType) { return std::string_view("sleeping"); },
+        std::move(calls), [](DType) { return KernelName{.family = "sleeping"}; },
         [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
           if (log != nullptr) log->push_back("call");
           return queue_.Start(

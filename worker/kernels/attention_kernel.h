@@ -256,6 +256,15 @@ using KernelCall =
     std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall,
                  ProbabilitiesCall, ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall, PartCall>;
 
+// The problem of a call that multiplies q by k; null for the others.
+inline const AttentionProblem* ProductProblem(const KernelCall& call) {
+  if (const auto* forward = std::get_if<ForwardCall>(&call)) return forward->problem;
+  if (const auto* backward = std::get_if<BackwardCall>(&call)) return backward->problem;
+  if (const auto* gradient = std::get_if<BiasGradientCall>(&call)) return gradient->problem;
+  if (const auto* rows = std::get_if<ProbabilitiesCall>(&call)) return rows->problem;
+  return nullptr;
+}
+
 }  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_

@@ -6,13 +6,23 @@
 namespace ringattn::worker {
 namespace {
 
-void AddBar(const std::string& name, v1::TimelineCategory category, absl::Time origin,
-            absl::Time begin, absl::Time end, v1::RankReport* report) {
+v1::TimelineEvent* AddBar(const std::string& name, v1::TimelineCategory category, absl::Time origin,
+                          absl::Time begin, absl::Time end, v1::RankReport* report) {
   v1::TimelineEvent* event = report->add_timeline();
   event->set_name(name);
   event->set_category(category);
   SetDuration(begin - origin, event->mutable_begin());
   SetDuration(end - origin, event->mutable_end());
+  return event;
+}
+
+void AddKernel(const KernelUse& use, v1::RankReport* report) {
+  v1::KernelUse* kernel = report->add_kernels();
+  kernel->set_call(use.call);
+  kernel->set_family(std::string(use.kernel.family));
+  kernel->set_kernel_class(std::string(use.kernel.kernel_class));
+  kernel->set_instructions(std::string(use.kernel.instructions));
+  kernel->set_calls(use.calls);
 }
 
 v1::TimelineCategory ToProto(TimelineBar::Kind kind) {
@@ -38,6 +48,7 @@ v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& 
   SetDuration(report.ring_wait_time, proto.mutable_ring_wait_time());
   proto.set_sent_bytes(report.sent_bytes);
   proto.set_tiles(report.tiles);
+  for (const KernelUse& use : report.kernels) AddKernel(use, &proto);
   if (!operation.info().with_timeline) return proto;
   const absl::Time origin = operation.reserved_time();
   if (operation.uploaded_time() > origin) {
@@ -49,7 +60,10 @@ v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& 
     AddBar("copy to device", v1::TIMELINE_CATEGORY_H2D, origin, copies.begin, copies.end, &proto);
   }
   for (const TimelineBar& bar : report.timeline) {
-    AddBar(bar.name, ToProto(bar.kind), origin, bar.begin, bar.end, &proto);
+    v1::TimelineEvent* event =
+        AddBar(bar.name, ToProto(bar.kind), origin, bar.begin, bar.end, &proto);
+    event->set_kernel_family(std::string(bar.kernel.family));
+    event->set_kernel_class(std::string(bar.kernel.kernel_class));
   }
   return proto;
 }

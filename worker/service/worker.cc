@@ -181,6 +181,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   for (const KernelRate& rate : options_.kernel_rates) {
     *control.registration.add_kernel_rates() = ToProto(rate);
   }
+  metrics_.ExpectKernels(device.served_calls());
   for (const std::string& option : device.served_options()) {
     control.registration.add_options(option);
   }

@@ -99,6 +99,10 @@ WorkerMetrics::WorkerMetrics()
                  .Counters("ringattn_worker_tiles_total",
                            "128 x 128 tiles computed, per batch row and head.")
                  .Add({})),
+      kernel_calls_(metrics_.Counters(
+          "ringattn_worker_kernel_calls_total",
+          "Compute calls of programs that ended well which multiply queries by keys, by what they "
+          "compute and the kernels that did.")),
       exchange_seconds_(metrics_
                             .Counters("ringattn_exchange_seconds_total",
                                       "Time of transfers between ranks, waiting for a peer's side "
@@ -139,6 +143,20 @@ void WorkerMetrics::Describe(const std::string& worker, const std::string& devic
   SetRank(std::nullopt);
 }
 
+void WorkerMetrics::ExpectKernels(const std::vector<ServedCalls>& served) {
+  for (const ServedCalls& calls : served) {
+    KernelCalls(calls.backward ? "backward" : "forward", calls.family,
+                calls.score_terms ? kTermKernelClass : kPlainKernelClass);
+  }
+}
+
+prometheus::Counter& WorkerMetrics::KernelCalls(std::string_view call, std::string_view family,
+                                                std::string_view kernel_class) {
+  return kernel_calls_.Add({{"call", std::string(call)},
+                            {"family", std::string(family)},
+                            {"class", std::string(kernel_class)}});
+}
+
 void WorkerMetrics::CountRefusedStream(StreamRefusal refusal) {
   refused_streams_.Add({{"reason", StreamRefusalName(refusal)}}).Increment();
 }
@@ -170,6 +188,10 @@ void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& 
   exchange_seconds_.Increment(absl::ToDoubleSeconds(report.exchange_time));
   hidden_exchange_seconds_.Increment(absl::ToDoubleSeconds(report.hidden_exchange_time));
   tiles_.Increment(static_cast<double>(report.tiles));
+  for (const KernelUse& use : report.kernels) {
+    KernelCalls(use.call, use.kernel.family, use.kernel.kernel_class)
+        .Increment(static_cast<double>(use.calls));
+  }
   // Where nothing is copied there is nothing to observe.
   if (upload_copies > absl::ZeroDuration()) h2d_.Observe(absl::ToDoubleSeconds(upload_copies));
   compute_.Observe(absl::ToDoubleSeconds(report.compute_time));

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -28,6 +30,8 @@ class WorkerMetrics {
   // Once, before anything else.
   void Describe(const std::string& worker, const std::string& device, const std::string& version,
                 int64_t memory_limit_bytes);
+  // The kernels that would serve usual calls: their series begin at zero.
+  void ExpectKernels(const std::vector<ServedCalls>& served);
   // In the ring that it is in; none: in no ring.
   void SetRank(std::optional<int> rank);
 
@@ -78,6 +82,9 @@ class WorkerMetrics {
   void CountFailedRun(absl::StatusCode code);
 
  private:
+  prometheus::Counter& KernelCalls(std::string_view call, std::string_view family,
+                                   std::string_view kernel_class);
+
   Metrics metrics_;
   prometheus::Family<prometheus::Gauge>& info_;
   absl::Mutex mutex_;
@@ -110,6 +117,7 @@ class WorkerMetrics {
   prometheus::Counter& flops_;
   prometheus::Counter& tokens_;
   prometheus::Counter& tiles_;
+  prometheus::Family<prometheus::Counter>& kernel_calls_;
   prometheus::Counter& exchange_seconds_;
   prometheus::Counter& hidden_exchange_seconds_;
   prometheus::Histogram& h2d_;

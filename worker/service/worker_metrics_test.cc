@@ -24,5 +24,16 @@ TEST(WorkerMetricsTest, OneSeriesSaysWhoThisIs) {
   EXPECT_THAT(metrics.Text(), Not(HasSubstr("rank=\"2\"")));
 }
 
+TEST(WorkerMetricsTest, KernelsAreCountedFromZero) {
+  WorkerMetrics metrics;
+  metrics.ExpectKernels({{"sm90", {DType::kBFloat16}, /*backward=*/false, /*score_terms=*/false},
+                         {"simt", {DType::kBFloat16}, /*backward=*/true, /*score_terms=*/true}});
+  const std::string text = metrics.Text();
+  EXPECT_THAT(text, HasSubstr("ringattn_worker_kernel_calls_total{call=\"forward\","
+                              "class=\"plain\",family=\"sm90\"} 0"));
+  EXPECT_THAT(text, HasSubstr("ringattn_worker_kernel_calls_total{call=\"backward\","
+                              "class=\"terms\",family=\"simt\"} 0"));
+}
+
 }  // namespace
 }  // namespace ringattn::worker

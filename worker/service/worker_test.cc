@@ -5,6 +5,7 @@
 #include <functional>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/wire/durations.h"
@@ -113,6 +114,20 @@ TEST(Worker, ReportsTimesTilesAndTimeline) {
     EXPECT_GT(report.sent_bytes(), 0u);
     ASSERT_GT(report.timeline_size(), 2);
     EXPECT_EQ(report.timeline(0).name(), "upload");
+    ASSERT_EQ(report.kernels_size(), 1);
+    const v1::KernelUse& kernel = report.kernels(0);
+    EXPECT_EQ(kernel.call(), "forward");
+    EXPECT_EQ(kernel.family(), "scalar");
+    EXPECT_EQ(kernel.kernel_class(), "plain");
+    uint64_t named = 0;
+    for (const v1::TimelineEvent& bar : report.timeline()) {
+      const bool forward = absl::StrContains(bar.name(), "forward");
+      EXPECT_EQ(bar.kernel_family(), forward ? "scalar" : "") << bar.name();
+      EXPECT_EQ(bar.kernel_class(), forward ? "plain" : "");
+      named += forward;
+    }
+    EXPECT_EQ(kernel.calls(), named);
+    EXPECT_GT(named, 0u);
   }
 }
 

@@ -111,7 +111,7 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> ScalarDevice::Allocate(int64_t byt
 
 absl::StatusOr<PreparedCalls> ScalarDevice::Prepare(std::vector<KernelCall> calls) {
   return PrepareHostCalls(
-      std::move(calls), [](DType) { return std::string_view("scalar"); },
+      std::move(calls), [](DType) { return KernelName{.family = "scalar"}; },
       [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
         return queue_.Start([this, &call, control] { return Run(call, control); }, std::move(after),
                             HostQueue::OnFailure::kSkip);

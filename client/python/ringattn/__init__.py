@@ -26,7 +26,7 @@ from ringattn._errors import (AbortedError, CancelledError, DataLossError, Deadl
 from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, DilationLevel, Document, ForwardOptions,
                                Progress)
 from ringattn._regions import Region
-from ringattn._report import Plan, Report
+from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ _OF_TORCH = {
 
 __all__ = [
     "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
-    "Client", "CudaArray", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation",
-    "ForwardOptions", "ForwardResult", "InvalidArgumentError", "NotFoundError", "PermissionDeniedError", "Plan", "Progress",
-    "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError", "UnavailableError",
+    "Client", "CudaArray", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError",
+    "FieldViolation", "ForwardOptions", "ForwardResult", "InvalidArgumentError", "KernelUse", "NotFoundError",
+    "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
+    "UnavailableError",
     "UnimplementedError", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 

@@ -23,6 +23,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class KernelUse:
+    """Calls of one kind that one kernel served."""
+
+    call: str  #: "forward", "backward", "bias_gradient" or "probabilities"
+    family: str  #: of GPUs "sm90", "sm80" or "simt"; of CPUs "cpu_bf16" or "cpu_fp32"
+    kernel_class: str  #: "plain"; "terms": score terms, or the same bits every time
+    instructions: str  #: of CPUs the instruction set, "AVX3"; of GPUs empty
+    calls: int
+
+
+@dataclass(frozen=True)
 class Report:
     """A call that has succeeded. Times are in seconds."""
 
@@ -37,6 +48,7 @@ class Report:
     flops: float
     bytes_up: int
     bytes_down: int
+    kernels: Mapping[str, tuple[KernelUse, ...]]  #: which kernels computed, by worker
     attempts: int  #: 1, and one more for each replay
     streams: int  #: requests that the call was sent as
     residual: Residual | None  #: forward with `retain`: what `Client.backward` takes; None: nothing was kept,
@@ -65,6 +77,10 @@ def report_of(values: dict[str, Any], residual: Callable[[str], Residual] | None
         flops=summary["flops"],
         bytes_up=summary["bytes_up"],
         bytes_down=summary["bytes_down"],
+        kernels={rank["worker"]: tuple(
+            KernelUse(call=use["call"], family=use["family"], kernel_class=use["kernel_class"],
+                      instructions=use.get("instructions", ""), calls=use["calls"])
+            for use in rank.get("kernels", ())) for rank in summary.get("ranks", ())},
         attempts=summary["attempts"],
         streams=values["streams"],
         residual=residual(handle) if residual is not None and handle else None,

@@ -82,7 +82,10 @@ def sweep(session):
         result["options"] = sweep_cases(session, options)
         terms = ["--cases=2000", "--options", "--seed=79", f"--budget={seconds}s"]
         result["score_terms"] = sweep_cases(session, terms)
-        failed = sum(part["failed"] for part in (result, result["options"], result["score_terms"]))
+        rows = ["--cases=2000", "--options", "--probabilities", "--seed=80", f"--budget={seconds}s"]
+        result["probabilities"] = sweep_cases(session, rows)
+        failed = sum(part["failed"] for part in (result, *(
+            result[key] for key in ("options", "score_terms", "probabilities"))))
         check(failed == 0, f"{failed} cases failed")
     return run
 

@@ -18,8 +18,9 @@ constexpr absl::Duration kKeepTime = absl::Seconds(1);
 constexpr std::string_view kBf16Family = "cpu_bf16";
 constexpr std::string_view kFp32Family = "cpu_fp32";
 
-std::string_view FamilyOf(DType dtype) {
-  return dtype == DType::kBFloat16 ? kBf16Family : kFp32Family;
+KernelName NameOf(DType dtype) {
+  return {.family = dtype == DType::kBFloat16 ? kBf16Family : kFp32Family,
+          .instructions = CpuKernels::InstructionsFor(dtype)};
 }
 
 // Untouched pages cost nothing, so a worker's resident size is what requests really use.
@@ -82,7 +83,7 @@ TuningOffer CpuDevice::tuning_offer() const {
 
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {
   return PrepareHostCalls(
-      std::move(calls), FamilyOf,
+      std::move(calls), NameOf,
       [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
         return StartCall(call, std::move(after), control);
       });

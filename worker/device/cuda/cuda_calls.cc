@@ -32,10 +32,6 @@ absl::StatusOr<Kernel> KernelOf(absl::StatusOr<Attention> prepared) {
 }
 
 absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice) {
-  // The coordinator sends no request that needs them (CudaServedOptions).
-  if (std::holds_alternative<ProbabilitiesCall>(call)) {
-    return absl::InvalidArgumentError("no CUDA kernel gives probabilities of chosen rows");
-  }
   if (const auto* forward = std::get_if<ForwardCall>(&call)) {
     cuda::KernelTuning tuning = choice.tuning;
     if (forward->problem->tuning.key_splits == 1) tuning.max_key_splits = 1;
@@ -46,6 +42,9 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
   }
   if (const auto* gradient = std::get_if<BiasGradientCall>(&call)) {
     return KernelOf(cuda::PrepareBiasGradient(*gradient, choice.device, choice.tuning));
+  }
+  if (const auto* probabilities = std::get_if<ProbabilitiesCall>(&call)) {
+    return KernelOf(cuda::PrepareProbabilities(*probabilities, choice.device));
   }
   if (const auto* delta = std::get_if<DeltaCall>(&call)) return Kernel(*delta);
   if (const auto* sinks = std::get_if<SinkGradientCall>(&call)) return Kernel(*sinks);
@@ -115,9 +114,9 @@ PreparedCudaCall::PreparedCudaCall(CudaCallQueue* queue, Kernel kernel,
       tables_offset_(tables_offset),
       scratch_offset_(scratch_offset) {}
 
-std::string_view PreparedCudaCall::family() const {
+KernelName PreparedCudaCall::kernel() const {
   const auto* attention = std::get_if<Attention>(&kernel_);
-  return attention == nullptr ? std::string_view() : (*attention)->family();
+  return attention == nullptr ? KernelName() : (*attention)->name();
 }
 
 absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
@@ -220,6 +219,7 @@ std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   std::vector<std::string> options;
   if (served(true, false)) options = {"dropout", "alibi", "bias", "mask", "segment_ids"};
   options.push_back("dilation_levels");
+  options.push_back("reply.probability_rows");  // no family's: one kernel has them all
   if (served(false, true)) options.push_back("deterministic");
   return options;
 }

@@ -69,7 +69,7 @@ class PreparedCudaCall : public PreparedCall {
   PreparedCudaCall(CudaCallQueue* queue, Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
                    int64_t tables_offset, int64_t scratch_offset);
 
-  std::string_view family() const override;
+  KernelName kernel() const override;
   EventRef Start(std::vector<EventRef> after, RunControl* control) const override {
     return queue_->StartCall(*this, std::move(after), control);
   }

@@ -105,20 +105,23 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
     }
   }
   EXPECT_EQ(families.size(), 12u);
-  EXPECT_EQ(device->served_options().size(), 7u);
+  EXPECT_EQ(device->served_options().size(), 8u);
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;
-  PreparedCalls calls = Ready(*device, {call, ZeroCall{}});
-  EXPECT_EQ(calls[0]->family(), (families[{DType::kFloat32, false, false}]));
-  EXPECT_EQ(calls[1]->family(), "");
+  PreparedCalls calls = Ready(*device, {call, ZeroCall{}, PartCall{}});
+  EXPECT_EQ(calls[0]->kernel().family, (families[{DType::kFloat32, false, false}]));
+  EXPECT_EQ(calls[0]->kernel().kernel_class, "plain");
+  EXPECT_TRUE(calls[1]->kernel().empty());
+  EXPECT_TRUE(calls[2]->kernel().empty());
 }
 
 // What a forced family does not compute is not offered.
 TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
   const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm80"});
   ASSERT_TRUE(device.ok()) << device.status();
-  EXPECT_EQ((*device)->served_options(), std::vector<std::string>{"dilation_levels"});
+  EXPECT_EQ((*device)->served_options(),
+            (std::vector<std::string>{"dilation_levels", "reply.probability_rows"}));
   for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.score_terms);
 }
 
@@ -531,7 +534,8 @@ void ExpectOracle(const AttentionSpec& spec) {
     const oracle::Report report = oracle::Compare(
         spec, expected,
         {find(TensorId::kOut), static_cast<const float*>(find(TensorId::kLse)), find(TensorId::kDq),
-         find(TensorId::kDk), find(TensorId::kDv), nullptr, find(TensorId::kDbias)});
+         find(TensorId::kDk), find(TensorId::kDv), nullptr, find(TensorId::kDbias),
+         static_cast<const float*>(find(TensorId::kProbabilities))});
     EXPECT_TRUE(report.passed()) << report.ToString();
     EXPECT_EQ(report.tensors.size(), OutputsOf(spec, direction).size());
   }
@@ -563,6 +567,7 @@ TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
     spec.options.causal = p.causal;
     spec.options.softcap = p.softcap;
     spec.options.window_left = p.window_left;
+    spec.probability_rows = {{p.batch - 1, p.sq - 1}, {0, 0}, {0, p.sq / 2}};
     ExpectOracle(spec);
     spec.options.deterministic = true;
     ExpectOracle(spec);

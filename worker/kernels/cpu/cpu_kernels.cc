@@ -12,6 +12,7 @@
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/part_rows.h"
 #include "worker/kernels/cpu/probabilities.h"
+#include "worker/kernels/cpu/tile_ops.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/cpu/workspace.h"
 
@@ -220,6 +221,8 @@ absl::Status RunCall(const PartCall& call, Workspace& workspace, const Progress&
 
 CpuKernels::CpuKernels(int threads) : workspace_(std::make_unique<cpu::Workspace>(threads)) {}
 CpuKernels::~CpuKernels() = default;
+
+std::string_view CpuKernels::InstructionsFor(DType dtype) { return cpu::TileOpsFor(dtype).name; }
 
 absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
                              std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "worker/kernels/attention_kernel.h"
@@ -28,6 +29,9 @@ class CpuKernels {
   ~CpuKernels();
   CpuKernels(const CpuKernels&) = delete;
   CpuKernels& operator=(const CpuKernels&) = delete;
+
+  // The instruction set that products of this type run on: "AVX3", "AVX512_BF16". Static text.
+  static std::string_view InstructionsFor(DType dtype);
 
   // Runs `call`, whose pointers are host memory, to its end. Working memory is
   // kept and grows only when a call needs more than any before it.

@@ -126,7 +126,7 @@ struct GradientArgs {
 };
 
 struct TileOps {
-  const char* name;       // e.g. "fp32 AVX3"
+  const char* name;       // of the instruction set: "AVX3", "AVX512_BF16"
   int elements_per_word;  // 1 or 2
   int lanes;              // words of one vector
   int panel;              // words of one panel row, a multiple of lanes

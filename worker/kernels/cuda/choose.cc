@@ -11,25 +11,6 @@ namespace {
 // CUDA's bound of a grid's second and third dimension: heads and batch rows.
 constexpr int64_t kMaximalGrid = 65535;
 
-absl::Status CheckProblem(const AttentionProblem& problem) {
-  if (problem.head_dim < 1 || problem.head_dim > 256 || problem.head_dim_v < 1 ||
-      problem.head_dim_v > 256) {
-    return absl::InvalidArgumentError(absl::StrCat("head_dim ", problem.head_dim, " and ",
-                                                   problem.head_dim_v, " must be in 1..256"));
-  }
-  if (problem.num_heads < 1 || problem.num_kv_heads < 1 ||
-      problem.num_heads % problem.num_kv_heads != 0 || problem.num_heads > kMaximalGrid) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_heads ", problem.num_heads, " must be a multiple of num_kv_heads ",
-                     problem.num_kv_heads, " and at most ", kMaximalGrid));
-  }
-  if (problem.batch < 0 || problem.batch > kMaximalGrid) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("batch ", problem.batch, " must be at most ", kMaximalGrid));
-  }
-  return absl::OkStatus();
-}
-
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
 // Whether the family is asked at all, as far as score terms and fixed orders go.
@@ -79,6 +60,25 @@ absl::StatusOr<const KernelFamily*> Choose(
 }
 
 }  // namespace
+
+absl::Status CheckProblem(const AttentionProblem& problem) {
+  if (problem.head_dim < 1 || problem.head_dim > 256 || problem.head_dim_v < 1 ||
+      problem.head_dim_v > 256) {
+    return absl::InvalidArgumentError(absl::StrCat("head_dim ", problem.head_dim, " and ",
+                                                   problem.head_dim_v, " must be in 1..256"));
+  }
+  if (problem.num_heads < 1 || problem.num_kv_heads < 1 ||
+      problem.num_heads % problem.num_kv_heads != 0 || problem.num_heads > kMaximalGrid) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_heads ", problem.num_heads, " must be a multiple of num_kv_heads ",
+                     problem.num_kv_heads, " and at most ", kMaximalGrid));
+  }
+  if (problem.batch < 0 || problem.batch > kMaximalGrid) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch ", problem.batch, " must be at most ", kMaximalGrid));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckFamily(const std::string& name) {
   if (name.empty()) return absl::OkStatus();

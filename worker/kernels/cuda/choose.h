@@ -18,6 +18,9 @@ const std::vector<KernelFamily>& Families();
 // INVALID_ARGUMENT, naming what there is, unless `name` is empty or a family's.
 absl::Status CheckFamily(const std::string& name);
 
+// INVALID_ARGUMENT for a problem outside attention_kernel.h's limits.
+absl::Status CheckProblem(const AttentionProblem& problem);
+
 // The family that serves a problem; some of its calls may fall to a later one. INVALID_ARGUMENT for
 // a problem outside attention_kernel.h's limits, or if `tuning` names a family that does not serve
 // it.

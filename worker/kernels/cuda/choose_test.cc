@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
 
 namespace ringattn::worker::cuda {
 namespace {
@@ -123,7 +124,7 @@ TEST(ChooseTest, ABiasGradientNeedsABias) {
   problem.terms.shifts = {0};
   const auto prepared = PrepareBiasGradient(call, kH200);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  EXPECT_EQ((*prepared)->family(), "simt");
+  EXPECT_EQ((*prepared)->name(), (KernelName{"simt", "terms", ""}));
   EXPECT_EQ(PrepareBiasGradient(call, kH200, {.family = "sm80"}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -163,6 +164,25 @@ TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   const auto refused = PrepareForward(call, kH200, {.family = "sm90"});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from these pieces"));
+}
+
+// What reports and metrics call them.
+TEST(ChooseTest, PreparedCallsSayFamilyAndClass) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
+  problem.bands = {Band{}};
+  BackwardCall call;
+  call.problem = &problem;
+  call.q_rows = 64;
+  call.q_pieces = {Piece{0, 64, 0, 0, 1}};
+  call.blocks = {{64, {Piece{0, 64, 0, 0, 1}}}};
+  EXPECT_EQ((*PrepareBackward(call, kH200, {.family = "sm80"}))->name(),
+            (KernelName{"sm80", "plain", ""}));
+  problem.deterministic = true;
+  EXPECT_EQ((*PrepareBackward(call, kH200))->name(), (KernelName{"simt", "terms", ""}));
+  ProbabilitiesCall rows;
+  rows.problem = &problem;
+  EXPECT_EQ((*PrepareProbabilities(rows, kH200))->name(), (KernelName{"simt", "terms", ""}));
+  EXPECT_TRUE((*PreparePart(PartCall()))->name().empty());
 }
 
 TEST(ChooseTest, ABackwardThatIsNotTakenFallsToTheNextFamily) {

@@ -3,6 +3,7 @@
 #include "worker/kernels/cuda/elementwise.h"
 #include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/part_rows.h"
+#include "worker/kernels/cuda/probabilities.h"
 
 namespace ringattn::worker::cuda {
 
@@ -26,6 +27,7 @@ absl::Status LoadKernels(const DeviceInfo& device) {
   std::vector<KernelEntry> entries;
   for (const void* address : ElementwiseKernels()) entries.push_back({address, 0});
   for (const void* address : PartRowsKernels()) entries.push_back({address, 0});
+  for (const void* address : ProbabilityKernels()) entries.push_back({address, 0});
   for (const KernelFamily& family : Families()) {
     for (const KernelEntry& entry : family.entries(device)) entries.push_back(entry);
   }

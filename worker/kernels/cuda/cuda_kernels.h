@@ -49,6 +49,11 @@ absl::Status LoadKernels(const DeviceInfo& device);
 // The call's lists are read until WriteTables has returned, and not after it.
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PreparePart(const PartCall& call);
 
+// Softmax weights of chosen rows. One kernel serves every problem, whatever family computes its
+// attention, by the arithmetic of "simt", whose name it has.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const ProbabilitiesCall& call,
+                                                                     const DeviceInfo& device);
+
 // The calls that need no preparation.
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream);
 absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream);

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "worker/kernels/kernel_name.h"
 
 namespace ringattn::worker::cuda {
 
@@ -30,13 +31,19 @@ struct TableLaunch {
 // another (sm90 counts in them).
 class PreparedKernel {
  public:
-  explicit PreparedKernel(std::string_view family) : family_(family) {}
+  // Literals; no family: it does not multiply q by k.
+  explicit PreparedKernel(std::string_view family,
+                          std::string_view kernel_class = kPlainKernelClass)
+      : family_(family), kernel_class_(kernel_class) {}
   virtual ~PreparedKernel() = default;
   PreparedKernel(const PreparedKernel&) = delete;
   PreparedKernel& operator=(const PreparedKernel&) = delete;
 
   // Name of the family whose kernel it is (family.h).
   std::string_view family() const { return family_; }
+  KernelName name() const {
+    return family_.empty() ? KernelName() : KernelName{family_, kernel_class_, {}};
+  }
   int64_t table_bytes() const { return table_bytes_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
@@ -53,6 +60,7 @@ class PreparedKernel {
 
  private:
   const std::string_view family_;
+  const std::string_view kernel_class_;
 };
 
 }  // namespace ringattn::worker::cuda

@@ -29,8 +29,8 @@ class TiledCall : public PreparedKernel {
  protected:
   // `params`: all but what ParamsAt sets.
   TiledCall(std::string_view family, const TileKernel& kernel, DType dtype, const Params& params,
-            Plan plan)
-      : PreparedKernel(family),
+            Plan plan, std::string_view kernel_class = kPlainKernelClass)
+      : PreparedKernel(family, kernel_class),
         kernel_(kernel),
         dtype_(dtype),
         params_(params),

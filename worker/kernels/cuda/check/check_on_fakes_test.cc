@@ -8,6 +8,7 @@
 #include "worker/kernels/cuda/check/expected_results.h"
 #include "worker/kernels/cuda/check/keep_sets.h"
 #include "worker/kernels/cuda/check/part_controls.h"
+#include "worker/kernels/cuda/check/probability_controls.h"
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
@@ -32,9 +33,14 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
     EXPECT_TRUE(RunCase(c, *expected, device, splits) == outputs);
   }
   EXPECT_GT(splits.CallsOf("fake", "bias gradient"), 0);
+  EXPECT_GT(splits.CallsOf("fake", "probabilities"), 10);
 }
 
 TEST(CheckOnFakes, PartsAreParts) { EXPECT_TRUE(PartsAreParts()); }
+
+TEST(CheckOnFakes, ProbabilitiesAreProbabilities) {
+  EXPECT_TRUE(ProbabilitiesAreProbabilities(*QueryDevice(0)));
+}
 
 // What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
 // goes whose family is not there.

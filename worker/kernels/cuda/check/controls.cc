@@ -9,6 +9,7 @@
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/check/part_controls.h"
+#include "worker/kernels/cuda/check/probability_controls.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
 namespace ringattn::worker::cuda::check {
@@ -236,6 +237,7 @@ int CheckControls(const DeviceInfo& device) {
   failed += Report("merges", MergesAreMerges());
   failed += Report("copies", CopiesAreCopies());
   failed += Report("parts", PartsAreParts());
+  failed += Report("probabilities", ProbabilitiesAreProbabilities(device));
   return failed + Report("sums", SumsAreSums());
 }
 

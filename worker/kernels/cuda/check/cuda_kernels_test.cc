@@ -1,7 +1,7 @@
 // Checks the CUDA kernels on a GPU: random problems over every option, dtype and head-dim class,
 // cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle; as
-// many problems with score terms, which run twice and must give the same bits; and dropout's exact
-// keep set.
+// many problems with score terms, which run twice and must give the same bits; probabilities of
+// chosen rows in half of all, and what they cost beside a forward; and dropout's exact keep set.
 //
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]]
 //
@@ -25,6 +25,7 @@
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/huge_scores.h"
 #include "worker/kernels/cuda/check/keep_sets.h"
+#include "worker/kernels/cuda/check/probability_speed.h"
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/check/split_counts.h"
@@ -132,15 +133,27 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
       ++failed;
     }
   }
+  std::printf("%d calls of probabilities of chosen rows\n",
+              splits.CallsOf("simt", "probabilities"));
+  if (arguments.cases >= 100 && splits.CallsOf("simt", "probabilities") == 0) {
+    std::printf("FAILED: no probabilities\n");
+    ++failed;
+  }
   return failed;
 }
 
 // The directions that a run with terms must have come across, and by whom.
 std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string& family) {
   if (family.empty()) {
-    return {{"simt", "forward"}, {"simt", "backward"}, {"simt", "bias gradient"}};
+    return {{"simt", "forward"},
+            {"simt", "backward"},
+            {"simt", "bias gradient"},
+            {"simt", "probabilities"}};
   }
-  return {{family, "forward"}, {family, "backward"}, {family, "bias gradient"}};
+  return {{family, "forward"},
+          {family, "backward"},
+          {family, "bias gradient"},
+          {"simt", "probabilities"}};
 }
 
 // Each case twice: the exact kernels give the same bits every time, every forward does.
@@ -197,6 +210,7 @@ int Main(int argc, char** argv) {
   std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
   int failed = arguments.small ? 0 : CheckKeepSets(*device, arguments.family);
   failed += CheckTermCases(arguments, *device);
+  if (!arguments.small) PrintProbabilitySpeed(*device);
   if (arguments.terms) {
     if (!arguments.small) PrintTermSpeed(*device, arguments.family);
   } else {

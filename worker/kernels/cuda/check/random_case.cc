@@ -116,6 +116,20 @@ void AddTerms(std::mt19937& random, Case& c) {
   c.hostile = options.segment_ids && !options.sinks && random() % 2 == 0;
 }
 
+// Of every second case that can have them: a few rows, some twice, in no order.
+void AddProbabilityRows(std::mt19937& random, AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
+  if ((shape.num_documents() > 1 && !shape.packed) || random() % 2) return;
+  const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
+  for (int count = 1 + random() % (random() % 4 == 0 ? 40 : 5); count > 0; --count) {
+    const int64_t batch = random() % batches;
+    const int64_t queries =
+        shape.packed ? shape.cu_seqlens_q[batch + 1] - shape.cu_seqlens_q[batch] : shape.seq_len_q;
+    if (queries == 0) continue;
+    spec.probability_rows.push_back({batch, static_cast<int64_t>(random() % queries)});
+  }
+}
+
 // What hidden rows are filled with: NaN in every type.
 void Poison(const std::vector<int32_t>& ids, std::vector<char>& tensor) {
   if (ids.empty()) return;
@@ -176,6 +190,9 @@ std::string Case::ToString() const {
   if (options.dropout.threshold != 0) {
     line += " dropout(" + std::to_string(options.dropout.threshold) + ")";
   }
+  if (!spec.probability_rows.empty()) {
+    line += " probabilities(" + std::to_string(spec.probability_rows.size()) + ")";
+  }
   return line;
 }
 
@@ -202,6 +219,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
   c.few_sms = c.seed / 3 % 4 == 0;
+  AddProbabilityRows(random, c.spec);
   return c;
 }
 
@@ -214,6 +232,8 @@ Case RandomTermCase(std::mt19937& random, bool small) {
   LimitWork(kMostTermWork, shape);
   c.small_device = false;
   AddTerms(random, c);
+  c.spec.probability_rows.clear();  // drawn when its documents were not packed yet
+  AddProbabilityRows(random, c.spec);
   return c;
 }
 

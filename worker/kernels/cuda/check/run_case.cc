@@ -51,6 +51,7 @@ class CaseRun {
     outputs_.dk.resize(kv_rows * shape_.head_dim * element_);
     outputs_.dv.resize(kv_rows * shape_.head_dim_v * element_);
     if (has_dbias()) outputs_.dbias.resize(LayoutOf(case_.spec, TensorId::kDbias).bytes());
+    outputs_.probabilities.resize(case_.spec.probability_rows.size() * ChosenRowFloats());
     MakeBlocks();
     for (int rank = 0; rank < case_.world; ++rank) RunRank(rank);
     for (int rank = 0; rank < case_.world; ++rank) {
@@ -88,6 +89,12 @@ class CaseRun {
     Buffer bias, mask, q_ids, dbias;
   };
 
+  // The chosen rows that a rank has: where, and their numbers among all.
+  struct ChosenRows {
+    std::vector<ChosenRow> rows;
+    std::vector<int64_t> numbers;
+  };
+
   // One rank's rows of q and of what belongs to them.
   struct QueryMemory {
     QueryMemory(int64_t rows, int64_t d, int64_t dv, int64_t element)
@@ -112,6 +119,7 @@ class CaseRun {
     const auto& bias = case_.spec.options.bias;
     return bias.has_value() && bias->gradient;
   }
+  int64_t ChosenRowFloats() const { return shape_.num_heads * ProbabilityColumns(case_.spec); }
   int steps() const { return case_.one_call ? 1 : case_.world; }
   int64_t QueryRowBytes(int64_t dim) const { return shape_.num_heads * dim * element_; }
   int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
@@ -159,6 +167,7 @@ class CaseRun {
     TermMemory terms(case_.spec, shard.rows());
     UploadTerms(shard, terms);
     Forward(rank, memory, terms);
+    Probabilities(rank, memory, terms);
     const std::vector<char> out = memory.out.Download<char>();
     Scatter(out, shape_.batch, sq, QueryRowBytes(dv), shard.tokens, outputs_.out);
     const std::vector<float> lse = memory.lse.Download<float>();
@@ -228,6 +237,51 @@ class CaseRun {
       // Only partial results need scratch.
       if ((*prepared)->scratch_bytes() > 0) splits_.AddSplit(case_, call, has_empty_rows_);
     }
+  }
+
+  ChosenRows ChosenOf(const Shard& shard) const {
+    ChosenRows chosen;
+    for (size_t i = 0; i < case_.spec.probability_rows.size(); ++i) {
+      const ProbabilityRow& row = case_.spec.probability_rows[i];
+      const int64_t token = (shape_.packed ? shape_.cu_seqlens_q[row.batch] : 0) + row.position;
+      const auto at = std::find(shard.tokens.begin(), shard.tokens.end(), token);
+      if (at == shard.tokens.end()) continue;
+      chosen.rows.push_back({shape_.packed ? 0 : row.batch, at - shard.tokens.begin()});
+      chosen.numbers.push_back(static_cast<int64_t>(i));
+    }
+    return chosen;
+  }
+
+  // Beside the forward's own lse.
+  void Probabilities(int rank, QueryMemory& memory, const TermMemory& terms) {
+    const ChosenRows chosen = ChosenOf(q_shards_[rank]);
+    if (chosen.rows.empty()) return;
+    const int64_t floats = ChosenRowFloats();
+    Buffer target(chosen.rows.size() * floats * 4);
+    for (int step = 0; step < steps(); ++step) {
+      ProbabilitiesCall call;
+      call.problem = &problem_;
+      call.q_rows = q_shards_[rank].rows();
+      call.q_pieces = q_shards_[rank].pieces;
+      call.q = memory.q.get();
+      call.blocks = BlocksOf(rank, step);
+      call.terms = terms.operands();
+      call.rows = chosen.rows;
+      call.columns = ProbabilityColumns(case_.spec);
+      call.target = target.get<float>();
+      call.lse = memory.lse.get<float>();
+      call.initial = step == 0;
+      call.final = step == steps() - 1;
+      const Prepared prepared = PrepareProbabilities(call, device_);
+      LaunchAndWait(prepared);
+      splits_.Count(**prepared, "probabilities");
+    }
+    const std::vector<float> found = target.Download<float>();
+    for (size_t i = 0; i < chosen.numbers.size(); ++i) {
+      std::copy_n(found.begin() + i * floats, floats,
+                  outputs_.probabilities.begin() + chosen.numbers[i] * floats);
+    }
+    outputs_.intact = outputs_.intact && target.GuardsIntact();
   }
 
   // prepare(tuning) by the case's family, if it takes the call; else by whoever does. What a family
@@ -392,7 +446,8 @@ bool CaseOutputs::operator==(const CaseOutputs& other) const {
            (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
   };
   return same(out, other.out) && same(dq, other.dq) && same(dk, other.dk) && same(dv, other.dv) &&
-         same(dbias, other.dbias) && same(lse, other.lse) && intact == other.intact;
+         same(dbias, other.dbias) && same(lse, other.lse) &&
+         same(probabilities, other.probabilities) && intact == other.intact;
 }
 
 CaseOutputs RunCase(const Case& c, const Expected& expected, const DeviceInfo& device,

@@ -18,6 +18,7 @@ struct CaseOutputs {
   std::vector<char> out, dq, dk, dv;  // whole tensors in the case's dtype
   std::vector<char> dbias;            // in the bias's, where its gradient is asked for
   std::vector<float> lse;
+  std::vector<float> probabilities;  // where some rows' are asked for
   // No guard was touched, and delta is the sum that it should be of the kernels' own out.
   bool intact = true;
 
@@ -27,7 +28,8 @@ struct CaseOutputs {
             .dq = dq.data(),
             .dk = dk.data(),
             .dv = dv.data(),
-            .dbias = dbias.empty() ? nullptr : dbias.data()};
+            .dbias = dbias.empty() ? nullptr : dbias.data(),
+            .probabilities = probabilities.empty() ? nullptr : probabilities.data()};
   }
   // Bit for bit.
   bool operator==(const CaseOutputs& other) const;

@@ -24,32 +24,7 @@ constexpr int64_t kKvHeads = 8;
 constexpr int64_t kDim = 128;
 constexpr int kCalls = 3;
 
-// The fastest of some launches.
-double Seconds(const Prepared& prepared) {
-  Check(prepared.status());
-  PreparedKernel& kernel = **prepared;
-  std::vector<char> host(kernel.table_bytes());
-  kernel.WriteTables(host.data());
-  Buffer tables(std::max<int64_t>(kernel.table_bytes(), 1));
-  Buffer scratch(std::max<int64_t>(kernel.scratch_bytes(), 1));
-  tables.Upload(host);
-  cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin), "cudaEventCreate");
-  Check(cudaEventCreate(&end), "cudaEventCreate");
-  float best = INFINITY;
-  for (int i = 0; i < kCalls; ++i) {
-    Check(cudaEventRecord(begin, nullptr), "cudaEventRecord");
-    Check(kernel.Launch({nullptr, tables.get(), scratch.get(), nullptr}));
-    Check(cudaEventRecord(end, nullptr), "cudaEventRecord");
-    Check(cudaDeviceSynchronize(), "kernel");
-    float milliseconds = 0;
-    Check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    best = std::min(best, milliseconds);
-  }
-  (void)cudaEventDestroy(begin);
-  (void)cudaEventDestroy(end);
-  return best / 1e3;
-}
+double Seconds(const Prepared& prepared) { return BestSeconds(prepared, kCalls); }
 
 std::vector<char> Normal(int64_t count) {
   std::mt19937 random(1);

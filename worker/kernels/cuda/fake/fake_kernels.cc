@@ -37,7 +37,7 @@ int64_t NextNumber() {
 class FakeKernel : public PreparedKernel {
  public:
   FakeKernel(KernelCall call, int64_t scratch_bytes)
-      : PreparedKernel(kName),
+      : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
         call_(std::make_shared<const KernelCall>(std::move(call))) {
     table_bytes_ = kTableBytes;
@@ -60,6 +60,14 @@ class FakeKernel : public PreparedKernel {
   }
 
  private:
+  static std::string_view NameOf(const KernelCall& call) {
+    return ProductProblem(call) == nullptr ? std::string_view() : kName;
+  }
+  static std::string_view ClassOf(const KernelCall& call) {
+    const AttentionProblem* problem = ProductProblem(call);
+    return problem != nullptr && problem->terms.any() ? kTermKernelClass : kPlainKernelClass;
+  }
+
   const int64_t number_;
   const std::shared_ptr<const KernelCall> call_;
 };
@@ -103,6 +111,11 @@ absl::StatusOr<DeviceInfo> QueryDevice(int) { return DeviceInfo{132, 9, 227 << 1
 absl::Status LoadKernels(const DeviceInfo&) { return absl::OkStatus(); }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PreparePart(const PartCall& call) {
+  return std::make_unique<FakeKernel>(call, 0);
+}
+
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const ProbabilitiesCall& call,
+                                                                     const DeviceInfo&) {
   return std::make_unique<FakeKernel>(call, 0);
 }
 

@@ -28,6 +28,13 @@ __device__ __forceinline__ float SaturatedSum(float a, float b) {
   return finite && fabsf(sum) > kLargestFloat ? copysignf(kLargestFloat, sum) : sum;
 }
 
+// A score's weight beside the row's lse, which is finite or NaN; at most 1 where the row is wide.
+__device__ __forceinline__ float ProbabilityOf(float score, float lse) {
+  float x = score - lse;
+  if (IsWide(lse) && x > 0.0f) x = 0.0f;
+  return exp2f(x * kLog2E);
+}
+
 struct FinishedScore {
   float score;
   float slope;  // d score / d (scale * q.k)
@@ -43,11 +50,8 @@ struct FinishedScore {
     score = SaturatedSum(score, term.add);
   }
 
-  // Its weight beside the row's lse, which is finite or NaN; at most 1 where the row is wide.
   __device__ __forceinline__ float Probability(float lse) const {
-    float x = score - lse;
-    if (IsWide(lse) && x > 0.0f) x = 0.0f;
-    return exp2f(x * kLog2E);
+    return ProbabilityOf(score, lse);
   }
 };
 

@@ -31,7 +31,7 @@ class TermCall : public TiledCall<Params, Plan> {
   TermCall(std::string_view family, const TileKernel& kernel, const AttentionProblem& problem,
            const Params& params, Plan plan, std::vector<TermRange> ranges, int64_t grid_heads,
            int64_t grid_batch)
-      : Base(family, kernel, problem.dtype, params, std::move(plan)),
+      : Base(family, kernel, problem.dtype, params, std::move(plan), kTermKernelClass),
         kernel_(kernel),
         ranges_(WithoutIds(problem, std::move(ranges))),
         slopes_(problem.terms.alibi_slopes),
@@ -122,7 +122,9 @@ class InTurn : public PreparedKernel {
  public:
   InTurn(std::string_view family, std::unique_ptr<PreparedKernel> first,
          std::unique_ptr<PreparedKernel> second)
-      : PreparedKernel(family), first_(std::move(first)), second_(std::move(second)) {
+      : PreparedKernel(family, kTermKernelClass),
+        first_(std::move(first)),
+        second_(std::move(second)) {
     table_bytes_ = first_->table_bytes() + second_->table_bytes();
   }
 

@@ -100,7 +100,8 @@ std::vector<KernelEntry> BackwardEntries() {
 
 absl::StatusOr<std::unique_ptr<PreparedBackward>> PreparedBackward::Create(
     const BackwardCall& call, const DeviceInfo& device) {
-  std::unique_ptr<PreparedBackward> prepared(new PreparedBackward);
+  std::unique_ptr<PreparedBackward> prepared(
+      new PreparedBackward(call.problem->terms.any() ? kTermKernelClass : kPlainKernelClass));
   if (absl::Status status = prepared->Init(call, device); !status.ok()) return status;
   return prepared;
 }

@@ -43,7 +43,7 @@ class PreparedBackward : public PreparedKernel {
   absl::Status Launch(const TableLaunch& launch) const override;
 
  private:
-  PreparedBackward() : PreparedKernel(kName) {}
+  explicit PreparedBackward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
   absl::Status Init(const BackwardCall& call, const DeviceInfo& device);
 
   BackwardKernel kernel_;

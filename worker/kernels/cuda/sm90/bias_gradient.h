@@ -41,7 +41,7 @@ class PreparedBiasGradient : public PreparedKernel {
   absl::Status Launch(const TableLaunch& launch) const override;
 
  private:
-  PreparedBiasGradient() : PreparedKernel(kName) {}
+  PreparedBiasGradient() : PreparedKernel(kName, kTermKernelClass) {}
   absl::Status Init(const BiasGradientCall& call, const DeviceInfo& device);
 
   ForwardKernel kernel_;

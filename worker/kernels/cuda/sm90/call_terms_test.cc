@@ -150,10 +150,18 @@ TEST(CallTermsTest, PreparedCallsBringTheirTables) {
     (*prepared)->WriteTables(tables.data());
     return std::pair((*prepared)->table_bytes(), (*prepared)->scratch_bytes());
   };
+  const auto names = [&] {
+    auto call = CallOf<ForwardCall>(problem);
+    return std::pair(
+        (*PreparedForward::Create(call, kH200, {}))->name().kernel_class,
+        (*PreparedBackward::Create(CallOf<BackwardCall>(problem), kH200))->name().kernel_class);
+  };
+  EXPECT_EQ(names(), std::pair(kPlainKernelClass, kPlainKernelClass));
   const auto plain_forward = forward_bytes(), plain_backward = backward_bytes();
   EXPECT_EQ(plain_forward.second, 0);
   EXPECT_EQ(plain_backward.second, 0);
   problem.terms.mask = MaskForm{};
+  EXPECT_EQ(names(), std::pair(kTermKernelClass, kTermKernelClass));
   const auto masked_forward = forward_bytes(), masked_backward = backward_bytes();
   EXPECT_GT(masked_forward.first, plain_forward.first);
   EXPECT_GT(masked_backward.first, plain_backward.first);

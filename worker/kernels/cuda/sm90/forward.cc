@@ -138,7 +138,8 @@ std::vector<KernelEntry> ForwardEntries() {
 
 absl::StatusOr<std::unique_ptr<PreparedForward>> PreparedForward::Create(
     const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning) {
-  std::unique_ptr<PreparedForward> prepared(new PreparedForward);
+  std::unique_ptr<PreparedForward> prepared(
+      new PreparedForward(call.problem->terms.any() ? kTermKernelClass : kPlainKernelClass));
   if (absl::Status status = prepared->Init(call, device, tuning); !status.ok()) return status;
   return prepared;
 }

@@ -56,7 +56,7 @@ class PreparedForward : public PreparedKernel {
   absl::Status Launch(const TableLaunch& launch) const override;
 
  private:
-  PreparedForward() : PreparedKernel(kName) {}
+  explicit PreparedForward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
   absl::Status Init(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning);
 
   ForwardKernel kernel_;

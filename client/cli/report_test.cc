@@ -1,0 +1,63 @@
+#include "client/cli/report.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::client::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+void AddKernel(v1::RankReport* rank, const char* call, const char* family,
+               const char* instructions = "") {
+  v1::KernelUse* use = rank->add_kernels();
+  use->set_call(call);
+  use->set_family(family);
+  use->set_kernel_class("plain");
+  use->set_instructions(instructions);
+  use->set_calls(3);
+}
+
+TEST(Report, KernelsOfMembersThatAreAlikeAreSaidOnce) {
+  CallReport report;
+  for (const char* worker : {"a", "b"}) {
+    v1::RankReport* rank = report.summary.add_ranks();
+    rank->set_worker(worker);
+    AddKernel(rank, "forward", "sm90");
+    AddKernel(rank, "probabilities", "simt");
+  }
+  EXPECT_EQ(KernelsText(report.summary), "forward by sm90/plain; probabilities by simt/plain");
+  EXPECT_THAT(CallText(report), HasSubstr("\nran    forward by sm90/plain; prob"));
+}
+
+TEST(Report, AMixedRingsKernelsAreSaidWithTheirWorkers) {
+  CallReport report;
+  for (const char* worker : {"a", "b", "c"}) {
+    v1::RankReport* rank = report.summary.add_ranks();
+    rank->set_worker(worker);
+    if (*worker == 'b') {
+      AddKernel(rank, "forward", "cpu_bf16", "AVX512_BF16");
+    } else {
+      AddKernel(rank, "forward", "sm90");
+    }
+  }
+  EXPECT_EQ(KernelsText(report.summary),
+            "forward by sm90/plain (a, c), cpu_bf16/plain AVX512_BF16 (b)");
+  const Json json = CallJson({}, report);
+  EXPECT_EQ(json["ranks"][1]["kernels"], Json::array({{{"call", "forward"},
+                                                       {"family", "cpu_bf16"},
+                                                       {"class", "plain"},
+                                                       {"instructions", "AVX512_BF16"},
+                                                       {"calls", 3}}}));
+}
+
+TEST(Report, ServersThatSayNothingOfKernelsHaveNoLine) {
+  CallReport report;
+  report.summary.add_ranks()->set_worker("a");
+  EXPECT_EQ(KernelsText(report.summary), "");
+  EXPECT_THAT(CallText(report), Not(HasSubstr("ran ")));
+}
+
+}  // namespace
+}  // namespace ringattn::client::cli
