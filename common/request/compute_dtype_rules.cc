@@ -11,9 +11,9 @@ namespace {
 constexpr char kField[] = "options.compute_dtype";
 
 void CheckHeadDim(const char* field, int64_t dim, Violations& violations) {
-  if (dim <= kMaxFloat8HeadDim) return;
-  violations.Invalid(field,
-                     absl::StrCat("is ", dim, ": with ", kField, " at most ", kMaxFloat8HeadDim));
+  if (dim <= kMaxFloat8HeadDim && dim % 8 == 0) return;
+  violations.Invalid(field, absl::StrCat("is ", dim, ": with ", kField,
+                                         " a multiple of 8, at most ", kMaxFloat8HeadDim));
 }
 
 }  // namespace

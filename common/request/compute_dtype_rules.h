@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-// Largest head_dim and head_dim_v that products in e4m3 are computed of.
+// Largest head_dim and head_dim_v that products in e4m3 are computed of; both are multiples of 8.
 inline constexpr int64_t kMaxFloat8HeadDim = 128;
 
 //   retains  the request keeps a residual

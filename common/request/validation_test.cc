@@ -373,8 +373,10 @@ TEST(ValidationTest, ComputeDTypeGoesTogetherWithWhatItSays) {
   } refused[] = {
       {"options.compute_dtype", "dtype: DATA_TYPE_FLOAT32"},
       {"options.compute_dtype", "options { compute_dtype: 2 }"},
-      {"shape.head_dim", "shape { head_dim: 129 }"},
-      {"shape.head_dim_v", "shape { head_dim_v: 129 }"},
+      {"shape.head_dim", "shape { head_dim: 136 }"},
+      {"shape.head_dim", "shape { head_dim: 127 }"},
+      {"shape.head_dim_v", "shape { head_dim_v: 256 }"},
+      {"shape.head_dim_v", "shape { head_dim_v: 20 }"},
       {"options.dropout", "options { dropout { rate: 0.5 } }"},
       {"options.alibi", "options { alibi { slopes: [1, 2, 3, 4] } }"},
       {"options.bias", "options { bias {} }"},

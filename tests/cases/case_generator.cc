@@ -345,6 +345,8 @@ bool IsDrawnFloat8(const Case& c) {
 void AddOptions(Case& c, bool score_terms, bool float8) {
   if (float8 && IsDrawnFloat8(c)) {
     c.spec.options.compute_dtype = ComputeDType::kFloat8E4M3;
+    c.spec.shape.head_dim = (c.spec.shape.head_dim + 7) / 8 * 8;
+    c.spec.shape.head_dim_v = (c.spec.shape.head_dim_v + 7) / 8 * 8;
   } else if (score_terms) {
     AddScoreTerms(c);
   }

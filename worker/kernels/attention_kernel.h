@@ -40,7 +40,8 @@ struct AttentionProblem {
   // Equal calls on equal devices must give equal bits: kernels whose sums depend on which block
   // comes first refuse them.
   bool deterministic = false;
-  // Of a ForwardCall of 16-bit tensors without score terms, head dims up to 128: its products in
+  // Of a ForwardCall of 16-bit tensors without score terms, head dims of multiples of 8 up to
+  // 128: its products in
   // e4m3, as worker/kernels/e4m3.h has it. Other calls have no use for it.
   ComputeDType compute = ComputeDType::kAsInputs;
   // Values that the device takes (Device::tuning_offer); kernels without tiles have no use for it.

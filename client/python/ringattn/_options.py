@@ -114,7 +114,7 @@ class AttentionOptions(CallOptions, total=False):
     dropout_seed: int
     #: (batch row or document, head, query, key) where the call begins in a larger one that it is a part of.
     dropout_origin: tuple[int, int, int, int]
-    #: Forward: "float8_e4m3": its products are computed in that, of bf16 or fp16 tensors with head dims up to 128;
+    #: Forward: "float8_e4m3": its products are computed in that, of bf16 or fp16 tensors with head dims of multiples of 8 up to 128;
     #: None: in q's type.
     compute_dtype: Literal["float8_e4m3"] | None
     #: "float32": out and gradients as they were summed up; None: q's type.

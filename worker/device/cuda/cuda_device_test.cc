@@ -105,7 +105,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
     }
   }
   EXPECT_EQ(families.size(), 12u);
-  EXPECT_EQ(device->served_options().size(), 7u);
+  EXPECT_EQ(device->served_options().size(), 8u);
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;

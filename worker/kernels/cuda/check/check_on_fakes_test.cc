@@ -36,6 +36,23 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
 
 TEST(CheckOnFakes, PartsAreParts) { EXPECT_TRUE(PartsAreParts()); }
 
+TEST(CheckOnFakes, CasesInE4m3Pass) {
+  std::mt19937 random(13);
+  std::vector<Case> cases;
+  for (int i = 0; i < 60; ++i) cases.push_back(RandomFloat8Case(random, /*small=*/true));
+  ExpectedResults all(cases);
+  SplitCounts splits;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.ToString());
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
+    const oracle::Report report = oracle::Compare(
+        c.spec, expected->result, {.out = outputs.out.data(), .lse = outputs.lse.data()});
+    EXPECT_TRUE(report.passed()) << report.ToString();
+    EXPECT_TRUE(outputs.intact);
+  }
+}
+
 // What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
 // goes whose family is not there.
 TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {

@@ -29,9 +29,10 @@ double Seconds(const Prepared& prepared) {
   Check(prepared.status());
   PreparedKernel& kernel = **prepared;
   std::vector<char> host(kernel.table_bytes());
-  kernel.WriteTables(host.data());
   Buffer tables(std::max<int64_t>(kernel.table_bytes(), 1));
   Buffer scratch(std::max<int64_t>(kernel.scratch_bytes(), 1));
+  Check(kernel.PlaceScratch(scratch.get()));
+  kernel.WriteTables(host.data());
   tables.Upload(host);
   cudaEvent_t begin, end;
   Check(cudaEventCreate(&begin), "cudaEventCreate");
