@@ -68,7 +68,9 @@ TEST(ChooseTest, E4m3HasOneFamily) {
       const bool served = HaveHopper() && dtype != DType::kFloat32 && dim <= 128 && dim % 8 == 0;
       const auto on_hopper = ChooseForward(problem, kH200, {});
       EXPECT_EQ(on_hopper.ok(), served) << dim;
-      if (served) EXPECT_EQ(Name(on_hopper), "sm90");
+      if (served) {
+        EXPECT_EQ(Name(on_hopper), "sm90");
+      }
       for (const auto& refused :
            {ChooseForward(problem, kA100, {}), ChooseForward(problem, kH200, {.family = "sm80"})}) {
         EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
