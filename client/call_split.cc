@@ -34,6 +34,7 @@ std::optional<std::string> UnknownOption(const v1::AttentionOptions& options) {
       case v1::AttentionOptions::kSoftcapFieldNumber:
       case v1::AttentionOptions::kCausalFieldNumber:
       case v1::AttentionOptions::kWindowFieldNumber:
+      case v1::AttentionOptions::kComputeDtypeFieldNumber:
         break;
       default:
         return absl::StrCat("options.", std::string(field->name()));

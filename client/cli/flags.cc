@@ -165,6 +165,16 @@ void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
           "Equal requests on as many workers of the same kind give equal bits")
       ->group(kOptionGroup);
   command
+      ->add_option_function<std::string>(
+          "--compute_dtype",
+          [this](const std::string& dtype) {
+            if (dtype == "fp8_e4m3") options_.set_compute_dtype(v1::COMPUTE_DTYPE_FLOAT8_E4M3);
+          },
+          "What a forward's products are computed in: the input's dtype, or fp8_e4m3, with scales "
+          "that the workers take from bf16 or fp16 tensors")
+      ->group(kOptionGroup)
+      ->check(CLI::IsMember({"input", "fp8_e4m3"}));
+  command
       ->add_option(
           "--output_dtype", output_dtype_,
           "What out, dq, dk and dv are rounded to: the input's dtype, or fp32 as they were "

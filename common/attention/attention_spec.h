@@ -127,6 +127,12 @@ struct DilationLevel {
   bool operator==(const DilationLevel&) const = default;
 };
 
+// What the products of a forward are computed in (v1::ComputeDtype).
+enum class ComputeDType : uint8_t {
+  kAsInputs = 0,
+  kFloat8E4M3 = 1,
+};
+
 // Options that change the result. Meaning: docs/semantics.md.
 struct AttentionOptions {
   double softmax_scale = 1.0;  // resolved: 1/sqrt(head_dim) unless given
@@ -144,6 +150,7 @@ struct AttentionOptions {
   std::vector<DilationLevel> dilation_levels;  // none: every row sees every key
   // Equal requests on as many members of the same kind of device give equal bits.
   bool deterministic = false;
+  ComputeDType compute_dtype = ComputeDType::kAsInputs;  // of a forward
 
   bool operator==(const AttentionOptions&) const = default;
 };

@@ -16,6 +16,7 @@ struct Format {
 };
 constexpr Format kBFloat16Format{7, -126, 0x1.FEp127};
 constexpr Format kFloat16Format{10, -14, 65504.0};
+constexpr Format kE4m3Format{3, -6, 448.0};
 
 double RoundToFormat(const Format& format, double value) {
   if (!std::isfinite(value) || value == 0.0) return value;
@@ -130,6 +131,8 @@ double RoundTo(DType dtype, double value) {
   }
   return value;
 }
+
+double RoundToE4m3(double value) { return RoundToFormat(kE4m3Format, value); }
 
 int64_t BytesOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

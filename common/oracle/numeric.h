@@ -23,6 +23,9 @@ void Store(DType dtype, void* data, int64_t index, double value);
 // by Load gives.
 double RoundTo(DType dtype, double value);
 
+// The same of e4m3: beyond 448 infinite, which it has not.
+double RoundToE4m3(double value);
+
 int64_t BytesOf(DType dtype);
 
 // The u of the element rule: 2^-9 bf16, 2^-12 fp16, 2^-20 fp32.

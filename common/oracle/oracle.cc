@@ -131,21 +131,23 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
     }
   }
   const PairTerms terms(spec, inputs);
+  const Float8Scales float8(spec, inputs);
   const std::vector<Document> documents = DocumentsOf(spec);
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (size_t d = 0; d < documents.size(); ++d) {
       const Document& document = documents[d];
-      QueryRow row(spec, document, terms);
+      QueryRow row(spec, document, terms, &float8);
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t hk = h / shape.group_size();
-        const auto rows_of = [&](const void* data, bool kv, int64_t dim) {
+        const auto rows_of = [&](TensorId tensor, const void* data, bool kv, int64_t dim) {
           return HeadRows(spec.dtype, data, kv ? sk : sq, kv ? kv_heads : heads, dim, b,
                           kv ? hk : h, kv ? document.k_begin : document.q_begin,
-                          kv ? document.k_length : document.q_length, /*decode_all=*/true);
+                          kv ? document.k_length : document.q_length, /*decode_all=*/true,
+                          float8.Of(tensor, b, hk));
         };
-        HeadRows q = rows_of(inputs.q, false, shape.head_dim);
-        HeadRows k = rows_of(inputs.k, true, shape.head_dim);
-        HeadRows v = rows_of(inputs.v, true, shape.head_dim_v);
+        HeadRows q = rows_of(TensorId::kQ, inputs.q, false, shape.head_dim);
+        HeadRows k = rows_of(TensorId::kK, inputs.k, true, shape.head_dim);
+        HeadRows v = rows_of(TensorId::kV, inputs.v, true, shape.head_dim_v);
         // Decoded row by row: without gradients there is nothing behind it.
         HeadRows dout(spec.dtype, inputs.dout, sq, heads, shape.head_dim_v, b, h, document.q_begin,
                       document.q_length, /*decode_all=*/false);
@@ -186,26 +188,28 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
   if (gradients) result.dq.Resize(rows, shape.head_dim);
   const std::vector<Document> documents = DocumentsOf(spec);
   const PairTerms terms(spec, inputs);
+  const Float8Scales float8(spec, inputs);
   for (size_t at = 0; at < rows.size(); ++at) {
     const RowId& id = rows[at];
     const int64_t d = DocumentOf(shape.cu_seqlens_q, id.token);
     const Document& document = documents[d];
     const int64_t i = id.token - document.q_begin;
     const int64_t hk = id.head / shape.group_size();
-    const auto one = [&](const void* data, bool kv, int64_t dim) {
+    const auto one = [&](TensorId tensor, const void* data, bool kv, int64_t dim) {
       return HeadRows(spec.dtype, data, kv ? shape.seq_len_kv : shape.seq_len_q,
                       kv ? shape.num_kv_heads : shape.num_heads, dim, id.batch, kv ? hk : id.head,
                       kv ? document.k_begin : document.q_begin,
-                      kv ? document.k_length : document.q_length, /*decode_all=*/false);
+                      kv ? document.k_length : document.q_length, /*decode_all=*/false,
+                      tensor == TensorId::kDout ? 0.0 : float8.Of(tensor, id.batch, hk));
     };
-    HeadRows q = one(inputs.q, false, shape.head_dim);
-    HeadRows k = one(inputs.k, true, shape.head_dim);
-    HeadRows v = one(inputs.v, true, shape.head_dim_v);
-    QueryRow row(spec, document, terms);
+    HeadRows q = one(TensorId::kQ, inputs.q, false, shape.head_dim);
+    HeadRows k = one(TensorId::kK, inputs.k, true, shape.head_dim);
+    HeadRows v = one(TensorId::kV, inputs.v, true, shape.head_dim_v);
+    QueryRow row(spec, document, terms, &float8);
     row.Forward({id.batch, d, id.head, i}, q.Row(i), SinkOf(spec, inputs, id.head), k, v, result,
                 static_cast<int64_t>(at));
     if (!gradients) continue;
-    HeadRows dout = one(inputs.dout, false, shape.head_dim_v);
+    HeadRows dout = one(TensorId::kDout, inputs.dout, false, shape.head_dim_v);
     row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, id), k, v, result,
                           static_cast<int64_t>(at), /*sink_row=*/-1, /*bias_row=*/-1, nullptr);
   }

@@ -65,11 +65,11 @@ struct RowId {
 
 // Rows of one tensor with their exact values and yardsticks, each
 // [rows.size()][dim]. For lse: dim 1, exact may be -inf, magnitude is the row's
-// S = max over the keys it sees of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|; twin
-// and floor unused. For dsinks: a row {0, 0, head} for each head, dim 1. For dbias: a row of
-// PairColumns for each batch row, query and head that the bias tells apart (0 for those it does
-// not). For probabilities: a row {0, number of the chosen row, head} of ProbabilityColumns, whose
-// bound is its floor alone.
+// S = max over the keys it sees of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|;
+// floor is what products in e4m3 may lose beyond fp32; twin unused. For dsinks: a row {0, 0, head}
+// for each head, dim 1. For dbias: a row of PairColumns for each batch row, query and head that the
+// bias tells apart (0 for those it does not). For probabilities: a row {0, number of the chosen
+// row, head} of ProbabilityColumns, whose bound is its floor alone.
 struct RowSet {
   std::vector<RowId> rows;
   int64_t dim = 0;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/attention/tensors.h"
+#include "common/oracle/float8.h"
 #include "common/oracle/numeric.h"
 #include "common/oracle/oracle.h"
 
@@ -21,15 +22,17 @@ inline constexpr double kFloat32Slack = 0x1p-21;
 // large ones row by row: a Row() is then valid until the next call.
 class HeadRows {
  public:
-  // The tensor is [batch][tokens][heads][dim]; positions count from `begin`.
+  // The tensor is [batch][tokens][heads][dim]; positions count from `begin`. With a scale
+  // (Float8Scales) rows are rounded to e4m3.
   HeadRows(DType dtype, const void* data, int64_t tokens, int64_t heads, int64_t dim, int64_t batch,
-           int64_t head, int64_t begin, int64_t length, bool decode_all)
+           int64_t head, int64_t begin, int64_t length, bool decode_all, double float8_scale = 0.0)
       : dtype_(dtype),
         data_(data),
         first_(((batch * tokens + begin) * heads + head) * dim),
         stride_(heads * dim),
         dim_(dim),
-        decoded_(decode_all) {
+        decoded_(decode_all),
+        float8_scale_(float8_scale) {
     values_.resize((decode_all ? length : 1) * dim);
     if (!decode_all) return;
     for (int64_t row = 0; row < length; ++row) Decode(row, &values_[row * dim]);
@@ -44,6 +47,11 @@ class HeadRows {
  private:
   void Decode(int64_t position, double* target) const {
     LoadMany(dtype_, data_, first_ + position * stride_, dim_, target);
+    if (float8_scale_ == 0.0) return;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const double rounded = RoundToE4m3(target[d] / float8_scale_) * float8_scale_;
+      target[d] = std::isinf(rounded) ? std::nan("") : rounded;
+    }
   }
 
   DType dtype_;
@@ -52,8 +60,22 @@ class HeadRows {
   int64_t stride_;
   int64_t dim_;
   bool decoded_;
+  double float8_scale_;
   std::vector<double> values_;
 };
+
+// What rounding by another scale than the oracle's makes of a product of the two rows, at most.
+inline double Float8ProductLoss(const double* q, double q_scale, const double* k, double k_scale,
+                                int64_t dim) {
+  double loss = 0.0;
+  for (int64_t d = 0; d < dim; ++d) {
+    // A tiny value may have been rounded to 0 here.
+    const double q_loss = std::abs(q[d]) <= 0x1p-6 * q_scale ? Float8TinyLoss(q_scale) : 0.0;
+    const double k_loss = std::abs(k[d]) <= 0x1p-6 * k_scale ? Float8TinyLoss(k_scale) : 0.0;
+    loss += q_loss * (std::abs(k[d]) + k_loss) + k_loss * std::abs(q[d]);
+  }
+  return loss;
+}
 
 struct Document {
   int64_t q_begin, q_length, k_begin, k_length;
@@ -171,14 +193,18 @@ inline double RoundingScale(double sum, size_t keys, double keep) {
 // no small factors of p any more, and what p may become is bounded by Doubt.
 inline constexpr double kWideScores = 0x1p17;
 
-// How far fp32 may be off in a score that is `raw` before the softcap: 2^-21 S there, of
-// which a saturated softcap lets nothing through.
-inline double ScoreError(const AttentionOptions& options, double raw, double score_magnitude) {
-  const double error = kFloat32Slack * score_magnitude;
+// How far a score may be off that is `raw` before the softcap, and off by `error` there: a
+// saturated softcap lets nothing of that through.
+inline double CappedError(const AttentionOptions& options, double raw, double error) {
   const double c = options.softcap;
   if (c == 0.0) return error;
   const double size = std::abs(raw);
   return c * (std::tanh((size + error) / c) - std::tanh((size - error) / c) + kFloat32Slack);
+}
+
+// The same of fp32, 2^-21 S.
+inline double ScoreError(const AttentionOptions& options, double raw, double score_magnitude) {
+  return CappedError(options, raw, kFloat32Slack * score_magnitude);
 }
 
 // The largest p that a key of this score may be given when score and lse are off by
@@ -206,6 +232,16 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
           p * keep + std::min(SubnormalLoss(dtype, stored), stored) * keep / divisor /
                          (8.0 * ToleranceUnit(dtype)),
           (kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)) * keep};
+}
+
+// The same in e4m3: `stored`, relative to the row's largest, is rounded with an offset of 2^8, and
+// `sum` is of what was not rounded; `score_error` is what scores may be off by.
+inline Coefficients Float8Term(double stored, double sum, double score_magnitude,
+                               double score_error) {
+  const double p = stored / sum;
+  const double loss = std::min(p, kFloat8WeightLoss / sum) + 2.0 * score_error * p;
+  return {p, RoundToE4m3(0x1p8 * stored) / (0x1p8 * sum), p + loss / (8.0 * kFloat8Unit),
+          kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
 }
 
 // delta of one query row: exact, from the rounded out, with absolute values, and what it

@@ -35,6 +35,7 @@ struct RowScores {
   double sum = 0.0;              // of exp(score - max) over the keys
   double score_magnitude = 0.0;  // S
   double added_magnitude = 0.0;  // what of S came after the softcap, which lets it through
+  double float8_error = 0.0;     // in e4m3: what a score may be off by, beyond fp32
   double keys_lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
   double lse() const { return LogAddExp(keys_lse(), sink); }
   // What of the row's probability the keys have together, and what the sink has.
@@ -42,6 +43,7 @@ struct RowScores {
   double sink_share() const { return sink == -kInfinity ? 0.0 : std::exp(sink - lse()); }
   bool wide() const { return score_magnitude >= kWideScores; }
   // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
+  bool coarse() const { return wide() || float8_error >= kFloat8CoarseError; }
   double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
   // The same for backward. Its p is exp(score - lse), of an lse that is fp32: half a unit of its
   // last place, up to 2^-24 |lse|, is lost of every p of the row, also of a key that none comes
@@ -50,18 +52,17 @@ struct RowScores {
   double backward_magnitude() const { return wide() ? LseLoss(lse()) : score_magnitude; }
 };
 
-// Fills in each key's doubt. REQUIRES: row.wide().
+// Fills in each key's doubt. REQUIRES: row.coarse().
 inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
   const double lse = row.lse();
-  const double added_error = kFloat32Slack * row.added_magnitude;
+  const double raw_error = kFloat32Slack * row.score_magnitude + row.float8_error;
+  const auto error_of = [&](const VisibleKey& key) {
+    return kFloat32Slack * row.added_magnitude + CappedError(options, key.raw, raw_error);
+  };
   double lse_error = 0.0;
-  for (const VisibleKey& key : row.keys) {
-    lse_error =
-        std::max(lse_error, added_error + ScoreError(options, key.raw, row.score_magnitude));
-  }
+  for (const VisibleKey& key : row.keys) lse_error = std::max(lse_error, error_of(key));
   const auto most_of = [&](const VisibleKey& key) {
-    const double error = added_error + ScoreError(options, key.raw, row.score_magnitude);
-    return MostProbability(key.score, lse, error + lse_error);
+    return MostProbability(key.score, lse, error_of(key) + lse_error);
   };
   double all = std::min(1.0, row.sink_share() * std::exp(lse_error));
   for (const VisibleKey& key : row.keys) all += most_of(key);
@@ -73,12 +74,18 @@ inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
 
 inline void ScoreRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
                      const QueryPlace& query, const double* q, double sink, HeadRows& k,
-                     RowScores& row) {
+                     RowScores& row, const Float8Scales* float8 = nullptr) {
   row = {std::move(row.keys)};
   row.keys.clear();
   row.sink = sink;
   if (std::isfinite(sink)) row.score_magnitude = std::abs(sink);
   const double scale = std::abs(spec.options.softmax_scale);
+  const int64_t kv_head = query.head / spec.shape.group_size();
+  const auto scale_of = [&](TensorId tensor) {
+    return float8 == nullptr ? 0.0 : float8->Of(tensor, query.batch, kv_head);
+  };
+  const double q_scale = scale_of(TensorId::kQ), k_scale = scale_of(TensorId::kK);
+  double product_loss = 0.0;
   for (int64_t j = 0; j < document.k_length; ++j) {
     if (!Sees(document.rule, document.q_length, document.k_length, query.i, j)) continue;
     const PairContext pair = terms.Of(query, j);
@@ -94,12 +101,19 @@ inline void ScoreRow(const AttentionSpec& spec, const Document& document, const 
                      .keep = pair.keep});
     // Not std::max: a NaN must get through.
     if (!(value <= row.max)) row.max = value;
+    if (q_scale != 0.0) {
+      product_loss = std::max(
+          product_loss, Float8ProductLoss(q, q_scale, k.Row(j), k_scale, spec.shape.head_dim));
+    }
     const double added = std::abs(pair.after_softcap);
     const double magnitude = scale * dot.magnitude + std::abs(pair.before_softcap) + added;
     if (!(magnitude <= row.score_magnitude)) row.score_magnitude = magnitude;
     row.added_magnitude = std::max(row.added_magnitude, added);
   }
   for (const VisibleKey& key : row.keys) row.sum += std::exp(key.score - row.max);
+  if (q_scale != 0.0) {
+    row.float8_error = kFloat8ScoreSlack * row.score_magnitude + scale * product_loss;
+  }
 }
 
 // One row of q against its keys: fills row `at` of out, lse and, with dout, dq.
@@ -107,14 +121,19 @@ inline void ScoreRow(const AttentionSpec& spec, const Document& document, const 
 // kv_row(j).
 class QueryRow {
  public:
-  QueryRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms)
-      : spec_(spec), document_(document), terms_(terms) {}
+  // `float8` outlives it; null, or without scales: not in e4m3.
+  QueryRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
+           const Float8Scales* float8 = nullptr)
+      : spec_(spec), document_(document), terms_(terms), float8_(float8) {}
 
   //   sink  of the head, -inf if it has none
   void Forward(const QueryPlace& query, const double* q, double sink, HeadRows& k, HeadRows& v,
                Result& result, int64_t at) {
-    ScoreRow(spec_, document_, terms_, query, q, sink, k, row_);
-    if (row_.wide()) DoubtRow(spec_.options, row_);
+    ScoreRow(spec_, document_, terms_, query, q, sink, k, row_, float8_);
+    if (row_.coarse()) DoubtRow(spec_.options, row_);
+    const bool is_float8 = float8_ != nullptr && IsFloat8(spec_);
+    // Where it is large, keys' doubts have it.
+    const double score_error = row_.coarse() ? 0.0 : row_.float8_error;
     // Kernels round p among the keys; the sink joins the finished row.
     const double share = row_.keys_share();
     double keep = 0.0;
@@ -123,13 +142,18 @@ class QueryRow {
         RoundingScale(row_.sum, row_.keys.size(), keep == 0.0 ? 1.0 : keep);
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
-      Coefficients term = ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum,
-                                          row_.linear_magnitude(), key.keep);
+      Coefficients term = is_float8
+                              ? Float8Term(std::exp(key.score - row_.max), row_.sum,
+                                           row_.linear_magnitude(), score_error)
+                              : ProbabilityTerm(spec_.dtype, stored, rounding_scale * row_.sum,
+                                                row_.linear_magnitude(), key.keep);
       term = {term.exact * share, term.twin * share, term.magnitude * share, term.floor * share};
       term.floor += key.doubt * key.keep;
       Accumulate(term, v.Row(key.position), result.out, at);
     }
+    if (is_float8 && !row_.keys.empty()) GrantTinyValues(query, share, result.out, at);
     FinishRow(spec_.result_dtype(), result.out, at);
+    result.lse.floor[at] = row_.float8_error;
     result.lse.exact[at] = row_.lse();
     result.lse.magnitude[at] = row_.score_magnitude;
   }
@@ -194,6 +218,13 @@ class QueryRow {
   }
 
  private:
+  // What v's tiniest values may be rounded to by another scale.
+  void GrantTinyValues(const QueryPlace& query, double share, RowSet& out, int64_t at) const {
+    const double loss = share * Float8TinyLoss(float8_->Of(TensorId::kV, query.batch,
+                                                           query.head / spec_.shape.group_size()));
+    for (int64_t d = at * out.dim; d < (at + 1) * out.dim; ++d) out.floor[d] += loss;
+  }
+
   // With dropout a row may keep one key alone: the rounding of its weight is then the same in all
   // of out's elements, and not independent. Of each key's share of delta.
   double KeptSquares(const double* dout, HeadRows& v) const {
@@ -219,6 +250,7 @@ class QueryRow {
   const AttentionSpec& spec_;
   const Document& document_;
   const PairTerms& terms_;
+  const Float8Scales* const float8_;
   RowScores row_;
 };
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1.01;
+// In e4m3: v and p are each rounded by 2^-4 of them.
+constexpr double kFloat8Slack = 1.15;
 
 // Positions [begin, end).
 struct Interval {
@@ -168,6 +170,7 @@ class Scanner {
         shape_(spec.shape),
         inputs_(inputs),
         actual_(actual),
+        slack_(IsFloat8(spec) ? kFloat8Slack : kSlack),
         has_terms_(HasScoreTerms(spec.options) || !spec.options.dilation_levels.empty()) {
     const auto add = [&](TensorId tensor, const void* data) {
       if (data != nullptr) collectors_.emplace(tensor, limit);
@@ -311,7 +314,7 @@ class Scanner {
     bool all_zero = true, nothing_there = true;
     for (int64_t d = 0; d < dim; ++d) {
       const double size = std::max(std::abs(low_[d]), std::abs(high_[d]));
-      const double grant = (kSlack - 1) * size;
+      const double grant = (slack_ - 1) * size;
       if (!(low_[d] - grant <= out[d] && out[d] <= high_[d] + grant)) return true;
       all_zero = all_zero && out[d] == 0.0;
       nothing_there = nothing_there && size == 0.0;
@@ -329,7 +332,7 @@ class Scanner {
     const double softcap = spec_.options.softcap;
     const double most = softcap > 0 ? std::min(size, softcap) : size;
     // The last term: fp32's own rounding.
-    const double grant = kSlack * most + 1e-5 * (1.0 + size);
+    const double grant = slack_ * most + 1e-5 * (1.0 + size);
     return !(std::abs(lse - std::log(static_cast<double>(seen.size()))) <= grant);
   }
 
@@ -361,6 +364,7 @@ class Scanner {
   const AttentionShape& shape_;
   const Inputs& inputs_;
   const Outputs& actual_;
+  const double slack_;
   const bool has_terms_;
   std::map<TensorId, Collector> collectors_;
   std::vector<double> low_, high_;  // scratch of OutIsSuspect

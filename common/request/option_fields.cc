@@ -214,6 +214,23 @@ void WriteDeterministic(const Options& from, Proto& to) {
   if (from.deterministic) to.set_deterministic(v1::DETERMINISM_SAME_RING);
 }
 
+void ReadComputeDType(const Proto& from, const AttentionShape&, Options& to,
+                      Violations& violations) {
+  if (!v1::ComputeDtype_IsValid(from.compute_dtype())) {
+    violations.Invalid("options.compute_dtype", absl::StrCat(static_cast<int>(from.compute_dtype()),
+                                                             " is no value of ComputeDtype"));
+  }
+  if (from.compute_dtype() == v1::COMPUTE_DTYPE_FLOAT8_E4M3) {
+    to.compute_dtype = ComputeDType::kFloat8E4M3;
+  }
+}
+
+void WriteComputeDType(const Options& from, Proto& to) {
+  if (from.compute_dtype == ComputeDType::kFloat8E4M3) {
+    to.set_compute_dtype(v1::COMPUTE_DTYPE_FLOAT8_E4M3);
+  }
+}
+
 constexpr OptionField kFields[] = {
     {"softmax_scale", ReadSoftmaxScale, WriteSoftmaxScale},
     {"softcap", ReadSoftcap, WriteSoftcap},
@@ -232,6 +249,8 @@ constexpr OptionField kFields[] = {
      [](const Options& options) { return !options.dilation_levels.empty(); }},
     {"deterministic", ReadDeterministic, WriteDeterministic,
      [](const Options& options) { return options.deterministic; }},
+    {"compute_dtype", ReadComputeDType, WriteComputeDType,
+     [](const Options& options) { return options.compute_dtype != ComputeDType::kAsInputs; }},
 };
 
 }  // namespace

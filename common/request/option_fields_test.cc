@@ -33,6 +33,7 @@ constexpr Sample kSamples[] = {
      "dilation_levels { segment_length: 64 dilation_rate: 2 head_begin: 0 head_end: 1 } "
      "dilation_levels { segment_length: 8 dilation_rate: 1 offset: 0 head_begin: 0 head_end: 1 }"},
     {"deterministic", "deterministic: DETERMINISM_SAME_RING"},
+    {"compute_dtype", "compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3"},
 };
 
 v1::AttentionOptions Parse(const std::string& text) {
@@ -86,22 +87,23 @@ TEST(OptionFields, ServedOptionsAreAll) {
   EXPECT_EQ(ServedOptions(),
             (std::vector<std::string>{"softmax_scale", "softcap", "causal", "window", "dropout",
                                       "alibi", "bias", "mask", "segment_ids", "sinks",
-                                      "dilation_levels", "deterministic"}));
+                                      "dilation_levels", "deterministic", "compute_dtype"}));
 }
 
 // What a device may lack, and a request has.
-TEST(OptionFields, DeviceOptionsAreTheScoreTermsDilationAndOrder) {
+TEST(OptionFields, DeviceOptionsAreTheScoreTermsDilationOrderAndDType) {
   EXPECT_EQ(DeviceOptions(),
             (std::vector<std::string>{"dropout", "alibi", "bias", "mask", "segment_ids",
-                                      "dilation_levels", "deterministic"}));
+                                      "dilation_levels", "deterministic", "compute_dtype"}));
   for (const Sample& sample : kSamples) {
     Violations violations(4096);
     const AttentionOptions options = ReadOptions(Parse(sample.text), SomeShape(), violations);
     const bool of_device = Find(sample.field)->of_device != nullptr;
     EXPECT_EQ(DeviceOptionsOf(options),
               of_device ? std::vector<std::string>{sample.field} : std::vector<std::string>{});
-    const bool has_one =
-        HasScoreTerms(options) || options.deterministic || !options.dilation_levels.empty();
+    const bool has_one = HasScoreTerms(options) || options.deterministic ||
+                         !options.dilation_levels.empty() ||
+                         options.compute_dtype != ComputeDType::kAsInputs;
     EXPECT_EQ(has_one, of_device) << sample.field;
   }
 }

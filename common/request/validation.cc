@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/compute_dtype_rules.h"
 #include "common/request/dilation_rules.h"
 #include "common/request/option_fields.h"
 #include "common/request/shape_rules.h"
@@ -377,6 +378,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
       CheckProbabilityRows(header.reply(), request.spec.shape, limits, violations);
   CheckScheduleTakes(request.choice, request.spec, violations);
   CheckDilation(request.choice, request.spec, limits, violations);
+  CheckComputeDType(request.spec, request.direction, request.retain_ttl.has_value(), violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = InputsOf(request.spec, request.direction, request.recompute_forward);
   request.outputs = OutputsOf(request.spec, request.direction);

@@ -354,6 +354,43 @@ TEST(ValidationTest, ProbabilityRows) {
   ExpectOneViolation(many, "reply.probability_rows", kTooMuch);
 }
 
+TEST(ValidationTest, ComputeDTypeGoesTogetherWithWhatItSays) {
+  const std::string fp8 = "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 } ";
+  const ValidRequest plain = Accept(Parse(kGood, fp8));
+  EXPECT_EQ(plain.spec.options.compute_dtype, ComputeDType::kFloat8E4M3);
+  for (const char* with :
+       {"options { causal: true softcap: 3 softmax_scale: -1 sinks {} }",
+        "options { window { left: 2 right: 1 } deterministic: DETERMINISM_SAME_RING }",
+        "shape { seq_len_kv: 10 } options { dilation_levels { segment_length: 4 dilation_rate: 2 } "
+        "}",
+        "dtype: DATA_TYPE_FLOAT16 shape { head_dim: 128 head_dim_v: 128 }",
+        "reply { output_dtype: DATA_TYPE_FLOAT32 } plan { schedule: SCHEDULE_PASS_Q }"}) {
+    Accept(Parse(kGood, fp8 + with));
+  }
+  const struct {
+    const char* field;
+    const char* with;
+  } refused[] = {
+      {"options.compute_dtype", "dtype: DATA_TYPE_FLOAT32"},
+      {"options.compute_dtype", "options { compute_dtype: 2 }"},
+      {"shape.head_dim", "shape { head_dim: 136 }"},
+      {"shape.head_dim", "shape { head_dim: 127 }"},
+      {"shape.head_dim_v", "shape { head_dim_v: 256 }"},
+      {"shape.head_dim_v", "shape { head_dim_v: 20 }"},
+      {"options.dropout", "options { dropout { rate: 0.5 } }"},
+      {"options.alibi", "options { alibi { slopes: [1, 2, 3, 4] } }"},
+      {"options.bias", "options { bias {} }"},
+      {"options.mask", "options { mask {} }"},
+      {"options.segment_ids", "options { segment_ids {} }"},
+      {"reply.probability_rows", "reply { probability_rows {} }"},
+      {"retain", "retain {}"},
+  };
+  for (const auto& row : refused) {
+    ExpectOneViolation(Parse(kGood, fp8 + row.with), row.field, kInvalid);
+  }
+  ExpectOneViolation(Parse<v1::BackwardHeader>(kGood, fp8), "options.compute_dtype", kInvalid);
+}
+
 TEST(ValidationTest, TuningAndMembers) {
   const ValidRequest tuned = Accept(Parse(kGood, "plan { tuning { tile_q: 96 key_splits: 1 } }"));
   EXPECT_EQ(tuned.choice.tuning, (Tuning{96, 0, 1}));

@@ -212,6 +212,9 @@ inline const BadHeader kHeaderRows[] = {
     {"options { deterministic: 2 }", kInvalid, "options.deterministic"},
     {"options { deterministic: -1 }", kInvalid, "options.deterministic"},
     {"options { deterministic: DETERMINISM_SAME_RING softcap: -1 }", kInvalid, "options.softcap"},
+    {"dtype: DATA_TYPE_BFLOAT16 options { compute_dtype: 2 }", kInvalid, "options.compute_dtype"},
+    {"dtype: DATA_TYPE_BFLOAT16 options { compute_dtype: -1 }", kInvalid, "options.compute_dtype"},
+    {"options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }", kInvalid, "options.compute_dtype"},
     // --- plan
     {"plan { layout: 5 }", kInvalid, "plan.layout"},
     {"plan { layout: -7 }", kInvalid, "plan.layout"},
@@ -335,6 +338,17 @@ inline const BadHeader kHeaderRows[] = {
 };
 
 inline const BadHeader kForwardRows[] = {
+    {"dtype: DATA_TYPE_BFLOAT16 shape { head_dim: 129 head_dim_v: 8 } "
+     "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
+     kInvalid, "shape.head_dim"},
+    {"dtype: DATA_TYPE_FLOAT16 shape { head_dim_v: 256 } "
+     "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
+     kInvalid, "shape.head_dim_v"},
+    {"dtype: DATA_TYPE_BFLOAT16 retain {} "
+     "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
+     kInvalid, "retain"},
+    {"dtype: DATA_TYPE_BFLOAT16 options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 bias {} }",
+     kInvalid, "options.bias"},
     {"plan { schedule: SCHEDULE_PASS_Q } reply { probability_rows { position: 1 } }", kInvalid,
      "reply.probability_rows"},
     {"plan { schedule: SCHEDULE_REPLICATED_Q } reply { probability_rows { position: 1 } }",
@@ -363,6 +377,8 @@ inline const BadHeader kForwardRows[] = {
 };
 
 inline const BadHeader kBackwardRows[] = {
+    {"dtype: DATA_TYPE_BFLOAT16 options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }", kInvalid,
+     "options.compute_dtype"},
     {"reply { probability_rows {} }", kInvalid, "reply.probability_rows"},
     {"has_forward_result: true plan { tuning { key_splits: 1 } }", kInvalid,
      "plan.tuning.key_splits"},

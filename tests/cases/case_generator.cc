@@ -332,10 +332,24 @@ void AddDilation(Case& c) {
   }
 }
 
+// Every third forward that e4m3 computes.
+bool IsDrawnFloat8(const Case& c) {
+  const AttentionShape& shape = c.spec.shape;
+  return c.direction == Direction::kForward && c.spec.dtype != DType::kFloat32 &&
+         std::max(shape.head_dim, shape.head_dim_v) <= 128 &&
+         oracle::RandomBits(c.data_seed, 0x0976, static_cast<uint64_t>(c.index)) % 3 == 0;
+}
+
 }  // namespace
 
-void AddOptions(Case& c, bool score_terms) {
-  if (score_terms) AddScoreTerms(c);
+void AddOptions(Case& c, bool score_terms, bool float8) {
+  if (float8 && IsDrawnFloat8(c)) {
+    c.spec.options.compute_dtype = ComputeDType::kFloat8E4M3;
+    c.spec.shape.head_dim = (c.spec.shape.head_dim + 7) / 8 * 8;
+    c.spec.shape.head_dim_v = (c.spec.shape.head_dim_v + 7) / 8 * 8;
+  } else if (score_terms) {
+    AddScoreTerms(c);
+  }
   const uint64_t bits = oracle::RandomBits(c.data_seed, 0x0971, static_cast<uint64_t>(c.index));
   ChooseSchedule(c);
   c.spec.options.sinks = bits % 3 != 0;
@@ -366,6 +380,7 @@ void AddProbabilityRows(Case& c) {
   // These return none (common/request/validation.cc).
   if (KeepsKeysInPlace(c.schedule) || c.heads_per_step != 0) return;
   if (!c.spec.options.dilation_levels.empty()) return;
+  if (c.spec.options.compute_dtype != ComputeDType::kAsInputs) return;
   const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
   const auto count = static_cast<int64_t>(1 + draw(1) % 7);
   for (int64_t i = 0; i < count; ++i) {
@@ -401,6 +416,7 @@ std::string ToString(const Case& c) {
     line += std::string(" ") + ScheduleKindName(c.schedule);
     if (c.heads_per_step != 0) line += "(" + std::to_string(c.heads_per_step) + ")";
   }
+  if (options.compute_dtype != ComputeDType::kAsInputs) line += " fp8";
   if (options.sinks) line += " sinks";
   if (c.spec.has_dlse) line += " dlse";
   if (c.spec.fp32_results) line += " fp32 results";

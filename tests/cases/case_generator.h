@@ -75,7 +75,9 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 // sinks and, backward, a gradient of lse; with `score_terms` also a bias, a mask, segment ids,
 // ALiBi and dropout; the schedule, of those that take what the case has; and dilated levels, where
 // there are as many queries as keys. Every other choice stays.
-void AddOptions(Case& c, bool score_terms = true);
+// With `float8` some forwards are computed in e4m3, which have no score terms and head dims of
+// multiples of 8.
+void AddOptions(Case& c, bool score_terms = true, bool float8 = true);
 
 // Asks for the probabilities of some rows, drawn likewise: of every second forward case that has
 // any.

@@ -32,6 +32,7 @@ ABSL_FLAG(bool, options, false,
           "add what only some requests have: attention sinks, a gradient of lse, score terms");
 ABSL_FLAG(bool, probabilities, false,
           "ask for those of some rows, in forward cases of schedules that give them");
+ABSL_FLAG(bool, float8, true, "with --options also forwards in e4m3 (compute_dtype)");
 ABSL_FLAG(bool, score_terms, true,
           "with --options: score terms too, which take GPUs off their tensor cores");
 ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host, as the command line's");
@@ -87,7 +88,9 @@ int Run() {
   for (Case& c : GenerateCases(absl::GetFlag(FLAGS_seed),
                                only >= 0 ? only + 1 : absl::GetFlag(FLAGS_cases))) {
     if (only >= 0 && c.index != only) continue;
-    if (absl::GetFlag(FLAGS_options)) AddOptions(c, absl::GetFlag(FLAGS_score_terms));
+    if (absl::GetFlag(FLAGS_options)) {
+      AddOptions(c, absl::GetFlag(FLAGS_score_terms), absl::GetFlag(FLAGS_float8));
+    }
     if (absl::GetFlag(FLAGS_probabilities)) AddProbabilityRows(c);
     c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
     progress.cases.push_back(std::move(c));

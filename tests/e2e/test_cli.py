@@ -86,6 +86,31 @@ def test_fp32_results(ring, tmp_path, streams):
     assert "dq" in checked and "dv" in checked
 
 
+@pytest.mark.parametrize("dtype, streams", [("bf16", "1"), ("fp16", "3")])
+def test_fp8(ring, tmp_path, dtype, streams):
+    """Products in e4m3: judged by the option's own bound, which a result without it does not keep."""
+    source, fp8, plain = (tmp_path / f"{n}.safetensors" for n in "ifp")
+    generate(source, dtype=dtype)
+    server, read, asked = f"--server={ring.address}", f"--input={source}", "--compute_dtype=fp8_e4m3"
+    cli("forward", server, read, f"--output={fp8}", asked, f"--streams={streams}", *OPTIONS)
+    checked = cli("verify", read, f"--output={fp8}", asked, "--causal").stdout
+    assert re.search(r"^out ok", checked, re.M) and re.search(r"^lse ok", checked, re.M), checked
+    cli("forward", server, read, f"--output={plain}", *OPTIONS)
+    # Each is the other's wrong result: neither could pass if the option were ignored somewhere.
+    for output, flags in [(fp8, []), (plain, [asked])]:
+        done = cli("verify", read, f"--output={output}", *flags, "--causal", code=1)
+        assert "FAIL" in done.stdout, done.stdout
+    for command, flags, says in [
+            ("backward", [], "options.compute_dtype"),
+            ("forward", ["--probabilities=0:5"], "reply.probability_rows")]:
+        done = cli(command, server, read, f"--output={tmp_path}/x", asked, *flags, *OPTIONS, code=None)
+        assert done.returncode != 0 and says in done.stderr, done.stderr
+    fp32 = tmp_path / "32.safetensors"
+    generate(fp32, dtype="fp32")
+    done = cli("forward", server, f"--input={fp32}", f"--output={tmp_path}/x", asked, *OPTIONS, code=None)
+    assert done.returncode != 0 and "options.compute_dtype" in done.stderr, done.stderr
+
+
 TERMS = ["--alibi", "--bias", "--mask", "--segment_ids"]
 
 

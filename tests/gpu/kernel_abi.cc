@@ -1,12 +1,14 @@
 // A C interface to the CUDA kernels for tests/gpu/kernel_speed.py (ctypes): one
 // dense problem, one document, prepared once and started many times, by the kernel family that
-// $RINGATTN_KERNEL_FAMILY names or by the first that can. Every
+// $RINGATTN_KERNEL_FAMILY names or by the first that can; its forward in e4m3 where
+// $RINGATTN_COMPUTE_DTYPE is fp8_e4m3. Every
 // function returns 0 or prints the error and returns 1 (null for handles).
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,11 +39,14 @@ class ReadyKernel {
     if (Failed(prepared.status())) return false;
     kernel_ = *std::move(prepared);
     std::vector<char> tables(kernel_->table_bytes());
+    if (cudaMalloc(&tables_, tables.size() + 1) != cudaSuccess ||
+        cudaMalloc(&scratch_, kernel_->scratch_bytes() + 1) != cudaSuccess ||
+        Failed(kernel_->PlaceScratch(scratch_))) {
+      return false;
+    }
     kernel_->WriteTables(tables.data());
     kernel_->DropTables();
-    return cudaMalloc(&tables_, tables.size() + 1) == cudaSuccess &&
-           cudaMalloc(&scratch_, kernel_->scratch_bytes() + 1) == cudaSuccess &&
-           cudaMemcpy(tables_, tables.data(), tables.size(), cudaMemcpyHostToDevice) == cudaSuccess;
+    return cudaMemcpy(tables_, tables.data(), tables.size(), cudaMemcpyHostToDevice) == cudaSuccess;
   }
   int Launch(cudaStream_t stream) const {
     return Failed(kernel_->Launch({stream, tables_, scratch_, nullptr}));
@@ -118,6 +123,10 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   problem.head_dim_v = head_dim_v;
   problem.softmax_scale = scale;
   problem.softcap = softcap;
+  const char* const compute = std::getenv("RINGATTN_COMPUTE_DTYPE");
+  if (compute != nullptr && std::string_view(compute) == "fp8_e4m3") {
+    problem.compute = ringattn::ComputeDType::kFloat8E4M3;
+  }
   Band band;
   if (causal) band.upper = kv_rows - q_rows;
   if (window_left >= 0) band.lower = kv_rows - q_rows - window_left;

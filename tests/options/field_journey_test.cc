@@ -132,6 +132,8 @@ constexpr Journey kJourneys[] = {
      Fate::kArrives,
      "shape { seq_len_q: 32 } options { dilation_levels { segment_length: 8 dilation_rate: 2 } }"},
     {"options.deterministic", "options { deterministic: DETERMINISM_SAME_RING }"},
+    {"options.compute_dtype", "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
+     Fate::kForward},
     {"plan.layout", "plan { layout: LAYOUT_CONTIGUOUS }"},
     {"plan.schedule", "plan { schedule: SCHEDULE_ALL_GATHER }"},
     {"plan.world_size", "plan { world_size: 3 }"},
@@ -297,8 +299,9 @@ std::string FarEnds(const server::HeaderRequest& request) {
     absl::StrAppendFormat(&text, "rank %d of %d: dtype %d batch %d heads %d/%d dims %d/%d scale %g",
                           rank, members.size(), static_cast<int>(p.dtype), p.batch, p.num_heads,
                           p.num_kv_heads, p.head_dim, p.head_dim_v, p.softmax_scale);
-    absl::StrAppendFormat(&text, " softcap %g deterministic %d lse %d bands", p.softcap,
-                          p.deterministic, decoded->spec.lse_per_document);
+    absl::StrAppendFormat(&text, " softcap %g deterministic %d compute %d lse %d bands", p.softcap,
+                          p.deterministic, static_cast<int>(p.compute),
+                          decoded->spec.lse_per_document);
     absl::StrAppend(&text, TermsText(p.terms));
     absl::StrAppendFormat(&text, " tuning %d %d %d", p.tuning.tile_q, p.tuning.tile_kv,
                           p.tuning.key_splits);

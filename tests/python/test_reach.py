@@ -39,6 +39,8 @@ SET = {
     "AttentionOptions.sinks": {"sinks": np.zeros(4, np.float32)},
     "AttentionOptions.dilation_levels": {"dilation_levels": [ringattn.DilationLevel(4, 2)]},
     "AttentionOptions.deterministic": {"deterministic": True},
+    "AttentionOptions.compute_dtype": {"compute_dtype": "float8_e4m3",
+                                       "tensors": [x.astype(np.float16) for x in (Q, K, V)]},
     "Window.left": {"window": (3, 1)}, "Window.right": {"window": (3, 1)},
     "Dropout.rate": {"dropout_p": 0.5}, "Dropout.seed": {"dropout_p": 0.5, "dropout_seed": 7},
     "Dropout.first_batch": {"dropout_p": 0.5, "dropout_origin": (1, 2, 3, 4)},

@@ -124,6 +124,7 @@ AttentionProblem ReferenceProblemOf(const AttentionSpec& spec) {
   problem.head_dim_v = shape.head_dim_v;
   problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
   problem.softcap = static_cast<float>(spec.options.softcap);
+  problem.compute = spec.options.compute_dtype;
   problem.bands = DocumentBands(spec);
   worker::ScoreTerms& terms = problem.terms;
   terms.packed = shape.packed;

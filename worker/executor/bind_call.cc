@@ -43,6 +43,7 @@ AttentionProblem WholeProblemOf(const AttentionSpec& spec) {
   problem.softmax_scale = static_cast<float>(spec.options.softmax_scale);
   problem.softcap = static_cast<float>(spec.options.softcap);
   problem.deterministic = spec.options.deterministic;
+  problem.compute = spec.options.compute_dtype;
   problem.bands = DocumentBands(spec);
   problem.terms = TermsOf(spec);
   return problem;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
 #include "common/attention/dtype.h"
 #include "common/attention/tuning.h"
@@ -39,6 +40,10 @@ struct AttentionProblem {
   // Equal calls on equal devices must give equal bits: kernels whose sums depend on which block
   // comes first refuse them.
   bool deterministic = false;
+  // Of a ForwardCall of 16-bit tensors without score terms, head dims of multiples of 8 up to
+  // 128: its products in
+  // e4m3, as worker/kernels/e4m3.h has it. Other calls have no use for it.
+  ComputeDType compute = ComputeDType::kAsInputs;
   // Values that the device takes (Device::tuning_offer); kernels without tiles have no use for it.
   Tuning tuning;
 

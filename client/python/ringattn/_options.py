@@ -114,6 +114,9 @@ class AttentionOptions(CallOptions, total=False):
     dropout_seed: int
     #: (batch row or document, head, query, key) where the call begins in a larger one that it is a part of.
     dropout_origin: tuple[int, int, int, int]
+    #: Forward: "float8_e4m3": its products are computed in that, of bf16 or fp16 tensors with head dims of multiples of 8 up to 128;
+    #: None: in q's type.
+    compute_dtype: Literal["float8_e4m3"] | None
     #: "float32": out and gradients as they were summed up; None: q's type.
     output_dtype: Literal["float32"] | None
     #: Of packed documents, of lse and dlse alike: "per_document" [documents, heads, longest document's queries], -inf

@@ -182,7 +182,8 @@ def _build(is_forward: bool, tensors: Mapping[str, Array], options: Mapping[str,
         "softmax_scale": options.get("softmax_scale"), "softcap": None if softcap == 0 else softcap,
         "causal": options.get("causal", False), "window": _window_dict(options.get("window"), "window"),
         "dilation_levels": [_level_dict(level) for level in options.get("dilation_levels") or ()],
-        "deterministic": "same_ring" if options.get("deterministic") else None}
+        "deterministic": "same_ring" if options.get("deterministic") else None,
+        "compute_dtype": options.get("compute_dtype")}
     inputs = {name: tensor.memory for name, tensor in tensors.items()}
     _score_terms(options, shape, attention, inputs)
     header = {"shape": shape.header(cu_q, cu_k, documents), "dtype": shape.dtype,

@@ -72,8 +72,9 @@ std::vector<ServedCalls> CpuDevice::served_calls() const {
 }
 
 std::vector<std::string> CpuDevice::served_options() const {
-  return {"dropout",     "alibi",           "bias",          "mask",
-          "segment_ids", "dilation_levels", "deterministic", "reply.probability_rows"};
+  return {"dropout",       "alibi",         "bias",
+          "mask",          "segment_ids",   "dilation_levels",
+          "deterministic", "compute_dtype", "reply.probability_rows"};
 }
 
 // Multiples of a row group and of every packed panel. The keys of a row are never split.

@@ -73,12 +73,14 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
 
 absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward, bool score_terms,
                                                    const KernelChoice& choice,
-                                                   bool deterministic = false) {
+                                                   bool deterministic = false,
+                                                   ComputeDType compute = ComputeDType::kAsInputs) {
   AttentionProblem usual;
   usual.dtype = dtype;
   usual.head_dim = usual.head_dim_v = 128;
   usual.terms.segment_ids = score_terms;  // families compute all terms or none
   usual.deterministic = deterministic;
+  usual.compute = compute;
   return backward ? cuda::ChooseBackward(usual, choice.device, choice.tuning)
                   : cuda::ChooseForward(usual, choice.device, choice.tuning);
 }
@@ -174,6 +176,8 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
     Kernel& kernel = planned->kernels[i];
     const int64_t offset = planned->tables_offsets[i];
     if (auto* attention = std::get_if<Attention>(&kernel)) {
+      absl::Status placed = (*attention)->PlaceScratch(workspace->data() + planned->tables_end);
+      if (!placed.ok()) return placed;
       (*attention)->WriteTables(tables.data() + offset);
       (*attention)->DropTables();
     }
@@ -221,6 +225,11 @@ std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   options.push_back("dilation_levels");
   options.push_back("reply.probability_rows");  // no family's: one kernel has them all
   if (served(false, true)) options.push_back("deterministic");
+  if (FamilyOf(DType::kBFloat16, /*backward=*/false, /*score_terms=*/false, choice,
+               /*deterministic=*/false, ComputeDType::kFloat8E4M3)
+          .ok()) {
+    options.push_back("compute_dtype");
+  }
   return options;
 }
 

@@ -105,7 +105,8 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
     }
   }
   EXPECT_EQ(families.size(), 12u);
-  EXPECT_EQ(device->served_options().size(), 8u);
+  // And compute_dtype, where there is a kernel for it.
+  EXPECT_GE(device->served_options().size(), 8u);
   const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
   ForwardCall call;
   call.problem = &problem;

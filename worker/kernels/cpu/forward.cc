@@ -7,6 +7,7 @@
 #include "worker/kernels/cpu/careful.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/finish_row.h"
+#include "worker/kernels/cpu/float8_rows.h"
 #include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/work.h"
@@ -44,7 +45,8 @@ class ForwardPass {
         problem_(*call.problem),
         workspace_(workspace),
         progress_(progress),
-        ops_(TileOpsFor(problem_.dtype)),
+        float8_(call),
+        ops_(float8_.any() ? Float32TileOps() : TileOpsFor(problem_.dtype)),
         split_(problem_),
         terms_(problem_, call.q_rows, call.terms),
         scale_(terms_.any() ? kFinished : ScaleOf(problem_)),
@@ -53,12 +55,13 @@ class ForwardPass {
         cols_v_(ops_.PadColumns(static_cast<int>(problem_.head_dim_v))),
         matrix_rows_(ChooseMatrixRows(call)),
         key_tile_(ChooseKeyTile(problem_.tuning, depth_ + cols_v_ / ops_.elements_per_word)),
-        wide_rows_(call, workspace.kv, terms_) {}
+        wide_rows_(call, workspace.kv, terms_, float8_) {}
 
   absl::Status Run() {
     workspace_.SetRuns(call_.q_pieces, call_.blocks);
     workspace_.CutQueries(split_.RowsPerTile(matrix_rows_));
     OrderTiles();
+    if (float8_.any()) float8_.FindScales(workspace_.pool);
     const int64_t bytes = ScratchBytes();
     for (Scratch& scratch : workspace_.scratch) scratch.Reserve(bytes);
     const int64_t tasks = static_cast<int64_t>(workspace_.query_tiles.size()) * problem_.batch *
@@ -89,6 +92,7 @@ class ForwardPass {
     float* keys;
     float* values;
     float* convert;
+    float* rounded;  // rows of q, k or v, of calls in e4m3
     float* out_row;
     int64_t* positions;      // per tile row
     int32_t* visible_begin;  // per matrix row, relative to the key tile
@@ -111,7 +115,13 @@ class ForwardPass {
            Scratch::Bytes<float>(key_tile_ * depth_) + Scratch::Bytes<float>(key_tile_ * cols_v_) +
            Scratch::Bytes<float>(key_tile_ * head_dim_) + Scratch::Bytes<float>(cols_v_) +
            Scratch::Bytes<int64_t>(rows) + 2 * Scratch::Bytes<int32_t>(rows) +
-           (terms_.any() ? TermBytes() : 0);
+           (terms_.any() ? TermBytes() : 0) +
+           (float8_.any() ? Scratch::Bytes<float>(RoundedCount()) : 0);
+  }
+
+  int64_t RoundedCount() const {
+    return std::max<int64_t>(MaxRows(), key_tile_) *
+           std::max(problem_.head_dim, problem_.head_dim_v);
   }
 
   int64_t TermBytes() const {
@@ -213,6 +223,7 @@ class ForwardPass {
     task.values = scratch.Take<float>(key_tile_ * cols_v_);
     task.convert = scratch.Take<float>(key_tile_ * head_dim_);
     task.out_row = scratch.Take<float>(cols_v_);
+    task.rounded = float8_.any() ? scratch.Take<float>(RoundedCount()) : nullptr;
     task.positions = scratch.Take<int64_t>(rows);
     task.visible_begin = scratch.Take<int32_t>(rows);
     task.visible_end = scratch.Take<int32_t>(rows);
@@ -232,11 +243,18 @@ class ForwardPass {
     for (int r = 0; r < task.tile->rows; ++r) {
       task.positions[r] = workspace_.q.PositionOf(run, task.tile->begin + r);
     }
-    const SourceRows source =
+    SourceRows source =
         RowsOfHeads(problem_.dtype, call_.q, task.batch_index, call_.q_rows, problem_.num_heads,
                     head_dim_, task.first_head, task.heads, LocalRow(*task.tile), task.tile->rows);
+    source = Operand(task, Float8Rows::kQ, source);
     ops_.pack_left(source, NegateQuery(problem_), task.query, depth_);
     return task;
+  }
+
+  // What is multiplied: the rows themselves, or rounded ones until the next call.
+  SourceRows Operand(const Task& task, Float8Rows::Tensor tensor, const SourceRows& rows) const {
+    if (!float8_.any()) return rows;
+    return float8_.Rounded(tensor, task.batch_index, task.kv_head, rows, task.rounded);
   }
 
   // Adds the keys [begin, begin + count) of the run to all rows of the task.
@@ -245,10 +263,11 @@ class ForwardPass {
     const int64_t row = run.local_begin + begin;
     const SourceRows keys = RowsOf(problem_.dtype, block.k, task.batch_index, block.rows,
                                    problem_.num_kv_heads, head_dim_, task.kv_head, row, count);
-    const SourceRows values =
+    SourceRows values =
         RowsOf(problem_.dtype, block.v, task.batch_index, block.rows, problem_.num_kv_heads,
                problem_.head_dim_v, task.kv_head, row, count);
-    ops_.pack_right_transposed(keys, task.keys, task.convert);
+    ops_.pack_right_transposed(Operand(task, Float8Rows::kK, keys), task.keys, task.convert);
+    values = Operand(task, Float8Rows::kV, values);
     const bool values_not_finite = ops_.pack_right(values, task.values);
     SetVisibleRanges(task, run, begin, count, unmasked);
     if (terms_.any()) {
@@ -387,6 +406,10 @@ class ForwardPass {
       if (terms_.drops()) softmax.keeps = task.keeps;
     }
     ops_.softmax(softmax);
+    for (int r = 0; float8_.any() && r < rows; ++r) {
+      Float8Rows::RoundProbabilities(softmax.weights + r * softmax.weights_stride,
+                                     softmax.col_begin, softmax.col_end);
+    }
 
     if (suspect_values != nullptr && !uniform) {
       AddVisibleValues(task, first, rows, softmax, *suspect_values);
@@ -428,6 +451,7 @@ class ForwardPass {
   const AttentionProblem& problem_;
   Workspace& workspace_;
   const Progress& progress_;
+  Float8Rows float8_;
   const TileOps& ops_;
   const HeadSplit split_;
   const ScorePass terms_;

@@ -98,6 +98,10 @@ bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
           (row.batch_index * call_.q_rows + row.local_row) * problem.num_heads + row.head,
           problem.head_dim, q);
   if (!AllFinite(q, problem.head_dim)) return false;
+  const auto round = [&](Float8Rows::Tensor tensor, float* values, int64_t dim) {
+    if (float8_.any()) float8_.Round(tensor, row.batch_index, kv_head, values, dim);
+  };
+  round(Float8Rows::kQ, q, problem.head_dim);
   const Band& band = problem.bands[row.document];
   const RowRange runs = kv_.RunsOf(row.document);
   RowInDouble sums;
@@ -115,6 +119,8 @@ bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
       const int64_t at = (row.batch_index * block.rows + j) * problem.num_kv_heads + kv_head;
       LoadRow(problem.dtype, block.k, at, problem.head_dim, k);
       LoadRow(problem.dtype, block.v, at, problem.head_dim_v, v);
+      round(Float8Rows::kK, k, problem.head_dim);
+      round(Float8Rows::kV, v, problem.head_dim_v);
       double product = 0;
       for (int64_t d = 0; d < problem.head_dim; ++d) product += static_cast<double>(q[d]) * k[d];
       if (!AddKey(row, run, j, product, v, poison[j] != 0, sums)) return false;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cpu/float8_rows.h"
 #include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/token_runs.h"
 
@@ -33,8 +34,9 @@ struct QueryRowId {
 class WideRows {
  public:
   // All outlive the object. kv: the runs of call.blocks, by document.
-  WideRows(const ForwardCall& call, const TokenRuns& kv, const ScorePass& terms)
-      : call_(call), kv_(kv), terms_(terms) {}
+  WideRows(const ForwardCall& call, const TokenRuns& kv, const ScorePass& terms,
+           const Float8Rows& float8)
+      : call_(call), kv_(kv), terms_(terms), float8_(float8) {}
 
   // By the band alone.
   bool SeesKeys(const QueryRowId& row) const;
@@ -59,6 +61,7 @@ class WideRows {
   const ForwardCall& call_;
   const TokenRuns& kv_;
   const ScorePass& terms_;
+  const Float8Rows& float8_;
   std::once_flag once_;
   std::vector<std::vector<uint8_t>> poison_;  // by block
 };

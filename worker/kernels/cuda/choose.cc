@@ -18,13 +18,16 @@ bool Considered(const KernelFamily& family, Serves serves, const AttentionProble
                 bool forced) {
   const bool backward = serves == &KernelFamily::serves_backward;
   if (backward && problem.deterministic && !family.repeats) return false;
+  if (!backward && problem.compute == ComputeDType::kFloat8E4M3 && !family.float8) return false;
   if (!problem.terms.any()) return true;
   return family.terms == TermService::kAlways || (family.terms == TermService::kForced && forced);
 }
 
 // What most families lack, in words; null if the problem asks for nothing of it.
 const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
-  const bool same_bits = serves == &KernelFamily::serves_backward && problem.deterministic;
+  const bool backward = serves == &KernelFamily::serves_backward;
+  const bool same_bits = backward && problem.deterministic;
+  if (!backward && problem.compute == ComputeDType::kFloat8E4M3) return "with products in e4m3";
   if (problem.terms.any()) {
     return same_bits ? "with bias, mask, segment ids, ALiBi or dropout, the same bits every time"
            : problem.softcap > 0 ? "with bias, mask, segment ids, ALiBi or dropout, and a softcap"

@@ -60,6 +60,27 @@ TEST(ChooseTest, AForcedFamilyServesOrRefusesByName) {
   EXPECT_THAT(std::string(CheckFamily("sm1").message()), HasSubstr("\"sm1\" is none of"));
 }
 
+// Hopper has the kernel; everywhere else a forward in e4m3 is refused, by that name.
+TEST(ChooseTest, E4m3HasOneFamily) {
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (int64_t dim : {8, 64, 100, 128, 192}) {
+      AttentionProblem problem = ProblemOf(dtype, dim);
+      problem.compute = ComputeDType::kFloat8E4M3;
+      const bool served = HaveHopper() && dtype != DType::kFloat32 && dim <= 128 && dim % 8 == 0;
+      const auto on_hopper = ChooseForward(problem, kH200, {});
+      EXPECT_EQ(on_hopper.ok(), served) << dim;
+      if (served) {
+        EXPECT_EQ(Name(on_hopper), "sm90");
+      }
+      for (const auto& refused :
+           {ChooseForward(problem, kA100, {}), ChooseForward(problem, kH200, {.family = "sm80"})}) {
+        EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(std::string(refused.status().message()), HasSubstr("products in e4m3"));
+      }
+    }
+  }
+}
+
 // Score terms and fixed orders are the exact family's, in every dtype.
 TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {

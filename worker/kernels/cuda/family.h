@@ -70,6 +70,9 @@ struct KernelFamily {
   // in. (Every forward's do.)
   bool repeats = false;
 
+  // Whether it is asked of forwards in e4m3.
+  bool float8 = false;
+
   TermService terms = TermService::kNone;
   // Of a problem with a bias; not null in families with terms.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(

@@ -1,6 +1,7 @@
 // A forward or backward call made ready: its kernel chosen, its tables laid out on the host. What
 // every family's Prepare functions return.
 //
+//   kernel->PlaceScratch(scratch);
 //   kernel->WriteTables(host);  // table_bytes(), copied to the device by the caller
 //   kernel->DropTables();
 //   kernel->Launch({stream, tables, scratch, stop_word});  // any number of times
@@ -27,8 +28,8 @@ struct TableLaunch {
   const uint32_t* stop_word = nullptr;
 };
 
-// Immutable but for DropTables. Launch is thread safe; launches with the same tables run one after
-// another (sm90 counts in them).
+// Immutable but for PlaceScratch and DropTables. Launch is thread safe; launches with the same
+// tables run one after another (sm90 counts in them).
 class PreparedKernel {
  public:
   // Literals; no family: it does not multiply q by k.
@@ -47,6 +48,9 @@ class PreparedKernel {
   int64_t table_bytes() const { return table_bytes_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
+  // Before WriteTables: what every launch's scratch will be (TableLaunch), device. For tables that
+  // name it. INTERNAL with CUDA's text if the driver refuses a tensor map of it.
+  virtual absl::Status PlaceScratch(void* scratch) { return absl::OkStatus(); }
   virtual void WriteTables(void* target) const = 0;
   // Frees the host's copy: afterwards only Launch may be called.
   virtual void DropTables() = 0;

@@ -3,10 +3,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <list>
 #include <map>
 #include <vector>
 
 #include "common/oracle/numeric.h"
+#include "worker/kernels/e4m3.h"
 #include "worker/kernels/naive/seen_keys.h"
 
 namespace ringattn::worker {
@@ -17,7 +19,86 @@ using oracle::Store;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_t i, int64_t h) {
+// What a forward multiplies: the call's operands as they are, or, in e4m3, rounded ones in fp32.
+class ForwardOperands {
+ public:
+  explicit ForwardOperands(const ForwardCall& call)
+      : problem_(*call.problem), q_(call.q), blocks_(call.blocks) {
+    if (!float8()) return;
+    problem_.dtype = DType::kFloat32;
+    const AttentionProblem& p = *call.problem;
+    const auto round = [&](const void* data, int64_t rows, int64_t heads, int64_t dim,
+                           const std::vector<float>& largest) {
+      return Rounded(p, data, rows, heads, dim, largest);
+    };
+    std::vector<float> q, k, v;
+    Include(p, call.q, call.q_rows, call.q_pieces, p.num_heads, p.head_dim, q);
+    for (const KvBlock& block : call.blocks) {
+      Include(p, block.k, block.rows, block.pieces, p.num_kv_heads, p.head_dim, k);
+      Include(p, block.v, block.rows, block.pieces, p.num_kv_heads, p.head_dim_v, v);
+    }
+    q_ = round(call.q, call.q_rows, p.num_heads, p.head_dim, q);
+    for (KvBlock& block : blocks_) {
+      block.k = round(block.k, block.rows, p.num_kv_heads, p.head_dim, k);
+      block.v = round(block.v, block.rows, p.num_kv_heads, p.head_dim_v, v);
+    }
+  }
+
+  bool float8() const { return problem_.compute == ComputeDType::kFloat8E4M3; }
+  const AttentionProblem& problem() const { return problem_; }  // with the operands' dtype
+  const void* q() const { return q_; }
+  const std::vector<KvBlock>& blocks() const { return blocks_; }
+  // The weight of a key of this score in the sum of values, relative to `max`; `of_keys` is the
+  // largest score of the call's keys, relative to which e4m3 rounds.
+  double Weight(double score, double of_keys, double max) const {
+    if (!float8()) return std::exp(score - max);
+    return RoundProbability(static_cast<float>(std::exp(score - of_keys))) *
+           std::exp(of_keys - max);
+  }
+
+ private:
+  // Largest magnitudes by batch row and kv head.
+  static void Include(const AttentionProblem& p, const void* data, int64_t rows,
+                      const std::vector<Piece>& pieces, int64_t heads, int64_t dim,
+                      std::vector<float>& largest) {
+    largest.resize(p.batch * p.num_kv_heads);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (const Piece& piece : pieces) {
+        for (int64_t r = piece.local_begin; r < piece.local_begin + piece.length; ++r) {
+          for (int64_t e = 0; e < heads * dim; ++e) {
+            const auto x =
+                static_cast<float>(Load(p.dtype, data, (b * rows + r) * heads * dim + e));
+            float& most = largest[b * p.num_kv_heads + e / dim / (heads / p.num_kv_heads)];
+            if (std::isfinite(x)) most = std::max(most, std::abs(x));
+          }
+        }
+      }
+    }
+  }
+
+  const void* Rounded(const AttentionProblem& p, const void* data, int64_t rows, int64_t heads,
+                      int64_t dim, const std::vector<float>& largest) {
+    std::vector<float>& copy = copies_.emplace_back(p.batch * rows * heads * dim);
+    for (size_t at = 0; at < copy.size(); ++at) {
+      const int64_t head = static_cast<int64_t>(at) / dim % heads / (heads / p.num_kv_heads);
+      const int64_t batch = static_cast<int64_t>(at) / (rows * heads * dim);
+      const int e = ScaleExponent(largest[batch * p.num_kv_heads + head]);
+      const double x = std::ldexp(Load(p.dtype, data, static_cast<int64_t>(at)), -e);
+      // Rows in no piece may be anything.
+      copy[at] = std::ldexp(std::abs(x) > kE4m3Max ? 0.0f : RoundToE4m3(static_cast<float>(x)), e);
+      if (std::isinf(x)) copy[at] = std::nanf("");
+    }
+    return copy.data();
+  }
+
+  AttentionProblem problem_;
+  const void* q_;
+  std::vector<KvBlock> blocks_;
+  std::list<std::vector<float>> copies_;
+};
+
+void ForwardRow(const ForwardCall& call, const ForwardOperands& operands, const SeenKeys& keys,
+                int64_t b, int64_t i, int64_t h) {
   const AttentionProblem& p = *call.problem;
   const int64_t kv_head = KvHeadOf(p, h);
   const int64_t out_offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
@@ -26,7 +107,9 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   // The previous partial is one more "key" with score lse and value out.
   double max = call.initial ? -kInfinity : lse;
   const std::vector<SeenKey> seen = keys.Of({b, i, h});
-  for (const SeenKey& key : seen) max = std::max(max, key.score);
+  double of_keys = -kInfinity;
+  for (const SeenKey& key : seen) of_keys = std::max(of_keys, key.score);
+  max = std::max(max, of_keys);
   double sum = 0.0;
   std::vector<double> out(p.head_dim_v, 0.0);
   if (!call.initial) {
@@ -36,12 +119,13 @@ void ForwardRow(const ForwardCall& call, const SeenKeys& keys, int64_t b, int64_
   }
   for (const SeenKey& key : seen) {
     const double weight = std::exp(key.score - max);
-    const KvBlock& block = call.blocks[key.block];
+    const KvBlock& block = operands.blocks()[key.block];
     const int64_t v_offset =
         RowOffset(b, block.rows, key.row, p.num_kv_heads, kv_head, p.head_dim_v);
+    const double kept = operands.Weight(key.score, of_keys, max) * key.keep;
     sum += weight;
     for (int64_t d = 0; d < p.head_dim_v; ++d) {
-      out[d] += weight * key.keep * Load(p.dtype, block.v, v_offset + d);
+      out[d] += kept * Load(operands.problem().dtype, block.v, v_offset + d);
     }
   }
   if (call.sinks != nullptr && call.final) {
@@ -218,8 +302,11 @@ void ForEachRow(const Call& call, RowFunction row) {
 
 struct Runner {
   void operator()(const ForwardCall& call) const {
-    const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
-    ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, keys, b, i, h); });
+    const ForwardOperands operands(call);
+    const SeenKeys keys(operands.problem(), call.q_rows, call.q_pieces, operands.q(),
+                        operands.blocks(), call.terms);
+    ForEachRow(call,
+               [&](int64_t b, int64_t i, int64_t h) { ForwardRow(call, operands, keys, b, i, h); });
   }
   void operator()(const BackwardCall& call) const {
     const SeenKeys keys(*call.problem, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);

@@ -42,6 +42,23 @@ TEST(CheckOnFakes, ProbabilitiesAreProbabilities) {
   EXPECT_TRUE(ProbabilitiesAreProbabilities(*QueryDevice(0)));
 }
 
+TEST(CheckOnFakes, CasesInE4m3Pass) {
+  std::mt19937 random(13);
+  std::vector<Case> cases;
+  for (int i = 0; i < 60; ++i) cases.push_back(RandomFloat8Case(random, /*small=*/true));
+  ExpectedResults all(cases);
+  SplitCounts splits;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.ToString());
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
+    const oracle::Report report = oracle::Compare(
+        c.spec, expected->result, {.out = outputs.out.data(), .lse = outputs.lse.data()});
+    EXPECT_TRUE(report.passed()) << report.ToString();
+    EXPECT_TRUE(outputs.intact);
+  }
+}
+
 // What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
 // goes whose family is not there.
 TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {

@@ -3,10 +3,11 @@
 // many problems with score terms, which run twice and must give the same bits; probabilities of
 // chosen rows in half of all, and what they cost beside a forward; and dropout's exact keep set.
 //
-//   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]]
+//   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]] [--fp8]
 //
 // Exit code 0 iff everything passed. --small: tiny cases alone, for compute-sanitizer.
 // --terms: score terms alone, and how fast they are. --family=sm90: by its kernels, forced.
+// --fp8: forwards in e4m3 alone, which compute capability 9.0 has; each runs twice too.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -42,6 +43,7 @@ struct Arguments {
   uint32_t seed = std::random_device()();
   bool small = false;
   bool terms = false;  // them alone
+  bool fp8 = false;    // alone
   std::string family;  // of the kernels with terms; empty: those that serve by themselves
 };
 
@@ -56,12 +58,14 @@ Arguments Parse(int argc, char** argv) {
       arguments.small = true;
     } else if (std::strcmp(argv[i], "--terms") == 0) {
       arguments.terms = true;
+    } else if (std::strcmp(argv[i], "--fp8") == 0) {
+      arguments.fp8 = true;
     } else if (std::strcmp(argv[i], "--family=sm90") == 0) {
       arguments.family = "sm90";
     } else {
       std::fprintf(stderr,
                    "cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms "
-                   "[--family=sm90]]\n");
+                   "[--family=sm90]] [--fp8]\n");
       std::exit(2);
     }
   }
@@ -200,6 +204,44 @@ int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
+// Forwards alone: the backward beside them is of another problem.
+int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
+  std::mt19937 random(arguments.seed);
+  std::vector<Case> cases;
+  for (int i = 0; i < arguments.cases; ++i) {
+    cases.push_back(RandomFloat8Case(random, arguments.small));
+  }
+  ExpectedResults all(cases);
+  WorstRatios worst;
+  SplitCounts splits;
+  int failed = 0;
+  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
+    const Case& c = cases[i];
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
+    const CaseOutputs again = RunCase(c, *expected, device, splits);
+    const oracle::Report report = oracle::Compare(
+        c.spec, expected->result, {.out = outputs.out.data(), .lse = outputs.lse.data()});
+    worst.Add(c.spec.dtype, report);
+    const bool same = again.out == outputs.out && again.lse == outputs.lse;
+    if (!report.passed() || !outputs.intact || !same) {
+      ++failed;
+      std::printf("FAILED %s\n%s%s%s", c.ToString().c_str(), report.ToString().c_str(),
+                  outputs.intact ? "" : "  guards or delta violated\n",
+                  same ? "" : "  other bits in a second run\n");
+    }
+    if (i % 100 == 99) std::printf("%zu in e4m3 done, %d failed\n", i + 1, failed);
+  }
+  worst.Print();
+  const int64_t calls = splits.CallsOf("sm90/fp8", "forward");
+  std::printf("%ld calls in e4m3\n", static_cast<long>(calls));
+  if (arguments.cases > 0 && calls == 0) {
+    std::printf("FAILED: no forward in e4m3\n");
+    ++failed;
+  }
+  return failed;
+}
+
 int Main(int argc, char** argv) {
   const Arguments arguments = Parse(argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
@@ -208,6 +250,11 @@ int Main(int argc, char** argv) {
   Check(CheckFamily(arguments.family));
   Check(LoadKernels(*device));
   std::printf("seed %u, %d cases\n", arguments.seed, arguments.cases);
+  if (arguments.fp8) {
+    const int fp8_failed = CheckFloat8Cases(arguments, *device);
+    std::printf("%d cases, %d failed\n", arguments.cases, fp8_failed);
+    return fp8_failed == 0 ? 0 : 1;
+  }
   int failed = arguments.small ? 0 : CheckKeepSets(*device, arguments.family);
   failed += CheckTermCases(arguments, *device);
   if (!arguments.small) PrintProbabilitySpeed(*device);
@@ -217,6 +264,7 @@ int Main(int argc, char** argv) {
     failed += CheckControls(*device);
     if (!arguments.small) failed += CheckHugeScores(*device);
     failed += CheckRandomCases(arguments, *device);
+    if (device->compute_major == 9) failed += CheckFloat8Cases(arguments, *device);
   }
   std::printf("%d cases, %d failed\n", arguments.cases, failed);
   return failed == 0 ? 0 : 1;

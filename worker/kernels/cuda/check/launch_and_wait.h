@@ -21,9 +21,10 @@ inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = 
   Check(prepared.status());
   PreparedKernel& kernel = **prepared;
   std::vector<char> host(kernel.table_bytes());
-  kernel.WriteTables(host.data());
   Buffer tables(std::max<int64_t>(kernel.table_bytes(), 1));
   Buffer scratch(std::max<int64_t>(kernel.scratch_bytes(), 1));
+  Check(kernel.PlaceScratch(scratch.get()));
+  kernel.WriteTables(host.data());
   tables.Upload(host);
   Check(kernel.Launch({nullptr, tables.get(), scratch.get(), stop_word}));
   Check(cudaDeviceSynchronize(), "kernel");

@@ -173,6 +173,7 @@ std::string Case::ToString() const {
   std::string line = text;
   if (!family.empty()) line += " by " + family;
   if (options.deterministic) line += " deterministic";
+  if (options.compute_dtype == ComputeDType::kFloat8E4M3) line += " fp8";
   if (options.sinks) line += " sinks";
   if (const auto& bias = options.bias) {
     line += std::string(" bias(") + (bias->per_batch ? "B" : "1") + (bias->per_head ? ",H" : ",1") +
@@ -255,6 +256,19 @@ Case RandomHopperTermCase(std::mt19937& random, bool small) {
   return c;
 }
 
+Case RandomFloat8Case(std::mt19937& random, bool small) {
+  Case c = RandomCase(random, small);
+  AttentionShape& shape = c.spec.shape;
+  if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
+  const auto served = [](int64_t dim) { return dim <= 128 && dim % 8 == 0; };
+  if (!served(shape.head_dim)) shape.head_dim = Pick<int64_t>(random, {64, 128});
+  if (!served(shape.head_dim_v)) shape.head_dim_v = shape.head_dim;
+  if (random() % 16 == 0) c.spec.options.softmax_scale = 0;
+  c.spec.options.compute_dtype = ComputeDType::kFloat8E4M3;
+  c.small_device = false;
+  return c;
+}
+
 AttentionProblem ProblemOf(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   AttentionProblem problem;
@@ -272,6 +286,7 @@ AttentionProblem ProblemOf(const AttentionSpec& spec) {
                                          shape.cu_seqlens_k[i + 1] - shape.cu_seqlens_k[i]));
   }
   problem.deterministic = spec.options.deterministic;
+  problem.compute = spec.options.compute_dtype;
   if (!HasScoreTerms(spec.options)) return problem;
   ScoreTerms& terms = problem.terms;
   terms.packed = shape.packed;

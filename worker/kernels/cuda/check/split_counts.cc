@@ -6,7 +6,8 @@
 namespace ringattn::worker::cuda::check {
 
 void SplitCounts::Count(const PreparedKernel& kernel, const std::string& direction) {
-  ++calls_[std::string(kernel.family()) + " " + direction];
+  const bool float8 = kernel.name().kernel_class == kFloat8KernelClass;
+  ++calls_[std::string(kernel.family()) + (float8 ? "/fp8 " : " ") + direction];
 }
 
 void SplitCounts::AddSplit(const Case& c, const ForwardCall& call, bool has_empty_rows) {

@@ -99,6 +99,7 @@ const std::vector<KernelFamily>& Families() {
   static const auto* const families = [] {
     KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
     family.repeats = true;
+    family.float8 = true;
     family.terms = TermService::kAlways;
     family.prepare_bias_gradient = PrepareFakeBiasGradient;
     return new std::vector<KernelFamily>{family};

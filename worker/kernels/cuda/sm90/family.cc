@@ -3,6 +3,7 @@
 #include "worker/kernels/cuda/simt/family.h"
 #include "worker/kernels/cuda/sm90/backward.h"
 #include "worker/kernels/cuda/sm90/bias_gradient.h"
+#include "worker/kernels/cuda/sm90/float8_forward.h"
 #include "worker/kernels/cuda/sm90/forward.h"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -16,6 +17,9 @@ constexpr TermService kTerms = TermService::kForced;
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning) {
+  if (call.problem->compute == ComputeDType::kFloat8E4M3) {
+    return PreparedFloat8Forward::Create(call, device, tuning);
+  }
   return PreparedForward::Create(call, device, tuning);
 }
 
@@ -35,6 +39,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGr
 std::vector<KernelEntry> Entries(const DeviceInfo& device) {
   if (device.compute_major != 9) return {};
   std::vector<KernelEntry> entries = ForwardEntries();
+  for (const KernelEntry& entry : Float8ForwardEntries()) entries.push_back(entry);
   for (const KernelEntry& entry : BackwardEntries()) entries.push_back(entry);
   for (const KernelEntry& entry : BiasGradientEntries()) entries.push_back(entry);
   std::erase_if(entries, [&device](const KernelEntry& entry) {
@@ -49,6 +54,7 @@ std::optional<KernelFamily> Family() {
   KernelFamily family{kName,           ServesForward, ServesBackward, PrepareForward,
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
   family.terms = kTerms;
+  family.float8 = true;
   family.prepare_bias_gradient = PrepareBiasGradient;
   return family;
 }

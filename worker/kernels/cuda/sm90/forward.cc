@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/params_of.h"
+#include "worker/kernels/cuda/sm90/float8_forward.h"
 #include "worker/kernels/cuda/sm90/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/keyless_rows.h"
 #include "worker/kernels/cuda/sm90/piece_maps.h"
@@ -68,13 +69,15 @@ int64_t MeanKeys(const ForwardPlan& plan) {
   return keys / static_cast<int64_t>(plan.tiles.size());
 }
 
-// How many packs of heads share a section.
+}  // namespace
+
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
-                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count) {
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
+                     int64_t element_bytes) {
   const AttentionProblem& problem = *call.problem;
   int64_t bytes = 0;  // of one kv head
   for (const KvBlock& block : call.blocks) {
-    bytes += block.rows * (problem.head_dim + problem.head_dim_v) * 2;
+    bytes += block.rows * (problem.head_dim + problem.head_dim_v) * element_bytes;
   }
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
   const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
@@ -94,9 +97,8 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
   return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
 }
 
-}  // namespace
-
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (problem.compute == ComputeDType::kFloat8E4M3) return ServesFloat8Forward(problem, device);
   if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
   if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
@@ -197,7 +199,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
   params.section_heads = SectionHeads(call, plan, params.tiles, group_size / pack,
-                                      shape.blocks_per_tile, device.sm_count);
+                                      shape.blocks_per_tile, device.sm_count, /*element_bytes=*/2);
   params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
   blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
 

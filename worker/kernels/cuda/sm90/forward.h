@@ -27,6 +27,11 @@ namespace ringattn::worker::cuda::sm90 {
 
 inline constexpr std::string_view kName = "sm90";
 
+// How many packs of heads of the plan's first `tiles` tiles share a section (WorkCounters).
+int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
+                     int64_t element_bytes);
+
 // 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
 // head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
 // mostly multiply padding). With score terms up to 128.

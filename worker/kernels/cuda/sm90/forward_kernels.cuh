@@ -11,9 +11,10 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
+// Ends with the block's barrier.
 template <typename Shape>
-__device__ __forceinline__ void RunForward(const ForwardKernelParams& params, char* memory) {
-  const uint32_t shared = SharedAddress(memory);
+__device__ __forceinline__ void InitForwardBarriers(const ForwardKernelParams& params,
+                                                    uint32_t shared) {
   if (threadIdx.x == 0) {
     PrefetchMap(&params.q_map);
     InitBarrier(shared + Shape::kQFull, 1);
@@ -27,6 +28,12 @@ __device__ __forceinline__ void RunForward(const ForwardKernelParams& params, ch
     FenceBarrierInit();
   }
   __syncthreads();
+}
+
+template <typename Shape>
+__device__ __forceinline__ void RunForward(const ForwardKernelParams& params, char* memory) {
+  const uint32_t shared = SharedAddress(memory);
+  InitForwardBarriers<Shape>(params, shared);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();

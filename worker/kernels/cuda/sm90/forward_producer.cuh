@@ -28,6 +28,20 @@ struct ForwardProducer {
     }
     position.Advance();
   }
+  // The same of values, whose keys may be the inner axis.
+  static __device__ __forceinline__ void LoadValues(RingPosition<Shape::kStages>& position,
+                                                    uint32_t shared, const TensorMap* map, int head,
+                                                    int row, int batch) {
+    if constexpr (Shape::kKeysInner) {
+      const uint32_t barrier = shared + Shape::kVFull + 8 * position.stage;
+      ArriveExpecting(barrier, Shape::kKvBytes);
+      CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row, head, 0,
+              batch, kEvictLast);
+      position.Advance();
+    } else {
+      Load(position, shared + Shape::kV, shared + Shape::kVFull, map, head, row, batch);
+    }
+  }
 
   // Executed by one lane, from the last key to the first: under a causal mask the blocks
   // then start at different keys and ask the L2 cache for different lines (1% at 64K
@@ -42,8 +56,7 @@ struct ForwardProducer {
     int late_row = 0;
     const auto load_values = [&] {
       Claim(v, shared + Shape::kVEmpty);
-      Load(v, shared + Shape::kV, shared + Shape::kVFull, &params.maps[late_piece].v, kv_head,
-           late_row, batch);
+      LoadValues(v, shared, &params.maps[late_piece].v, kv_head, late_row, batch);
     };
 #pragma unroll 1
     for (int index = range_end - 1; index >= range_begin; --index) {

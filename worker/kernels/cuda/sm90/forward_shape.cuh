@@ -56,7 +56,8 @@ struct ForwardShape {
   static constexpr int kRows = kRows_;
   static constexpr int kKeys = kKeys_;
   static constexpr bool kTakeTurns = kTakeTurns_;
-  static constexpr int kStages = 2;  // of K and of V; three were no faster
+  static constexpr int kStages = 2;          // of K and of V; three were no faster
+  static constexpr bool kKeysInner = false;  // of V's tiles: rows are columns of v
   static constexpr int kGroups = kRows / 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "worker/kernels/cuda/sm90/float8_forward.h"
+
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
@@ -38,6 +40,41 @@ TEST(Sm90ForwardTest, ServesHopperOnly) {
   EXPECT_FALSE(ServesForward(request.problem, {108, 8, 163 << 10}));
   EXPECT_FALSE(ServesForward(request.problem, {148, 10, 227 << 10}));
   EXPECT_FALSE(ServesForward(request.problem, {132, 9, 99 << 10}));
+}
+
+TEST(Sm90ForwardTest, ServesE4m3OfHeadDimsUpTo128) {
+  const auto serves = [](DType dtype, int64_t head_dim, int64_t head_dim_v) {
+    Request request(128);
+    request.problem.compute = ComputeDType::kFloat8E4M3;
+    request.problem.dtype = dtype;
+    request.problem.head_dim = head_dim;
+    request.problem.head_dim_v = head_dim_v;
+    return ServesForward(request.problem, kHopper);
+  };
+  EXPECT_TRUE(serves(DType::kBFloat16, 128, 128));
+  EXPECT_TRUE(serves(DType::kFloat16, 8, 16));
+  EXPECT_FALSE(serves(DType::kFloat32, 64, 64));
+  EXPECT_FALSE(serves(DType::kBFloat16, 136, 64));
+  EXPECT_FALSE(serves(DType::kBFloat16, 64, 60));
+  Request request(128);
+  request.problem.compute = ComputeDType::kFloat8E4M3;
+  EXPECT_FALSE(ServesForward(request.problem, {108, 8, 163 << 10}));
+  request.problem.terms.segment_ids = true;
+  EXPECT_FALSE(ServesForward(request.problem, kHopper));
+}
+
+// Copies of one byte an element, rows of 128, beside the partials.
+TEST(Sm90ForwardTest, E4m3CountsItsCopies) {
+  Request request(1000);
+  request.problem.compute = ComputeDType::kFloat8E4M3;
+  request.problem.head_dim = request.problem.head_dim_v = 64;
+  const auto prepared = PreparedFloat8Forward::Create(request.call, kHopper, {.max_key_splits = 1});
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ((*prepared)->name().family, "sm90");
+  EXPECT_EQ((*prepared)->name().kernel_class, "fp8");
+  const int64_t copies = 128 * (1000 * 8 + 1000 * 2 + 1008 * 2);
+  EXPECT_GE((*prepared)->scratch_bytes(), copies);
+  EXPECT_LE((*prepared)->scratch_bytes(), copies + 4 * 256);
 }
 
 TEST(Sm90ForwardTest, ServesWhatTheCopyEngineCanRead) {

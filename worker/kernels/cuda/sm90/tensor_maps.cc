@@ -1,5 +1,6 @@
 #include "worker/kernels/cuda/sm90/tensor_maps.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "worker/kernels/cuda/tensor_map_encoder.h"
@@ -28,6 +29,26 @@ absl::Status EncodeMap(DType dtype, const MappedTensor& tensor, TensorMap& targe
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (absl::Status s = EncodingStatus(result, "q, k or v"); !s.ok()) return s;
   static_assert(sizeof(map) == sizeof(target));
+  std::memcpy(target.bytes, &map, sizeof(map));
+  return absl::OkStatus();
+}
+
+absl::Status EncodeByteMap(const ByteTensor& tensor, TensorMap& target) {
+  if (std::count(tensor.sizes.begin(), tensor.sizes.end(), 0) != 0) return absl::OkStatus();
+  const auto encode = TensorMapEncoder();
+  if (!encode.ok()) return encode.status();
+  cuuint64_t sizes[4], strides[3];
+  cuuint32_t box[4];
+  std::copy(tensor.sizes.begin(), tensor.sizes.end(), sizes);
+  std::copy(tensor.strides.begin(), tensor.strides.end(), strides);
+  std::copy(tensor.box.begin(), tensor.box.end(), box);
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      (*encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, tensor.data, sizes, strides, box,
+                element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (absl::Status s = EncodingStatus(result, "q, k or v in e4m3"); !s.ok()) return s;
   std::memcpy(target.bytes, &map, sizeof(map));
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TENSOR_MAPS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TENSOR_MAPS_H_
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -25,6 +26,17 @@ struct MappedTensor {
 };
 
 absl::Status EncodeMap(DType dtype, const MappedTensor& tensor, TensorMap& map);
+
+// A tensor of bytes, innermost axis first, whose innermost stride is 1, and a box of it whose rows
+// have 128 of them. What lies outside of the sizes reads as zero.
+struct ByteTensor {
+  void* data = nullptr;  // device, 16-byte aligned
+  std::array<int64_t, 4> sizes = {};
+  std::array<int64_t, 3> strides = {};  // of the outer axes, multiples of 16
+  std::array<int32_t, 4> box = {};
+};
+
+absl::Status EncodeByteMap(const ByteTensor& tensor, TensorMap& map);
 
 }  // namespace ringattn::worker::cuda::sm90
 

@@ -1,0 +1,19 @@
+// What a request with options.compute_dtype may have beside it.
+#ifndef RINGATTN_COMMON_REQUEST_COMPUTE_DTYPE_RULES_H_
+#define RINGATTN_COMMON_REQUEST_COMPUTE_DTYPE_RULES_H_
+
+#include "common/attention/attention_spec.h"
+#include "common/request/violations.h"
+
+namespace ringattn {
+
+// Largest head_dim and head_dim_v that products in e4m3 are computed of; both are multiples of 8.
+inline constexpr int64_t kMaxFloat8HeadDim = 128;
+
+//   retains  the request keeps a residual
+void CheckComputeDType(const AttentionSpec& spec, Direction direction, bool retains,
+                       Violations& violations);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_REQUEST_COMPUTE_DTYPE_RULES_H_

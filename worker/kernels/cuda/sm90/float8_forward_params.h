@@ -1,0 +1,55 @@
+// What the host hands to the kernels of a forward in e4m3. Plain structures; no CUDA headers.
+//
+// A call's q, k and v are first rounded into scratch memory (float8_rounding.cu), rows of 128
+// bytes, columns beyond the head dim 0:
+//   q  [batch, q_rows, num_heads, 128]
+//   k  [batch, block_rows, num_kv_heads, 128], for each block
+//   v  [batch, num_kv_heads, 128, pitch], for each block: its keys are the inner axis, as the
+//      product with p wants them (an 8-bit B operand is read along its rows alone)
+// and multiplied as they lie there by the forward of forward_float8.cu.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FORWARD_PARAMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FORWARD_PARAMS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/cuda/sm90/forward_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+inline constexpr int kFloat8Columns = 128;  // bytes of a row
+inline constexpr int kFloat8TileRows = 64;  // rows that one block rounds
+
+enum Float8Kind : int32_t { kFloat8Q = 0, kFloat8K = 1, kFloat8V = 2 };
+
+// Rows [row_begin, row_begin + rows) of one tensor, all of one piece.
+struct Float8Tile {
+  const void* source = nullptr;  // device: [batch, tensor_rows, heads, columns], 16-bit
+  int64_t target = 0;            // bytes behind the scratch's beginning
+  int64_t tensor_rows = 0;
+  int64_t row_begin = 0;
+  int32_t rows = 0;
+  int32_t kind = kFloat8Q;
+  int64_t pitch = 0;  // of v
+};
+
+// The grid: tiles, kv heads, batch rows. A block of q has all query heads of its kv head.
+struct Float8RoundingParams {
+  const Float8Tile* tiles = nullptr;  // device
+  char* scratch = nullptr;
+  uint32_t* largest = nullptr;  // [kind][batch][kv head]: bits of max |x|, an fp32; 0 before
+  const uint32_t* stop_word = nullptr;
+  int32_t batch = 0;
+  int32_t num_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t head_dim_v = 0;
+};
+
+struct Float8ForwardParams {
+  ForwardKernelParams forward;
+  const uint32_t* largest = nullptr;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FORWARD_PARAMS_H_
