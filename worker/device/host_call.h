@@ -42,7 +42,7 @@ inline PreparedCalls PrepareHostCalls(std::vector<KernelCall> calls,
     KernelName kernel;
     if (const AttentionProblem* problem = ProductProblem(call)) {
       kernel = name_of(problem->dtype);
-      kernel.kernel_class = problem->terms.any()                                 ? kTermKernelClass
+      kernel.kernel_class = problem->terms.any()                            ? kTermKernelClass
                             : problem->compute == ComputeDType::kFloat8E4M3 ? kFloat8KernelClass
                                                                             : kPlainKernelClass;
     }

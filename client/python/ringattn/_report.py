@@ -28,7 +28,7 @@ class KernelUse:
 
     call: str  #: "forward", "backward", "bias_gradient" or "probabilities"
     family: str  #: of GPUs "sm90", "sm80" or "simt"; of CPUs "cpu_bf16" or "cpu_fp32"
-    kernel_class: str  #: "plain"; "terms": score terms, or the same bits every time
+    kernel_class: str  #: "plain"; "terms": score terms, or the same bits every time; "fp8"
     instructions: str  #: of CPUs the instruction set, "AVX3"; of GPUs empty
     calls: int
 

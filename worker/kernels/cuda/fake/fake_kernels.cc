@@ -65,7 +65,9 @@ class FakeKernel : public PreparedKernel {
   }
   static std::string_view ClassOf(const KernelCall& call) {
     const AttentionProblem* problem = ProductProblem(call);
-    return problem != nullptr && problem->terms.any() ? kTermKernelClass : kPlainKernelClass;
+    if (problem == nullptr) return kPlainKernelClass;
+    if (problem->terms.any()) return kTermKernelClass;
+    return problem->compute == ComputeDType::kFloat8E4M3 ? kFloat8KernelClass : kPlainKernelClass;
   }
 
   const int64_t number_;
