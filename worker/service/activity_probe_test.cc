@@ -47,7 +47,7 @@ struct Probed {
   ObservedDevice observed_device{&device, &probe};
   ObservedCommunicator observed_communicator{communicator, &probe};
   RunControl control;
-  const HostCall zero{ZeroCall{}, "", nullptr};  // the device starts nothing
+  const HostCall zero{ZeroCall{}, KernelName{}, nullptr};  // the device starts nothing
 
   bool Waits() const { return probe.WaitsForPeer(device); }
 };
