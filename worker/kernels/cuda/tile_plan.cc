@@ -96,11 +96,14 @@ struct Draft {
   int64_t key_tiles = 0;
 };
 
-// What q rows [begin, end) of the piece see of the keys; no range if nothing.
+// What q rows [begin, end) of the piece see of the keys, from a multiple of `key_align` on; no
+// range if nothing.
 void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockPiece& keys,
-                 const KvBlock& block, const Band& band, std::vector<KvRange>& ranges) {
-  const RowRange reach = ReachableKeys(q, begin, end, *keys.piece, band);
+                 const KvBlock& block, const Band& band, int32_t key_align,
+                 std::vector<KvRange>& ranges) {
+  RowRange reach = ReachableKeys(q, begin, end, *keys.piece, band);
   if (reach.empty()) return;
+  reach.begin -= reach.begin % key_align;
   const RowRange full = FullyVisibleKeys(q, begin, end, *keys.piece, band);
   KvRange range;
   range.k = block.k;
@@ -128,7 +131,8 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
       if (found != keys_by_document.end()) {
         const Band& band = call.problem->bands[q.document];
         for (const BlockPiece& keys : found->second) {
-          AppendRange(q, begin, end, keys, call.blocks[keys.block], band, draft.ranges);
+          AppendRange(q, begin, end, keys, call.blocks[keys.block], band, shape.key_align,
+                      draft.ranges);
         }
       }
       if (draft.ranges.empty() && !call.initial && !call.final) continue;

@@ -19,6 +19,10 @@ struct ForwardTileShape {
   // tile are split and combined. 0 = never split.
   int64_t target_blocks = 0;
   int64_t blocks_per_tile = 1;  // heads (or packs of heads) times batch
+  // Ranges begin at multiples of so many keys of their piece: the copy engine reads an axis that
+  // lies innermost in memory from multiples of 16 bytes alone. What a tile has too early nobody
+  // sees.
+  int32_t key_align = 1;
 };
 
 struct ForwardPlan {

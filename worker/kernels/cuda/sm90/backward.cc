@@ -80,7 +80,7 @@ bool TakesBackward(const BackwardCall& call) {
               Aligned16(block.dv);
   }
   return aligned && OneStride(call.q_pieces, call.blocks) &&
-         TakesBias(*call.problem, call.terms, StrideOf(call.q_pieces, call.blocks));
+         TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
 }
 
 std::vector<KernelEntry> BackwardEntries() {

@@ -43,7 +43,7 @@ bool TakesBiasGradient(const BiasGradientCall& call, const DeviceInfo& device) {
     aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
   }
   return aligned && OneStride(call.q_pieces, call.blocks) &&
-         TakesBias(*call.problem, call.terms, StrideOf(call.q_pieces, call.blocks));
+         TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
 }
 
 std::vector<KernelEntry> BiasGradientEntries() {
@@ -81,6 +81,7 @@ absl::Status PreparedBiasGradient::Init(const BiasGradientCall& call, const Devi
   ForwardTileShape shape;
   shape.q_rows = kernel_.tile_rows;
   shape.keys = kernel_.tile_keys;
+  shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(view, shape);
   const int64_t tiles = params.tiles = static_cast<int32_t>(plan_.tiles.size());
   const int64_t planes =

@@ -19,8 +19,32 @@ DType DTypeOf(const AttentionProblem& problem) {
   return problem.terms.bias->float32 ? DType::kFloat32 : problem.dtype;
 }
 
-bool NeedsCopy(const AttentionProblem& problem, int32_t stride) {
-  return stride != 1 || problem.terms.columns * ElementBytes(DTypeOf(problem)) % kRowBytes != 0;
+int64_t FirstPosition(const std::vector<KvBlock>& blocks) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const KvBlock& block : blocks) {
+    for (const Piece& piece : block.pieces) {
+      if (piece.length > 0) first = std::min(first, piece.PositionOf(0));
+    }
+  }
+  return first;
+}
+
+// Whether all pieces begin at whole vectors of columns that are counted from position `first`.
+bool WholeVectors(const std::vector<KvBlock>& blocks, int64_t first, int32_t stride) {
+  for (const KvBlock& block : blocks) {
+    for (const Piece& piece : block.pieces) {
+      if (piece.length > 0 && (piece.PositionOf(0) - first) / stride % kBiasKeyAlign != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool NeedsCopy(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
+               int32_t stride) {
+  return stride != 1 || problem.terms.columns * ElementBytes(DTypeOf(problem)) % kRowBytes != 0 ||
+         !WholeVectors(blocks, 0, 1);
 }
 
 // A tensor [planes, rows, pitch], of which `columns` of a row exist; what lies outside reads as
@@ -53,8 +77,11 @@ absl::Status EncodeBiasMap(DType dtype, const void* data, int64_t planes, int64_
 
 }  // namespace
 
-bool TakesBias(const AttentionProblem& problem, const TermOperands& operands, int32_t stride) {
-  return !problem.terms.bias.has_value() || NeedsCopy(problem, stride) || Aligned16(operands.bias);
+bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
+               const std::vector<KvBlock>& blocks, int32_t stride) {
+  if (!problem.terms.bias.has_value()) return true;
+  return NeedsCopy(problem, blocks, stride) ? WholeVectors(blocks, FirstPosition(blocks), stride)
+                                            : Aligned16(operands.bias);
 }
 
 absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands& operands,
@@ -71,16 +98,15 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
   planes_ = (form.per_batch ? problem.batch : 1) * (form.per_head ? problem.num_heads : 1);
   q_rows_ = q_rows;
   columns_ = problem.terms.columns;
-  if (!NeedsCopy(problem, stride)) return absl::OkStatus();
+  if (!NeedsCopy(problem, blocks, stride)) return absl::OkStatus();
 
   // The columns from the first key's to the last one's.
-  int64_t first = columns_, end = 0;
+  const int64_t first = FirstPosition(blocks);
+  int64_t end = 0;
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
       if (piece.length == 0) continue;
-      const int64_t begin = piece.PositionOf(0);
-      first = std::min(first, begin);
-      end = std::max(end, begin + (piece.length - 1) * stride + 1);
+      end = std::max(end, piece.PositionOf(0) + (piece.length - 1) * stride + 1);
     }
   }
   if (first >= end) return absl::OkStatus();
@@ -96,7 +122,9 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
   copy_.end = std::min(end, columns_);
   copy_.stride = stride;
   copy_.classes = alike ? 1 : stride;
-  copy_.class_columns = static_cast<int32_t>((end - first + stride - 1) / stride);
+  const int64_t class_columns = (end - first + stride - 1) / stride;
+  copy_.class_columns =
+      static_cast<int32_t>((class_columns + kBiasKeyAlign - 1) / kBiasKeyAlign * kBiasKeyAlign);
   const int64_t element = ElementBytes(dtype_);
   const int64_t wanted = int64_t{copy_.classes} * copy_.class_columns;
   copy_.pitch = (wanted * element + kRowBytes - 1) / kRowBytes * kRowBytes / element;

@@ -16,9 +16,16 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
+// Keys at which a range of a call with a bias begins, counted from its piece's first: the copy
+// engine reads columns from multiples of 16 bytes alone (else it stops the kernel: illegal
+// instruction).
+inline constexpr int32_t kBiasKeyAlign = 8;
+
 // Whether a call's bias, if it has one, can be read: from an address that is a multiple of 16, or
-// copied. OneStride (piece_maps.h) holds for the call.
-bool TakesBias(const AttentionProblem& problem, const TermOperands& operands, int32_t stride);
+// copied; with the pieces of its keys at columns that are multiples of 16 bytes. OneStride
+// (piece_maps.h) holds for the call.
+bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
+               const std::vector<KvBlock>& blocks, int32_t stride);
 
 // A value; without Init that of a call without a bias. Thread-safe for readers.
 class CallBias {

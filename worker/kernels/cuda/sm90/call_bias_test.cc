@@ -44,8 +44,8 @@ TEST(CallBiasTest, RowsOfWholeVectorsAreReadWhereTheyLie) {
       EXPECT_EQ(bias.element_bytes(), fp32 ? 4 : 2);
       // An address may be anything where it is copied.
       const TermOperands odd{.bias = reinterpret_cast<const void*>(uintptr_t{258})};
-      EXPECT_EQ(TakesBias(problem, odd, 1), bias.copies());
-      EXPECT_TRUE(TakesBias(problem, {}, 1));
+      EXPECT_EQ(TakesBias(problem, odd, BlockOf({{.length = columns}}), 1), bias.copies());
+      EXPECT_TRUE(TakesBias(problem, {}, BlockOf({{.length = columns}}), 1));
     }
   }
   CallBias none;
@@ -65,7 +65,34 @@ TEST(CallBiasTest, ACopyHasTheColumnsOfTheCallsKeysAlone) {
   EXPECT_EQ(bias.copy().end, 750);
   EXPECT_EQ(bias.copy().rows, 2 * 4 * 10);
   EXPECT_EQ(bias.copy().pitch, 456);  // 450 rounded up to eights
+  EXPECT_EQ(bias.copy().class_columns, 456);
   EXPECT_EQ(bias.scratch_bytes(), (80 * 456 * 2 + 255) / 256 * 256);
+}
+
+// The copy engine reads columns from multiples of 16 bytes alone.
+TEST(CallBiasTest, PiecesBeginAtWholeVectorsOrTheBiasIsNotTaken) {
+  const AttentionProblem problem = ProblemOf(1024);
+  const auto copies = [&](std::vector<KvBlock> blocks, int32_t stride) {
+    CallBias bias;
+    EXPECT_TRUE(bias.Init(problem, {}, 10, blocks, stride).ok());
+    return bias.copies();
+  };
+  const auto odd = BlockOf({{.length = 100, .position = 301}});  // alone: a copy begins there
+  EXPECT_TRUE(TakesBias(problem, {}, odd, 1));
+  EXPECT_TRUE(copies(odd, 1));
+  const auto alike = BlockOf({{.length = 100, .position = 301},
+                              {.local_begin = 100, .length = 50, .position = 301 + 160}});
+  EXPECT_TRUE(TakesBias(problem, {}, alike, 1));
+  EXPECT_TRUE(copies(alike, 1));
+  const auto others = BlockOf(
+      {{.length = 100, .position = 304}, {.local_begin = 100, .length = 50, .position = 700}});
+  EXPECT_FALSE(TakesBias(problem, {}, others, 1));
+  const auto whole = BlockOf(
+      {{.length = 100, .position = 304}, {.local_begin = 100, .length = 50, .position = 704}});
+  EXPECT_TRUE(TakesBias(problem, {}, whole, 1));
+  EXPECT_FALSE(copies(whole, 1));
+  EXPECT_TRUE(TakesBias(problem, {}, BlockOf({{0, 30, 0, 3, 4}, {30, 20, 0, 36, 4}}), 4));
+  EXPECT_FALSE(TakesBias(problem, {}, BlockOf({{0, 30, 0, 3, 4}, {30, 20, 0, 44, 4}}), 4));
 }
 
 // Keys that follow one another in a piece have columns that do, each its own.

@@ -17,6 +17,11 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = kFloat8Columns;
 
+// Of what lies innermost the copy engine takes strides and first elements that are multiples of 16
+// bytes. In v's copy that is keys.
+constexpr int32_t kVectorRows = 16;
+int64_t WholeVectors(int64_t rows) { return (rows + kVectorRows - 1) / kVectorRows * kVectorRows; }
+
 // Tiles that see keys; the others come last.
 int32_t TilesWithKeys(const ForwardPlan& plan) {
   size_t tiles = plan.tiles.size();
@@ -74,6 +79,7 @@ PreparedFloat8Forward::PreparedFloat8Forward(const ForwardCall& call, const Devi
   shape.keys = kernel_.tile_keys;
   shape.blocks_per_tile = problem.batch * (problem.num_heads / pack);
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  shape.key_align = kVectorRows;
   plan_ = PlanForwardTiles(call, shape);
   params_.tiles = TilesWithKeys(plan_);
   keyless_tiles_ = static_cast<int32_t>(plan_.tiles.size()) - params_.tiles;
@@ -118,11 +124,13 @@ void PreparedFloat8Forward::LayOutScratch(const ForwardCall& call) {
     Block& block = blocks_.emplace_back();
     block.pieces = given.pieces;
     block.rows = given.rows;
-    block.pitch = (given.rows + 15) / 16 * 16;  // what the copy engine's strides are multiples of
     block.k = take(planes * block.rows * kFloat8Columns);
-    block.v = take(planes * block.pitch * kFloat8Columns);
     AddTiles(given.k, block.k, block.rows, block.pieces, kFloat8K, 0);
-    AddTiles(given.v, block.v, block.rows, block.pieces, kFloat8V, block.pitch);
+    for (const Piece& piece : block.pieces) {
+      const int64_t pitch = WholeVectors(piece.length);
+      block.v.push_back(take(planes * pitch * kFloat8Columns));
+      AddTiles(given.v, block.v.back(), block.rows, {piece}, kFloat8V, pitch);
+    }
   }
   rounded_tiles_ = static_cast<int32_t>(float8_tiles_.size());
   scratch_bytes_ = end;
@@ -141,6 +149,7 @@ void PreparedFloat8Forward::AddTiles(const void* source, int64_t target, int64_t
       tile.rows = static_cast<int32_t>(std::min<int64_t>(kFloat8TileRows, piece.length - at));
       tile.kind = kind;
       tile.pitch = pitch;
+      tile.column = at;
     }
   }
 }
@@ -158,7 +167,8 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
   if (absl::Status s = EncodeByteMap(q, params_.q_map); !s.ok()) return s;
   size_t at = 0;
   for (const Block& block : blocks_) {
-    for (const Piece& piece : block.pieces) {
+    for (size_t i = 0; i < block.pieces.size(); ++i) {
+      const Piece& piece = block.pieces[i];
       PieceMaps& maps = maps_[at++];
       if (piece.length == 0) continue;
       const int64_t heads = common.num_kv_heads;
@@ -170,10 +180,14 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
       k.strides = {kFloat8Columns, kFloat8Columns * heads, kFloat8Columns * heads * block.rows};
       k.box = {kFloat8Columns, 1, kernel_.tile_keys, 1};
       if (absl::Status s = EncodeByteMap(k, maps.k); !s.ok()) return s;
+      // The piece's own, so that it begins at a multiple of 16 keys: its first row is found at the
+      // one before that of its block. What would lie before the piece is never read.
+      const int64_t first = piece.local_begin / kVectorRows * kVectorRows;
+      const int64_t pitch = WholeVectors(piece.length);
       ByteTensor v;
-      v.data = base + block.v;
-      v.sizes = {end, heads, kFloat8Columns, common.batch};
-      v.strides = {kFloat8Columns * block.pitch, block.pitch, kFloat8Columns * block.pitch * heads};
+      v.data = base + block.v[i] - first;
+      v.sizes = {first + piece.length, heads, kFloat8Columns, common.batch};
+      v.strides = {kFloat8Columns * pitch, pitch, kFloat8Columns * pitch * heads};
       v.box = {kernel_.tile_keys, 1, kFloat8Columns, 1};
       if (absl::Status s = EncodeByteMap(v, maps.v); !s.ok()) return s;
     }

@@ -44,9 +44,8 @@ class PreparedFloat8Forward : public PreparedKernel {
   struct Block {
     std::vector<Piece> pieces;
     int64_t rows = 0;
-    int64_t pitch = 0;  // of v's copy
-    int64_t k = 0;
-    int64_t v = 0;
+    int64_t k = 0;           // offsets in the scratch, bytes
+    std::vector<int64_t> v;  // by piece
   };
 
   explicit PreparedFloat8Forward(const ForwardCall& call, const DeviceInfo& device,

@@ -29,7 +29,8 @@ struct Float8Tile {
   int64_t row_begin = 0;
   int32_t rows = 0;
   int32_t kind = kFloat8Q;
-  int64_t pitch = 0;  // of v
+  int64_t pitch = 0;   // of v, whose rows lie innermost
+  int64_t column = 0;  // of v: where the first row goes
 };
 
 // The grid: tiles, kv heads, batch rows. A block of q has all query heads of its kv head.

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) Round(const Float8RoundingParams par
   char* const plane =
       target +
       (int64_t{blockIdx.z} * params.num_kv_heads + blockIdx.y) * kFloat8Columns * part.tile.pitch +
-      part.tile.row_begin;
+      part.tile.column;
   for (int column = threadIdx.x / 32; column < kFloat8Columns; column += kThreads / 32) {
     for (int row = lane; row < part.tile.rows; row += 32) {
       plane[column * part.tile.pitch + row] =

@@ -117,7 +117,7 @@ bool TakesForward(const ForwardCall& call) {
     aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
   }
   return aligned && OneStride(call.q_pieces, call.blocks) &&
-         TakesBias(*call.problem, call.terms, StrideOf(call.q_pieces, call.blocks));
+         TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
 }
 
 std::vector<KernelEntry> ForwardEntries() {
@@ -174,6 +174,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   shape.keys = kernel.tile_keys;
   shape.blocks_per_tile = problem.batch * packs;
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = plan_;
   if (!terms && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {

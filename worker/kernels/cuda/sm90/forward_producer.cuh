@@ -35,8 +35,10 @@ struct ForwardProducer {
     if constexpr (Shape::kKeysInner) {
       const uint32_t barrier = shared + Shape::kVFull + 8 * position.stage;
       ArriveExpecting(barrier, Shape::kKvBytes);
-      CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row, head, 0,
-              batch, kEvictLast);
+      // From a multiple of 16 keys, as the copy engine wants it: ranges begin at those of their
+      // piece, and the piece's values at the one before its first row (float8_forward.cc).
+      CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row & ~15, head,
+              0, batch, kEvictLast);
       position.Advance();
     } else {
       Load(position, shared + Shape::kV, shared + Shape::kVFull, map, head, row, batch);
