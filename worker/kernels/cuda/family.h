@@ -37,7 +37,7 @@ struct KernelEntry {
 // When a family is asked of problems with score terms.
 enum class TermService {
   kNone,
-  kForced,  // where KernelTuning names it: its kernels have not been measured
+  kForced,  // where KernelTuning names it: for kernels that have not been measured
   kAlways,
 };
 

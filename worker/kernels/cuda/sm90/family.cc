@@ -9,10 +9,9 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Score terms go to this family only where it is forced: its kernels for them compile, and have run
-// on no GPU yet. To be kAlways once cuda_kernels_test --terms --family=sm90 has passed on one, and
-// kernel_speed.py --terms says that they are worth it.
-constexpr TermService kTerms = TermService::kForced;
+// What of score terms its kernels do not take goes to the exact family (docs/benchmarks-gpu-kernels.md
+// has the rates of both).
+constexpr TermService kTerms = TermService::kAlways;
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
