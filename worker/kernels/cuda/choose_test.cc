@@ -81,8 +81,9 @@ TEST(ChooseTest, E4m3HasOneFamily) {
   }
 }
 
-// Score terms and fixed orders are the exact family's, in every dtype.
-TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
+// Fixed orders are the exact family's, in every dtype, and score terms but for what Hopper has
+// kernels for.
+TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilys) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (int64_t dim : {7, 64, 128, 256}) {
       AttentionProblem problem = ProblemOf(dtype, dim);
@@ -92,7 +93,9 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
       EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
       problem.deterministic = false;
       problem.terms.dropout.threshold = 1;
-      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), "simt");
+      const bool hopper = HaveHopper() && dtype != DType::kFloat32 && (dim == 64 || dim == 128);
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), hopper ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseForward(problem, kA100, {})), "simt");
       EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
       const auto refused = ChooseForward(problem, kH200, {.family = "sm80"});
       EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
@@ -101,17 +104,17 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersHaveOneFamily) {
   }
 }
 
-// Until they have been measured, the Hopper kernels with terms serve where they are forced alone.
-TEST(ChooseTest, HopperTermsServeWhereForced) {
+// What they do not serve is the exact family's, and refused where they are forced.
+TEST(ChooseTest, HopperServesTermsThatItsKernelsHave) {
   if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
   const KernelTuning forced{.family = "sm90"};
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     AttentionProblem problem = ProblemOf(dtype, 128);
     problem.terms.segment_ids = true;
-    EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), "simt");
-    EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
-    EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
-    EXPECT_EQ(Name(ChooseBackward(problem, kH200, forced)), "sm90");
+    for (const KernelTuning& tuning : {KernelTuning{}, forced}) {
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, tuning)), "sm90");
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, tuning)), "sm90");
+    }
     const auto refusal = [&](const absl::StatusOr<const KernelFamily*>& family) {
       EXPECT_EQ(family.status().code(), absl::StatusCode::kInvalidArgument);
       return std::string(family.status().message());
@@ -119,10 +122,12 @@ TEST(ChooseTest, HopperTermsServeWhereForced) {
     problem.deterministic = true;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
     EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("the same bits"));
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
     problem.deterministic = false;
     problem.softcap = 30;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
     EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("and a softcap"));
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
     problem.softcap = 0;
     problem.head_dim = 136;
     EXPECT_THAT(refusal(ChooseForward(problem, kH200, forced)), HasSubstr("head_dim 136"));
@@ -145,7 +150,7 @@ TEST(ChooseTest, ABiasGradientNeedsABias) {
   problem.terms.shifts = {0};
   const auto prepared = PrepareBiasGradient(call, kH200);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  EXPECT_EQ((*prepared)->name(), (KernelName{"simt", "terms", ""}));
+  EXPECT_EQ((*prepared)->name(), (KernelName{HaveHopper() ? "sm90" : "simt", "terms", ""}));
   EXPECT_EQ(PrepareBiasGradient(call, kH200, {.family = "sm80"}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
