@@ -9,8 +9,8 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// What of score terms its kernels do not take goes to the exact family (docs/benchmarks-gpu-kernels.md
-// has the rates of both).
+// What of score terms its kernels do not take goes to the exact family
+// (docs/benchmarks-gpu-kernels.md has the rates of both).
 constexpr TermService kTerms = TermService::kAlways;
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
