@@ -64,12 +64,16 @@ class PreparedCall {
 
 using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
 
-// Kernels of one family that a device would choose for calls of these dtypes and direction.
+// Kernels of one family that a device would choose for calls of these dtypes and direction. Of
+// several families that share them, by head dims or options, the slowest: predictions and the
+// limits of a step's time go by its rate, and one that is too high would count a rank at work as
+// lost.
 struct ServedCalls {
   std::string family;
   std::vector<DType> dtypes;
   bool backward = false;
   bool score_terms = false;  // calls of problems that have them (AttentionProblem::terms)
+  int64_t head_dim = 128;    // of a call that these kernels compute
 };
 
 // What may stand in AttentionProblem::tuning.

@@ -12,7 +12,6 @@
 namespace ringattn::worker {
 namespace {
 
-constexpr int64_t kHeadDim = 128;
 constexpr int kCallsInARow = 32;
 
 // What a call is measured on.
@@ -21,10 +20,11 @@ struct CallKind {
   DType dtype = DType::kBFloat16;
   bool backward = false;
   bool score_terms = false;
+  int64_t head_dim = ServedCalls().head_dim;
 
   double flops() const {
     const double products = backward ? 5 : 2;
-    return products * 2.0 * size.rows * size.rows * kHeadDim * size.heads;
+    return products * 2.0 * size.rows * size.rows * head_dim * size.heads;
   }
 };
 
@@ -45,7 +45,7 @@ class CallOnDevice {
   absl::Status Init() {
     problem_.dtype = kind_.dtype;
     problem_.num_heads = problem_.num_kv_heads = kind_.size.heads;
-    problem_.head_dim = problem_.head_dim_v = kHeadDim;
+    problem_.head_dim = problem_.head_dim_v = kind_.head_dim;
     problem_.softmax_scale = 0.1f;
     problem_.bands = {Band{}};
     if (kind_.score_terms) AddTerms();
@@ -117,7 +117,7 @@ class CallOnDevice {
 
   // Numbers around one, of either sign: a GPU draws less power, and runs faster, on zeros.
   void* Tensor(DType dtype) {
-    std::vector<float> values(kind_.size.rows * kind_.size.heads * kHeadDim);
+    std::vector<float> values(kind_.size.rows * kind_.size.heads * kind_.head_dim);
     uint32_t state = 1;
     for (float& value : values) {
       state = state * 1664525u + 1013904223u;
@@ -191,7 +191,8 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
   for (const ServedCalls& served : device.served_calls()) {
     const MeasuredCall& own = served.score_terms && with_terms != nullptr ? *with_terms : size;
     absl::StatusOr<double> flops = MeasureFlopsPerSecond(
-        device, {own, served.dtypes.front(), served.backward, served.score_terms}, budget);
+        device, {own, served.dtypes.front(), served.backward, served.score_terms, served.head_dim},
+        budget);
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
                      served.backward ? Direction::kBackward : Direction::kForward, *flops,

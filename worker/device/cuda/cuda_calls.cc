@@ -71,13 +71,18 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
   return planned;
 }
 
+constexpr int64_t kUsualHeadDim = 128;
+// One that no tensor-core kernel with score terms has, which is the exact family's then.
+constexpr int64_t kUnusualHeadDim = 132;
+
 absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward, bool score_terms,
                                                    const KernelChoice& choice,
                                                    bool deterministic = false,
-                                                   ComputeDType compute = ComputeDType::kAsInputs) {
+                                                   ComputeDType compute = ComputeDType::kAsInputs,
+                                                   int64_t head_dim = kUsualHeadDim) {
   AttentionProblem usual;
   usual.dtype = dtype;
-  usual.head_dim = usual.head_dim_v = 128;
+  usual.head_dim = usual.head_dim_v = head_dim;
   usual.terms.segment_ids = score_terms;  // families compute all terms or none
   usual.deterministic = deterministic;
   usual.compute = compute;
@@ -194,11 +199,19 @@ std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
   for (const bool score_terms : {false, true}) {
     for (const bool backward : {false, true}) {
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-        const auto family = FamilyOf(dtype, backward, score_terms, choice);
-        if (!family.ok()) continue;  // a forced family has not every dtype, nor score terms
-        const ServedCalls served{std::string((*family)->name), {dtype}, backward, score_terms};
+        int64_t head_dim = score_terms ? kUnusualHeadDim : kUsualHeadDim;
+        auto family = FamilyOf(dtype, backward, score_terms, choice, /*deterministic=*/false,
+                               ComputeDType::kAsInputs, head_dim);
+        if (!family.ok()) {  // a forced family has not every head dim, dtype, nor score terms
+          head_dim = kUsualHeadDim;
+          family = FamilyOf(dtype, backward, score_terms, choice);
+        }
+        if (!family.ok()) continue;
+        const ServedCalls served{
+            std::string((*family)->name), {dtype}, backward, score_terms, head_dim};
         const bool alike = !all.empty() && all.back().family == served.family &&
-                           all.back().backward == backward && all.back().score_terms == score_terms;
+                           all.back().backward == backward &&
+                           all.back().score_terms == score_terms && all.back().head_dim == head_dim;
         if (alike) {
           all.back().dtypes.push_back(dtype);
         } else {
