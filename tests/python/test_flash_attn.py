@@ -127,7 +127,7 @@ def test_packed_tensors_travel_as_they_are(client, monkeypatch, options, residua
     qkv = torch.randn(2, 70, 3, 2, 16, requires_grad=True)
     ringattn.set_default_client(client, residual=residual, world_size=2, layout="zigzag", schedule="ring", **options)
     ours = torch.autograd.grad(ringattn.flash_attn_qkvpacked_func(qkv, causal=True).square().sum(), qkv)[0]
-    apart = "streams" in options or options.get("transport") == "direct"
+    apart = "streams" in options
     form = {"q", "k", "v"} if apart else {"qkv"}
     assert sent == [form, set() if residual == "remote" else form]
     sent.clear()
