@@ -34,7 +34,7 @@ ABSL_FLAG(bool, probabilities, false,
           "ask for those of some rows, in forward cases of schedules that give them");
 ABSL_FLAG(bool, float8, true, "with --options also forwards in e4m3 (compute_dtype)");
 ABSL_FLAG(bool, score_terms, true,
-          "with --options: score terms too, which take GPUs off their tensor cores");
+          "with --options: score terms too, which some kernels serve much more slowly");
 ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host, as the command line's");
 ABSL_FLAG(int, max_world_size, 8, "cut larger rings to this");
 ABSL_FLAG(int, threads, 1, "clients that run cases side by side");

@@ -14,13 +14,11 @@ constexpr int64_t kMaximalGrid = 65535;
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
 // Whether the family is asked at all, as far as score terms and fixed orders go.
-bool Considered(const KernelFamily& family, Serves serves, const AttentionProblem& problem,
-                bool forced) {
+bool Considered(const KernelFamily& family, Serves serves, const AttentionProblem& problem) {
   const bool backward = serves == &KernelFamily::serves_backward;
   if (backward && problem.deterministic && !family.repeats) return false;
   if (!backward && problem.compute == ComputeDType::kFloat8E4M3 && !family.float8) return false;
-  if (!problem.terms.any()) return true;
-  return family.terms == TermService::kAlways || (family.terms == TermService::kForced && forced);
+  return family.terms || !problem.terms.any();
 }
 
 // What most families lack, in words; null if the problem asks for nothing of it.
@@ -47,7 +45,7 @@ absl::StatusOr<const KernelFamily*> Choose(
   bool untaken = false;
   for (const KernelFamily& family : Families()) {
     if (!tuning.family.empty() && family.name != tuning.family) continue;
-    if (!Considered(family, serves, problem, !tuning.family.empty())) continue;
+    if (!Considered(family, serves, problem)) continue;
     if (!(family.*serves)(problem, device)) continue;
     if (takes(family)) return &family;
     untaken = true;

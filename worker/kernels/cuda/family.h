@@ -34,13 +34,6 @@ struct KernelEntry {
   int32_t shared_bytes = 0;
 };
 
-// When a family is asked of problems with score terms.
-enum class TermService {
-  kNone,
-  kForced,  // where KernelTuning names it: for kernels that have not been measured
-  kAlways,
-};
-
 // A plain value; functions are pure but for Prepare's use of the driver (tensor maps).
 struct KernelFamily {
   std::string_view name;
@@ -73,7 +66,7 @@ struct KernelFamily {
   // Whether it is asked of forwards in e4m3.
   bool float8 = false;
 
-  TermService terms = TermService::kNone;
+  bool terms = false;
   // Of a problem with a bias; not null in families with terms.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(
       const BiasGradientCall& call, const DeviceInfo& device) = nullptr;

@@ -32,6 +32,8 @@ struct Placing {
   bool origins;
 };
 
+bool OnTensorCores(const std::string& family) { return family == "sm90"; }
+
 class KeepSets {
  public:
   KeepSets(const DeviceInfo& device, DType dtype, const Placing& placing, const std::string& family)
@@ -39,8 +41,8 @@ class KeepSets {
         dtype_(dtype),
         placing_(placing),
         batch_(placing.packed ? 1 : kBatch),
-        rows_(family.empty() ? kMostRows : kRowsOnTensorCores),
-        dim_(family.empty() ? 256 : 128) {
+        rows_(!OnTensorCores(family) ? kMostRows : kRowsOnTensorCores),
+        dim_(!OnTensorCores(family) ? 256 : 128) {
     tuning_.family = family;
     problem_.dtype = dtype;
     problem_.batch = batch_;
@@ -170,7 +172,7 @@ int CheckKeepSets(const DeviceInfo& device, const std::string& family) {
   };
   int failed = 0;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    if (!family.empty() && dtype == DType::kFloat32) continue;
+    if (OnTensorCores(family) && dtype == DType::kFloat32) continue;
     for (const Placing& placing : placings) {
       const int64_t wrong = KeepSets(device, dtype, placing, family).Run();
       if (wrong == 0) continue;

@@ -102,7 +102,7 @@ const std::vector<KernelFamily>& Families() {
     KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
     family.repeats = true;
     family.float8 = true;
-    family.terms = TermService::kAlways;
+    family.terms = true;
     family.prepare_bias_gradient = PrepareFakeBiasGradient;
     return new std::vector<KernelFamily>{family};
   }();

@@ -74,7 +74,7 @@ std::vector<KernelEntry> Entries(const DeviceInfo&) {
 KernelFamily Family() {
   KernelFamily family{kName, Serves, Serves, PrepareForward, PrepareBackward, Entries};
   family.repeats = true;
-  family.terms = TermService::kAlways;
+  family.terms = true;
   family.prepare_bias_gradient = PrepareBiasGradient;
   return family;
 }

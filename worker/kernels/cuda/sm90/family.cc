@@ -9,10 +9,6 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// What of score terms its kernels do not take goes to the exact family
-// (docs/benchmarks-gpu-kernels.md has the rates of both).
-constexpr TermService kTerms = TermService::kAlways;
-
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning) {
@@ -52,7 +48,7 @@ std::vector<KernelEntry> Entries(const DeviceInfo& device) {
 std::optional<KernelFamily> Family() {
   KernelFamily family{kName,           ServesForward, ServesBackward, PrepareForward,
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
-  family.terms = kTerms;
+  family.terms = true;  // what its kernels do not take of them goes to the exact family
   family.float8 = true;
   family.prepare_bias_gradient = PrepareBiasGradient;
   return family;
