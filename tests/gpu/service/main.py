@@ -7,6 +7,7 @@ import sys
 
 import correctness
 import cuda_memory
+import direct
 import faults
 import memory
 import peer
@@ -53,6 +54,8 @@ def parts_of(session):
              "host-memory": (60, host_memory.part(session, "64k"), True),
              "host-memory-256k": (120, host_memory.part(session, "256k"), True),
              "host-memory-1m": (300, host_memory.part(session, "1m"), True),
+             "direct": (90, direct.part(session, "64k"), True),
+             "direct-256k": (150, direct.part(session, "256k"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
              "peer-memory": (200, peer_memory.part(session), False),

@@ -162,6 +162,18 @@ def host_memory_table(parts):
                   "ring + copies at pinned memory's rate", "by the coordinator"), rows)
 
 
+def direct_table(parts):
+    rows = [(name, f["tokens"], f["pass"], number(f["call_seconds"]), number(f["ring_seconds"]),
+             gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
+             *(number(f["stage_seconds"].get(stage)) for stage in ("upload", "download")),
+             gigabytes(f["payload_bytes_per_second"], 3), number(f["relay_seconds"]),
+             gigabytes(f["relay_payload_bytes_per_second"], 3))
+            for name, part in parts.items() for f in part.get("direct", ())]
+    return table("A call whose tensors go straight to the workers, seconds",
+                 ("part", "tokens", "pass", "call", "ring", "GB up", "GB down", "upload", "download",
+                  "both ways GB/s", "by the coordinator", "its GB/s"), rows)
+
+
 def cuda_memory_table(parts):
     rows = [(name, f["tokens"], f["pass"], f["memory"], number(f["call_seconds"]),
              number(f["ring_seconds"]), gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
@@ -261,7 +273,7 @@ def markdown(summary, brief=False):
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
-    for make in (*details, wire_table, host_memory_table, cuda_memory_table, streams_table,
+    for make in (*details, wire_table, host_memory_table, direct_table, cuda_memory_table, streams_table,
                  in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table, goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"
