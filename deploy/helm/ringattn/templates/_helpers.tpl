@@ -117,6 +117,16 @@ annotations:
 {{- if and .Values.clients.existingSecret .Values.clients.config }}{{ fail "clients.existingSecret and clients.config exclude each other" }}{{ end -}}
 {{- if and .Values.cluster.existingSecret .Values.cluster.secret }}{{ fail "cluster.existingSecret and cluster.secret exclude each other" }}{{ end -}}
 {{- if and (ne .Values.worker.mode "gpu") (gt (int .Values.worker.gpu.perPod) 1) }}{{ fail "worker.gpu.perPod is for worker.mode=gpu" }}{{ end -}}
+{{- if .Values.worker.gpu.peerSocketVolume }}{{ include "ringattn.checkPeerSockets" . }}{{ end -}}
+{{- end -}}
+
+{{- define "ringattn.checkPeerSockets" -}}
+{{- $worker := .Values.worker -}}
+{{- if ne $worker.mode "gpu" }}{{ fail "worker.gpu.peerSocketVolume is for worker.mode=gpu" }}{{ end -}}
+{{- if gt (int $worker.gpu.perPod) 1 }}{{ fail "worker.gpu.peerSocketVolume is for pods of one GPU (worker.gpu.perPod=1): those of one pod meet without it" }}{{ end -}}
+{{- if eq $worker.gpu.ringTransport "nccl" }}{{ fail "worker.gpu.peerSocketVolume means nothing with worker.gpu.ringTransport=nccl" }}{{ end -}}
+{{- if eq $worker.spread "hard" }}{{ fail "worker.gpu.peerSocketVolume keeps the pods on one node and worker.spread=hard on one each" }}{{ end -}}
+{{- if semverCompare "<1.28.0-0" .Capabilities.KubeVersion.Version }}{{ fail "worker.gpu.peerSocketVolume needs Kubernetes 1.28: before it pods do not know their number" }}{{ end -}}
 {{- end -}}
 
 {{/* A gRPC probe of the plain-text health port: {root, probe, service} */}}
