@@ -81,10 +81,10 @@ def times(session, shape, result):
     result["device_copy_bound"] = rates or why
     result["cuda_memory"], result["goals"] = [], []
     for command in PASSES:
-        host = wire.bench(session, shape, command, "--runs=5", "--transport=host",
+        host = wire.bench(session, shape, command, "--runs=15", "--transport=host",
                           "--deadline=120s", transport="host_memory")
         for kind in KINDS:
-            line = wire.bench(session, shape, command, "--runs=5", *cuda(kind), "--deadline=120s",
+            line = wire.bench(session, shape, command, "--runs=15", *cuda(kind), "--deadline=120s",
                               transport="cuda_memory")
             line["host_seconds"] = host["call_seconds"]
             if rates is not None:

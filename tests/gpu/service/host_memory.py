@@ -33,7 +33,8 @@ def part(session, length):
         for command in PASSES:
             # A region's pages are pinned, or not, by the time that it is used again. The limit of
             # staging is 4 GiB unless said otherwise, a backward of 256K tokens more.
-            line = wire.bench(session, shape, command, "--runs=5", "--transport=host",
+            line = wire.bench(session, shape, command, "--runs=15" if length == "64k" else "--runs=5",
+                              "--transport=host",
                               "--staging_limit=64GiB", "--deadline=120s", transport="host_memory")
             relay = wire.bench(session, shape, command, "--runs=2", "--transport=relay",
                                "--deadline=120s")

@@ -151,14 +151,23 @@ def wire_table(parts):
                   "both ways GB/s", "plain TCP GB/s", "ring + bytes at TCP's rate, s"), rows)
 
 
+# Of a call, beside its ring: from its arrival to every worker's memory for it, both ways' copies, what
+# is in no stage; and of the ring's stage what no rank computed in.
+BESIDE_RING = ("queue", "upload", "download", "elsewhere", "words around the ring")
+
+
+def beside_ring(f):
+    return (*(number(f["stage_seconds"].get(stage)) for stage in BESIDE_RING[:-1]),
+            number(f["last_compute_seconds"] - f["rank_seconds"]))
+
+
 def host_memory_table(parts):
     rows = [(name, f["tokens"], f["pass"], number(f["call_seconds"]), number(f["ring_seconds"]),
-             gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
-             *(number(f["stage_seconds"].get(stage)) for stage in ("upload", "download")),
+             gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3), *beside_ring(f),
              number(f.get("bound_seconds")), number(f["relay_seconds"]))
             for name, part in parts.items() for f in part.get("host_memory", ())]
     return table("A call whose tensors lie in host memory, seconds",
-                 ("part", "tokens", "pass", "call", "ring", "GB up", "GB down", "upload", "download",
+                 ("part", "tokens", "pass", "call", "ring", "GB up", "GB down", *BESIDE_RING,
                   "ring + copies at pinned memory's rate", "by the coordinator"), rows)
 
 
@@ -177,12 +186,11 @@ def direct_table(parts):
 def cuda_memory_table(parts):
     rows = [(name, f["tokens"], f["pass"], f["memory"], number(f["call_seconds"]),
              number(f["ring_seconds"]), gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
-             *(number(f["stage_seconds"].get(stage)) for stage in ("upload", "download")),
-             number(f.get("bound_seconds")), number(f["host_seconds"]))
+             *beside_ring(f), number(f.get("bound_seconds")), number(f["host_seconds"]))
             for name, part in parts.items() for f in part.get("cuda_memory", ())]
     return table("A call whose tensors lie in CUDA memory, seconds",
-                 ("part", "tokens", "pass", "memory", "call", "ring", "GB up", "GB down", "upload",
-                  "download", "ring + copies at the links' rate", "by host memory"), rows)
+                 ("part", "tokens", "pass", "memory", "call", "ring", "GB up", "GB down", *BESIDE_RING,
+                  "ring + copies at the links' rate", "by host memory"), rows)
 
 
 def streams_table(parts):

@@ -32,6 +32,11 @@ def bench(session, shape, command, *options, transport="coordinator_stream"):
     return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
             "ring_seconds": report["stage_seconds"]["compute"],
             "stage_seconds": report["stage_seconds"],
+            # Of the last run: what its slowest rank needed of the compute stage, which is from the
+            # coordinator's word to begin to its hearing of the last rank's end.
+            "rank_seconds": max(rank["compute_seconds"] + rank["ring_wait_seconds"]
+                                for rank in last["ranks"]),
+            "last_compute_seconds": last["stage_seconds"]["compute"],
             "bytes_up": moved["up"],
             "bytes_down": moved["down"],
             "upload_bytes_per_second": report["upload_bytes_per_second"]["value"],
