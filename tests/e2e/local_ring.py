@@ -1,0 +1,73 @@
+"""A ring whose workers take clients' memory, and what tests ask of it."""
+
+import pathlib
+
+import grpc
+import pytest
+
+from attention import details, run
+from cluster import wait_until
+from local_region import Region
+from stubs import attention_pb2 as pb
+
+RING = pb.SCHEDULE_RING
+HERE = pathlib.Path(__file__).parent
+
+
+def local_flags(directory):
+    return ["--local_memory=host", f"--local_socket_dir={directory}"]
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    from cluster import Cluster
+    directory = tmp_path_factory.mktemp("host")
+    cluster = Cluster(directory, workers=4, worker_flags=local_flags(directory))
+    yield cluster
+    print(cluster.tail())
+    cluster.close()
+
+
+@pytest.fixture
+def make_local_ring(make_ring, tmp_path):
+    def make(workers=2, **options):
+        flags = local_flags(tmp_path) + options.pop("worker_flags", [])
+        return make_ring(workers=workers, worker_flags=flags, **options)
+    return make
+
+
+@pytest.fixture
+def region(ring):
+    made = Region(ring, 32 << 20)
+    yield made
+    if made.links:
+        made.close()
+
+
+def mapped(pid):
+    return (pathlib.Path(f"/proc/{pid}/maps").read_text()).count("memfd:")
+
+
+def await_unmapped(ring):
+    wait_until(lambda: all(mapped(w.pid) == 0 for w in ring.workers.values()), 20,
+               "regions unmapped")
+
+
+def relayed(ring, inputs, names=("out", "lse"), **options):
+    result = run(ring.attention, inputs, **options)
+    return {name: result.array(name).tobytes() for name in names}
+
+
+def error_of(stream):
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in stream:
+            pass
+    return error.value
+
+
+def reason_of(error):
+    return details(error)["ErrorInfo"].reason
+
+
+def field_of(error):
+    return details(error)["BadRequest"].field_violations[0].field

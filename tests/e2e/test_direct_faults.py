@@ -1,0 +1,313 @@
+"""Tensors straight to the workers and from them: everything that may go wrong, or that somebody may
+try, ends in a typed error within its bound."""
+
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+
+from attention import make_inputs, run
+from cluster import CHANNEL_OPTIONS, CLI, open_descriptors, resident_bytes, wait_until
+from direct_call import DirectCall, Stream, cut
+from direct_ring import (CODE, RING, await_free, call, error_of, generate, make_direct_ring,
+                         reason_of, refused, ring)
+from stubs import attention_pb2 as pb
+
+
+# -------------------------------------------------------------------------- tokens
+
+
+def assert_refused(stream):
+    error = stream.error()
+    assert error.code() == CODE.UNAUTHENTICATED, error
+    assert error.details() == "the token opens no stream here"
+    stream.close()
+
+
+def test_a_token_opens_its_streams_once_at_its_worker(ring):
+    inputs = make_inputs(sq=3000, heads=4, dim=64)
+    before = [refused(ring, i) for i in range(4)]
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    first, second = direct.tickets
+    rank_of = {w.name: int(w.name[-1]) for w in ring.topology().workers}
+    assert_refused(Stream(second.endpoints[0]).open(first.token))  # another rank's
+    assert_refused(Stream(first.endpoints[0]).open(b"\0" * 32))
+    assert_refused(Stream(first.endpoints[0]).open(b""))
+    assert_refused(Stream(first.endpoints[0]).open(first.token[:-1]))
+    assert_refused(Stream(first.endpoints[0]).open(
+        ring.secret.read_text().encode()))  # the cluster's secret is nothing here
+    stranger = Stream(first.endpoints[0], metadata=[("ringattn-secret", ring.secret.read_text())])
+    assert_refused(stranger.open(b""))
+    streams = [[direct.open(rank, part, 2).opened() for part in range(2)] for rank in range(2)]
+    assert_refused(direct.open(0, 0, 2))  # used
+    assert_refused(direct.open(0, 1, 2))
+    assert_refused(direct.open(0, 0, 3))  # another set
+    many = Stream(first.endpoints[0]).open(first.token, 0, 1000)
+    assert many.error().code() == CODE.INVALID_ARGUMENT
+    for rank, mine in enumerate(streams):
+        direct.send(mine[0], rank)
+    arrays = direct.receive(streams)
+    list(direct.stream)
+    expected = run(ring.attention, inputs, schedule=RING, world_size=2)
+    assert arrays["out"].tobytes() == expected.array("out").tobytes()
+    assert_refused(direct.open(0))  # stale
+    assert_refused(direct.open(1, 0, 2))
+    counted = sum(refused(ring, i) - before[i] for i in rank_of.values())
+    assert counted == 11
+    assert sum(refused(ring, i, "parts") for i in range(4)) == 1
+
+
+def test_the_next_generation_knows_no_token_of_the_last(make_direct_ring):
+    ring = make_direct_ring(workers=2)
+    inputs = make_inputs(sq=2000, heads=4, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    generation = ring.topology().generation
+    ring.kill_worker(1)
+    assert reason_of(error_of(direct.stream)) == "WORKER_LOST"
+    ring.start_worker(1)
+    ring.wait_ready(2, after_generation=generation)
+    survivor = [t for t in direct.tickets if t.worker == "worker-0"][0]
+    assert_refused(Stream(survivor.endpoints[0]).open(survivor.token))
+    again = DirectCall(ring, inputs, schedule=RING, world_size=2)
+    expected = run(ring.attention, inputs, schedule=RING, world_size=2)
+    assert again.run()["out"].tobytes() == expected.array("out").tobytes()
+
+
+def test_a_flood_without_tokens_is_over_soon(make_direct_ring):
+    """And clients with tokens get through it."""
+    ring = make_direct_ring(workers=1)
+    address = ring.worker_ports(0)["client_data"]
+    worker = ring.workers[0].pid
+    run_one = lambda: DirectCall(ring, make_inputs(sq=500), schedule=RING).run()
+    run_one()
+    before, memory = open_descriptors(worker), resident_bytes(worker)
+    begin = time.monotonic()
+    silent = [Stream(address) for _ in range(100)]
+    raw = []
+    for _ in range(60):  # not even HTTP/2
+        connection = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+        raw.append(connection)
+    large = Stream(address)
+    large.chunk("q", 0, b"x" * 100_000)
+    assert large.error().code() == CODE.INVALID_ARGUMENT
+    run_one()
+    codes = [stream.error().code() for stream in silent]
+    assert time.monotonic() - begin < 9
+    # 64 have places, and those that came after made room for themselves.
+    crowded, late = codes.count(CODE.RESOURCE_EXHAUSTED), codes.count(CODE.DEADLINE_EXCEEDED)
+    assert 36 <= crowded <= 40 and crowded + late == 100, codes
+    for connection in raw:
+        connection.settimeout(10)
+        while connection.recv(4096):
+            pass
+        connection.close()
+    assert time.monotonic() - begin < 15
+    for stream in [*silent, large]:
+        stream.close()
+    wait_until(lambda: open_descriptors(worker) <= before + 2, 45, "descriptors as before")
+    assert resident_bytes(worker) - memory < 64 << 20
+    assert refused(ring, 0, "late") == late and refused(ring, 0, "crowded") == crowded
+    run_one()
+
+
+def test_the_port_serves_nothing_else(ring):
+    address = ring.worker_ports(0)["client_data"]
+    channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    for method in ("/grpc.health.v1.Health/Check",
+                   "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+        call_ = channel.unary_unary(method, lambda x: x, lambda x: x)
+        with pytest.raises(grpc.RpcError) as error:
+            call_(b"", timeout=10)
+        assert error.value.code() == CODE.UNIMPLEMENTED
+    channel.close()
+
+
+# ------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("wrong", ["twice", "outside", "unknown"])
+def test_what_is_sent_wrong_ends_the_request(ring, wrong):
+    inputs = make_inputs(sq=900, heads=4, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    streams = [direct.open(rank).opened() for rank in range(2)]
+    data = cut(inputs["q"], direct.tickets[0], "q")
+    if wrong == "twice":
+        streams[0].chunk("q", 0, data)
+        streams[0].chunk("q", 64, data[64:128])
+    elif wrong == "outside":
+        streams[0].chunk("q", len(data) - 4, data[:8])
+    else:
+        streams[0].chunk("dout", 0, data)
+    # Its release may overtake what the worker says itself: the coordinator's stream has the truth.
+    assert streams[0].error().code() in (CODE.INVALID_ARGUMENT, CODE.ABORTED)
+    error = error_of(direct.stream)
+    assert error.code() == CODE.INVALID_ARGUMENT and reason_of(error) == "BAD_CHUNK"
+    assert streams[1].error() is not None  # released with the operation
+    await_free(ring)
+
+
+def test_a_stream_that_breaks_fails_the_attempt(ring):
+    inputs = make_inputs(sq=900, heads=4, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    stream = direct.open(0).opened()
+    stream.close()
+    error = error_of(direct.stream)
+    assert error.code() == CODE.ABORTED and reason_of(error) == "TRANSFER_FAILED"
+    await_free(ring)
+
+
+def test_cancelling_ends_the_streams(ring):
+    inputs = make_inputs(sq=900, heads=4, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    streams = [direct.open(rank).opened() for rank in range(2)]
+    direct.stream.cancel()
+    begin = time.monotonic()
+    assert {stream.error().code() for stream in streams} == {CODE.ABORTED}
+    assert time.monotonic() - begin < 5
+    await_free(ring)
+
+
+def test_a_client_that_rests_is_idle(make_direct_ring):
+    ring = make_direct_ring(server_flags=["--upload_idle_timeout=3s", "--transfer_timeout=2s"])
+    inputs = make_inputs(sq=3000, heads=4, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()
+    streams = [direct.open(rank).opened() for rank in range(2)]
+    for rank, stream in enumerate(streams):
+        direct.send(stream, rank, ["q"])
+    error = error_of(direct.stream)
+    assert error.code() == CODE.DEADLINE_EXCEEDED and reason_of(error) == "UPLOAD_IDLE"
+    nothing = DirectCall(ring, inputs, schedule=RING, world_size=2).accept()  # not even a stream
+    error = error_of(nothing.stream)
+    assert error.code() == CODE.DEADLINE_EXCEEDED and reason_of(error) == "UPLOAD_IDLE"
+    await_free(ring)
+
+
+def test_a_client_that_takes_nothing_is_idle(make_direct_ring):
+    ring = make_direct_ring(server_flags=["--download_idle_timeout=2s", "--transfer_timeout=2s"])
+    inputs = make_inputs(sq=40000, heads=8, dim=64)
+    direct = DirectCall(ring, inputs, schedule=RING, world_size=2, window=(4, 0)).accept()
+    streams = [direct.open(rank).opened() for rank in range(2)]
+    for rank, stream in enumerate(streams):
+        direct.send(stream, rank)
+    error = error_of(direct.stream)
+    assert error.code() == CODE.DEADLINE_EXCEEDED and reason_of(error) == "DOWNLOAD_IDLE"
+    for stream in streams:
+        stream.close()
+    await_free(ring)
+
+
+@pytest.mark.parametrize("fault, words, flags", [
+    ("stop_reading:1", "it took no bytes of its inputs for ", ["--upload_idle_timeout=2s"]),
+    ("stop_sending:1", "it sent no bytes of its outputs for ", ["--download_idle_timeout=2s"]),
+])
+def test_a_worker_that_stands_still_is_to_blame_and_not_the_client(make_direct_ring, tmp_path,
+                                                                  fault, words, flags):
+    ring = make_direct_ring(workers=0, server_flags=["--transfer_timeout=4s", *flags])
+    for index in range(2):
+        ring.start_worker(index, [f"--fault_injection={fault}"] if index == 1 else [])
+    generation = ring.wait_ready(2).generation
+    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    generate(source, "--seq_len=20000", "--heads=4", "--head_dim=64")
+    # The library sends the call again to the ring that is formed next.
+    report = call(ring, "forward", source, output, "--transport=direct", "--window=8,0",
+                  "--layout=contiguous")
+    assert report["attempts"] == 2 and report["generation"] > generation
+    log = (ring.directory / "server.log").read_text()
+    lost = re.search(r"worker lost.*worker-1.*", log)
+    assert lost and words in lost.group(0), log[-2000:]
+
+
+CLIENT = """
+import sys, time
+sys.path.insert(0, {here!r})
+import grpc
+from attention import make_inputs
+from direct_call import DirectCall
+from stubs import attention_pb2 as pb, attention_pb2_grpc
+class Ring: pass
+ring = Ring()
+ring.attention = attention_pb2_grpc.AttentionServiceStub(grpc.insecure_channel({address!r}))
+inputs = make_inputs(sq=30000, heads=8, dim=64)
+call = DirectCall(ring, inputs, schedule=pb.SCHEDULE_RING, window=(4, 0)).accept()
+streams = [call.open(rank).opened() for rank in range(len(call.tickets))]
+for rank, stream in enumerate(streams):
+    call.send(stream, rank, ["q"] if {phase!r} == "sending" else None)
+if {phase!r} == "taking":
+    for stream in streams:
+        next(stream.call)
+else:
+    time.sleep(0.5)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("phase", ["sending", "taking"])
+def test_a_client_that_is_killed_leaves_nothing(ring, phase):
+    import sys
+    generation = ring.topology().generation
+    DirectCall(ring, make_inputs(), schedule=RING).run()
+    time.sleep(1)
+    before = [open_descriptors(w.pid) for w in ring.workers.values()]
+    child = subprocess.Popen([sys.executable, "-c", CLIENT.format(
+        here=str(pathlib.Path(__file__).parent), address=ring.address, phase=phase)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    await_free(ring)
+    wait_until(lambda: all(open_descriptors(w.pid) <= n for w, n in
+                           zip(ring.workers.values(), before)), 20, "descriptors as before")
+    assert ring.topology().generation == generation
+    inputs = make_inputs(seed=8)
+    arrays = DirectCall(ring, inputs, schedule=RING).run()
+    assert arrays["out"].tobytes() == run(ring.attention, inputs,
+                                          schedule=RING).array("out").tobytes()
+
+
+def test_a_killed_worker_is_replaced_and_the_call_replayed(make_direct_ring, tmp_path):
+    ring = make_direct_ring(workers=2)
+    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    generate(source, "--seq_len=9000", "--heads=8", "--head_dim=64")
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(
+        call(ring, "forward", source, output, "--transport=direct", "--request_id=replayed")))
+    thread.start()
+
+    def computes():
+        try:
+            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id="replayed"),
+                                                timeout=5)
+        except grpc.RpcError:
+            return False
+        return reply.state == pb.OPERATION_STATE_COMPUTING
+    wait_until(computes, 60, "computing")
+    ring.kill_worker(1)
+    ring.start_worker(1)
+    thread.join()
+    assert reports[0]["attempts"] >= 2 and reports[0]["transport"]["kind"] == "direct_stream"
+    subprocess.run([CLI, "verify", f"--input={source}", f"--output={output}", "--causal"],
+                   check=True, capture_output=True)
+
+
+def test_hundreds_of_calls_leave_nothing(ring):
+    inputs = make_inputs(sq=200)
+    def calls(times):
+        for _ in range(times):
+            DirectCall(ring, inputs, schedule=RING, world_size=1).run(parts=2)
+    calls(50)
+    time.sleep(1)
+    pids = [ring.server.pid, *(w.pid for w in ring.workers.values())]
+    before = [(open_descriptors(pid), resident_bytes(pid)) for pid in pids]
+    calls(300)
+    await_free(ring)
+    wait_until(lambda: all(open_descriptors(pid) <= was[0] + 2 for pid, was in zip(pids, before)),
+               40, "descriptors as before")
+    for pid, was in zip(pids, before):
+        assert resident_bytes(pid) - was[1] < 16 << 20

@@ -1,0 +1,322 @@
+"""Tensors in memory that clients share with workers: nothing leaked, nothing written late, and
+everything that may go wrong ends in a typed error within its bound."""
+
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+
+from attention import make_inputs
+from cluster import open_descriptors, wait_until
+from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, NO_SUCH_TOKEN, NOT_UNDERSTOOD,
+                          HostCall, Region, answer_of, connect, make_memfd, show)
+from local_ring import (HERE, RING, await_unmapped, error_of, make_local_ring, mapped, reason_of,
+                        region, relayed, ring)
+from stubs import attention_pb2 as pb
+
+
+# ------------------------------------------------------------------------- attaching
+
+
+def test_descriptors_of_other_kinds_are_refused(ring):
+    region = Region(ring, 1 << 16, attach=False)
+
+    def attach(fds):
+        point = region.offer().points[0]
+        link = connect(point.socket_path)
+        try:
+            return show(link, point.token, fds)[0]
+        finally:
+            link.close()
+
+    before = [open_descriptors(w.pid) for w in ring.workers.values()]
+    pipe = os.pipe()
+    zero = os.open("/dev/zero", os.O_RDWR)
+    shrinkable = make_memfd(region.size, seals=0)
+    sparse = make_memfd(region.size, allocate=False)
+    short = make_memfd(region.size - 4096)
+    read_only = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY)
+    for fd in (*pipe, zero, shrinkable, sparse, short, read_only):
+        assert attach([fd]) == DESCRIPTOR_REFUSED
+        os.close(fd)
+    assert attach([]) == NOT_UNDERSTOOD
+    assert attach([region.fd, region.fd]) == NOT_UNDERSTOOD
+    assert attach([region.fd]) == ATTACHED
+    # Those of an earlier test's connections may have been counted, and be closed by now.
+    wait_until(lambda: all(open_descriptors(w.pid) <= count
+                           for w, count in zip(ring.workers.values(), before)), 20,
+               "no descriptor stays")
+    region.close()
+    await_unmapped(ring)
+
+
+def test_tokens_are_for_one_use_at_one_worker(ring):
+    region = Region(ring, 1 << 16, attach=False)
+    first, second = region.offer().points[:2]
+    elsewhere = connect(second.socket_path)
+    assert show(elsewhere, first.token, [region.fd])[0] == NO_SUCH_TOKEN
+    link = connect(first.socket_path)
+    assert show(link, first.token, [region.fd])[0] == ATTACHED
+    again = connect(first.socket_path)
+    assert show(again, first.token, [region.fd])[0] == NO_SUCH_TOKEN
+    garbage = connect(first.socket_path)
+    assert show(garbage, b"\0" * 16, [region.fd])[0] == NO_SUCH_TOKEN
+    version = connect(first.socket_path)
+    version.send(struct.pack("<II", 3, 1) + second.token)
+    assert answer_of(version)[0] == NOT_UNDERSTOOD
+    for each in (link, elsewhere, again, garbage, version):
+        each.close()
+    region.close()
+    await_unmapped(ring)
+
+
+def test_the_seal_keeps_the_pages(ring, region):
+    with pytest.raises(OSError):
+        os.ftruncate(region.fd, 4096)
+
+
+def test_attaching_a_thousand_times_leaves_nothing(make_local_ring):
+    ring = make_local_ring(workers=1)
+    worker = ring.workers[0].pid
+
+    def cycle(times):
+        for _ in range(times):
+            region = Region(ring, 1 << 16)
+            region.memory.close()
+            region.close()
+        wait_until(lambda: mapped(worker) == 0, 20, "unmapped")
+
+    cycle(20)
+    before = open_descriptors(worker), open_descriptors(ring.server.pid)
+    for _ in range(50):  # a client has 64 at a time
+        cycle(20)
+    wait_until(lambda: (open_descriptors(worker), open_descriptors(ring.server.pid)) == before, 20,
+               "descriptors as before")
+
+
+# ---------------------------------------------------------------------- in flight
+
+
+def test_one_region_in_eight_operations_and_its_neighbours_untouched(ring):
+    inputs = [make_inputs(sq=160 + 7 * i, heads=2, dim=16, seed=i) for i in range(8)]
+    options = dict(causal=True, schedule=RING)
+    expected = [relayed(ring, each, **options) for each in inputs]
+    shared = Region(ring, 16 << 20)
+    neighbour = Region(ring, 1 << 20)
+    neighbour.memory[:] = struct.pack("<f", math.nan) * (neighbour.size // 4)
+    shared.memory[:] = struct.pack("<f", math.nan) * (shared.size // 4)
+    calls = [HostCall(shared, each, **options) for each in inputs]
+    before = bytes(shared.memory[:])
+    threads = [threading.Thread(target=call.run, args=(ring.attention,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = bytearray(shared.memory[:])
+    for call, tensors in zip(calls, expected):
+        for name, data in tensors.items():
+            assert call.bytes(name) == data
+            offset, size = call.outputs[name]
+            after[offset:offset + size] = before[offset:offset + size]
+    assert bytes(after) == before, "bytes beside the outputs were written"
+    assert bytes(neighbour.memory[:]) == struct.pack("<f", math.nan) * (neighbour.size // 4)
+    shared.close()
+    neighbour.close()
+
+
+def long_call(region, **options):
+    """Some seconds of computing on one thread a rank."""
+    return HostCall(region, make_inputs(sq=9000, heads=8, dim=64), causal=True, schedule=RING,
+                    **options)
+
+
+def await_state(ring, request_id, states):
+    def reached():
+        try:
+            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id=request_id),
+                                                timeout=5)
+        except grpc.RpcError:
+            return False
+        return reply.state in states
+    wait_until(reached, 60, f"operation in {states}")
+
+
+def test_after_the_status_of_a_cancelled_call_nothing_is_written(ring):
+    region = Region(ring, 128 << 20)
+    call = long_call(region, request_id="cancelled")
+    stream = call.start(ring.attention)
+    next(stream)
+    await_state(ring, "cancelled", [pb.OPERATION_STATE_COMPUTING])
+    ring.attention.CancelOperation(pb.CancelOperationRequest(request_id="cancelled"), timeout=10)
+    error = error_of(stream)
+    assert error.code() == grpc.StatusCode.CANCELLED
+    begin, end = call.output_span()
+    region.memory[begin:end] = b"\xa5" * (end - begin)
+    time.sleep(1)
+    assert region.memory[begin:end] == b"\xa5" * (end - begin)
+    small = HostCall(region, make_inputs(), schedule=RING)
+    small.run(ring.attention)
+    region.close()
+
+
+def test_after_a_fence_nothing_is_written(ring):
+    region = Region(ring, 128 << 20)
+    call = long_call(region, request_id="fenced", fence_number=77)
+    stream = call.start(ring.attention)
+    next(stream)
+    await_state(ring, "fenced", [pb.OPERATION_STATE_COMPUTING])
+    for worker in region.links:
+        code, number = region.fence(worker, 77)
+        assert code == FENCED and number == struct.pack("<Q", 77)
+    begin, end = call.output_span()
+    region.memory[begin:end] = b"\xa5" * (end - begin)
+    error = error_of(stream)  # it computes to its end and then may not write
+    assert error.code() == grpc.StatusCode.CANCELLED
+    assert region.memory[begin:end] == b"\xa5" * (end - begin)
+    region.close()
+
+
+def test_a_region_released_in_flight_ends_its_requests(ring):
+    region = Region(ring, 128 << 20)
+    call = long_call(region, request_id="released")
+    stream = call.start(ring.attention)
+    generation = next(stream).accepted.generation
+    await_state(ring, "released", [pb.OPERATION_STATE_COMPUTING])
+    region.close()
+    error = error_of(stream)
+    assert error.code() == grpc.StatusCode.CANCELLED
+    assert reason_of(error) == "REGION_RELEASED"
+    await_unmapped(ring)
+    assert ring.topology().generation == generation
+
+
+def test_a_hole_punched_in_flight_spoils_only_the_punchers_result(ring, region):
+    libc_punch = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = HostCall(region, make_inputs(sq=2000, heads=4, dim=32), causal=True, schedule=RING)
+    stream = call.start(ring.attention)
+    libc.fallocate(region.fd, libc_punch, ctypes.c_long(0), ctypes.c_long(region.size))
+    for _ in stream:
+        pass
+    inputs = make_inputs(seed=4)
+    again = HostCall(region, inputs, schedule=RING)
+    again.run(ring.attention)
+    assert again.bytes("out") == relayed(ring, inputs, schedule=RING)["out"]
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {here!r})
+import grpc
+from attention import make_inputs
+from local_region import HostCall, Region, connect
+from stubs import attention_pb2 as pb, attention_pb2_grpc
+class Ring: pass
+ring = Ring()
+ring.channel = grpc.insecure_channel({address!r})
+ring.attention = attention_pb2_grpc.AttentionServiceStub(ring.channel)
+region = Region(ring, 128 << 20, attach=False)
+if {phase!r} == "attaching":
+    links = [connect(point.socket_path) for point in region.offer().points]
+    print("ready", flush=True)
+    sys.stdin.read()
+region.attach()
+call = HostCall(region, make_inputs(sq=9000, heads=8, dim=64), causal=True,
+                schedule=pb.SCHEDULE_RING, request_id="victim")
+stream = call.start(ring.attention)
+print("ready", flush=True)
+for _ in stream: pass
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("phase", ["attaching", "copying in", "running", "copying out"])
+def test_a_client_that_is_killed_leaves_nothing(ring, phase):
+    generation = ring.topology().generation
+    child = subprocess.Popen([sys.executable, "-c", CHILD.format(
+        here=str(HERE), address=ring.address, phase=phase)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    if phase == "running":
+        await_state(ring, "victim", [pb.OPERATION_STATE_COMPUTING])
+    elif phase == "copying out":
+        # Its copies take milliseconds: as near to them as can be.
+        await_state(ring, "victim", [pb.OPERATION_STATE_DOWNLOADING, pb.OPERATION_STATE_SUCCEEDED])
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    await_unmapped(ring)
+    wait_until(lambda: all(w.reserved_bytes == 0 for w in ring.topology().workers), 30,
+               "memory given back")
+    assert ring.topology().generation == generation
+    inputs = make_inputs(seed=8)
+    region = Region(ring, 1 << 20)
+    call = HostCall(region, inputs, schedule=RING)
+    call.run(ring.attention)
+    assert call.bytes("out") == relayed(ring, inputs, schedule=RING)["out"]
+    region.close()
+
+
+def test_a_worker_that_is_started_again_is_shown_the_region_again(make_local_ring):
+    ring = make_local_ring(workers=2)
+    inputs = make_inputs(seed=2)
+    options = dict(schedule=RING, world_size=2)
+    expected = relayed(ring, inputs, **options)
+    region = Region(ring, 128 << 20)
+    long = long_call(region, request_id="loses")
+    stream = long.start(ring.attention)
+    next(stream)
+    await_state(ring, "loses", [pb.OPERATION_STATE_COMPUTING])
+    before = ring.topology().generation
+    ring.kill_worker(1)
+    error = error_of(stream)
+    assert error.code() == grpc.StatusCode.ABORTED
+    assert reason_of(error) == "WORKER_LOST"
+    begin, end = long.output_span()
+    region.memory[begin:end] = b"\xa5" * (end - begin)
+    ring.start_worker(1)
+    ring.wait_ready(2, after_generation=before)
+    call = HostCall(region, inputs, **options)
+    refused = error_of(call.start(ring.attention))
+    assert "worker-1 has not attached" in refused.details()
+    region.links.pop("worker-1").close()
+    region.attach()  # under the same id
+    call.run(ring.attention)
+    assert call.bytes("out") == expected["out"]
+    assert region.memory[begin:end] == b"\xa5" * (end - begin)
+    region.close()
+
+
+def test_a_coordinator_that_is_started_again_knows_no_regions(make_local_ring):
+    ring = make_local_ring(workers=1)
+    region = Region(ring, 1 << 20)
+    ring.kill_server()
+    assert region.links["worker-0"].recv(16) == b""  # the worker lets go of it
+    ring.start_server()
+    ring.wait_ready(1)
+    call = HostCall(region, make_inputs())
+    error = error_of(call.start(ring.attention))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(error) == "REGION_UNKNOWN"
+    region.close()
+
+
+def test_a_deadline_ends_it_with_nothing_written_after(ring):
+    region = Region(ring, 128 << 20)
+    call = long_call(region, fence_number=5)
+    error = error_of(call.start(ring.attention, timeout=0.4))
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    for worker in region.links:  # the client's own clock: it has to ask
+        assert region.fence(worker, 5)[0] == FENCED
+    begin, end = call.output_span()
+    region.memory[begin:end] = b"\xa5" * (end - begin)
+    time.sleep(1)
+    assert region.memory[begin:end] == b"\xa5" * (end - begin)
+    region.close()
