@@ -3,39 +3,21 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "common/wire/durations.h"
-#include "common/wire/kernel_rate_values.h"
-#include "server/core/losses.h"
 #include "server/core/plan_summary.h"
+#include "server/core/scenario_views.h"
+#include "server/core/scenario_words.h"
 
 namespace ringattn::server {
 namespace {
-
-using Words = std::vector<std::string>;
-
-std::string Rest(const Words& words, size_t begin) {
-  return absl::StrJoin(words.begin() + std::min(begin, words.size()), words.end(), " ");
-}
-
-// "key=value" among the words, or the default.
-std::string Option(const Words& words, const std::string& key, const std::string& otherwise) {
-  for (const std::string& word : words) {
-    absl::string_view value = word;
-    if (absl::ConsumePrefix(&value, absl::StrCat(key, "="))) return std::string(value);
-  }
-  return otherwise;
-}
-
-double Number(const Words& words, const std::string& key) {
-  return std::atof(Option(words, key, "0").c_str());
-}
 
 AttentionSpec SpecOf(int64_t tokens) {
   AttentionSpec spec;
@@ -125,7 +107,6 @@ class Scenario {
     if (verb == "renew") {
       return Feed(ResidualsRenewed{{words[1]}, Option(words, "principal", ""), Duration(words[2])});
     }
-    if (verb == "residuals") return ShowResiduals();
     if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
     if (verb == "reform") return Feed(ReformRequested{});
     if (verb == "wait") return Wait(Duration(words[1]));
@@ -133,20 +114,11 @@ class Scenario {
       now_ += Duration(words[1]);
       return Feed(Tick{});
     }
-    if (verb == "state") return ShowState(words[1], Option(words, "principal", ""));
-    if (verb == "predicted") return ShowPrediction(words[1]);
-    if (verb == "stats") return ShowStats();
-    if (verb == "losses") return ShowLosses();
-    if (verb == "requests") return ShowRequests(std::atoll(words[1].c_str()));
-    if (verb == "memory") return ShowMemory();
+    if (IsQuestion(verb)) return Show(AnswerOf(core_, words, {published_, losses_told_}));
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
 
-  static absl::Duration Duration(const std::string& text) {
-    absl::Duration duration;
-    if (!absl::ParseDuration(text, &duration)) std::abort();
-    return duration;
-  }
+  void Show(const ScenarioLines& lines) { lines_.insert(lines_.end(), lines.begin(), lines.end()); }
 
   StreamId Stream(const std::string& name) {
     const auto [found, added] = streams_.emplace(name, streams_.size() + 1);
@@ -168,39 +140,12 @@ class Scenario {
   void Join(const Words& words) {
     WorkerJoined joined;
     joined.connection = ++last_connection_;
-    joined.registration.set_name(words[1]);
+    joined.registration = RegistrationOf(words);
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
-    joined.registration.set_version(Option(words, "version", "1"));
-    joined.registration.set_memory_bytes(std::atoll(Option(words, "memory", "0").c_str()));
-    AddRates("flops_terms", words, {DType::kFloat32}, &joined);
-    AddRates("flops_bf16", words, {DType::kBFloat16}, &joined);  // the first that fits counts
-    AddRates("flops", words, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &joined);
-    joined.registration.set_device(Option(words, "device", ""));
-    const std::string served = Option(words, "options", "");
-    if (!served.empty()) joined.registration.add_options(served);
-    if (const int tile = std::atoi(Option(words, "tile_q", "0").c_str()); tile > 0) {
-      joined.registration.mutable_tuning()->add_tile_q(tile);
-    }
-    SetSeconds(Number(words, "call"), joined.registration.mutable_call_overhead());
-    joined.registration.set_local_socket(absl::StrCat("/", words[1]));
-    joined.registration.set_data_address(absl::StrCat(words[1], ":1"));
-    if (!absl::StartsWith(words[1], "hidden")) {
-      joined.registration.set_client_data_address(absl::StrCat(words[1], ":2"));
-    }
     workers_[words[1]] = {};
     workers_[words[1]].connection = joined.connection;
     names_[joined.connection] = words[1];
     Feed(joined);
-  }
-
-  static void AddRates(const std::string& option, const Words& words,
-                       const std::vector<DType>& dtypes, WorkerJoined* joined) {
-    const double flops = Number(words, option);
-    if (flops <= 0) return;
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      *joined->registration.add_kernel_rates() =
-          ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
-    }
   }
 
   void FormRing(const Words& words) {
@@ -219,76 +164,12 @@ class Scenario {
     Feed(WorkerSaid{workers_.at(name).connection, std::move(message)});
   }
 
-  template <typename Message>
-  static void Name(Message* message, const std::string& operation_id) {
-    message->set_operation_id(operation_id);
-    message->set_generation(std::atoll(operation_id.c_str()));  // "generation-number"
-  }
-
   void WorkerSays(const std::string& name, const Words& words) {
-    const std::string& verb = words[1];
-    const uint64_t generation = words.size() > 2 ? std::atoll(words[2].c_str()) : 0;
-    v1::JoinRequest message;
-    if (verb == "prepared") {
-      message.mutable_prepared()->set_generation(generation);
-      message.mutable_prepared()->set_blob(name);
-    } else if (verb == "committed") {
-      message.mutable_committed()->set_generation(generation);
-      message.mutable_committed()->set_link_bytes_per_second(Number(words, "link"));
-      SetSeconds(Number(words, "exchange"),
-                 message.mutable_committed()->mutable_exchange_overhead());
-    } else if (verb == "leaving") {
-      message.mutable_leaving();
-    } else if (verb == "torndown") {
-      message.mutable_torn_down()->set_generation(generation);
-    } else if (verb == "failed") {
-      message.mutable_generation_failed()->set_generation(generation);
-      message.mutable_generation_failed()->set_operation_id(
-          workers_.at(name).heartbeat.operation_id());
-      message.mutable_generation_failed()->set_reason(Rest(words, 3));
-    } else if (verb == "reserved" || verb == "refused" || verb == "missing") {
-      Name(message.mutable_reserved(), words[2]);
-      message.mutable_reserved()->set_ok(verb == "reserved");
-      message.mutable_reserved()->set_residual_missing(verb == "missing");
-      message.mutable_reserved()->set_residual_bytes(
-          static_cast<uint64_t>(Number(words, "residual")));
-      message.mutable_reserved()->set_reason(Rest(words, 3));
-      message.mutable_reserved()->set_workspace_bytes(
-          static_cast<uint64_t>(Number(words, "workspace")));
-    } else if (verb == "uploaded") {
-      Name(message.mutable_uploaded(), words[2]);
-    } else if (verb == "released") {
-      Name(message.mutable_released(), words[2]);
-    } else if (verb == "finished" || verb == "cancelled" || verb == "broke") {
-      Name(message.mutable_finished(), words[2]);
-      message.mutable_finished()->set_ok(verb == "finished");
-      message.mutable_finished()->set_cancelled(verb == "cancelled");
-      message.mutable_finished()->set_reason(Rest(words, 3));
-    } else if (verb == "delivered") {
-      Name(message.mutable_delivered(), words[2]);
-    } else if (verb == "moved" || verb == "region_gone" || verb == "stuck" || verb == "got_wrong") {
-      v1::TransferProgress* progress = message.mutable_transfer_progress();
-      Name(progress, words[2]);
-      if (verb == "moved") {
-        progress->set_received(std::atoll(words[3].c_str()));
-        progress->set_sent(std::atoll(words[4].c_str()));
-        progress->set_waits_for_client(words.back() == "waits");
-      }
-      progress->set_region_released(verb == "region_gone");
-      if (verb == "stuck") progress->set_failure(Rest(words, 3));
-      if (verb == "got_wrong") progress->set_bad_chunk(Rest(words, 3));
-    } else if (verb == "at") {
-      v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
-      Name(&heartbeat, words[2]);
-      heartbeat.set_step(std::atoi(words[3].c_str()));
-      heartbeat.set_progress(std::atoll(words[4].c_str()));
-      heartbeat.set_waits_for_peer(words.back() == "waits");
-      return;
-    } else {
-      lines_.push_back({"", absl::StrCat("unknown message ", verb)});
-      return;
-    }
-    Say(name, message);
+    v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
+    if (words[1] == "at") return SetPosition(words, &heartbeat);
+    std::optional<v1::JoinRequest> message = MessageOf(name, words, heartbeat.operation_id());
+    if (message.has_value()) return Say(name, *std::move(message));
+    lines_.push_back({"", absl::StrCat("unknown message ", words[1])});
   }
 
   void Request(const Words& words) {
@@ -415,93 +296,6 @@ class Scenario {
       *message.mutable_heartbeat() = heartbeat;
       Say(name, message);
     }
-  }
-
-  void ShowState(const std::string& request_id, const std::string& principal) {
-    const std::optional<OperationView> view = core_.FindOperation(request_id, principal);
-    std::string state = "unknown";
-    if (view) {
-      state = v1::OperationState_Name(view->state);
-      state = std::string(absl::StripPrefix(state, "OPERATION_STATE_"));
-      if (!view->members.empty())
-        absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
-      if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
-    }
-    lines_.push_back({request_id, state});
-  }
-
-  void ShowPrediction(const std::string& request_id) {
-    const std::optional<OperationView> view = core_.FindOperation(request_id, "");
-    lines_.push_back({request_id, view && view->plan
-                                      ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
-                                      : "not planned"});
-  }
-
-  // The newest first; each was told once.
-  void ShowLosses() {
-    const CoordinatorSnapshot snapshot = core_.Snapshot(/*max_requests=*/0);
-    for (const LostWorker& loss : snapshot.losses) {
-      lines_.push_back({loss.worker, absl::StrCat(LossReasonName(loss.reason), ", ",
-                                                  loss.rank ? absl::StrCat("rank ", *loss.rank)
-                                                            : std::string("no rank"),
-                                                  " of ", loss.generation, ", ended ",
-                                                  loss.ended_requests, ": ", loss.words)});
-    }
-    if (losses_told_ != snapshot.losses.size()) {
-      lines_.push_back({"", absl::StrCat("told of ", losses_told_)});
-    }
-  }
-
-  // What an operator sees of requests, at most `max` of them.
-  void ShowRequests(int64_t max) {
-    const CoordinatorSnapshot snapshot = core_.Snapshot(max);
-    Words counts;
-    for (size_t stage = 0; stage < kRequestStages; ++stage) {
-      const int64_t count = snapshot.requests_by_stage[stage];
-      if (count == 0) continue;
-      counts.push_back(
-          absl::StrCat(count, " ", RequestStageName(static_cast<RequestStage>(stage))));
-    }
-    lines_.push_back({"", counts.empty() ? "no requests" : absl::StrJoin(counts, ", ")});
-    for (const RequestSnapshot& row : snapshot.requests) {
-      lines_.push_back(
-          {row.request_id,
-           absl::StrCat(RequestStageName(row.stage), ", ", row.query_tokens, " tokens, ",
-                        absl::FormatDuration(snapshot.when - row.arrived_at),
-                        row.members.empty() ? "" : " on ", absl::StrJoin(row.members, " "))});
-    }
-  }
-
-  void ShowStats() {
-    const CoordinatorStats stats = core_.stats();
-    lines_.push_back(
-        {"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
-                          stats.reserved_bytes > 0 ? " memory held" : " memory free", " ready ",
-                          stats.ready_workers)});
-  }
-
-  void ShowResiduals() {
-    const ResidualCounts counts = core_.stats().residuals;
-    std::string text =
-        absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ", counts.kept,
-                     " refused ", counts.refused, " read ", counts.reads);
-    for (const ResidualEnd end : kResidualEnds) {
-      const int64_t ended = counts.ended[static_cast<size_t>(end)];
-      if (ended > 0) absl::StrAppend(&text, " ", ResidualEndName(end), " ", ended);
-    }
-    lines_.push_back({"", text});
-  }
-
-  // As the topology says it that was published last, which must be the newest.
-  void ShowMemory() {
-    const v1::Topology topology = core_.topology();
-    Words workers;
-    for (const v1::WorkerInfo& worker : topology.workers()) {
-      workers.push_back(absl::StrCat(worker.name(), " ", worker.reserved_bytes()));
-    }
-    const bool published = published_.SerializeAsString() == topology.SerializeAsString();
-    lines_.push_back(
-        {"", absl::StrCat(published ? "" : "unpublished: ", absl::StrJoin(workers, ", "))});
   }
 
   // Feeds one event and then what the workers answer by themselves.
@@ -704,7 +498,7 @@ class Scenario {
   v1::Topology published_;
   size_t losses_told_ = 0;
   std::string output_;
-  std::vector<std::pair<std::string, std::string>> lines_;  // who, text
+  ScenarioLines lines_;
   std::map<std::string, Worker> workers_;
   std::map<ConnectionId, std::string> names_;
   ConnectionId last_connection_ = 0;
