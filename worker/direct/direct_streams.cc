@@ -1,10 +1,8 @@
 #include "worker/direct/direct_streams.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "absl/time/clock.h"
-#include "common/observability/log.h"
 #include "common/security/secret.h"
 #include "worker/service/shard_exchange.h"
 
@@ -32,56 +30,54 @@ const char* StreamRefusalName(StreamRefusal refusal) {
 }
 
 DirectStreams::DirectStreams(DirectStreamsOptions options, DirectStreamsHooks hooks)
-    : options_(std::move(options)), hooks_(std::move(hooks)) {
-  transfer_hooks_.on_delivered = [this](const OperationInfo& info) {
-    v1::JoinRequest message;
-    message.mutable_delivered()->set_operation_id(info.id);
-    message.mutable_delivered()->set_generation(info.generation);
-    hooks_.send(std::move(message));
-  };
+    : options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      reporter_(hooks_.send, options_.report_interval, [this] { RefuseLate(); }) {
+  transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool bad_chunk,
-                                     const std::string& why) { SendFailed(info, bad_chunk, why); };
-  reporter_ = std::thread([this] { Report(); });
-}
-
-DirectStreams::~DirectStreams() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  reporter_.join();
+                                     const std::string& why) {
+    reporter_.Failed(info, bad_chunk ? TransferEnd::kBadChunk : TransferEnd::kHere, why);
+  };
 }
 
 void DirectStreams::Begin(const std::shared_ptr<ShardOperation>& operation,
                           const v1::Reserve& reserve) {
   auto transfer = std::make_shared<DirectTransfer>(operation, reserve.token(), &transfer_hooks_);
   if (!transfer->Start()) {
-    return SendFailed(operation->info(), false, "the operation has another stream");
+    return transfer_hooks_.on_failed(operation->info(), false, "the operation has another stream");
   }
+  reporter_.Watch(transfer.get(), transfer->info(),
+                  [watched = transfer.get()] { return watched->progress(); });
   absl::MutexLock lock(&mutex_);
-  transfers_[KeyOf(reserve.token())] = {std::move(transfer), {}};
+  transfers_[KeyOf(reserve.token())] = std::move(transfer);
 }
 
 void DirectStreams::Forget(const std::string& operation_id, uint64_t generation) {
   std::shared_ptr<DirectTransfer> forgotten;  // let go of without the lock
-  absl::MutexLock lock(&mutex_);
-  const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
-    const OperationInfo& info = entry.second.transfer->info();
-    return info.id == operation_id && info.generation == generation;
-  });
-  if (found == transfers_.end()) return;
-  forgotten = std::move(found->second.transfer);
-  forgotten->Forget();
-  transfers_.erase(found);
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
+      const OperationInfo& info = entry.second->info();
+      return info.id == operation_id && info.generation == generation;
+    });
+    if (found == transfers_.end()) return;
+    forgotten = std::move(found->second);
+    forgotten->Forget();
+    transfers_.erase(found);
+  }
+  reporter_.Unwatch(forgotten.get());
 }
 
 void DirectStreams::ForgetAll() {
-  std::map<std::string, Entry> forgotten;
+  std::map<std::string, std::shared_ptr<DirectTransfer>> forgotten;
   {
     absl::MutexLock lock(&mutex_);
     forgotten.swap(transfers_);
   }
-  for (const auto& [id, entry] : forgotten) entry.transfer->Forget();
+  for (const auto& [key, transfer] : forgotten) {
+    transfer->Forget();
+    reporter_.Unwatch(transfer.get());
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ShardLease>> DirectStreams::Open(const v1::OpenShard& open,
@@ -91,7 +87,7 @@ absl::StatusOr<std::unique_ptr<ShardLease>> DirectStreams::Open(const v1::OpenSh
     const std::string key = KeyOf(open.token());
     absl::MutexLock lock(&mutex_);
     const auto found = transfers_.find(key);
-    if (found != transfers_.end()) transfer = found->second.transfer;
+    if (found != transfers_.end()) transfer = found->second;
   }
   absl::StatusOr<std::unique_ptr<ShardLease>> lease = DirectTransfer::Refusal();
   if (transfer != nullptr) lease = transfer->Open(open, listener);
@@ -131,49 +127,6 @@ void DirectStreams::RefuseLate() {
         {grpc::StatusCode::DEADLINE_EXCEEDED, "no OpenShard with a token came in time"});
     waiting_.pop_front();
     hooks_.on_refused(StreamRefusal::kLate);
-  }
-}
-
-// ------------------------------------------------------------- to the coordinator
-
-void DirectStreams::SendFailed(const OperationInfo& info, bool bad_chunk, const std::string& why) {
-  LogWarning("a client's stream failed", {{"request_id", info.request_id},
-                                          {"traceparent", info.traceparent},
-                                          {"operation_id", info.id},
-                                          {"generation", info.generation},
-                                          {"reason", why}});
-  v1::JoinRequest message;
-  v1::TransferProgress* progress = message.mutable_transfer_progress();
-  progress->set_operation_id(info.id);
-  progress->set_generation(info.generation);
-  if (bad_chunk) {
-    progress->set_bad_chunk(why);
-  } else {
-    progress->set_failure(why);
-  }
-  hooks_.send(std::move(message));
-}
-
-void DirectStreams::Report() {
-  while (true) {
-    std::vector<v1::JoinRequest> messages;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.report_interval)) return;
-      for (auto& [key, entry] : transfers_) {
-        const DirectTransfer::Progress now = entry.transfer->progress();
-        if (now == entry.reported) continue;
-        entry.reported = now;
-        v1::TransferProgress* progress = messages.emplace_back().mutable_transfer_progress();
-        progress->set_operation_id(entry.transfer->info().id);
-        progress->set_generation(entry.transfer->info().generation);
-        progress->set_received(now.received_bytes);
-        progress->set_sent(now.sent_bytes);
-        progress->set_waits_for_client(now.waits_for_client);
-      }
-    }
-    for (v1::JoinRequest& message : messages) hooks_.send(std::move(message));
-    RefuseLate();
   }
 }
 

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +18,7 @@
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/direct/direct_transfer.h"
 #include "worker/service/shard_access.h"
+#include "worker/service/transfer_reporter.h"
 
 namespace ringattn::worker {
 
@@ -48,7 +48,7 @@ class DirectStreams final : public ShardAccess {
  public:
   DirectStreams(DirectStreamsOptions options, DirectStreamsHooks hooks);
   // REQUIRES: no stream is open.
-  ~DirectStreams() override;
+  ~DirectStreams() override = default;
 
   // From now on streams with reserve.token() may be opened for the operation.
   void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
@@ -66,25 +66,18 @@ class DirectStreams final : public ShardAccess {
   void OnWaited(ShardExchange* exchange) override ABSL_LOCKS_EXCLUDED(waiting_mutex_);
 
  private:
-  struct Entry {
-    std::shared_ptr<DirectTransfer> transfer;
-    DirectTransfer::Progress reported;
-  };
-
-  void SendFailed(const OperationInfo& info, bool bad_chunk, const std::string& why);
-  void Report() ABSL_LOCKS_EXCLUDED(mutex_);
   void RefuseLate() ABSL_LOCKS_EXCLUDED(waiting_mutex_);
 
   const DirectStreamsOptions options_;
   const DirectStreamsHooks hooks_;
   DirectHooks transfer_hooks_;
   absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, Entry> transfers_ ABSL_GUARDED_BY(mutex_);  // by their tokens' digests
+  // By their tokens' digests.
+  std::map<std::string, std::shared_ptr<DirectTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
   // Those without a token yet, the oldest first.
   absl::Mutex waiting_mutex_;
   std::deque<std::pair<ShardExchange*, absl::Time>> waiting_ ABSL_GUARDED_BY(waiting_mutex_);
-  std::thread reporter_;
+  TransferReporter reporter_;  // last: its thread refuses who is late
 };
 
 }  // namespace ringattn::worker

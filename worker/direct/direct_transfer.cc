@@ -140,12 +140,12 @@ absl::StatusOr<std::unique_ptr<ShardLease>> DirectTransfer::Open(const v1::OpenS
                                  std::max(1u, open.parts()));
 }
 
-DirectTransfer::Progress DirectTransfer::progress() const {
+TransferCounts DirectTransfer::progress() const {
   const auto operation = operation_.lock();
   const bool complete = operation == nullptr || operation->InputsComplete();
   const bool finished = operation != nullptr && operation->finished();
   absl::MutexLock lock(&mutex_);
-  Progress progress{counts_.received_bytes, counts_.sent_bytes, false};
+  TransferCounts progress{counts_.received_bytes, counts_.sent_bytes, false};
   const bool all_came =
       counts_.parts > 0 &&
       std::all_of(counts_.opened.begin(), counts_.opened.end(), [](bool opened) { return opened; });

@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/service/shard_access.h"
 #include "worker/service/shard_operation.h"
+#include "worker/service/transfer_reporter.h"
 
 namespace ringattn::worker {
 
@@ -50,14 +51,7 @@ class DirectTransfer final : public OperationListener,
       ABSL_LOCKS_EXCLUDED(listeners_mutex_, mutex_);
   static absl::Status Refusal();
 
-  struct Progress {
-    int64_t received_bytes = 0;
-    int64_t sent_bytes = 0;
-    bool waits_for_client = false;
-
-    bool operator==(const Progress&) const = default;
-  };
-  Progress progress() const ABSL_LOCKS_EXCLUDED(mutex_);
+  TransferCounts progress() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const OperationInfo& info() const { return info_; }
 

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/limits.h"
-#include "common/observability/log.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::worker {
@@ -50,22 +49,15 @@ absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptio
 LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
     : options_(std::move(options)),
       hooks_(std::move(hooks)),
+      reporter_(hooks_.send, options_.report_interval),
       up_(options_.copy_threads),
       down_(options_.copy_threads) {
-  transfer_hooks_.on_uploaded = [this](const OperationInfo& info) {
-    v1::JoinRequest message;
-    message.mutable_uploaded()->set_operation_id(info.id);
-    message.mutable_uploaded()->set_generation(info.generation);
-    hooks_.send(std::move(message));
-  };
-  transfer_hooks_.on_delivered = [this](const OperationInfo& info) {
-    v1::JoinRequest message;
-    message.mutable_delivered()->set_operation_id(info.id);
-    message.mutable_delivered()->set_generation(info.generation);
-    hooks_.send(std::move(message));
-  };
+  transfer_hooks_.on_uploaded = [this](const OperationInfo& info) { reporter_.Uploaded(info); };
+  transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool released,
-                                     const std::string& why) { SendFailed(info, released, why); };
+                                     const std::string& why) {
+    reporter_.Failed(info, released ? TransferEnd::kReleased : TransferEnd::kHere, why);
+  };
   transfer_hooks_.on_received_bytes = hooks_.on_received_bytes;
   transfer_hooks_.on_sent_bytes = hooks_.on_sent_bytes;
   transfer_hooks_.on_imported_in_bytes = hooks_.on_imported_in_bytes;
@@ -75,7 +67,6 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
     pinner_ = std::make_unique<RegionPinner>(options_.device, options_.max_pinned_bytes,
                                              hooks_.on_pinned_bytes);
   }
-  reporter_ = std::thread([this] { Report(); });
 }
 
 LocalMemory::~LocalMemory() { Stop(); }
@@ -87,7 +78,7 @@ void LocalMemory::Stop() {
     stopping_ = true;
   }
   pinner_.reset();  // nobody asks for more
-  if (reporter_.joinable()) reporter_.join();
+  reporter_.Stop();
 }
 
 void LocalMemory::Expect(const v1::ExpectRegion& expect) {
@@ -106,29 +97,34 @@ void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
                                    [this](const std::string& id) { return listener_->Find(id); },
                                    &transfer_hooks_, {&up_, &down_});
   if (!made.ok()) {
-    return SendFailed(operation->info(), absl::IsCancelled(made.status()),
-                      std::string(made.status().message()));
+    return transfer_hooks_.on_failed(operation->info(), absl::IsCancelled(made.status()),
+                                     std::string(made.status().message()));
   }
   std::shared_ptr<RegionTransfer> transfer = *std::move(made);
   {
     absl::MutexLock lock(&mutex_);
-    transfers_[transfer] = {0, 0};
+    transfers_.insert(transfer);
   }
-  transfer->Start([this, key = transfer.get()] {
-    std::shared_ptr<RegionTransfer> over;  // let go of without the lock
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto found = std::find_if(transfers_.begin(), transfers_.end(),
-                                      [key](const auto& e) { return e.first.get() == key; });
-      if (found == transfers_.end()) return;
-      over = found->first;
-      transfers_.erase(found);
-      if (stopping_ || pinner_ == nullptr) return;
-      for (const std::shared_ptr<Region>& region : over->Regions()) {
-        if (!region->on_device()) pinner_->Want(region);
-      }
-    }
+  const RegionTransfer* const key = transfer.get();
+  reporter_.Watch(key, operation->info(), [key] {
+    return TransferCounts{key->received_bytes(), key->sent_bytes()};
   });
+  transfer->Start([this, key] { OnOver(key); });
+}
+
+void LocalMemory::OnOver(const RegionTransfer* transfer) {
+  reporter_.Unwatch(transfer);
+  std::shared_ptr<RegionTransfer> over;  // let go of without the lock
+  absl::MutexLock lock(&mutex_);
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [transfer](const auto& each) { return each.get() == transfer; });
+  if (found == transfers_.end()) return;
+  over = *found;
+  transfers_.erase(found);
+  if (stopping_ || pinner_ == nullptr) return;
+  for (const std::shared_ptr<Region>& region : over->Regions()) {
+    if (!region->on_device()) pinner_->Want(region);
+  }
 }
 
 void LocalMemory::OnAttached(const std::shared_ptr<Region>& region, size_t regions) {
@@ -152,7 +148,7 @@ void LocalMemory::OnGone(const std::shared_ptr<Region>& region, size_t regions) 
   std::vector<std::shared_ptr<RegionTransfer>> transfers;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [transfer, reported] : transfers_) transfers.push_back(transfer);
+    transfers.assign(transfers_.begin(), transfers_.end());
   }
   for (const auto& transfer : transfers) transfer->OnRegionGone(*region);
   SendRegion(*region, false);
@@ -164,43 +160,6 @@ void LocalMemory::SendRegion(const Region& region, bool attached) {
   message.mutable_region_changed()->set_region_id(region.id());
   message.mutable_region_changed()->set_attached(attached);
   hooks_.send(std::move(message));
-}
-
-void LocalMemory::SendFailed(const OperationInfo& info, bool released, const std::string& why) {
-  LogWarning("tensors cannot be copied", {{"request_id", info.request_id},
-                                          {"traceparent", info.traceparent},
-                                          {"operation_id", info.id},
-                                          {"generation", info.generation},
-                                          {"reason", why}});
-  v1::JoinRequest message;
-  v1::TransferProgress* progress = message.mutable_transfer_progress();
-  progress->set_operation_id(info.id);
-  progress->set_generation(info.generation);
-  progress->set_region_released(released);
-  if (!released) progress->set_failure(why);
-  hooks_.send(std::move(message));
-}
-
-void LocalMemory::Report() {
-  while (true) {
-    std::vector<v1::JoinRequest> messages;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.report_interval)) return;
-      for (auto& [transfer, reported] : transfers_) {
-        const std::pair<int64_t, int64_t> now = {transfer->received_bytes(),
-                                                 transfer->sent_bytes()};
-        if (now == reported) continue;
-        reported = now;
-        v1::TransferProgress* progress = messages.emplace_back().mutable_transfer_progress();
-        progress->set_operation_id(transfer->info().id);
-        progress->set_generation(transfer->info().generation);
-        progress->set_received(now.first);
-        progress->set_sent(now.second);
-      }
-    }
-    for (v1::JoinRequest& message : messages) hooks_.send(std::move(message));
-  }
 }
 
 }  // namespace ringattn::worker

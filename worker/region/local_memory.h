@@ -6,11 +6,9 @@
 #include <sys/types.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -22,6 +20,7 @@
 #include "worker/region/region_listener.h"
 #include "worker/region/region_pinner.h"
 #include "worker/region/region_transfer.h"
+#include "worker/service/transfer_reporter.h"
 
 namespace ringattn::worker {
 
@@ -84,23 +83,20 @@ class LocalMemory {
   void OnAttached(const std::shared_ptr<Region>& region, size_t regions);
   void OnGone(const std::shared_ptr<Region>& region, size_t regions) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendRegion(const Region& region, bool attached);
-  void SendFailed(const OperationInfo& info, bool released, const std::string& why);
+  void OnOver(const RegionTransfer* transfer) ABSL_LOCKS_EXCLUDED(mutex_);
   void Populate(const std::shared_ptr<Region>& region, int64_t offset);
-  void Report() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const LocalMemoryOptions options_;
   const LocalMemoryHooks hooks_;
+  TransferReporter reporter_;
   TransferHooks transfer_hooks_;
   std::unique_ptr<RegionPinner> pinner_;      // null: nothing is pinned
   std::unique_ptr<RegionListener> listener_;  // from Start on
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // With what was last reported of them, received and sent.
-  std::map<std::shared_ptr<RegionTransfer>, std::pair<int64_t, int64_t>> transfers_
-      ABSL_GUARDED_BY(mutex_);
+  std::set<std::shared_ptr<RegionTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
   CopyThreads up_;
   CopyThreads down_;
-  std::thread reporter_;
 };
 
 // DIR/NAME.sock, the name without what a file's cannot have.
