@@ -34,7 +34,6 @@ namespace {
 constexpr int kMessageSlackBytes = 16 << 20;
 
 // Limits::max_streams_per_ticket.
-constexpr int kMostChannelsPerWorker = 16;
 // What idle staging memory waits for (StagingOptions::idle), looked at so often.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 
@@ -169,9 +168,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                                         const ClientOptions& options) {
   if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
   if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
-  if (options.channels_per_worker < 1 || options.channels_per_worker > kMostChannelsPerWorker) {
+  if (options.channels_per_worker < 0 ||
+      options.channels_per_worker > WorkerChannels::kMostPerWorker) {
     return absl::InvalidArgumentError(
-        absl::StrCat("channels_per_worker must be in 1..", kMostChannelsPerWorker));
+        absl::StrCat("channels_per_worker must be in 0..", WorkerChannels::kMostPerWorker));
   }
   if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
       options.max_chunk_bytes_down > (1u << 30)) {

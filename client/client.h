@@ -45,8 +45,9 @@ struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams
   // (CallOptions), so this bounds how many streams at a time get one of their own.
   int channels = 4;
-  // Connections to each worker that tensors go straight to (TransportWish).
-  int channels_per_worker = 2;
+  // Connections to each worker that tensors go straight to (TransportWish), 16 at most. 0: as many
+  // as serve a call best, by the number of its workers and of this machine's cores.
+  int channels_per_worker = 0;
   // TLS, with files in PEM that are read again when they change; plain text without tls_ca.
   std::string tls_ca = {};    // authorities: the server's certificate must lead to one of them
   std::string tls_cert = {};  // the client's own certificate, where the server asks for one,

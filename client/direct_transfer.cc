@@ -196,7 +196,7 @@ DirectTransfer::DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<Sha
       borrowed_(borrowed) {
   for (int rank = 0; rank < tensors_->ranks(); ++rank) {
     const v1::ShardTicket& ticket = accepted.tickets(rank);
-    const WorkerChannels::Channels channels = workers->To(ticket.endpoints(0));
+    const WorkerChannels::Channels channels = workers->To(ticket.endpoints(0), tensors_->ranks());
     const int parts = StreamsFor(tensors_->bytes_up(rank) + tensors_->bytes_down(rank),
                                  static_cast<int>(channels.size()));
     for (int part = 0; part < parts; ++part) {

@@ -39,8 +39,9 @@ void AddCudaFlags(CLI::App* command, CudaFlags* flags) {
 void AddChannelsFlag(CLI::App* command, int* channels) {
   command
       ->add_option("--channels_per_worker", *channels,
-                   "Connections to each worker that tensors go straight to")
-      ->check(CLI::Range(1, 16))
+                   "Connections to each worker that tensors go straight to; 0: by the number of "
+                   "workers and of cores")
+      ->check(CLI::Range(0, 16))
       ->capture_default_str();
 }
 
