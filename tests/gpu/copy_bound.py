@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How fast pinned host memory is copied to and from all GPUs at once: the bound of what tensors in
-host memory cost beside computing. Prints {"gpus", "h2d_bytes_per_second", "d2h_bytes_per_second"},
-sums over the GPUs, medians of several rounds.
+"""How fast tensors' bytes get to all GPUs at once and back when nothing else is done: the bound of what
+they cost beside computing. --memory=host: pinned host memory; device: one GPU's memory, copied to
+every GPU, itself included. Prints {"memory", "gpus", "up_bytes_per_second", "down_bytes_per_second"},
+to the GPUs and back, sums over them, medians of several rounds.
 
-  copy_bound.py [--gpus=N] [--bytes=PER_GPU] [--rounds=N]
+  copy_bound.py [--memory=host|device] [--gpus=N] [--source=GPU] [--bytes=PER_GPU] [--rounds=N]
 """
 import argparse
 import json
@@ -15,14 +16,14 @@ import torch
 
 
 def seconds_together(copies):
-    """All of [(device, copy)] at once; from the first one's begin to the last one's end."""
+    """All of [(device, target, source)] at once; from the first one's begin to the last one's end."""
     barrier = threading.Barrier(len(copies) + 1)
 
-    def run(device, copy):
+    def run(device, target, source):
         with torch.cuda.device(device):
             torch.cuda.synchronize()
             barrier.wait()
-            copy()
+            target.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
             barrier.wait()
 
@@ -38,24 +39,27 @@ def seconds_together(copies):
     return seconds
 
 
+def clients_memory(args):
+    if args.memory == "host":
+        return torch.ones(args.bytes, dtype=torch.uint8, pin_memory=True)
+    return torch.ones(args.bytes, dtype=torch.uint8, device=f"cuda:{args.source}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--memory", choices=("host", "device"), default="host")
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--bytes", type=int, default=1 << 30)
+    parser.add_argument("--source", type=int, default=0, help="the GPU of --memory=device")
+    parser.add_argument("--bytes", type=int, default=1 << 29)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    pairs = []
-    for index in range(args.gpus):
-        host = torch.ones(args.bytes, dtype=torch.uint8, pin_memory=True)
-        pairs.append((index, host, torch.empty_like(host, device=f"cuda:{index}")))
-    result = {"gpus": args.gpus}
-    for name, downwards in (("h2d", False), ("d2h", True)):
-        times = []
-        for _ in range(args.rounds + 1):
-            times.append(seconds_together([
-                (index, (lambda h=host, d=device: h.copy_(d, non_blocking=True)) if downwards
-                 else (lambda h=host, d=device: d.copy_(h, non_blocking=True)))
-                for index, host, device in pairs]))
+    pairs = [(gpu, clients_memory(args),
+              torch.empty(args.bytes, dtype=torch.uint8, device=f"cuda:{gpu}"))
+             for gpu in range(args.gpus)]
+    result = {"memory": args.memory, "gpus": args.gpus}
+    for name, copies in (("up", [(gpu, device, theirs) for gpu, theirs, device in pairs]),
+                         ("down", pairs)):
+        times = [seconds_together(copies) for _ in range(args.rounds + 1)]
         result[f"{name}_bytes_per_second"] = args.gpus * args.bytes / statistics.median(times[1:])
     print(json.dumps(result))
 

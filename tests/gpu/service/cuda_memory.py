@@ -1,7 +1,6 @@
 """Calls whose tensors lie in a client's CUDA memory: the relay's bits, times beside host memory and
-beside what the ring and the bare copies between GPUs (tests/gpu/device_copy_bound.py) take in the same
-run, memory of cuMemCreate beside that of cudaMalloc, and clients that are killed while workers copy.
-Written before it had met a GPU."""
+beside what the ring and the bare copies between GPUs (tests/gpu/copy_bound.py) take in the same
+run, memory of cuMemCreate beside that of cudaMalloc, and clients that are killed while workers copy."""
 
 import json
 import os
@@ -15,6 +14,7 @@ import wire
 from calls import call, plan_flags, verify
 from faults import digest
 from harness import check
+from host_memory import copy_bound
 from inputs import Shape
 from session import CAUSAL
 
@@ -25,17 +25,6 @@ KINDS = ("vmm", "malloc")
 KILLS = 6
 # Until a worker has unmapped what a dead client had.
 UNMAP_SECONDS = 5
-
-
-def copy_bound(session):
-    """Bytes per second out of GPU 0 and into it, all workers' GPUs together; None without PyTorch."""
-    python = session.args.peer_python or shutil.which("python3")
-    script = pathlib.Path(__file__).resolve().parents[1] / "device_copy_bound.py"
-    code, text = session.harness.run([python, script, f"--gpus={session.workers}"])
-    if code != 0:
-        return None, text[-300:]
-    report = json.loads(text)
-    return (report["out_bytes_per_second"], report["in_bytes_per_second"]), ""
 
 
 def cuda(kind, device=0):
@@ -77,8 +66,8 @@ def import_rates(session, result):
 
 
 def times(session, shape, result):
-    rates, why = copy_bound(session)
-    result["device_copy_bound"] = rates or why
+    rates, why = copy_bound(session, "device")
+    result["copy_bound"] = rates or why
     result["cuda_memory"], result["goals"] = [], []
     for command in PASSES:
         host = wire.bench(session, shape, command, "--runs=15", "--transport=host",

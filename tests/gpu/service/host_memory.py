@@ -13,21 +13,27 @@ CALL_TO_BOUND = 1.15
 PASSES = ("forward", "backward")
 
 
-def copy_bound(session):
-    """Bytes per second up and down, all GPUs together; None without PyTorch or GPUs."""
+def copy_bound(session, memory):
+    """Bytes per second up and down, all GPUs together, and nothing; or none, and why: without PyTorch or
+    GPUs."""
     python = session.args.peer_python or shutil.which("python3")
     if not session.gpu:
-        return None
+        return None, "no GPUs"
     script = pathlib.Path(__file__).resolve().parents[1] / "copy_bound.py"
-    report = json.loads(session.harness.run_ok([python, script, f"--gpus={session.workers}"]))
-    return report["h2d_bytes_per_second"], report["d2h_bytes_per_second"]
+    code, text = session.harness.run([python, script, f"--memory={memory}",
+                                      f"--gpus={session.workers}"])
+    if code != 0:
+        return None, text[-300:]
+    report = json.loads(text)
+    return (report["up_bytes_per_second"], report["down_bytes_per_second"]), ""
 
 
 def part(session, length):
     def run(result):
         session.ring.ensure()
         shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"][length])
-        result["copy_bound"] = rates = copy_bound(session)
+        rates, why = copy_bound(session, "host")
+        result["copy_bound"] = rates or why
         result["host_memory"] = []
         result["goals"] = []
         for command in PASSES:
