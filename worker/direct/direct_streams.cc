@@ -48,8 +48,12 @@ void DirectStreams::Begin(const std::shared_ptr<ShardOperation>& operation,
   }
   reporter_.Watch(transfer.get(), transfer->info(),
                   [watched = transfer.get()] { return watched->progress(); });
-  absl::MutexLock lock(&mutex_);
-  transfers_[KeyOf(reserve.token())] = std::move(transfer);
+  {
+    absl::MutexLock lock(&mutex_);
+    transfers_[KeyOf(reserve.token())].swap(transfer);
+  }
+  // Of the same token, which the coordinator gives to one operation alone.
+  if (transfer != nullptr) reporter_.Unwatch(transfer.get());
 }
 
 void DirectStreams::Forget(const std::string& operation_id, uint64_t generation) {
