@@ -144,9 +144,6 @@ class CudaRegionsTest : public testing::Test {
     EXPECT_EQ(imported_, kAllocation);
     memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
     ASSERT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_uploaded(); }) == 1; }));
-    for (const EventRef& copy : copied.operation()->PendingUploads()) {
-      EXPECT_TRUE(copy->Wait(absl::InfiniteFuture()).ok());
-    }
     int64_t bytes_in = 0, bytes_out = 0;
     const ShardPlan& plan = copied.operation()->operation().plan();
     for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "worker/device/device_wrapper.h"
 #include "worker/device/host_queue.h"
 
@@ -26,8 +25,6 @@ class PinningDevice : public DeviceWrapper {
 
   // Called before each pin; what it returns, if not OK, is the pin's result.
   std::function<absl::Status(int64_t bytes)> before_pin;
-  // Copies that are enqueued wait.
-  std::atomic<bool> hold_copies{false};
 
   int64_t pinned_bytes() const {
     absl::MutexLock lock(&mutex_);
@@ -95,7 +92,6 @@ class PinningDevice : public DeviceWrapper {
   EventRef CopyLate(void* to, const void* from, int64_t bytes, const void* host) {
     return queue_.Start(
         [this, to, from, bytes, host] {
-          while (hold_copies) absl::SleepFor(absl::Milliseconds(1));
           if (!IsWithinOnePin(static_cast<const char*>(host), bytes)) {
             return absl::InternalError("a copy that does not lie within one pin");
           }

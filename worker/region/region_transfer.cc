@@ -19,10 +19,6 @@ constexpr int64_t kBlockBytes = 1 * kMiB;
 constexpr int64_t kMaxRunsPerBlock = 16 * 1024;
 // By the device itself: a copy is enqueued and waited for in 10 us, and runs at 50 GB/s.
 constexpr int64_t kDirectBlockBytes = 8 * kMiB;
-// Of an operation's inputs at a time. The last ones go on while the coordinator hears that all
-// inputs are on their way and says when to begin: 0.6 ms at a link's 55 GB/s, about as long as
-// those words take.
-constexpr size_t kMostCopiesIn = 4;
 constexpr int64_t kLeastDirectRun = 64 * kKiB;
 // Between GPUs at 380 GB/s, and faster within one: 0.2 ms, beside which waiting costs a tenth.
 constexpr int64_t kDeviceBlockBytes = 64 * kMiB;
@@ -88,13 +84,6 @@ std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank
     AddWithinPins(copied, run, &pieces);
   }
   return pieces;
-}
-
-// A copy that hangs is the teardown's watchdog's.
-absl::Status AwaitAll(const std::vector<EventRef>& copies) {
-  absl::Status status;
-  for (const EventRef& copy : copies) status.Update(copy->Wait(absl::InfiniteFuture()));
-  return status;
 }
 
 }  // namespace
@@ -199,19 +188,15 @@ void RegionTransfer::Leave() {
   const bool ended = !operation_->ended().ok();
   std::function<void()> on_over;
   std::unique_ptr<Download> download;
-  std::deque<std::vector<EventRef>> copies_in;
   {
     absl::MutexLock lock(&mutex_);
     if (--working_ > 0 || !ended || over_) return;
     over_ = true;
     on_over = std::exchange(on_over_, nullptr);
     download = std::move(download_);
-    copies_in.swap(copies_in_);
   }
   operation_->RemoveListener();
   download.reset();
-  // Regions may be unmapped from here on.
-  for (const std::vector<EventRef>& copies : copies_in) (void)AwaitAll(copies);
   on_over();
 }
 
@@ -244,9 +229,7 @@ void RegionTransfer::CopyIn() {
   if (Stopped()) return;
   const std::optional<Block> block = NextInput();
   if (!block.has_value()) return;
-  absl::Status status = block->direct ? AwaitOldestCopyIn() : absl::OkStatus();
-  if (status.ok()) status = CopyInput(*block);
-  if (!status.ok()) {
+  if (absl::Status status = CopyInput(*block); !status.ok()) {
     return Fail(inputs_[block->tensor].region->released(), std::string(status.message()));
   }
   received_bytes_ += block->bytes;
@@ -275,26 +258,9 @@ absl::Status RegionTransfer::CopyInput(const Block& block) {
   }
   const wire::ChunkHeader chunk{static_cast<int32_t>(input.id), static_cast<uint64_t>(block.offset),
                                 std::nullopt};
-  if (!block.direct) return operation_->Write(chunk, fragments, block.bytes);
-  absl::StatusOr<std::vector<EventRef>> copies =
-      input.on_device() ? operation_->WriteImported(chunk, fragments, block.bytes)
-                        : operation_->WritePinned(chunk, fragments, block.bytes);
-  if (!copies.ok()) return copies.status();
-  absl::MutexLock lock(&mutex_);
-  copies_in_.push_back(*std::move(copies));
-  return absl::OkStatus();
-}
-
-// Until few enough are under way.
-absl::Status RegionTransfer::AwaitOldestCopyIn() {
-  std::vector<EventRef> oldest;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (copies_in_.size() < kMostCopiesIn) return absl::OkStatus();
-    oldest = std::move(copies_in_.front());
-    copies_in_.pop_front();
-  }
-  return AwaitAll(oldest);
+  if (input.on_device()) return operation_->WriteImported(chunk, fragments, block.bytes);
+  return block.direct ? operation_->WritePinned(chunk, fragments, block.bytes)
+                      : operation_->Write(chunk, fragments, block.bytes);
 }
 
 // ---------------------------------------------------------------------- outputs

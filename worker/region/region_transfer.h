@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,8 +28,7 @@ namespace ringattn::worker {
 
 // What others learn of transfers. Called on copy threads, without locks.
 struct TransferHooks {
-  // All inputs are here, or will be when the copies are done that the program waits for
-  // (ShardOperation::PendingUploads): once. All outputs are where the client wants them: once.
+  // All inputs are here: once. All outputs are where the client wants them: once.
   std::function<void(const OperationInfo&)> on_uploaded;
   std::function<void(const OperationInfo&)> on_delivered;
   // It cannot go on; `released`: because the client let go of a region. Once.
@@ -120,8 +118,7 @@ class RegionTransfer final : public OperationListener,
   void Proceed();
 
   std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status CopyInput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status AwaitOldestCopyIn() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CopyInput(const Block& block);
   absl::StatusOr<std::vector<EventRef>> StartDirectOutput(const Block& block);
   void CountIn(const Copied& input, int64_t bytes);
   void CountOut(const Copied& output, int64_t bytes);
@@ -153,8 +150,6 @@ class RegionTransfer final : public OperationListener,
 
   absl::Mutex mutex_;
   Block next_input_ ABSL_GUARDED_BY(mutex_);
-  // Of inputs, by the device itself, each block's; those that may still be under way, in order.
-  std::deque<std::vector<EventRef>> copies_in_ ABSL_GUARDED_BY(mutex_);
   // Outputs that a download stages, and those that the device copies by itself.
   std::vector<size_t> staged_ ABSL_GUARDED_BY(mutex_);
   std::vector<size_t> direct_ ABSL_GUARDED_BY(mutex_);

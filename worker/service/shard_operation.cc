@@ -58,33 +58,32 @@ ShardOperation::~ShardOperation() {
 absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
                                    absl::Span<const wire::Fragment> payload,
                                    uint64_t payload_bytes) {
-  return WriteFrom(Source::kAnyMemory, chunk, payload, payload_bytes).status();
+  return WriteFrom(Source::kAnyMemory, chunk, payload, payload_bytes);
 }
 
-absl::StatusOr<std::vector<EventRef>> ShardOperation::WritePinned(
-    const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-    uint64_t payload_bytes) {
+absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
+                                         absl::Span<const wire::Fragment> payload,
+                                         uint64_t payload_bytes) {
   return WriteFrom(Source::kPinned, chunk, payload, payload_bytes);
 }
 
-absl::StatusOr<std::vector<EventRef>> ShardOperation::WriteImported(
-    const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-    uint64_t payload_bytes) {
+absl::Status ShardOperation::WriteImported(const wire::ChunkHeader& chunk,
+                                           absl::Span<const wire::Fragment> payload,
+                                           uint64_t payload_bytes) {
   return WriteFrom(Source::kImported, chunk, payload, payload_bytes);
 }
 
-absl::StatusOr<std::vector<EventRef>> ShardOperation::WriteFrom(
-    Source source, const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-    uint64_t payload_bytes) {
+absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& chunk,
+                                       absl::Span<const wire::Fragment> payload,
+                                       uint64_t payload_bytes) {
   uint8_t* target = nullptr;
   if (absl::Status status = Cover(chunk, payload_bytes, &target); !status.ok()) return status;
   // Without the lock: ranges that are covered once belong to one writer.
-  absl::StatusOr<std::vector<EventRef>> events =
-      Copy(source, chunk, payload, payload_bytes, target);
+  absl::Status status = Copy(source, chunk, payload, payload_bytes, target);
   absl::MutexLock lock(&mutex_);
   --copying_;
   uploaded_time_ = absl::Now();
-  return events;
+  return status;
 }
 
 absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes,
@@ -132,15 +131,20 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
   return (*upload)->Finish();
 }
 
-absl::StatusOr<std::vector<EventRef>> ShardOperation::Copy(Source source,
-                                                           const wire::ChunkHeader& chunk,
-                                                           absl::Span<const wire::Fragment> payload,
-                                                           uint64_t payload_bytes,
-                                                           uint8_t* target) {
+absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
+                                  absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                                  uint8_t* target) {
   uint32_t crc = 0;
   absl::StatusOr<std::vector<EventRef>> events =
       Upload(source, payload, payload_bytes, target, chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
+  if (source != Source::kAnyMemory) {
+    for (const EventRef& event : *events) {
+      // A copy that hangs is the teardown's watchdog's.
+      absl::Status status = event->Wait(absl::InfiniteFuture());
+      if (!status.ok()) return status;
+    }
+  }
   if (!events->empty()) {
     absl::MutexLock lock(&mutex_);
     ForgetDoneUploads();
@@ -151,7 +155,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Copy(Source source,
                                                    ": crc32c of the chunk at ", chunk.offset,
                                                    " does not match its bytes"));
   }
-  return events;
+  return absl::OkStatus();
 }
 
 void ShardOperation::ForgetDoneUploads() const {

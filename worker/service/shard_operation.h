@@ -78,16 +78,12 @@ class ShardOperation {
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
   // The same of memory that the device reaches by itself, each fragment within one pin
-  // (Device::PinHost). Returns when the copies are enqueued: the payload is read until the events
-  // are done, which are among PendingUploads too.
-  absl::StatusOr<std::vector<EventRef>> WritePinned(const wire::ChunkHeader& chunk,
-                                                    absl::Span<const wire::Fragment> payload,
-                                                    uint64_t payload_bytes);
+  // (Device::PinHost). Returns when it is not read any more.
+  absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                           uint64_t payload_bytes);
   // The same of a client's CUDA memory (Device::ImportMemory). REQUIRES: the chunk has no crc.
-  absl::StatusOr<std::vector<EventRef>> WriteImported(const wire::ChunkHeader& chunk,
-                                                      absl::Span<const wire::Fragment> payload,
-                                                      uint64_t payload_bytes);
-  // Every byte is in its buffer, or will be when PendingUploads are done.
+  absl::Status WriteImported(const wire::ChunkHeader& chunk,
+                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   bool InputsComplete() const;
   // True for the first caller after the inputs are complete.
   bool TakeUploadedNotice();
@@ -145,12 +141,11 @@ class ShardOperation {
   void Notify();
   absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
   enum class Source : uint8_t { kAnyMemory, kPinned, kImported };
-  absl::StatusOr<std::vector<EventRef>> WriteFrom(Source source, const wire::ChunkHeader& chunk,
-                                                  absl::Span<const wire::Fragment> payload,
-                                                  uint64_t payload_bytes);
-  absl::StatusOr<std::vector<EventRef>> Copy(Source source, const wire::ChunkHeader& chunk,
-                                             absl::Span<const wire::Fragment> payload,
-                                             uint64_t payload_bytes, uint8_t* target);
+  absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
+                         absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
+  absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
+                    absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                    uint8_t* target);
   absl::StatusOr<std::vector<EventRef>> Upload(Source source,
                                                absl::Span<const wire::Fragment> payload,
                                                uint64_t payload_bytes, uint8_t* target,
@@ -168,8 +163,7 @@ class ShardOperation {
   std::map<TensorId, Input> inputs_ ABSL_GUARDED_BY(mutex_);
   // Chunks whose bytes are being copied; completeness waits for them.
   int copying_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Bounded by the device's staging memory, and of direct copies by who makes them: what is done
-  // goes when more comes.
+  // Bounded by the device's staging memory: what is done goes when more comes.
   mutable std::vector<EventRef> uploads_ ABSL_GUARDED_BY(mutex_);
   mutable CopyTimes upload_copies_ ABSL_GUARDED_BY(mutex_);
   bool uploaded_noticed_ ABSL_GUARDED_BY(mutex_) = false;
