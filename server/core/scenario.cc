@@ -198,8 +198,8 @@ class Scenario {
     const double flops = Number(words, option);
     if (flops <= 0) return;
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      *joined->registration.add_kernel_rates() =
-          ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
+      *joined->registration.add_kernel_rates() = ToProto(
+          KernelRate{option, dtypes, direction, flops, {.score_terms = option == "flops_terms"}});
     }
   }
 
