@@ -16,8 +16,9 @@ namespace {
 
 // 5e11 operations forward: a few milliseconds on tensor cores, and every SM has work.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
-// With score terms, whose kernels are slow: as many milliseconds, and 100 MiB of bias and mask.
-constexpr MeasuredCall kMeasuredCallWithTerms{.rows = 1024, .heads = 32};
+// With score terms or in a fixed order, whose exact kernels are slow: half a millisecond on tensor
+// cores, tens of them without, and 50 MiB of bias and mask.
+constexpr MeasuredCall kMeasuredCallWithTerms{.rows = 4096, .heads = 16, .pairs_per_head = false};
 constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // of each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 

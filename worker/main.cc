@@ -59,7 +59,20 @@ sigset_t EndSignals() {
   _exit(kExitBroken);
 }
 
-// "sm80 forward bf16,fp16 3.7e+14 FLOP/s; ..."
+// " terms", " deterministic", " head_dim 40..128 by 8": what is not said is any.
+std::string KindText(const RequestKind& kind) {
+  const RequestKind any;
+  std::string text = kind.score_terms ? " terms" : "";
+  if (kind.deterministic.value_or(false)) absl::StrAppend(&text, " deterministic");
+  if (kind.softcap.value_or(false)) absl::StrAppend(&text, " softcap");
+  if (kind.min_head_dim != any.min_head_dim || kind.max_head_dim != any.max_head_dim) {
+    absl::StrAppend(&text, " head_dim ", kind.min_head_dim, "..", kind.max_head_dim);
+    if (kind.head_dim_multiple > 1) absl::StrAppend(&text, " by ", kind.head_dim_multiple);
+  }
+  return text;
+}
+
+// "sm80 forward bf16,fp16 3.7e+14 FLOP/s; sm90 backward bf16,fp16 terms head_dim 40..128 by 8 ..."
 std::string RatesText(const std::vector<KernelRate>& rates) {
   std::string text;
   for (const KernelRate& rate : rates) {
@@ -67,7 +80,8 @@ std::string RatesText(const std::vector<KernelRate>& rates) {
     for (const DType dtype : rate.dtypes) dtypes.emplace_back(DTypeName(dtype));
     absl::StrAppend(&text, text.empty() ? "" : "; ", rate.family,
                     rate.direction == Direction::kBackward ? " backward " : " forward ",
-                    absl::StrJoin(dtypes, ","), " ", rate.flops_per_second, " FLOP/s");
+                    absl::StrJoin(dtypes, ","), KindText(rate.kind), " ", rate.flops_per_second,
+                    " FLOP/s");
   }
   return text;
 }

@@ -25,7 +25,7 @@ TEST(KernelRateTest, DtypeAndDirectionDecide) {
 
 TEST(KernelRateTest, ScoreTermsDecideToo) {
   std::vector<KernelRate> rates = kRates;
-  rates.push_back({"simt", {DType::kFloat32}, Direction::kForward, 1e12, /*score_terms=*/true});
+  rates.push_back({"simt", {DType::kFloat32}, Direction::kForward, 1e12, {.score_terms = true}});
   AttentionSpec spec = SpecOf(DType::kFloat32);
   EXPECT_EQ(RateOf(rates, spec, Direction::kForward), &rates[2]);
   spec.options.dropout.threshold = 1;
@@ -33,14 +33,50 @@ TEST(KernelRateTest, ScoreTermsDecideToo) {
   EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), nullptr);
 }
 
-// A GPU's tensor cores do not sum in a fixed order: such a backward is as slow as score terms.
-TEST(KernelRateTest, ADeterministicBackwardHasTheRateOfScoreTerms) {
-  std::vector<KernelRate> rates = kRates;
-  rates.push_back({"simt", {DType::kBFloat16}, Direction::kBackward, 5e12, /*score_terms=*/true});
+// Kernels of multiples of 8 up to 128 on tensor cores, everything else far slower.
+TEST(KernelRateTest, HeadDimsDecide) {
+  const std::vector<KernelRate> rates = {
+      {"simt", {DType::kBFloat16}, Direction::kForward, 1e13, {.score_terms = true}},
+      {"sm90",
+       {DType::kBFloat16},
+       Direction::kForward,
+       4e14,
+       {.score_terms = true, .min_head_dim = 40, .max_head_dim = 128, .head_dim_multiple = 8}},
+  };
   AttentionSpec spec = SpecOf(DType::kBFloat16);
+  spec.options.segment_ids = true;
+  const auto family = [&](int64_t head_dim, int64_t head_dim_v) {
+    spec.shape.head_dim = head_dim;
+    spec.shape.head_dim_v = head_dim_v;
+    return RateOf(rates, spec, Direction::kForward)->family;
+  };
+  EXPECT_EQ(family(128, 128), "sm90");
+  EXPECT_EQ(family(16, 40), "sm90");
+  EXPECT_EQ(family(16, 16), "simt");
+  EXPECT_EQ(family(132, 132), "simt");
+  EXPECT_EQ(family(136, 64), "simt");
+  EXPECT_EQ(family(64, 60), "simt");
+}
+
+TEST(KernelRateTest, DeterministicBackwardsAndSoftcapsDecideWhereTheDeviceSaysSo) {
+  const auto with = [](const char* family, std::optional<bool> deterministic,
+                       std::optional<bool> softcap) {
+    RequestKind kind;
+    kind.deterministic = deterministic;
+    kind.softcap = softcap;
+    return KernelRate{family, {DType::kBFloat16}, Direction::kBackward, 1e14, kind};
+  };
+  const std::vector<KernelRate> rates = {with("any order", false, {}), with("ordered", true, false),
+                                         with("ordered and capped", true, true)};
+  AttentionSpec spec = SpecOf(DType::kBFloat16);
+  const auto family = [&] { return RateOf(rates, spec, Direction::kBackward)->family; };
+  EXPECT_EQ(family(), "any order");
+  spec.options.softcap = 5;
+  EXPECT_EQ(family(), "any order");
   spec.options.deterministic = true;
-  EXPECT_EQ(RateOf(rates, spec, Direction::kForward), &rates[0]);
-  EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), &rates[3]);
+  EXPECT_EQ(family(), "ordered and capped");
+  spec.options.softcap = 0;
+  EXPECT_EQ(family(), "ordered");
 }
 
 TEST(KernelRateTest, NoneIsNotAGuess) {

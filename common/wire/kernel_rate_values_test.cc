@@ -10,7 +10,7 @@ namespace {
 using Protos = google::protobuf::RepeatedPtrField<v1::KernelRate>;
 
 TEST(KernelRateValues, RoundTrip) {
-  const KernelRate rate{"sm80", {DType::kBFloat16, DType::kFloat16}, Direction::kBackward, 3.5e14};
+  KernelRate rate{"sm80", {DType::kBFloat16, DType::kFloat16}, Direction::kBackward, 3.5e14};
   Protos protos;
   *protos.Add() = ToProto(rate);
   const std::vector<KernelRate> read = KernelRatesOf(protos);
@@ -19,6 +19,25 @@ TEST(KernelRateValues, RoundTrip) {
   EXPECT_EQ(read[0].dtypes, rate.dtypes);
   EXPECT_EQ(read[0].direction, Direction::kBackward);
   EXPECT_EQ(read[0].flops_per_second, 3.5e14);
+  EXPECT_EQ(read[0].kind, RequestKind());
+  rate.kind = {.score_terms = true,
+               .deterministic = false,
+               .softcap = true,
+               .min_head_dim = 40,
+               .max_head_dim = 128,
+               .head_dim_multiple = 8};
+  protos.Clear();
+  *protos.Add() = ToProto(rate);
+  EXPECT_EQ(KernelRatesOf(protos)[0].kind, rate.kind);
+}
+
+// Of a worker that says nothing of kinds: all head dims, deterministic or not.
+TEST(KernelRateValues, UnsetKindsAreAll) {
+  Protos protos;
+  protos.Add()->set_flops_per_second(1);
+  const RequestKind kind = KernelRatesOf(protos)[0].kind;
+  EXPECT_EQ(kind, RequestKind());
+  EXPECT_TRUE(kind.Covers(1, 256));
 }
 
 TEST(KernelRateValues, WhatIsNoRateIsLeftOut) {

@@ -19,7 +19,7 @@ struct CoordinatorConfig {
   absl::Duration heartbeat_timeout = absl::Seconds(5);
   // While an operation computes: no progress on any rank for this long, though
   // heartbeats arrive, marks the least advanced rank as stuck. The floor; grows
-  // with the predicted step time (progress_factor times it).
+  // with the predicted step time (progress_factor times it, and Reserved.slowdown).
   absl::Duration progress_timeout = absl::Seconds(20);
   double progress_factor = 10.0;
   // A member that is heard of but takes none of the bytes that wait for it is lost after this.

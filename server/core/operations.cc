@@ -15,6 +15,12 @@ int64_t WorkspaceBytes(const v1::Reserved& reserved) {
   return static_cast<int64_t>(std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
 }
 
+// No two kernels of a device differ by more. What is no number is none.
+double Slowdown(const v1::Reserved& reserved) {
+  constexpr double kMost = 1000;
+  return reserved.slowdown() >= 1 ? std::min(reserved.slowdown(), kMost) : 1;
+}
+
 }  // namespace
 
 bool Operation::IsOn(ConnectionId connection) const {
@@ -44,10 +50,8 @@ void Operations::Start(const Order& order) {
   operation.reserves_alone = order.reserves_alone;
   operation.by_host_memory = !order.reserve.places().empty();
   operation.by_members = operation.by_host_memory || !order.tokens.empty();
-  operation.progress_timeout = std::max(
-      config_.progress_timeout, config_.progress_factor * absl::Seconds(order.step_seconds));
-  operation.run_limit =
-      std::max(config_.run_time_floor, config_.run_time_factor * absl::Seconds(order.run_seconds));
+  operation.step_seconds = order.step_seconds;
+  SetLimits(operation);
   Enter(operation, Phase::kReserving);
   for (size_t i = 0; i < order.members.size(); ++i) {
     Member& member = operation.members.emplace_back();
@@ -57,6 +61,16 @@ void Operations::Start(const Order& order) {
     *reserve = order.reserve;
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
   }
+}
+
+void Operations::SetLimits(Operation& operation) const {
+  const auto scaled = [&operation](double factor, double seconds) {
+    return factor * operation.slowdown * absl::Seconds(seconds);
+  };
+  operation.progress_timeout =
+      std::max(config_.progress_timeout, scaled(config_.progress_factor, operation.step_seconds));
+  operation.run_limit =
+      std::max(config_.run_time_floor, scaled(config_.run_time_factor, operation.run_seconds));
 }
 
 Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
@@ -76,6 +90,8 @@ Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
   ref.member->reserved = true;
   if (!waits) return {};
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
+  operation.slowdown = std::max(operation.slowdown, Slowdown(reserved));
+  SetLimits(operation);
   ref.member->residual_bytes = static_cast<int64_t>(
       std::min(reserved.residual_bytes(), static_cast<uint64_t>(ref.member->bytes)));
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),

@@ -69,6 +69,8 @@ struct Operation {
   double cost_seconds = 0;      // of devices, as predicted
   double planning_seconds = 0;  // that were spent already
   double run_seconds = 0;       // as predicted
+  double step_seconds = 0;      // likewise, of the longest step
+  double slowdown = 1;          // of the slowest member's kernels (v1::Reserved)
   bool is_express = false;      // holds express places
   bool reserves_alone = false;  // no other may ask for memory while it does
   bool was_accepted = false;    // every member said yes to Reserve
@@ -245,6 +247,8 @@ class Operations {
   void Charge(const Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
+  // From what was predicted and what members say of their kernels.
+  void SetLimits(Operation& operation) const;
   std::optional<std::string> WhyStalled(const Operation& operation, const Member& member) const;
   void CheckMembers(const Operation& operation, Overdue* overdue);
   std::optional<Failure> WhyEnded(const Operation& operation) const;

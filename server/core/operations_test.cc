@@ -1,6 +1,7 @@
 // Operations without requests or a ring.
 #include "server/core/operations.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +27,10 @@ class OperationsTest : public testing::Test {
 
   // As a request of this stream, on these members.
   std::string Start(StreamId stream, const std::vector<ConnectionId>& members,
-                    double run_seconds = 0.001) {
+                    double run_seconds = 0.001, double step_seconds = 0) {
     Operations::Order order;
     order.stream = stream;
+    order.step_seconds = step_seconds;
     order.client = "client";
     order.cost_seconds = order.run_seconds = run_seconds;
     order.members = members;
@@ -218,6 +220,34 @@ TEST_F(OperationsTest, TimersTellWhoIsOverdue) {
   EXPECT_EQ(overdue.members[0].connection, 11u);
   operations_.Forgive(config_.control_timeout);
   EXPECT_TRUE(operations_.CheckTimers().members.empty());
+}
+
+// Where a member's kernels are slower than the plan took them for, everybody waits for longer.
+TEST_F(OperationsTest, SlowKernelsMayTakeTheirTime) {
+  const double seconds = 1000;  // with the factor far above the floor
+  StreamId stream = 0;
+  const auto limits = [&](double first, double second) {
+    const std::string id = Start(++stream, {10, 11}, seconds, seconds);
+    for (const auto& [connection, slowdown] : {std::pair(10, first), std::pair(11, second)}) {
+      v1::Reserved reserved;
+      Name(id, &reserved);
+      reserved.set_ok(true);
+      reserved.set_slowdown(slowdown);
+      operations_.OnReserved(connection, reserved);
+    }
+    const Operation& operation = *operations_.Find(id);
+    return std::pair(operation.progress_timeout, operation.run_limit);
+  };
+  const auto step = config_.progress_factor * absl::Seconds(seconds);
+  const auto run = config_.run_time_factor * absl::Seconds(seconds);
+  ASSERT_GT(step, config_.progress_timeout);
+  ASSERT_GT(run, config_.run_time_floor);
+  EXPECT_EQ(limits(1, 1), std::pair(step, run));
+  EXPECT_EQ(limits(0, 0), std::pair(step, run));  // a worker that says nothing
+  EXPECT_EQ(limits(40, 1), std::pair(40 * step, 40 * run));
+  EXPECT_EQ(limits(2, 3), std::pair(3 * step, 3 * run));
+  EXPECT_EQ(limits(-5, std::nan("")), std::pair(step, run));
+  EXPECT_EQ(limits(1e300, 1), std::pair(1000 * step, 1000 * run));
 }
 
 TEST_F(OperationsTest, AnUploadThatRestsEndsItsRequest) {

@@ -24,8 +24,8 @@ void AddRates(const std::string& option, const Words& words, const std::vector<D
   const double flops = Number(words, option);
   if (flops <= 0) return;
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    *registration->add_kernel_rates() =
-        ToProto(KernelRate{option, dtypes, direction, flops, option == "flops_terms"});
+    *registration->add_kernel_rates() = ToProto(
+        KernelRate{option, dtypes, direction, flops, {.score_terms = option == "flops_terms"}});
   }
 }
 

@@ -20,7 +20,9 @@ def make_inputs(batch=1, sq=64, sk=None, heads=2, kv_heads=None, dim=16, dim_v=N
 
 def header_for(inputs, backward=False, request_id="", causal=False, window=None, softcap=None,
                layout=0, schedule=0, world_size=None, crc=False, chunk_bytes=None,
-               forward_result=False, timeline=False):
+               forward_result=False, timeline=False, heads_per_step=None):
+    """A bias fp32 [batch or 1, heads or 1, sq, sk] or a mask uint8 of that shape among the inputs
+    is one of the request's."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     kind = pb.BackwardHeader if backward else pb.ForwardHeader
     header = kind(
@@ -39,6 +41,15 @@ def header_for(inputs, backward=False, request_id="", causal=False, window=None,
         header.options.softcap = softcap
     if world_size is not None:
         header.plan.world_size = world_size
+    if heads_per_step is not None:
+        header.plan.heads_per_step = heads_per_step
+    for name in ("bias", "mask"):
+        if name in inputs:
+            form = getattr(header.options, name)
+            form.SetInParent()
+            form.per_batch, form.per_head = (n > 1 for n in inputs[name].shape[:2])
+    if "bias" in inputs:
+        header.options.bias.dtype = T.DATA_TYPE_FLOAT32
     if chunk_bytes is not None:
         header.reply.max_chunk_bytes = chunk_bytes
     if backward:
@@ -49,11 +60,11 @@ def header_for(inputs, backward=False, request_id="", causal=False, window=None,
 def chunks_of(inputs, names, chunk_bytes=1 << 20):
     """TensorChunks of the named inputs, in order."""
     for name in names:
-        data = np.ascontiguousarray(inputs[name]).tobytes()
+        data = memoryview(np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8))
         tensor = getattr(T, f"TENSOR_ID_{name.upper()}")
         for offset in range(0, len(data), chunk_bytes):
             yield T.TensorChunk(tensor=tensor, offset=offset,
-                                data=data[offset:offset + chunk_bytes])
+                                data=bytes(data[offset:offset + chunk_bytes]))
 
 
 def requests(header, chunks):
@@ -111,6 +122,7 @@ def run(stub, inputs, backward=False, timeout=60, names=None, **options):
     header = header_for(inputs, backward=backward, **options)
     if names is None:
         names = ["q", "k", "v"] + (["dout"] if backward else [])
+        names += [name for name in ("bias", "mask") if name in inputs]
         if options.get("forward_result"):
             names += ["out", "lse"]
     method = stub.Backward if backward else stub.Forward

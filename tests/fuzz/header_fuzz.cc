@@ -3,6 +3,7 @@
 // builds on. The first byte chooses the direction.
 #include <google/protobuf/stubs/logging.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -35,6 +36,43 @@ void CheckRejection(const Rejection& rejection, const Limits& limits) {
   Require(!rejection.ToStatus().ok());
 }
 
+// What kernels, plans and the oracle take for granted of the options.
+void CheckOptions(const ringattn::AttentionSpec& spec, const Limits& limits) {
+  const ringattn::AttentionShape& shape = spec.shape;
+  const ringattn::AttentionOptions& options = spec.options;
+  const int64_t batch = shape.packed ? shape.num_documents() : shape.batch;
+  Require(std::isfinite(options.softmax_scale) && std::isfinite(options.softcap));
+  Require(options.softcap >= 0 && options.window_left >= -1 && options.window_right >= -1);
+  const auto slopes = static_cast<int64_t>(options.alibi_slopes.size());
+  Require(slopes == 0 || slopes == shape.num_heads || slopes == batch * shape.num_heads);
+  for (const float slope : options.alibi_slopes) Require(std::isfinite(slope));
+  const ringattn::DropoutForm& dropout = options.dropout;
+  Require(dropout.threshold < 65536 && dropout.head_step == 1);
+  if (dropout.threshold != 0) {
+    constexpr int64_t kSpace = int64_t{1} << 32;
+    Require(dropout.first_batch + batch <= kSpace);
+    Require(dropout.first_head + shape.num_heads <= kSpace);
+    Require(dropout.first_query + shape.seq_len_q <= kSpace);
+    Require(dropout.first_key + shape.seq_len_kv <= kSpace);
+  }
+  for (const ringattn::DilationLevel& level : options.dilation_levels) {
+    Require(shape.cu_seqlens_q == shape.cu_seqlens_k);
+    Require(level.segment_length >= 1 && level.dilation_rate >= 1);
+    Require(!level.offset || (*level.offset >= 0 && *level.offset < level.dilation_rate));
+    Require(0 <= level.head_begin && level.head_begin < level.head_end &&
+            level.head_end <= shape.num_heads);
+  }
+  if (options.compute_dtype != ringattn::ComputeDType::kAsInputs) {
+    Require(spec.dtype != ringattn::DType::kFloat32 && !HasScoreTerms(options));
+    Require(shape.head_dim <= 128 && shape.head_dim % 8 == 0);
+  }
+  Require(shape.document_rules.empty() ||
+          static_cast<int64_t>(shape.document_rules.size()) == shape.num_documents());
+  Require(shape.places.empty() && shape.pair_columns == 0);  // of no request
+  Require(!spec.lse_per_document || shape.packed);
+  Require(static_cast<int64_t>(spec.probability_rows.size()) <= limits.max_probability_rows);
+}
+
 void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   const ringattn::AttentionShape& shape = request.valid.spec.shape;
   Require(shape.batch >= 1 && shape.num_heads >= 1 && shape.num_kv_heads >= 1);
@@ -45,7 +83,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   Require(shape.cu_seqlens_q.front() == 0 && shape.cu_seqlens_q.back() == shape.seq_len_q);
   Require(shape.cu_seqlens_k.front() == 0 && shape.cu_seqlens_k.back() == shape.seq_len_kv);
   const ringattn::AttentionSpec& spec = request.valid.spec;
-  Require(static_cast<int64_t>(spec.probability_rows.size()) <= limits.max_probability_rows);
+  CheckOptions(spec, limits);
   for (const ringattn::ProbabilityRow& row : spec.probability_rows) {
     const auto document = static_cast<size_t>(shape.packed ? row.batch : 0);
     Require(row.batch >= 0 && row.batch < (shape.packed ? shape.num_documents() : shape.batch));

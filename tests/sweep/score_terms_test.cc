@@ -1,5 +1,6 @@
 // What must hold of score terms whatever the numbers are: identities between runs of the system
 // itself, and the exact set of pairs that dropout keeps.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -293,6 +294,66 @@ TEST(ScoreTerms, TheBiasGradientOfARowSumsUpToDlse) {
         size += std::abs(dbias[row * 50 + j]);
       }
       EXPECT_NEAR(sum, dlse[row], 1e-5 * (1 + size)) << "row " << row;
+    }
+  }
+}
+
+double Dot(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double sum = 0;
+  for (size_t e = 0; e < std::min(a.size(), b.size()); ++e) sum += double{a[e]} * b[e];
+  return sum;
+}
+
+// Everything that a request may have at once, but for what the schedules of moving queries lack.
+AttentionSpec SpecWithAll(bool bias_and_mask, bool dilated) {
+  AttentionSpec spec = DenseSpec(2, 45, 45, 4, 2, 16, 24);
+  AttentionOptions& options = spec.options;
+  options.causal = true;
+  options.window_left = 30;
+  options.softcap = 4;
+  options.sinks = true;
+  options.segment_ids = true;
+  options.alibi_slopes = {0.5f, 0.1f, 0.02f, 0.003f};
+  options.dropout = {.threshold = 9000, .seed = 7, .first_query = 3};
+  if (bias_and_mask) {
+    options.bias = BiasForm{.per_batch = true, .per_head = true, .gradient = true};
+    options.mask = MaskForm{.per_head = true};
+  }
+  if (dilated) options.dilation_levels = {{20, 1, {}, 0, 4}, {45, 3, {}, 1, 4}};
+  spec.has_dlse = true;
+  return spec;
+}
+
+// With all of it out is linear in v, and scores are bilinear in q and k: <dv, v> = <dout, out>,
+// <dq, q> = <dk, k>; and every schedule computes what one rank does.
+TEST(ScoreTerms, AllAtOnceKeepTheIdentitiesOnEverySchedule) {
+  for (const bool dilated : {false, true}) {
+    for (const bool bias_and_mask : {true, false}) {
+      const AttentionSpec spec = SpecWithAll(bias_and_mask, dilated);
+      const TensorMap inputs = NormalInputs(spec, 21);
+      const TensorMap one = Solve(spec, inputs);
+      std::vector<Placement> placements = {Ring(1),
+                                           Ring(3, Layout::kZigzag),
+                                           Ring(4, Layout::kStriped, 2),
+                                           {Layout::kContiguous, 3, 1, ScheduleKind::kAllGather}};
+      if (!bias_and_mask) {
+        placements.push_back({Layout::kZigzag, 3, 1, ScheduleKind::kPassQ});
+        placements.push_back({Layout::kContiguous, 3, 1, ScheduleKind::kReplicatedQ});
+      }
+      for (const Placement& placement : placements) {
+        SCOPED_TRACE(testing::Message() << "dilated " << dilated << ", bias " << bias_and_mask
+                                        << ", schedule " << static_cast<int>(placement.schedule));
+        const TensorMap all = Solve(spec, inputs, placement);
+        ExpectNear(all, one);
+        const auto floats = [&](TensorId id) {
+          return Floats(inputs.count(id) > 0 ? inputs.at(id) : all.at(id));
+        };
+        EXPECT_NEAR(Dot(floats(TensorId::kDv), floats(TensorId::kV)),
+                    Dot(floats(TensorId::kDout), Floats(all.at(TensorId::kOut))), 1e-3);
+        EXPECT_NEAR(Dot(floats(TensorId::kDq), floats(TensorId::kQ)),
+                    Dot(floats(TensorId::kDk), floats(TensorId::kK)), 1e-3);
+      }
     }
   }
 }

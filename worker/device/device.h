@@ -17,6 +17,7 @@
 #include "worker/device/event.h"
 #include "worker/device/host_pin.h"
 #include "worker/device/imported_memory.h"
+#include "worker/device/served_calls.h"
 #include "worker/device/staging.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/kernel_name.h"
@@ -64,18 +65,6 @@ class PreparedCall {
 
 using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
 
-// Kernels of one family that a device would choose for calls of these dtypes and direction. Of
-// several families that share them, by head dims or options, the slowest: predictions and the
-// limits of a step's time go by its rate, and one that is too high would count a rank at work as
-// lost.
-struct ServedCalls {
-  std::string family;
-  std::vector<DType> dtypes;
-  bool backward = false;
-  bool score_terms = false;  // calls of problems that have them (AttentionProblem::terms)
-  int64_t head_dim = 128;    // of a call that these kernels compute
-};
-
 // What may stand in AttentionProblem::tuning.
 struct TuningOffer {
   std::vector<int32_t> tile_q;
@@ -104,8 +93,8 @@ class Device {
     return 0;
   }
 
-  // Which kernels serve which calls at a usual head_dim: each has a rate of its own. Every dtype
-  // and direction that the device computes, with score terms and without, is in exactly one.
+  // Which kernels serve which calls: each has a rate of its own. Every kind of call that the device
+  // computes is in exactly one by the rule of RateOf (kernel_rate.h).
   virtual std::vector<ServedCalls> served_calls() const { return {}; }
 
   // Names of the fields of v1::AttentionOptions that devices may lack kernels for

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@ namespace ringattn::worker {
 namespace {
 
 constexpr int kCallsInARow = 32;
+constexpr int64_t kDrawnValues = (1 << 18) - 5;  // odd: rows of a tensor differ
 
 // What a call is measured on.
 struct CallKind {
@@ -20,6 +22,8 @@ struct CallKind {
   DType dtype = DType::kBFloat16;
   bool backward = false;
   bool score_terms = false;
+  bool deterministic = false;
+  bool softcap = false;
   int64_t head_dim = ServedCalls().head_dim;
 
   double flops() const {
@@ -47,6 +51,8 @@ class CallOnDevice {
     problem_.num_heads = problem_.num_kv_heads = kind_.size.heads;
     problem_.head_dim = problem_.head_dim_v = kind_.head_dim;
     problem_.softmax_scale = 0.1f;
+    problem_.softcap = kind_.softcap ? 30.0f : 0.0f;
+    problem_.deterministic = kind_.deterministic;
     problem_.bands = {Band{}};
     if (kind_.score_terms) AddTerms();
     absl::StatusOr<KernelCall> call = kind_.backward ? Backward() : Forward();
@@ -100,13 +106,14 @@ class CallOnDevice {
     terms.shifts = {0};
     terms.columns = rows;
     terms.alibi_slopes.assign(heads, 0.01f);
-    terms.bias = BiasForm{.per_head = true};
-    terms.mask = MaskForm{.per_head = true};
+    const bool per_head = kind_.size.pairs_per_head;
+    const int64_t pairs = rows * rows * (per_head ? heads : 1);
+    terms.bias = BiasForm{.per_head = per_head};
+    terms.mask = MaskForm{.per_head = per_head};
     terms.segment_ids = true;
     terms.dropout = {.threshold = 6554, .seed = 1};
-    terms_.bias = Upload(kind_.dtype, std::vector<float>(rows * rows * heads, 0.25f));
-    terms_.mask =
-        static_cast<const uint8_t*>(UploadBytes(std::vector<char>(rows * rows * heads, 1)));
+    terms_.bias = Upload(kind_.dtype, std::vector<float>(pairs, 0.25f));
+    terms_.mask = static_cast<const uint8_t*>(UploadBytes(std::vector<char>(pairs, 1)));
     ids_ = static_cast<const int32_t*>(UploadBytes(std::vector<char>(rows * sizeof(int32_t), 0)));
     terms_.q_segment_ids = ids_;
   }
@@ -115,15 +122,17 @@ class CallOnDevice {
 
   Piece WholePiece() const { return Piece{.length = kind_.size.rows}; }
 
-  // Numbers around one, of either sign: a GPU draws less power, and runs faster, on zeros.
+  // Numbers around one, of either sign: a GPU draws less power, and runs faster, on zeros. A few of
+  // them again and again: a GPU's tensors are tens of millions.
   void* Tensor(DType dtype) {
-    std::vector<float> values(kind_.size.rows * kind_.size.heads * kind_.head_dim);
+    const int64_t count = kind_.size.rows * kind_.size.heads * kind_.head_dim;
+    std::vector<float> values(std::min(count, kDrawnValues));
     uint32_t state = 1;
     for (float& value : values) {
       state = state * 1664525u + 1013904223u;
       value = (0.5f + static_cast<float>(state >> 24) / 256.0f) * (state >> 8 & 1 ? -1.0f : 1.0f);
     }
-    return Upload(dtype, values);
+    return Upload(dtype, values, count);
   }
 
   float* Statistic(float value) {
@@ -131,12 +140,20 @@ class CallOnDevice {
         Upload(DType::kFloat32, std::vector<float>(kind_.size.rows * kind_.size.heads, value)));
   }
 
-  // Null once something has failed.
   void* Upload(DType dtype, const std::vector<float>& values) {
+    return Upload(dtype, values, static_cast<int64_t>(values.size()));
+  }
+
+  // `count` elements: the values over and over. Null once something has failed.
+  void* Upload(DType dtype, const std::vector<float>& values, int64_t count) {
     if (!failure_.ok()) return nullptr;
-    const int64_t count = static_cast<int64_t>(values.size());
+    const int64_t period = static_cast<int64_t>(values.size()) * ElementBytes(dtype);
     std::vector<char> converted(count * ElementBytes(dtype));
-    ConvertFromFloat(dtype, values.data(), converted.data(), count);
+    ConvertFromFloat(dtype, values.data(), converted.data(), static_cast<int64_t>(values.size()));
+    const int64_t bytes = static_cast<int64_t>(converted.size());
+    for (int64_t filled = period; filled < bytes; filled += period) {
+      std::memcpy(converted.data() + filled, converted.data(), std::min(period, bytes - filled));
+    }
     return UploadBytes(converted);
   }
 
@@ -189,14 +206,17 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
                                                            const MeasuredCall* with_terms) {
   std::vector<KernelRate> rates;
   for (const ServedCalls& served : device.served_calls()) {
-    const MeasuredCall& own = served.score_terms && with_terms != nullptr ? *with_terms : size;
+    const RequestKind& kind = served.kind;
+    const bool slow = kind.score_terms || kind.deterministic.value_or(false);
+    const MeasuredCall& own = slow && with_terms != nullptr ? *with_terms : size;
     absl::StatusOr<double> flops = MeasureFlopsPerSecond(
-        device, {own, served.dtypes.front(), served.backward, served.score_terms, served.head_dim},
+        device,
+        {own, served.dtypes.front(), served.backward, kind.score_terms,
+         kind.deterministic.value_or(false), kind.softcap.value_or(false), served.head_dim},
         budget);
     if (!flops.ok()) return flops.status();
     rates.push_back({served.family, served.dtypes,
-                     served.backward ? Direction::kBackward : Direction::kForward, *flops,
-                     served.score_terms});
+                     served.backward ? Direction::kBackward : Direction::kForward, *flops, kind});
   }
   return rates;
 }

@@ -13,16 +13,17 @@
 
 namespace ringattn::worker {
 
-// A call large enough to keep a device busy: rows x rows, d 128.
+// A call large enough to keep a device busy: rows x rows.
 struct MeasuredCall {
   int64_t rows = 512;
-  int64_t heads = 1;  // CPU: one per thread
+  int64_t heads = 1;           // CPU: one per thread
+  bool pairs_per_head = true;  // of a bias and a mask; else one of each for all heads
 };
 
 // Floating-point operations per second of each of the device's served_calls, in their order, by
 // the calls' own times: the best of as many as fit into `budget` each.
-// `with_terms`: the size of calls with score terms, whose bias and mask have rows x rows elements
-// for each head; null: the others' size.
+// `with_terms`: the size of calls with score terms, whose bias and mask have rows x rows elements,
+// and of deterministic ones: kernels of both may be slow. Null: the others' size.
 absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(
     Device& device, const MeasuredCall& size, absl::Duration budget,
     const MeasuredCall* with_terms = nullptr);

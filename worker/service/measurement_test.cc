@@ -31,7 +31,7 @@ TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
       spec.options.segment_ids = true;
       const KernelRate* const with_terms = RateOf(*rates, spec, direction);
       ASSERT_NE(with_terms, nullptr) << DTypeName(dtype);
-      EXPECT_TRUE(with_terms->score_terms);
+      EXPECT_TRUE(with_terms->kind.score_terms);
       EXPECT_GT(with_terms->flops_per_second, 1e5);
       EXPECT_LT(with_terms->flops_per_second, 1e15);
     }

@@ -77,7 +77,7 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory,
       local_memory_(std::move(local_memory)),
       direct_streams_(MakeDirectStreams()),
       core_(
-          {options_.name, options_.memory_limit_bytes, options_.ring,
+          {options_.name, options_.memory_limit_bytes, options_.kernel_rates, options_.ring,
            [this](bool member) { SetReady(member); }, local_memory_.get(), direct_streams_.get()},
           device, transport, &metrics_,
           [this](v1::JoinRequest message) { control_->Send(std::move(message)); },

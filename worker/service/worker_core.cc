@@ -11,6 +11,7 @@
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
 #include "worker/service/run_report.h"
+#include "worker/service/slowdown.h"
 
 namespace ringattn::worker {
 namespace {
@@ -222,6 +223,7 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   reserved->set_residual_missing(absl::IsNotFound(operation.status()));
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
+    reserved->set_slowdown(SlowdownOf((*operation)->operation(), options_.kernel_rates));
     if (reserve.retain()) reserved->set_residual_bytes(ResidualBytes((*operation)->operation()));
   } else {
     reserved->set_reason(std::string(operation.status().message()));

@@ -9,8 +9,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/plan/kernel_rate.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
@@ -32,6 +34,8 @@ namespace ringattn::worker {
 struct WorkerCoreOptions {
   std::string name;
   int64_t memory_limit_bytes = 0;
+  // Of the device: what its coordinator predicts with (Reserved.slowdown).
+  std::vector<KernelRate> kernel_rates;
   RingMemberOptions ring;
   // This worker has become a member of a ring, or is none any more. Called by the core's
   // thread; must not block.

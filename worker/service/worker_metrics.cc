@@ -146,7 +146,7 @@ void WorkerMetrics::Describe(const std::string& worker, const std::string& devic
 void WorkerMetrics::ExpectKernels(const std::vector<ServedCalls>& served) {
   for (const ServedCalls& calls : served) {
     KernelCalls(calls.backward ? "backward" : "forward", calls.family,
-                calls.score_terms ? kTermKernelClass : kPlainKernelClass);
+                calls.kind.score_terms ? kTermKernelClass : kPlainKernelClass);
   }
 }
 

@@ -26,8 +26,8 @@ TEST(WorkerMetricsTest, OneSeriesSaysWhoThisIs) {
 
 TEST(WorkerMetricsTest, KernelsAreCountedFromZero) {
   WorkerMetrics metrics;
-  metrics.ExpectKernels({{"sm90", {DType::kBFloat16}, /*backward=*/false, /*score_terms=*/false},
-                         {"simt", {DType::kBFloat16}, /*backward=*/true, /*score_terms=*/true}});
+  metrics.ExpectKernels({{"sm90", {DType::kBFloat16}, /*backward=*/false, {.score_terms = false}},
+                         {"simt", {DType::kBFloat16}, /*backward=*/true, {.score_terms = true}}});
   const std::string text = metrics.Text();
   EXPECT_THAT(text, HasSubstr("ringattn_worker_kernel_calls_total{call=\"forward\","
                               "class=\"plain\",family=\"sm90\"} 0"));

@@ -259,6 +259,7 @@ void Cluster::Reserve(const TestRequest& request, const std::string& id, uint64_
     const auto reserved = coordinator_->Await(Name(rank), Message::kReserved);
     ASSERT_TRUE(reserved.has_value());
     EXPECT_TRUE(reserved->reserved().ok()) << reserved->reserved().reason();
+    EXPECT_EQ(reserved->reserved().slowdown(), 1);
   }
 }
 

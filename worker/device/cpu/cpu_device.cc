@@ -62,10 +62,12 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes)
 std::vector<ServedCalls> CpuDevice::served_calls() const {
   std::vector<ServedCalls> served;
   for (const bool score_terms : {false, true}) {
+    RequestKind kind;  // a fixed order and a softcap cost CPUs nothing
+    kind.score_terms = score_terms;
     for (const bool backward : {false, true}) {
-      served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward, score_terms});
+      served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward, kind});
       served.push_back(
-          {std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward, score_terms});
+          {std::string(kFp32Family), {DType::kFloat16, DType::kFloat32}, backward, kind});
     }
   }
   return served;

@@ -71,23 +71,17 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
   return planned;
 }
 
-constexpr int64_t kUsualHeadDim = 128;
-// One that no tensor-core kernel with score terms has, which is the exact family's then.
-constexpr int64_t kUnusualHeadDim = 132;
-
-absl::StatusOr<const cuda::KernelFamily*> FamilyOf(DType dtype, bool backward, bool score_terms,
-                                                   const KernelChoice& choice,
-                                                   bool deterministic = false,
-                                                   ComputeDType compute = ComputeDType::kAsInputs,
-                                                   int64_t head_dim = kUsualHeadDim) {
-  AttentionProblem usual;
-  usual.dtype = dtype;
-  usual.head_dim = usual.head_dim_v = head_dim;
-  usual.terms.segment_ids = score_terms;  // families compute all terms or none
-  usual.deterministic = deterministic;
-  usual.compute = compute;
-  return backward ? cuda::ChooseBackward(usual, choice.device, choice.tuning)
-                  : cuda::ChooseForward(usual, choice.device, choice.tuning);
+absl::StatusOr<const cuda::KernelFamily*> FamilyOf(const ChosenBy& by, const KernelChoice& choice,
+                                                   ComputeDType compute = ComputeDType::kAsInputs) {
+  AttentionProblem problem;
+  problem.dtype = by.dtype;
+  problem.head_dim = problem.head_dim_v = by.head_dim;
+  problem.softcap = by.softcap ? 30.0f : 0.0f;
+  problem.terms.segment_ids = by.score_terms;  // families compute all terms or none
+  problem.deterministic = by.deterministic;
+  problem.compute = compute;
+  return by.backward ? cuda::ChooseBackward(problem, choice.device, choice.tuning)
+                     : cuda::ChooseForward(problem, choice.device, choice.tuning);
 }
 
 }  // namespace
@@ -195,41 +189,19 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
 }
 
 std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
-  std::vector<ServedCalls> all;
-  for (const bool score_terms : {false, true}) {
-    for (const bool backward : {false, true}) {
-      for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-        int64_t head_dim = score_terms ? kUnusualHeadDim : kUsualHeadDim;
-        auto family = FamilyOf(dtype, backward, score_terms, choice, /*deterministic=*/false,
-                               ComputeDType::kAsInputs, head_dim);
-        if (!family.ok()) {  // a forced family has not every head dim, dtype, nor score terms
-          head_dim = kUsualHeadDim;
-          family = FamilyOf(dtype, backward, score_terms, choice);
-        }
-        if (!family.ok()) continue;
-        const ServedCalls served{
-            std::string((*family)->name), {dtype}, backward, score_terms, head_dim};
-        const bool alike = !all.empty() && all.back().family == served.family &&
-                           all.back().backward == backward &&
-                           all.back().score_terms == score_terms && all.back().head_dim == head_dim;
-        if (alike) {
-          all.back().dtypes.push_back(dtype);
-        } else {
-          all.push_back(served);
-        }
-      }
-    }
-  }
-  return all;
+  return ServedCallsBy([&choice](const ChosenBy& by) {
+    const auto family = FamilyOf(by, choice);
+    return family.ok() ? std::string((*family)->name) : std::string();
+  });
 }
 
 std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   // Every family has bf16; which other types a forced one has, its rates say.
   const auto served = [&choice](bool score_terms, bool deterministic) {
     for (const bool backward : {false, true}) {
-      if (!FamilyOf(DType::kBFloat16, backward, score_terms, choice, deterministic).ok()) {
-        return false;
-      }
+      const ChosenBy usual{
+          .backward = backward, .score_terms = score_terms, .deterministic = deterministic};
+      if (!FamilyOf(usual, choice).ok()) return false;
     }
     return true;
   };
@@ -238,11 +210,7 @@ std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   options.push_back("dilation_levels");
   options.push_back("reply.probability_rows");  // no family's: one kernel has them all
   if (served(false, true)) options.push_back("deterministic");
-  if (FamilyOf(DType::kBFloat16, /*backward=*/false, /*score_terms=*/false, choice,
-               /*deterministic=*/false, ComputeDType::kFloat8E4M3)
-          .ok()) {
-    options.push_back("compute_dtype");
-  }
+  if (FamilyOf({}, choice, ComputeDType::kFloat8E4M3).ok()) options.push_back("compute_dtype");
   return options;
 }
 

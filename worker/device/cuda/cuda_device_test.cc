@@ -92,29 +92,45 @@ TEST(CudaDeviceTest, DescribesItself) {
   std::printf("%s\n", device->description().c_str());
 }
 
-// Every dtype and direction, with score terms and without, has one family, and each of them
-// computes what it says.
+// Every kind of call has one family, and each of them computes what it says.
 TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
   auto device = MakeDevice();
-  std::map<std::tuple<DType, bool, bool>, std::string> families;
+  std::vector<KernelRate> rates;
   for (const ServedCalls& served : device->served_calls()) {
-    for (const DType dtype : served.dtypes) {
-      EXPECT_TRUE(
-          families.emplace(std::tuple(dtype, served.backward, served.score_terms), served.family)
-              .second);
+    rates.push_back({served.family, served.dtypes,
+                     served.backward ? Direction::kBackward : Direction::kForward, 1.0,
+                     served.kind});
+  }
+  AttentionSpec spec;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (const int bits : {0, 1, 2, 3}) {
+        spec.dtype = dtype;
+        spec.options.segment_ids = bits & 1;
+        spec.options.deterministic = bits & 2;
+        for (const int64_t head_dim : {1, 64, 100, 128, 132, 136, 256}) {
+          spec.shape.head_dim = spec.shape.head_dim_v = head_dim;
+          EXPECT_NE(RateOf(rates, spec, direction), nullptr) << head_dim;
+        }
+      }
     }
   }
-  EXPECT_EQ(families.size(), 12u);
   // And compute_dtype, where there is a kernel for it.
   EXPECT_GE(device->served_options().size(), 8u);
-  const AttentionProblem problem{.dtype = DType::kFloat32, .bands = {Band{}}};
-  ForwardCall call;
-  call.problem = &problem;
-  PreparedCalls calls = Ready(*device, {call, ZeroCall{}, PartCall{}});
-  EXPECT_EQ(calls[0]->kernel().family, (families[{DType::kFloat32, false, false}]));
-  EXPECT_EQ(calls[0]->kernel().kernel_class, "plain");
-  EXPECT_TRUE(calls[1]->kernel().empty());
-  EXPECT_TRUE(calls[2]->kernel().empty());
+  for (const int64_t head_dim : {1, 100, 128, 256}) {
+    const AttentionProblem problem{
+        .dtype = DType::kBFloat16, .head_dim = head_dim, .head_dim_v = head_dim, .bands = {Band{}}};
+    ForwardCall call;
+    call.problem = &problem;
+    PreparedCalls calls = Ready(*device, {call, ZeroCall{}, PartCall{}});
+    spec = {};
+    spec.dtype = problem.dtype;
+    spec.shape.head_dim = spec.shape.head_dim_v = head_dim;
+    EXPECT_EQ(calls[0]->kernel().family, RateOf(rates, spec, Direction::kForward)->family);
+    EXPECT_EQ(calls[0]->kernel().kernel_class, "plain");
+    EXPECT_TRUE(calls[1]->kernel().empty());
+    EXPECT_TRUE(calls[2]->kernel().empty());
+  }
 }
 
 // What a forced family does not compute is not offered.
@@ -123,7 +139,7 @@ TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
   ASSERT_TRUE(device.ok()) << device.status();
   EXPECT_EQ((*device)->served_options(),
             (std::vector<std::string>{"dilation_levels", "reply.probability_rows"}));
-  for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.score_terms);
+  for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.kind.score_terms);
 }
 
 TEST(CudaDeviceTest, NoSuchKernelFamilyIsSaidByName) {

@@ -8,6 +8,10 @@
 // The products of one tile, in the order of issue, and what a group does meanwhile:
 //   S, dP, [S -> P, dP -> dS, dS to shared memory], dV, [wait for the other group's dS], dQ, dK,
 //   [stage dQ; on to the next tile, whose S is issued behind dK]
+// The second group issues its scores when the first one has issued its own: their exponentials,
+// which one unit computes for a warp of each, then come one after the other, each beside products.
+// What was written for the copy engine is fenced after the next products have been issued, for the
+// fence waits until the writes are there.
 // dK and dV leave by the staged boxes too, at the end.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_CONSUMER_CUH_
@@ -71,7 +75,8 @@ struct BackwardConsumer {
   static __device__ __forceinline__ int KeptRow(int i) { return i / 2 + i % 2 * 4; }
   static __device__ __forceinline__ int QueryRow(int kept) { return kept % 4 * 2 + kept / 4; }
 
-  // Writes dS^T from registers to `target`, the thread's position in the group's panel.
+  // Writes dS^T from registers to `target`, the thread's position in the group's panel. Products
+  // read it after FenceBulkReads.
   static __device__ __forceinline__ void StoreGradients(const Packed& ds, uint32_t target) {
 #pragma unroll
     for (int step = 0; step < kRows / 16; ++step) {
@@ -81,7 +86,6 @@ struct BackwardConsumer {
                    "r"(ds[step * 4 + 3])
                    : "memory");
     }
-    FenceBulkReads();
   }
   static __device__ __forceinline__ uint32_t GradientOffset(int warp, int lane) {
     const int row = lane / 16 * 8 + KeptRow(lane % 8);
@@ -107,7 +111,6 @@ struct BackwardConsumer {
                      : "memory");
       }
     }
-    FenceBulkReads();
   }
   // `row` is that of the lane's first accumulator, among 16 of the warp's.
   static __device__ __forceinline__ uint32_t StagedOffset(int warp, int row, int lane) {
@@ -136,12 +139,22 @@ struct BackwardConsumer {
 
     // Sums whose products have ended go there once the last ones have left.
     template <int kCount>
-    __device__ __forceinline__ void Put(const float (&sum)[kCount], int first, float scale,
-                                        uint32_t target) {
+    __device__ __forceinline__ void Write(const float (&sum)[kCount], int first, float scale,
+                                          uint32_t target) {
       WaitBarrier(empty, phase);
       phase ^= 1;
       Stage(sum, first, scale, target);
+    }
+    // What was written may be added.
+    __device__ __forceinline__ void Announce() const {
+      FenceBulkReads();
       Release(full);
+    }
+    template <int kCount>
+    __device__ __forceinline__ void Put(const float (&sum)[kCount], int first, float scale,
+                                        uint32_t target) {
+      Write(sum, first, scale, target);
+      Announce();
     }
   };
 
@@ -199,7 +212,9 @@ struct BackwardConsumer {
 #pragma unroll 1
     do {
       WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
+      if (group == 1) SyncThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
       IssueScores(scores, operands.k_rows, operands.q_rows + at.stage * kStageStep);
+      if (!first) boxes.Announce();
       WaitProducts<1>();  // the last tile's dK
       if (first) {
         WaitBarrier(shared + Shape::kVFull, 0);
@@ -210,6 +225,7 @@ struct BackwardConsumer {
       }
       WaitBarrier(shared + Shape::kDoutFull + 8 * at.stage, at.phase);
       IssueScores(gradients, operands.v_rows, operands.dout_rows + at.stage * kStageStep);
+      if (group == 0) ArriveThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
       WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
       const QueryTile tile = tiles[at.stage];
       last = tile.flags & QueryTile::kLast;
@@ -223,6 +239,7 @@ struct BackwardConsumer {
       Rules::Differentiate(scores, gradients, p, ds, tile_statistics, tile, key, row, keys, common);
       StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
+      FenceBulkReads();
       SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
       // Everybody has left the statistics.
       if (threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
@@ -231,10 +248,11 @@ struct BackwardConsumer {
       IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);
       WaitProducts<1>();
       PinRegisters(dq);
-      boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
+      boxes.Write(dq, 0, common.softmax_scale, boxes.dq);
       last_stage = at.stage;
       at.Advance();
     } while (!last);
+    boxes.Announce();
     WaitProducts<0>();
     PinRegisters(dk);
     PinRegisters(dv);

@@ -106,6 +106,7 @@ struct BackwardShape {
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;  // all of dS is written
+  static constexpr int kScoresTurn = 2;      // the second group may issue its scores
 
   static_assert(kRows == 64 || (kRows == 128 && kPanels == 1));
   static_assert(kDim % 16 == 0 && kDim <= 128);

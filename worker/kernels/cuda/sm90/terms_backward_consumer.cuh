@@ -76,6 +76,7 @@ struct TermBackwardConsumer {
       PinRegisters(gradients);
       Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
+      FenceBulkReads();
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
       SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
       // Everybody has left the statistics.

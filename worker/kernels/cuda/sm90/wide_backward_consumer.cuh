@@ -178,6 +178,7 @@ struct WideBackwardConsumer {
         TakeOver(weights, place.handed);
         Rules::Weigh(scores, weights, packed, tile_statistics);
         Narrow::StoreGradients(packed, place.gradient_target);
+        FenceBulkReads();
         ArriveThreads<kBoth>(Shape::kGradientsReady);
       }
       WaitBarrier(shared + Shape::kSlotFull + 8 * sum_at.stage, sum_at.phase);

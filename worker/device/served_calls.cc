@@ -1,0 +1,132 @@
+#include "worker/device/served_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringattn::worker {
+namespace {
+
+using FamilyOf = absl::FunctionRef<std::string(const ChosenBy&)>;
+
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kUsualHeadDim = 128;
+// Tensor cores and copy engines read 16 bytes at a time: families tell multiples of this apart.
+constexpr int64_t kMultiple = 8;
+
+// Head dims of one family.
+struct Run {
+  std::string family;
+  int64_t min = 0;
+  int64_t max = 0;
+  int64_t multiple = 1;
+
+  bool operator==(const Run&) const = default;
+};
+
+// Of the multiples, or of the other head dims, in ascending order.
+std::vector<Run> RunsOf(FamilyOf family_of, ChosenBy by, bool of_multiples) {
+  std::vector<Run> runs;
+  bool open = false;
+  for (int64_t head_dim = 1; head_dim <= kMaxHeadDim; ++head_dim) {
+    const bool is_multiple = head_dim % kMultiple == 0;
+    // A multiple beside another head dim is served as that is.
+    if (!of_multiples && is_multiple && open) runs.back().max = head_dim;
+    if (is_multiple != of_multiples) continue;
+    by.head_dim = head_dim;
+    std::string family = family_of(by);
+    if (family.empty()) {
+      open = false;
+    } else if (open && runs.back().family == family) {
+      runs.back().max = head_dim;
+    } else {
+      runs.push_back({std::move(family), head_dim, head_dim, of_multiples ? kMultiple : 1});
+      open = true;
+    }
+  }
+  return runs;
+}
+
+// All of them; multiples only where another family than that of their neighbours serves them.
+std::vector<Run> RunsOf(FamilyOf family_of, const ChosenBy& by) {
+  std::vector<Run> runs = RunsOf(family_of, by, /*of_multiples=*/false);
+  const size_t others = runs.size();
+  for (Run& run : RunsOf(family_of, by, /*of_multiples=*/true)) {
+    const bool is_in_another = std::any_of(
+        runs.begin(), runs.begin() + static_cast<int64_t>(others), [&run](const Run& other) {
+          return other.family == run.family && other.min <= run.min && run.max <= other.max;
+        });
+    if (!is_in_another) runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+// The usual one, or the nearest that the run's family serves. Of kernels with score terms or in
+// fixed orders, which may be exact ones, rather the first beyond it: those compute 256 there, and a
+// rate that is too high would have a rank at work counted as lost.
+int64_t HeadDimOf(FamilyOf family_of, const Run& run, ChosenBy by) {
+  const bool plain = !by.score_terms && !by.deterministic;
+  const int64_t wanted = plain ? kUsualHeadDim : kUsualHeadDim + 1;
+  for (int64_t distance = 0; distance <= kMaxHeadDim; ++distance) {
+    for (const int64_t sign : {plain ? -1 : 1, plain ? 1 : -1}) {
+      by.head_dim = wanted + sign * distance;
+      if (by.head_dim < run.min || by.head_dim > run.max || by.head_dim % run.multiple != 0) {
+        continue;
+      }
+      if (family_of(by) == run.family) return by.head_dim;
+    }
+  }
+  return run.min;  // which it serves, or the run would not begin there
+}
+
+void Add(FamilyOf family_of, const Run& run, const ChosenBy& by, RequestKind kind,
+         std::vector<ServedCalls>& all) {
+  kind.min_head_dim = run.min;
+  kind.max_head_dim = run.max;
+  kind.head_dim_multiple = run.multiple;
+  for (ServedCalls& each : all) {
+    if (each.family != run.family || each.backward != by.backward || !(each.kind == kind)) continue;
+    each.dtypes.push_back(by.dtype);
+    return;
+  }
+  all.push_back({run.family, {by.dtype}, by.backward, kind, HeadDimOf(family_of, run, by)});
+}
+
+void AddKinds(FamilyOf family_of, ChosenBy by, std::vector<ServedCalls>& all) {
+  RequestKind kind;
+  kind.score_terms = by.score_terms;
+  if (by.backward) kind.deterministic = by.deterministic;
+  by.softcap = false;
+  const std::vector<Run> plain = RunsOf(family_of, by);
+  by.softcap = true;
+  const std::vector<Run> capped = RunsOf(family_of, by);
+  if (plain != capped) kind.softcap = false;
+  by.softcap = false;
+  for (const Run& run : plain) Add(family_of, run, by, kind, all);
+  if (plain == capped) return;
+  kind.softcap = by.softcap = true;
+  for (const Run& run : capped) Add(family_of, run, by, kind, all);
+}
+
+}  // namespace
+
+std::vector<ServedCalls> ServedCallsBy(FamilyOf family_of) {
+  std::vector<ServedCalls> all;
+  for (const bool score_terms : {false, true}) {
+    for (const bool backward : {false, true}) {
+      for (const bool deterministic : {false, true}) {
+        if (deterministic && !backward) continue;  // every forward is
+        for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+          AddKinds(family_of,
+                   {.dtype = dtype,
+                    .backward = backward,
+                    .score_terms = score_terms,
+                    .deterministic = deterministic},
+                   all);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace ringattn::worker

@@ -1,0 +1,83 @@
+#include "worker/service/slowdown.h"
+
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/plan/schedule.h"
+#include "gtest/gtest.h"
+#include "worker/testing/scalar_device.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr RequestKind kTerms{.score_terms = true};
+constexpr RequestKind kTermsByEight{.score_terms = true, .head_dim_multiple = 8};
+
+const std::vector<KernelRate> kRates = {
+    {"fast", {DType::kFloat32}, Direction::kForward, 8e14},
+    {"fast", {DType::kFloat32}, Direction::kForward, 4e14, kTermsByEight},
+    {"slow", {DType::kFloat32}, Direction::kForward, 1e13, kTerms},
+    {"slow", {DType::kBFloat16}, Direction::kForward, 5e12, kTerms},
+    {"fast", {DType::kFloat32}, Direction::kBackward, 3e14, kTermsByEight},
+};
+
+AttentionSpec SpecWithTerms(int64_t head_dim) {
+  AttentionSpec spec;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 16;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 16};
+  spec.shape.head_dim = spec.shape.head_dim_v = head_dim;
+  spec.options.alibi_slopes = {0.5f};
+  return spec;
+}
+
+TEST(SlowdownTest, OfACallThatFallsToSlowerKernels) {
+  const AttentionSpec spec = SpecWithTerms(8);
+  EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "fast", kRates), 1);
+  // The family's slowest, whatever the type of tensor: it may be those.
+  EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "slow", kRates), 80);
+  // Expected there: the prediction knows.
+  EXPECT_EQ(SlowdownOfCall(SpecWithTerms(4), Direction::kForward, "slow", kRates), 1);
+  // Never less than one, and nothing is made up where there is no rate.
+  EXPECT_EQ(SlowdownOfCall(SpecWithTerms(4), Direction::kForward, "fast", kRates), 1);
+  EXPECT_EQ(SlowdownOfCall(spec, Direction::kBackward, "unknown", kRates), 1);
+  EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "slow", {}), 1);
+}
+
+class NamedCall : public PreparedCall {
+ public:
+  explicit NamedCall(std::string_view family) : family_(family) {}
+  KernelName kernel() const override { return {.family = family_}; }
+  EventRef Start(std::vector<EventRef>, RunControl*) const override { return nullptr; }
+
+ private:
+  const std::string_view family_;
+};
+
+// Its kernels for the last call are others.
+class UnevenDevice : public ScalarDevice {
+ public:
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    PreparedCalls prepared;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      prepared.push_back(std::make_unique<NamedCall>(i + 1 < calls.size() ? "fast" : "slow"));
+    }
+    return prepared;
+  }
+};
+
+TEST(SlowdownTest, OfAnOperationItsSlowestCalls) {
+  AttentionSpec spec = SpecWithTerms(8);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+  UnevenDevice device;
+  auto operation = Operation::Create(
+      spec, plan,
+      MakeProgram(spec, plan, ScheduleKind::kRing, Direction::kForward, false, /*rank=*/0), {0, 1},
+      &device);
+  ASSERT_TRUE(operation.ok()) << operation.status();
+  EXPECT_EQ(SlowdownOf(**operation, kRates), 80);
+}
+
+}  // namespace
+}  // namespace ringattn::worker
