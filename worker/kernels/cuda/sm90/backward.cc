@@ -24,12 +24,26 @@ struct HeadDimClass {
   int64_t head_dim;
   BackwardKernel (*kernel)();
   BackwardKernel (*capped_kernel)();  // with a softcap
+  // In a fixed order of sums.
+  BackwardKernel (*ordered_kernel)();
+  BackwardKernel (*ordered_capped_kernel)();
+
+  BackwardKernel KernelOf(const AttentionProblem& problem) const {
+    const bool capped = problem.softcap > 0;
+    if (problem.deterministic) return capped ? ordered_capped_kernel() : ordered_kernel();
+    return capped ? capped_kernel() : kernel();
+  }
 };
-constexpr HeadDimClass kClasses[] = {{64, BackwardKernel_d64, BackwardKernel_capped_d64},
-                                     {96, BackwardKernel_d96, BackwardKernel_capped_d96},
-                                     {128, BackwardKernel_d128, BackwardKernel_capped_d128},
-                                     {192, BackwardKernel_d192, BackwardKernel_capped_d192},
-                                     {256, BackwardKernel_d256, BackwardKernel_capped_d256}};
+#define RINGATTN_SM90_BACKWARD_CLASS(dim)                                                    \
+  {                                                                                          \
+    dim, BackwardKernel_d##dim, BackwardKernel_capped_d##dim, BackwardKernel_ordered_d##dim, \
+        BackwardKernel_ordered_capped_d##dim                                                 \
+  }
+constexpr HeadDimClass kClasses[] = {
+    RINGATTN_SM90_BACKWARD_CLASS(64), RINGATTN_SM90_BACKWARD_CLASS(96),
+    RINGATTN_SM90_BACKWARD_CLASS(128), RINGATTN_SM90_BACKWARD_CLASS(192),
+    RINGATTN_SM90_BACKWARD_CLASS(256)};
+#undef RINGATTN_SM90_BACKWARD_CLASS
 
 // Null above the largest.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {
@@ -65,12 +79,13 @@ int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
 
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
   if (problem.terms.any()) {
-    return ServesForward(problem, device) && ServesTerms(problem, /*backward=*/true) &&
+    return !problem.deterministic && ServesForward(problem, device) &&
+           ServesTerms(problem, /*backward=*/true) &&
            TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
   }
   const HeadDimClass* head_dim_class = ClassOf(problem);
   return head_dim_class != nullptr && ServesForward(problem, device) &&
-         head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
+         head_dim_class->KernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
 }
 
 bool TakesBackward(const BackwardCall& call) {
@@ -93,6 +108,8 @@ std::vector<KernelEntry> BackwardEntries() {
   for (const HeadDimClass& candidate : kClasses) {
     add(candidate.kernel());
     add(candidate.capped_kernel());
+    add(candidate.ordered_kernel());
+    add(candidate.ordered_capped_kernel());
   }
   for (const auto& kernel : kTermKernels) add(kernel());
   return entries;
@@ -111,10 +128,9 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const HeadDimClass& head_dim_class = *ClassOf(problem);
   dtype_ = problem.dtype;
   const bool terms = problem.terms.any();
-  kernel_ = terms                 ? TermKernelOf(problem)
-            : problem.softcap > 0 ? head_dim_class.capped_kernel()
-                                  : head_dim_class.kernel();
-  plan_ = PlanBackwardTiles(call, kernel_.tile_keys);
+  kernel_ = terms ? TermKernelOf(problem) : head_dim_class.KernelOf(problem);
+  const bool ordered = problem.deterministic;
+  plan_ = PlanBackwardTiles(call, kernel_.tile_keys, ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
 
   TermBackwardKernelParams& params = params_;
@@ -133,6 +149,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.packs = static_cast<int32_t>(packs);
   params.section_packs = SectionPacks(tiles, packs, device.sm_count);
 
+  if (ordered) turns_.Init(call, kernel_.tile_rows, params, plan_);
   if (absl::Status s = MapQueries(call, kernel_.tile_rows, query_maps_); !s.ok()) return s;
   absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, key_maps_);
   if (!status.ok()) return status;
@@ -141,7 +158,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   query_maps_offset_ = ranges_offset_ + TableBytes(plan_.ranges);
   key_maps_offset_ = query_maps_offset_ + TableBytes(query_maps_);
   sum_maps_offset_ = key_maps_offset_ + TableBytes(key_maps_);
-  terms_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  turns_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  terms_offset_ = turns_offset_ + turns_.table_bytes();
   if (terms) {
     status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
@@ -152,7 +170,9 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
   bias_scratch_offset_ = terms_.scratch_bytes();
-  scratch_bytes_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  // Those with terms have no turns.
+  scratch_bytes_ =
+      turns_.any() ? turns_.scratch_bytes() : bias_scratch_offset_ + bias_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -162,6 +182,7 @@ void PreparedBackward::WriteTables(void* target) const {
   WriteTable(query_maps_, target, query_maps_offset_);
   WriteTable(key_maps_, target, key_maps_offset_);
   WriteTable(sum_maps_, target, sum_maps_offset_);
+  turns_.WriteTables(static_cast<char*>(target) + turns_offset_);
   terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
@@ -170,6 +191,7 @@ void PreparedBackward::DropTables() {
   query_maps_ = {};
   key_maps_ = {};
   sum_maps_ = {};
+  turns_.DropTables();
   terms_.DropTables();
 }
 
@@ -194,8 +216,16 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
                          params.bias);
     if (!status.ok()) return status;
   }
-  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  OrderedBackwardKernelParams ordered;
   void* arguments[] = {&params};
+  if (turns_.any()) {
+    static_cast<BackwardKernelParams&>(ordered) = params;
+    absl::Status status = turns_.Place(TableAt<char>(launch.tables, turns_offset_), launch.scratch,
+                                       launch.stream, ordered.turns);
+    if (!status.ok()) return status;
+    arguments[0] = &ordered;
+  }
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),
                                    arguments, kernel_.shared_bytes, launch.stream),
                   "attention kernel launch");

@@ -10,6 +10,7 @@
 #include "worker/kernels/cuda/primitives/tma.cuh"
 #include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/backward_turns.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -18,10 +19,10 @@ template <typename Shape>
 struct BackwardProducer {
   using Position = RingPosition<Shape::kStages>;
 
-  const BackwardKernelParams& params;
+  const typename Shape::Params& params;
   char* const memory;     // shared
   const uint32_t shared;  // its address
-  const BackwardItem item;
+  const typename Shape::Item item;
 
   // visit(range, row, head) of every tile.
   template <typename Visit>
@@ -30,15 +31,39 @@ struct BackwardProducer {
     const int first = item.first_head;
 #pragma unroll 1
     for (int head = first; head < first + params.heads_per_block; ++head) {
+      if constexpr (Shape::kOrdered) {
+        const int step = item.descends() ? -1 : 1;
 #pragma unroll 1
-      for (int index = begin; index < end; ++index) {
-        const QRange& range = params.ranges[index];
-        const int count = range.row_count;
+        for (int n = 0, index = step > 0 ? begin : end - 1; n < end - begin; ++n, index += step) {
+          const QRange& range = params.ranges[index];
+          const int last = (range.row_count - 1) / Shape::kRows * Shape::kRows;
 #pragma unroll 1
-        for (int row = 0; row < count; row += Shape::kRows) visit(range, row, head);
+          for (int row = step > 0 ? 0 : last; row >= 0 && row <= last; row += step * Shape::kRows) {
+            visit(range, row, head);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int index = begin; index < end; ++index) {
+          const QRange& range = params.ranges[index];
+          const int count = range.row_count;
+#pragma unroll 1
+          for (int row = 0; row < count; row += Shape::kRows) visit(range, row, head);
+        }
       }
     }
   }
+
+  // Whether an ordered walk comes to the range by that tile, its last.
+  __device__ __forceinline__ bool EntersAtEnd(const QRange& range, int row) const {
+    return item.descends() && row + Shape::kRows >= range.row_count;
+  }
+  // When consumer group `group`'s part of dq of a tile, and of dk and dv, may be added.
+  __device__ __forceinline__ Turn TileTurn(const QRange& range, int row, int head,
+                                           int group) const {
+    return TurnOf(params, item, range, row / Shape::kRows, head, group);
+  }
+  __device__ __forceinline__ Turn SumTurn(int group) const { return TurnOf(params, item, group); }
 
   __device__ __forceinline__ void Copy(uint32_t target, uint32_t panel_bytes, uint32_t barrier,
                                        const TensorMap& map, int head, int row, int batch,
@@ -65,6 +90,12 @@ struct BackwardProducer {
     Position at;
     Walk([&](const QRange& range, int row, int head) {
       const QueryMaps& maps = params.query_maps[range.piece];
+      if constexpr (Shape::kOrdered) {
+        if (EntersAtEnd(range, row)) {
+          AcquireMap(&maps.q);
+          AcquireMap(&maps.dout);
+        }
+      }
       if (row == 0) {
         AcquireMap(&maps.q);
         AcquireMap(&maps.dout);
@@ -162,16 +193,22 @@ struct BackwardProducer {
     uint32_t phase = 0;
     Walk([&](const QRange& range, int row, int head) {
       const TensorMap& map = params.query_maps[range.piece].dq;
+      if constexpr (Shape::kOrdered) {
+        if (EntersAtEnd(range, row)) AcquireMap(&map);
+        TileTurn(range, row, head, group).Await();
+      }
       if (row == 0) AcquireMap(&map);
       AddStaged(map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
                 head,
                 static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
+      if constexpr (Shape::kOrdered) TileTurn(range, row, head, group).Pass();
     });
     const SumMaps& maps = params.sum_maps[item.tile->piece];
     AcquireMap(&maps.dv);
     AcquireMap(&maps.dk);
     const int kv_head = item.first_head / common.group_size;
     const int row = static_cast<int>(item.tile->row_begin) + group * 64;
+    if constexpr (Shape::kOrdered) SumTurn(group).Await();
 #pragma unroll 1
     for (int part = 0; part < Shape::kPanels; ++part) {
       AddStaged(maps.dv, group, phase, part * kPanelColumns, common.head_dim_v, kv_head, row);
@@ -181,6 +218,7 @@ struct BackwardProducer {
       AddStaged(maps.dk, group, phase, part * kPanelColumns, common.head_dim, kv_head, row);
     }
     WaitBulk();
+    if constexpr (Shape::kOrdered) SumTurn(group).Pass();
   }
 
   // `warp` counts in the group and is the same in all threads of the warp.

@@ -40,6 +40,13 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     boxes.at.Advance();
   }
 
+  // Once all that was added is complete.
+  __device__ __forceinline__ void FreeLastBox(int group, BoxPosition& boxes) const {
+    if (boxes.last == Shape::kBoxes) return;
+    Arrive(this->shared + 8 * Shape::kBoxes * group + Shape::kStagedEmpty + 8 * boxes.last);
+    boxes.last = Shape::kBoxes;
+  }
+
   // Copies rows of q or dout of a tile to the next slot, once that is free.
   __device__ __forceinline__ void CopyRows(SlotPosition& slot, const TensorMap& map, int head,
                                            int row) const {
@@ -63,6 +70,12 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     SlotPosition slot;
     this->Walk([&](const QRange& range, int row, int head) {
       const QueryMaps& maps = this->params.query_maps[range.piece];
+      if constexpr (Shape::kOrdered) {
+        if (this->EntersAtEnd(range, row)) {
+          AcquireMap(&maps.q);
+          AcquireMap(&maps.dout);
+        }
+      }
       if (row == 0) {
         AcquireMap(&maps.q);
         AcquireMap(&maps.dout);
@@ -86,11 +99,19 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     BoxPosition boxes;
     this->Walk([&](const QRange& range, int row, int head) {
       const TensorMap& map = this->params.query_maps[range.piece].dq;
+      if constexpr (Shape::kOrdered) {
+        if (this->EntersAtEnd(range, row)) AcquireMap(&map);
+        this->TileTurn(range, row, head, group).Await();
+      }
       if (row == 0) AcquireMap(&map);
 #pragma unroll 1
       for (int column = first; column < end; column += 32) {
         AddBox(map, group, boxes, column, common.head_dim, head,
                static_cast<int>(range.row_begin) + row);
+      }
+      if constexpr (Shape::kOrdered) {
+        this->TileTurn(range, row, head, group).Pass();
+        FreeLastBox(group, boxes);
       }
     });
     const SumMaps& maps = this->params.sum_maps[this->item.tile->piece];
@@ -98,12 +119,14 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     const int columns = group == 0 ? common.head_dim_v : common.head_dim;
     AcquireMap(&map);
     const int kv_head = this->item.first_head / common.group_size;
+    if constexpr (Shape::kOrdered) this->SumTurn(group).Await();
 #pragma unroll 1
     for (int column = 0; column < Shape::kDim; column += 32) {
       AddBox(map, group, boxes, column, columns, kv_head,
              static_cast<int>(this->item.tile->row_begin));
     }
     WaitBulk();
+    if constexpr (Shape::kOrdered) this->SumTurn(group).Pass();
   }
 
   // `warp` counts in the group and is the same in all threads of the warp.
