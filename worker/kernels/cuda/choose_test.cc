@@ -99,9 +99,10 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilysOrHoppers) {
                 plain_backward == "sm90" ? "sm90" : "simt");
       problem.softcap = 0;
       problem.terms.dropout.threshold = 1;
-      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
-      problem.deterministic = false;
       const bool hopper = HaveHopper() && dtype != DType::kFloat32 && (dim == 64 || dim == 128);
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), hopper ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
+      problem.deterministic = false;
       EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), hopper ? "sm90" : "simt");
       EXPECT_EQ(Name(ChooseForward(problem, kA100, {})), "simt");
       EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
@@ -129,8 +130,11 @@ TEST(ChooseTest, HopperServesTermsThatItsKernelsHave) {
     };
     problem.deterministic = true;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, forced)), "sm90");
+    problem.head_dim = 136;
     EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("the same bits"));
     EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
+    problem.head_dim = 128;
     problem.deterministic = false;
     problem.softcap = 30;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");

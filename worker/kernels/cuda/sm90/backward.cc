@@ -54,14 +54,16 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-constexpr BackwardKernel (*kTermKernels[])() = {BackwardKernel_pairs_d64, BackwardKernel_terms_d64,
-                                                BackwardKernel_pairs_d128,
-                                                BackwardKernel_terms_d128};
+constexpr BackwardKernel (*kTermKernels[])() = {
+    BackwardKernel_pairs_d64,          BackwardKernel_terms_d64,
+    BackwardKernel_pairs_d128,         BackwardKernel_terms_d128,
+    BackwardKernel_ordered_pairs_d64,  BackwardKernel_ordered_terms_d64,
+    BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128};
 
 // REQUIRES: ServesTerms.
 BackwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
-  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
+  return kTermKernels[4 * problem.deterministic + 2 * wide + NeedsAllTerms(problem)]();
 }
 
 // How many packs of heads share a section: as many as make about one wave of blocks, so that the
@@ -79,8 +81,7 @@ int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
 
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
   if (problem.terms.any()) {
-    return !problem.deterministic && ServesForward(problem, device) &&
-           ServesTerms(problem, /*backward=*/true) &&
+    return ServesForward(problem, device) && ServesTerms(problem, /*backward=*/true) &&
            TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
   }
   const HeadDimClass* head_dim_class = ClassOf(problem);
@@ -149,7 +150,10 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.packs = static_cast<int32_t>(packs);
   params.section_packs = SectionPacks(tiles, packs, device.sm_count);
 
-  if (ordered) turns_.Init(call, kernel_.tile_rows, params, plan_);
+  if (ordered) {
+    absl::Status s = turns_.Init(call, kernel_.tile_rows, params, plan_);
+    if (!s.ok()) return s;
+  }
   if (absl::Status s = MapQueries(call, kernel_.tile_rows, query_maps_); !s.ok()) return s;
   absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, key_maps_);
   if (!status.ok()) return status;
@@ -170,9 +174,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
   bias_scratch_offset_ = terms_.scratch_bytes();
-  // Those with terms have no turns.
-  scratch_bytes_ =
-      turns_.any() ? turns_.scratch_bytes() : bias_scratch_offset_ + bias_.scratch_bytes();
+  turns_scratch_offset_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  scratch_bytes_ = turns_scratch_offset_ + turns_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -217,13 +220,22 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
     if (!status.ok()) return status;
   }
   OrderedBackwardKernelParams ordered;
+  OrderedTermBackwardKernelParams ordered_terms;
   void* arguments[] = {&params};
   if (turns_.any()) {
-    static_cast<BackwardKernelParams&>(ordered) = params;
-    absl::Status status = turns_.Place(TableAt<char>(launch.tables, turns_offset_), launch.scratch,
+    absl::Status status = turns_.Place(TableAt<char>(launch.tables, turns_offset_),
+                                       static_cast<char*>(launch.scratch) + turns_scratch_offset_,
                                        launch.stream, ordered.turns);
     if (!status.ok()) return status;
+    static_cast<BackwardKernelParams&>(ordered) = params;
+    static_cast<TermBackwardKernelParams&>(ordered_terms) = params;
+    ordered_terms.turns = ordered.turns;
     arguments[0] = &ordered;
+    if (terms_.any()) {
+      arguments[0] = &ordered_terms;
+      status = ToStatus(LaunchPairTurns(ordered_terms, launch.stream), "pair turns launch");
+      if (!status.ok()) return status;
+    }
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),

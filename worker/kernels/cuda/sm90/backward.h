@@ -24,8 +24,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// As ServesForward (forward.h); with score terms neither a softcap nor the same bits every time,
-// which without them ordered kernels give (ordered_backward.h).
+// As ServesForward (forward.h); with score terms no softcap. The same bits every time ordered
+// kernels give (ordered_backward.h).
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
@@ -65,6 +65,7 @@ class PreparedBackward : public PreparedKernel {
   int64_t turns_offset_ = 0;
   int64_t terms_offset_ = 0;
   int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
+  int64_t turns_scratch_offset_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

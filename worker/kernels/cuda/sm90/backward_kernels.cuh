@@ -35,8 +35,9 @@ template <typename Shape>
 __device__ __forceinline__ void RunBackward(const typename Shape::Params& params, char* memory) {
   const uint32_t shared = SharedAddress(memory);
   if (threadIdx.x == 0) InitBackwardBarriers<Shape>(shared);
-  if (!Starts<Shape>(params, memory)) return;
-  const auto item = ItemOf<Shape>(params, memory);
+  uint32_t ticket = 0;
+  if (!Starts<Shape>(params, memory, ticket)) return;
+  const auto item = ItemOf<Shape>(params, ticket);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();

@@ -52,6 +52,12 @@ struct QTurn {
   int32_t first_tile = 0;  // the range's first q tile, counted through q's pieces
 };
 
+// That a key tile comes to a q tile, where some pairs of tiles are empty (terms_params.h).
+struct QVisit {
+  int32_t pair = 0;
+  int32_t number = 0;  // of the key tile
+};
+
 // Counters are 0 when the kernel starts; each consumer group has its own.
 struct TurnParams {
   const QTurn* ranges = nullptr;  // device; beside BackwardKernelParams::ranges
@@ -61,6 +67,14 @@ struct TurnParams {
   int32_t* keys = nullptr;
   int32_t query_tiles = 0;
   int32_t turned_sections = 0;  // the first so many take the table's tiles from its end
+
+  // With segment ids or a mask: those that come to each q tile, in the table's order, and what
+  // sm90_pair_turns makes of them once it is known which pairs are empty.
+  const int32_t* visit_begins = nullptr;  // device, [query_tiles + 1]
+  const QVisit* visits = nullptr;         // device
+  int32_t* pair_turns =
+      nullptr;  // device, [batch, turn_heads, pairs, 2]: as QTurn's; null: as that
+  int32_t turn_heads = 1;
 };
 
 struct OrderedBackwardKernelParams : BackwardKernelParams {

@@ -61,9 +61,11 @@ struct BackwardProducer {
   // When consumer group `group`'s part of dq of a tile, and of dk and dv, may be added.
   __device__ __forceinline__ Turn TileTurn(const QRange& range, int row, int head,
                                            int group) const {
-    return TurnOf(params, item, range, row / Shape::kRows, head, group);
+    return TurnOf(params, params.turns, item, range, row / Shape::kRows, head, group);
   }
-  __device__ __forceinline__ Turn SumTurn(int group) const { return TurnOf(params, item, group); }
+  __device__ __forceinline__ Turn SumTurn(int group) const {
+    return TurnOf(params, params.turns, item, group);
+  }
 
   __device__ __forceinline__ void Copy(uint32_t target, uint32_t panel_bytes, uint32_t barrier,
                                        const TensorMap& map, int head, int row, int batch,

@@ -65,7 +65,7 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
 }
 
-// Without score terms, by kernels of their own.
+// By kernels of their own, which count in scratch memory.
 TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   Request request(1000);
   request.call.blocks[0].pieces = {Piece{0, 1000, 1, 0, 1}};
@@ -87,8 +87,13 @@ TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   }
   request.problem.head_dim = request.problem.head_dim_v = 64;
   request.problem.softcap = 0;
+  request.problem.terms.shifts = {0, 0};
   request.problem.terms.segment_ids = true;
-  EXPECT_FALSE(ServesBackward(request.problem, kHopper));
+  EXPECT_TRUE(ServesBackward(request.problem, kHopper));
+  EXPECT_EQ(prepare()->name(), (KernelName{"sm90", "terms", ""}));
+  const int64_t scratch = prepare()->scratch_bytes();
+  request.problem.terms.mask = MaskForm{.per_head = true};  // turns of its own for each head
+  EXPECT_GT(prepare()->scratch_bytes(), scratch);
   request.problem.deterministic = false;
   EXPECT_TRUE(ServesBackward(request.problem, kHopper));
 }

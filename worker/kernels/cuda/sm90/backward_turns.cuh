@@ -13,10 +13,11 @@ struct OrderedItem : BackwardItem {
   int32_t number;  // of its tile
   bool turned;     // its section takes the tiles from the table's end
 
-  __device__ __forceinline__ OrderedItem(const OrderedBackwardKernelParams& params, uint32_t ticket)
-      : BackwardItem(params, ticket, params.turns.turned_sections),
+  __device__ __forceinline__ OrderedItem(const BackwardKernelParams& params,
+                                         const TurnParams& turns, uint32_t ticket)
+      : BackwardItem(params, ticket, turns.turned_sections),
         number(static_cast<int32_t>(tile - params.tiles)),
-        turned(ticket < static_cast<uint32_t>(params.turns.turned_sections) *
+        turned(ticket < static_cast<uint32_t>(turns.turned_sections) *
                             static_cast<uint32_t>(params.section_packs) *
                             static_cast<uint32_t>(params.tile_count)) {}
   // Longest tiles first, from the last q tile to the first, or both the other way round
@@ -25,26 +26,31 @@ struct OrderedItem : BackwardItem {
 };
 
 // Whether the thread block computes its item; executed by all of its threads, with one answer: the
-// groups would wait for each other for ever.
+// groups would wait for each other for ever. `ticket` is an ordered block's; it lies where k will,
+// which nobody asks for before all have read it.
 template <typename Shape>
-__device__ __forceinline__ bool Starts(const typename Shape::Params& params, char* memory) {
+__device__ __forceinline__ bool Starts(const typename Shape::Params& params, char* memory,
+                                       uint32_t& ticket) {
   if constexpr (Shape::kOrdered) {
-    uint32_t& ticket = *reinterpret_cast<uint32_t*>(memory + Shape::kTicket);
+    uint32_t* const place = reinterpret_cast<uint32_t*>(memory + Shape::kK);
     // A block that sees the stop word takes none: whoever has one adds all that others wait for.
     if (threadIdx.x == 0) {
-      ticket =
+      *place =
           Stopped(params.common.stop_word) ? Shape::kNoTicket : atomicAdd(params.turns.tickets, 1u);
     }
     __syncthreads();
+    ticket = *place;
+    __syncthreads();
     return ticket != Shape::kNoTicket;
+  } else {
+    return !__syncthreads_or(Stopped(params.common.stop_word));
   }
-  return !__syncthreads_or(Stopped(params.common.stop_word));
 }
 template <typename Shape>
 __device__ __forceinline__ typename Shape::Item ItemOf(const typename Shape::Params& params,
-                                                       const char* memory) {
+                                                       uint32_t ticket) {
   if constexpr (Shape::kOrdered) {
-    return OrderedItem(params, *reinterpret_cast<const uint32_t*>(memory + Shape::kTicket));
+    return OrderedItem(params, params.turns, ticket);
   } else {
     return BackwardItem(params);
   }
@@ -75,10 +81,9 @@ struct Turn {
 };
 
 // Of consumer group `group`'s part of dq of the range's tile `tile`.
-__device__ __forceinline__ Turn TurnOf(const OrderedBackwardKernelParams& params,
+__device__ __forceinline__ Turn TurnOf(const BackwardKernelParams& params, const TurnParams& turns,
                                        const OrderedItem& item, const QRange& range, int tile,
                                        int head, int group) {
-  const TurnParams& turns = params.turns;
   const QTurn& of_range = turns.ranges[&range - params.ranges];
   const int64_t place = (int64_t{item.batch} * params.common.num_heads + head) * turns.query_tiles +
                         of_range.first_tile + tile;
@@ -87,7 +92,7 @@ __device__ __forceinline__ Turn TurnOf(const OrderedBackwardKernelParams& params
 }
 
 // Of the group's part of dk and dv: one pack of a group's heads after the other.
-__device__ __forceinline__ Turn TurnOf(const OrderedBackwardKernelParams& params,
+__device__ __forceinline__ Turn TurnOf(const BackwardKernelParams& params, const TurnParams& turns,
                                        const OrderedItem& item, int group) {
   const CommonParams& common = params.common;
   if (params.heads_per_block == common.group_size) return {nullptr, 0, 0};
@@ -95,7 +100,7 @@ __device__ __forceinline__ Turn TurnOf(const OrderedBackwardKernelParams& params
   const int pack = item.first_head % common.group_size / params.heads_per_block;
   const int64_t place =
       (int64_t{item.batch} * common.num_kv_heads + kv_head) * params.tile_count + item.number;
-  return {params.turns.keys + 2 * place + group, pack, pack + 1};
+  return {turns.keys + 2 * place + group, pack, pack + 1};
 }
 
 }  // namespace ringattn::worker::cuda::sm90

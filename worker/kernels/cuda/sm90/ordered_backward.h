@@ -11,6 +11,11 @@
 // other, by the same means. Each consumer group has rows, columns or a tensor of its own, and a
 // counter.
 //
+// Score terms. Of pairs of tiles that segment ids or a mask leave empty nobody knows before the
+// call runs, and nobody comes there: once the classes are known (terms_classes.h), a kernel goes
+// through those that come to each q tile and says of each pair, by batch row and, where masks
+// differ, head, who was the last before it.
+//
 // Which order: blocks that compute at the same time should come to a q tile one after the other.
 // With the longest tiles last, and every block going from its first q tile to its last, that is so
 // for causal masks and windows: whoever begins at a q tile is its first, the next one comes a
@@ -54,13 +59,22 @@ struct BackwardTurns {
 // REQUIRES: ranges begin at multiples of `tile_rows` rows of their pieces.
 BackwardTurns TakeTurns(const std::vector<Piece>& q_pieces, int32_t tile_rows, BackwardPlan& plan);
 
+struct QueryVisits {
+  std::vector<int32_t> begins;  // of each q tile's in `visits`, and behind the last
+  std::vector<QVisit> visits;   // in the table's order
+};
+
+// Of a plan that TakeTurns has cut. REQUIRES: its pairs (call_terms.h) can be counted by int32.
+QueryVisits VisitsOf(const BackwardPlan& plan, const BackwardTurns& turns, int32_t tile_rows);
+
 // The turns of one call: their table, and the counters in scratch memory. A value; without Init
 // that of a call without turns. Thread-safe for readers.
 class CallTurns {
  public:
   // Cuts `plan`, of which `params` has what is set before the tables are placed.
-  void Init(const BackwardCall& call, int32_t tile_rows, const BackwardKernelParams& params,
-            BackwardPlan& plan);
+  // RESOURCE_EXHAUSTED for more pairs than tables can count.
+  absl::Status Init(const BackwardCall& call, int32_t tile_rows, const BackwardKernelParams& params,
+                    BackwardPlan& plan);
 
   bool any() const { return any_; }
   int64_t table_bytes() const { return table_bytes_; }      // multiples of 256
@@ -77,9 +91,14 @@ class CallTurns {
   bool any_ = false;
   TurnParams params_;  // addresses unset
   std::vector<QTurn> ranges_;
+  QueryVisits visits_;
+  bool has_visits_ = false;
+  int64_t begins_offset_ = 0;  // in the tables, bytes
+  int64_t visits_offset_ = 0;
   int64_t table_bytes_ = 0;
   int64_t queries_offset_ = 0;  // in the scratch memory, bytes
   int64_t keys_offset_ = 0;
+  int64_t pair_turns_offset_ = 0;
   int64_t scratch_bytes_ = 0;
 };
 

@@ -108,6 +108,43 @@ TEST_P(TurnsTest, CutRangesAreTheWhole) {
   }
 }
 
+// Each pair once, at its q tile, by ascending key tiles.
+TEST_P(TurnsTest, VisitsAreAllPairs) {
+  const Request request(GetParam());
+  BackwardPlan plan = PlanBackwardTiles(request.call, kTileKeys, kTileRows);
+  const BackwardTurns turns = TakeTurns(request.call.q_pieces, kTileRows, plan);
+  const QueryVisits found = VisitsOf(plan, turns, kTileRows);
+  ASSERT_EQ(found.begins.size(), turns.query_tiles + 1u);
+  ASSERT_EQ(found.begins.back(), static_cast<int32_t>(found.visits.size()));
+  std::map<int32_t, std::pair<int32_t, int32_t>> by_pair;  // q tile, key tile
+  for (int32_t q_tile = 0; q_tile < turns.query_tiles; ++q_tile) {
+    int32_t last = -1;
+    for (int32_t i = found.begins[q_tile]; i < found.begins[q_tile + 1]; ++i) {
+      const QVisit& visit = found.visits[i];
+      EXPECT_GT(visit.number, last);
+      last = visit.number;
+      EXPECT_TRUE(by_pair.insert({visit.pair, {q_tile, visit.number}}).second);
+    }
+  }
+  std::map<int32_t, std::pair<int32_t, int32_t>> expected;
+  std::vector<int32_t> range_begin(plan.ranges.size());  // its first pair
+  int32_t pair = 0;
+  for (size_t r = 0; r < plan.ranges.size(); ++r) {
+    range_begin[r] = pair;
+    pair += (plan.ranges[r].row_count + kTileRows - 1) / kTileRows;
+  }
+  for (size_t number = 0; number < plan.tiles.size(); ++number) {
+    const BackwardTile& tile = plan.tiles[number];
+    for (int32_t r = tile.range_begin; r < tile.range_end; ++r) {
+      for (int32_t i = 0; i * kTileRows < plan.ranges[r].row_count; ++i) {
+        expected[range_begin[r] + i] = {turns.ranges[r].first_tile + i,
+                                        static_cast<int32_t>(number)};
+      }
+    }
+  }
+  EXPECT_EQ(by_pair, expected);
+}
+
 // One document, causal: what follows holds for every tile but the first and last.
 TEST(CausalTurnsTest, ACausalMaskCutsNothing) {
   Request request(0);
@@ -147,7 +184,7 @@ TEST(CallTurnsTest, ScratchHoldsTheCounters) {
     params.heads_per_block = heads_per_block;
     CallTurns turns;
     EXPECT_FALSE(turns.any());
-    turns.Init(request.call, kTileRows, params, plan);
+    ASSERT_TRUE(turns.Init(request.call, kTileRows, params, plan).ok());
     EXPECT_TRUE(turns.any());
     EXPECT_EQ(turns.table_bytes() % 256, 0);
     EXPECT_GE(turns.table_bytes(), static_cast<int64_t>(plan.ranges.size() * sizeof(QTurn)));
