@@ -276,12 +276,12 @@ class OtherWork {
   cudaStream_t stream_ = nullptr;
 };
 
-int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device) {
+// `draw` is random_case.h's; `kind` its problems'.
+int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device,
+                            Case (*draw)(std::mt19937& random, bool small), const char* kind) {
   std::mt19937 random(arguments.seed);
   std::vector<Case> cases;
-  for (int i = 0; i < arguments.cases; ++i) {
-    cases.push_back(RandomDeterministicCase(random, arguments.small));
-  }
+  for (int i = 0; i < arguments.cases; ++i) cases.push_back(draw(random, arguments.small));
   ExpectedResults all(cases);
   WorstRatios worst;
   SplitCounts splits;
@@ -299,12 +299,17 @@ int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device
   }
   worst.Print();
   const int64_t calls = splits.CallsOf("sm90", "backward");
-  std::printf("%ld deterministic backwards by sm90\n", static_cast<long>(calls));
+  std::printf("%ld deterministic %s backwards by sm90\n", static_cast<long>(calls), kind);
   if (arguments.cases > 0 && calls == 0) {
-    std::printf("FAILED: no deterministic backward by sm90\n");
+    std::printf("FAILED: no deterministic %s backward by sm90\n", kind);
     ++failed;
   }
   return failed;
+}
+
+int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device) {
+  return CheckDeterministicCases(arguments, device, RandomDeterministicCase, "plain") +
+         CheckDeterministicCases(arguments, device, RandomDeterministicTermCase, "term");
 }
 
 int Main(int argc, char** argv) {

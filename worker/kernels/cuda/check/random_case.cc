@@ -276,6 +276,17 @@ Case RandomDeterministicCase(std::mt19937& random, bool small) {
   return c;
 }
 
+Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
+  Case c = RandomHopperTermCase(random, small);
+  if (random() % 2) {  // alone they leave whole tiles empty
+    c.spec.options.mask = {};
+    c.spec.options.segment_ids = true;
+  }
+  c.spec.options.softcap = 0;
+  c.spec.options.deterministic = true;
+  return c;
+}
+
 Case RandomFloat8Case(std::mt19937& random, bool small) {
   Case c = RandomCase(random, small);
   AttentionShape& shape = c.spec.shape;

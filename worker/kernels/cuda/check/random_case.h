@@ -42,9 +42,10 @@ Case RandomTermCase(std::mt19937& random, bool small);
 // engine can read, any order of sums. Rows that are hidden from all hold nothing harmful there.
 Case RandomHopperTermCase(std::mt19937& random, bool small);
 
-// A plain problem in 16 bits whose backward must be deterministic, of head dims that sm90's kernels
-// take.
+// A problem that sm90's kernels take whose backward must be deterministic, plain or with score
+// terms.
 Case RandomDeterministicCase(std::mt19937& random, bool small);
+Case RandomDeterministicTermCase(std::mt19937& random, bool small);
 
 // A forward in e4m3 (its backward is of the inputs as they are, and not to be judged).
 Case RandomFloat8Case(std::mt19937& random, bool small);
