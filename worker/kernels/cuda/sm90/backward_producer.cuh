@@ -67,6 +67,28 @@ struct BackwardProducer {
     return TurnOf(params, params.turns, item, group);
   }
 
+  // The walk of an ordered lane that adds: enter(range, head), then visit(row) of its tiles. What
+  // is read of global memory is read on entering: awaiting a turn empties the cache of the
+  // multiprocessor.
+  template <typename Enter, typename Visit>
+  __device__ __forceinline__ void WalkRanges(const Enter& enter, const Visit& visit) const {
+    const int begin = item.tile->range_begin, end = item.tile->range_end;
+    const int step = item.descends() ? -1 : 1;
+#pragma unroll 1
+    for (int head = item.first_head, heads = params.heads_per_block; heads > 0; --heads, ++head) {
+#pragma unroll 1
+      for (int left = end - begin, index = step > 0 ? begin : end - 1; left > 0;
+           --left, index += step) {
+        const QRange& range = params.ranges[index];
+        enter(range, head);
+        int tiles = (range.row_count + Shape::kRows - 1) / Shape::kRows;
+        int row = step > 0 ? 0 : (tiles - 1) * Shape::kRows;
+#pragma unroll 1
+        for (; tiles > 0; --tiles, row += step * Shape::kRows) visit(row, head);
+      }
+    }
+  }
+
   __device__ __forceinline__ void Copy(uint32_t target, uint32_t panel_bytes, uint32_t barrier,
                                        const TensorMap& map, int head, int row, int batch,
                                        uint64_t policy) const {
@@ -193,18 +215,33 @@ struct BackwardProducer {
   __device__ __forceinline__ void Add(int group) const {
     const CommonParams& common = params.common;
     uint32_t phase = 0;
-    Walk([&](const QRange& range, int row, int head) {
-      const TensorMap& map = params.query_maps[range.piece].dq;
-      if constexpr (Shape::kOrdered) {
-        if (EntersAtEnd(range, row)) AcquireMap(&map);
-        TileTurn(range, row, head, group).Await();
-      }
-      if (row == 0) AcquireMap(&map);
-      AddStaged(map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
-                head,
-                static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
-      if constexpr (Shape::kOrdered) TileTurn(range, row, head, group).Pass();
-    });
+    if constexpr (Shape::kOrdered) {
+      const TensorMap* map = nullptr;
+      int first_row = 0;
+      Turn turn;
+      WalkRanges(
+          [&](const QRange& range, int head) {
+            map = &params.query_maps[range.piece].dq;
+            AcquireMap(map);
+            first_row = static_cast<int>(range.row_begin) + (Shape::kDqByRows ? group * 64 : 0);
+            turn = TileTurn(range, 0, head, group);
+          },
+          [&](int row, int head) {
+            const Turn own = turn.Of(row / Shape::kRows);
+            own.Await();
+            AddStaged(*map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns,
+                      common.head_dim, head, first_row + row);
+            own.Pass();
+          });
+    } else {
+      Walk([&](const QRange& range, int row, int head) {
+        const TensorMap& map = params.query_maps[range.piece].dq;
+        if (row == 0) AcquireMap(&map);
+        AddStaged(map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
+                  head,
+                  static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
+      });
+    }
     const SumMaps& maps = params.sum_maps[item.tile->piece];
     AcquireMap(&maps.dv);
     AcquireMap(&maps.dk);

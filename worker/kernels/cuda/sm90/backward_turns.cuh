@@ -62,6 +62,10 @@ struct Turn {
   int32_t wanted;    // its value when it is the lane's turn
   int32_t passed;    // its value after
 
+  // The same of the q tile so many behind.
+  __device__ __forceinline__ Turn Of(int tile) const {
+    return {counter + 2 * tile, wanted, passed};
+  }
   __device__ __forceinline__ void Await() const {
     if (counter == nullptr) return;
     int32_t value;
