@@ -1,8 +1,8 @@
 // A C interface to the CUDA kernels for tests/gpu/kernel_speed.py (ctypes): one
 // dense problem, one document, prepared once and started many times, by the kernel family that
 // $RINGATTN_KERNEL_FAMILY names or by the first that can; its forward in e4m3 where
-// $RINGATTN_COMPUTE_DTYPE is fp8_e4m3. Every
-// function returns 0 or prints the error and returns 1 (null for handles).
+// $RINGATTN_COMPUTE_DTYPE is fp8_e4m3, its backward deterministic where $RINGATTN_DETERMINISTIC is
+// not empty. Every function returns 0 or prints the error and returns 1 (null for handles).
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -127,6 +127,8 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   if (compute != nullptr && std::string_view(compute) == "fp8_e4m3") {
     problem.compute = ringattn::ComputeDType::kFloat8E4M3;
   }
+  const char* const deterministic = std::getenv("RINGATTN_DETERMINISTIC");
+  problem.deterministic = deterministic != nullptr && *deterministic != 0;
   Band band;
   if (causal) band.upper = kv_rows - q_rows;
   if (window_left >= 0) band.lower = kv_rows - q_rows - window_left;

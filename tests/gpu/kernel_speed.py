@@ -10,6 +10,8 @@ includes delta, zeroing and conversion, as PyTorch's does.
       [--dims 64,128] [--lengths 4096,8192] [--heads 32/8] [--masks causal,full] [--directions forward]
   kernel_speed.py --library ours=libringattn_kernels.so --terms [--term_family sm90] [--lengths 16384]
 
+With --deterministic: backwards alone, deterministic beside the default; each runs three times, with other
+work on the GPU between, and must give the same bits. "ratio" is deterministic to default.
 With --fp8: forwards alone, in e4m3 beside the request's type, the rounding included, and FA3's fp8 where
 its wheel is installed.
 With --terms: each score term beside our plain kernel and PyTorch's peers (term_rows.py) instead.
@@ -35,6 +37,7 @@ class Build(typing.NamedTuple):
     library: ctypes.CDLL
     family: str
     fp8: bool = False
+    deterministic: bool = False
 
 
 def load(path):
@@ -60,7 +63,9 @@ class Ours:
         else:
             os.environ.pop("RINGATTN_KERNEL_FAMILY", None)
         self.fp8 = build.fp8
+        self.deterministic = build.deterministic
         os.environ["RINGATTN_COMPUTE_DTYPE"] = "fp8_e4m3" if build.fp8 else ""
+        os.environ["RINGATTN_DETERMINISTIC"] = "1" if build.deterministic else ""
         batch, q_rows, heads, dim = q.shape
         kv_rows, kv_heads, dim_v = k.shape[1], k.shape[2], v.shape[3]
         f32 = dict(dtype=torch.float32, device="cuda")
@@ -164,6 +169,24 @@ def verify(ours, causal, rows=24):
                 dq=error(ours.gradients[0][0, picked, head], dq))
 
 
+def same_bits(ours):
+    """Whether backwards give the same bits as the last one, after other work and beside it."""
+    before = [t.view(torch.int16 if t.element_size() == 2 else torch.int32).clone() for t in ours.gradients]
+    noise = torch.randn(4096, 4096, device="cuda")
+    other = torch.cuda.Stream()
+    same = True
+    for beside in (False, True):
+        for t in ours.gradients:
+            t.fill_(float("nan"))
+        with torch.cuda.stream(other if beside else torch.cuda.current_stream()):
+            for _ in range(8):
+                noise = (noise @ noise).clamp_(-1, 1)
+        ours.backward()
+        torch.cuda.synchronize()
+        same = same and all(torch.equal(a, t.view(a.dtype)) for a, t in zip(before, ours.gradients))
+    return same
+
+
 def time_ms(function, repeats):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -214,6 +237,8 @@ def main():
     parser.add_argument("--terms", action="store_true", help="score terms instead")
     parser.add_argument("--fp8", action="store_true",
                         help="forwards alone, the first library's in e4m3 beside it; head dims up to 128")
+    parser.add_argument("--deterministic", action="store_true",
+                        help="backwards alone, every library's deterministic beside its default")
     parser.add_argument("--term_family", default="", help="the kernel family that terms are forced to")
     args = parser.parse_args()
     libraries = [(name, load(path)) for name, path in (x.split("=") for x in args.library)]
@@ -222,6 +247,10 @@ def main():
         args.dims = ",".join(d for d in args.dims.split(",") if int(d) <= 128)
         name, build = libraries[0]
         libraries.append((f"{name} fp8", build._replace(fp8=True)))
+    if args.deterministic:
+        args.directions = "backward"
+        libraries = [pair for name, build in libraries
+                     for pair in ((name, build), (f"{name} deterministic", build._replace(deterministic=True)))]
     heads, kv_heads = map(int, args.heads.split("/"))
     print(f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, "
           f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
@@ -255,6 +284,9 @@ def main():
                             notes = f"{errors['dq']:.1e}"
                         # In e4m3: what rounding to four bits costs out of unit normals, twice.
                         most = (0.12, 0.1) if run.fp8 else (1e-2, 1e-4)
+                        if run.deterministic and not same_bits(run):
+                            failed = True
+                            notes += f" OTHER BITS ({name})"
                         good = errors["out"] < most[0] and errors["lse"] < most[1] and (
                             direction == "forward" or errors["dq"] < 2e-2)
                         if not good:
@@ -302,6 +334,9 @@ def main():
                         cells.append(f"{rate[peer]:.0f}" if peer in rate else "-")
                     for peer in ("fa2", "cudnn"):
                         cells.append(f"{ours / rate[peer]:.2f}" if peer in rate else "-")
+                    if args.deterministic:
+                        pairs = list(zip(libraries[::2], libraries[1::2]))
+                        notes += " ratio " + " ".join(f"{rate[d[0]] / rate[n[0]]:.2f}" for n, d in pairs)
                     if "fa3 fp8" in rate:
                         notes += f" fa3 fp8 {rate['fa3 fp8']:.0f}"
                     print(f"| {dim} | {'causal' if causal else 'full'} | {length} | "

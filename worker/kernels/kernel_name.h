@@ -17,7 +17,7 @@ struct KernelName {
 };
 
 inline constexpr std::string_view kPlainKernelClass = "plain";
-// That compute score terms, or the same bits every time: the exact ones on GPUs.
+// That compute score terms; the exact ones on GPUs also the same bits every time.
 inline constexpr std::string_view kTermKernelClass = "terms";
 // That multiply e4m3 (ComputeDType::kFloat8E4M3).
 inline constexpr std::string_view kFloat8KernelClass = "fp8";

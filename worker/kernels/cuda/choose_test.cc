@@ -81,19 +81,28 @@ TEST(ChooseTest, E4m3HasOneFamily) {
   }
 }
 
-// Fixed orders are the exact family's, in every dtype, and score terms but for what Hopper has
+// Fixed orders and score terms are the exact family's, in every dtype, but for what Hopper has
 // kernels for.
-TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilys) {
+TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilysOrHoppers) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (int64_t dim : {7, 64, 128, 256}) {
       AttentionProblem problem = ProblemOf(dtype, dim);
       const std::string plain = Name(ChooseForward(problem, kH200, {}));
+      const std::string plain_backward = Name(ChooseBackward(problem, kH200, {}));
       problem.deterministic = true;
       EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), plain);  // every forward is
-      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
-      problem.deterministic = false;
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})),
+                plain_backward == "sm90" ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
+      problem.softcap = 20;
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})),
+                plain_backward == "sm90" ? "sm90" : "simt");
+      problem.softcap = 0;
       problem.terms.dropout.threshold = 1;
       const bool hopper = HaveHopper() && dtype != DType::kFloat32 && (dim == 64 || dim == 128);
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), hopper ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
+      problem.deterministic = false;
       EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), hopper ? "sm90" : "simt");
       EXPECT_EQ(Name(ChooseForward(problem, kA100, {})), "simt");
       EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
@@ -121,8 +130,11 @@ TEST(ChooseTest, HopperServesTermsThatItsKernelsHave) {
     };
     problem.deterministic = true;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
+    EXPECT_EQ(Name(ChooseBackward(problem, kH200, forced)), "sm90");
+    problem.head_dim = 136;
     EXPECT_THAT(refusal(ChooseBackward(problem, kH200, forced)), HasSubstr("the same bits"));
     EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
+    problem.head_dim = 128;
     problem.deterministic = false;
     problem.softcap = 30;
     EXPECT_EQ(Name(ChooseForward(problem, kH200, forced)), "sm90");
@@ -137,7 +149,8 @@ TEST(ChooseTest, HopperServesTermsThatItsKernelsHave) {
   }
   AttentionProblem plain = ProblemOf(DType::kBFloat16, 128);
   plain.deterministic = true;
-  EXPECT_FALSE(ChooseBackward(plain, kH200, forced).ok());
+  EXPECT_EQ(Name(ChooseBackward(plain, kH200, forced)), "sm90");
+  EXPECT_FALSE(ChooseBackward(plain, kH200, {.family = "sm80"}).ok());
 }
 
 TEST(ChooseTest, ABiasGradientNeedsABias) {
@@ -204,7 +217,9 @@ TEST(ChooseTest, PreparedCallsSayFamilyAndClass) {
   EXPECT_EQ((*PrepareBackward(call, kH200, {.family = "sm80"}))->name(),
             (KernelName{"sm80", "plain", ""}));
   problem.deterministic = true;
-  EXPECT_EQ((*PrepareBackward(call, kH200))->name(), (KernelName{"simt", "terms", ""}));
+  EXPECT_EQ((*PrepareBackward(call, kH200))->name(),
+            HaveHopper() ? (KernelName{"sm90", "plain", ""}) : (KernelName{"simt", "terms", ""}));
+  EXPECT_EQ((*PrepareBackward(call, kA100))->name(), (KernelName{"simt", "terms", ""}));
   ProbabilitiesCall rows;
   rows.problem = &problem;
   EXPECT_EQ((*PrepareProbabilities(rows, kH200))->name(), (KernelName{"simt", "terms", ""}));
@@ -222,6 +237,8 @@ TEST(ChooseTest, ABackwardThatIsNotTakenFallsToTheNextFamily) {
   const auto prepared = PrepareBackward(call, kH200);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   EXPECT_EQ((*prepared)->family(), "sm80");
+  problem.deterministic = true;  // sm80 sums in whatever order
+  EXPECT_EQ((*PrepareBackward(call, kH200))->family(), "simt");
   if (!HaveHopper()) return;
   const auto refused = PrepareBackward(call, kH200, {.family = "sm90"});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);

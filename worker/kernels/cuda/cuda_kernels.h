@@ -17,7 +17,8 @@
 // Sums across thread blocks (dq_acc, and dk and dv when the heads of a group are
 // spread over blocks) use fp32 reductions in memory: their order, hence the last
 // bits, may differ from run to run. The forward is deterministic, and so is the backward of
-// problems that say so: their family (simt) leaves every sum to one block.
+// problems that say so: blocks take turns (sm90/ordered_backward.h), or every sum is left to one
+// block (simt).
 //
 // Errors: INVALID_ARGUMENT for a problem outside attention_kernel.h's limits, INTERNAL with
 // CUDA's text when a launch fails. Thread-safe: there is no shared state.

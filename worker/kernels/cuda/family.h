@@ -59,8 +59,8 @@ struct KernelFamily {
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
   bool (*takes_backward)(const BackwardCall& call) = nullptr;
 
-  // Whether equal backward calls give equal bits; else sums may add up in whatever order blocks end
-  // in. (Every forward's do.)
+  // Whether equal backward calls of a deterministic problem give equal bits; else sums may add up
+  // in whatever order blocks end in. (Every forward's do.)
   bool repeats = false;
 
   // Whether it is asked of forwards in e4m3.

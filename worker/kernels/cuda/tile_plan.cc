@@ -205,7 +205,7 @@ ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& sh
   return plan;
 }
 
-BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
+BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys, int32_t q_align) {
   const AttentionProblem& problem = *call.problem;
   std::map<int64_t, std::vector<const Piece*>> queries_by_document;
   for (const Piece& piece : call.q_pieces) {
@@ -235,8 +235,9 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
         tile.piece = key_piece;
         int64_t weight = 0;
         for (const Piece* q : found->second) {
-          const RowRange reach = ReachingQueries(*q, k, begin, end, band);
+          RowRange reach = ReachingQueries(*q, k, begin, end, band);
           if (reach.empty()) continue;
+          reach.begin -= reach.begin % q_align;
           // The q rows that see every key: the same question with roles swapped.
           const RowRange full = FullyVisibleKeys(k, begin, end, *q, reversed);
           QRange range;
@@ -263,6 +264,20 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys) {
   plan.tiles.reserve(weighted.size());
   for (const auto& entry : weighted) plan.tiles.push_back(entry.second);
   return plan;
+}
+
+QRange RowsOf(const QRange& range, int32_t first, int32_t count) {
+  QRange part = range;
+  part.row_begin += first;
+  part.row_count = count;
+  part.full_begin = std::clamp(range.full_begin - first, 0, count);
+  part.full_end = std::clamp(range.full_end - first, 0, count);
+  BandLimits& limits = part.limits;
+  limits.lower_base += limits.q_stride * first;
+  limits.upper_base += limits.q_stride * first;
+  limits.first_lower = Clamp30(-FloorDivide(-limits.lower_base, limits.k_stride));
+  limits.first_upper = Clamp30(FloorDivide(limits.upper_base, limits.k_stride));
+  return part;
 }
 
 }  // namespace ringattn::worker::cuda

@@ -41,7 +41,12 @@ struct BackwardPlan {
   std::vector<QRange> ranges;
 };
 
-BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys);
+// Ranges begin at multiples of `q_align` rows of their piece: rows that see nothing of the tile may
+// come first.
+BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys, int32_t q_align = 1);
+
+// Rows [first, first + count) of a range. REQUIRES: it has them.
+QRange RowsOf(const QRange& range, int32_t first, int32_t count);
 
 }  // namespace ringattn::worker::cuda
 

@@ -87,6 +87,36 @@ TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {
   EXPECT_EQ(splits.CallsOf("sm90", "forward"), 0);
 }
 
+// Likewise, and every one deterministic.
+TEST(CheckOnFakes, DeterministicCasesAreWhatHoppersKernelsTake) {
+  std::mt19937 random(14);
+  for (const auto draw : {RandomDeterministicCase, RandomDeterministicTermCase}) {
+    const bool terms = draw == RandomDeterministicTermCase;
+    std::vector<Case> cases;
+    for (int i = 0; i < 200; ++i) {
+      cases.push_back(draw(random, /*small=*/true));
+      const Case& c = cases.back();
+      const int64_t dims[] = {c.spec.shape.head_dim, c.spec.shape.head_dim_v};
+      EXPECT_TRUE(c.spec.options.deterministic);
+      EXPECT_NE(c.spec.dtype, DType::kFloat32);
+      EXPECT_EQ(HasScoreTerms(c.spec.options), terms);
+      for (int64_t dim : dims) EXPECT_TRUE(dim % 8 == 0 && dim <= (terms ? 128 : 256)) << dim;
+      EXPECT_GT(std::max(dims[0], dims[1]), 32);
+    }
+    cases.resize(5);
+    ExpectedResults all(cases);
+    SplitCounts splits;
+    for (const Case& c : cases) {
+      SCOPED_TRACE(c.ToString());
+      const auto expected = all.Take();
+      const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
+      const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
+      EXPECT_TRUE(report.passed()) << report.ToString();
+      EXPECT_TRUE(RunCase(c, *expected, *QueryDevice(0), splits) == outputs);
+    }
+  }
+}
+
 TEST(CheckOnFakes, KeepSetsAreTheCpus) { EXPECT_EQ(CheckKeepSets(*QueryDevice(0)), 0); }
 
 }  // namespace

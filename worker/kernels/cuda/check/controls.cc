@@ -15,16 +15,20 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-// A family that computes the problem, and whether by its kernels with score terms.
+// A family that computes the problem, and by which of its kernels: those with score terms, or of
+// deterministic backwards.
 struct Kernels {
   const char* family;
-  bool terms;
+  bool terms = false;
+  bool deterministic = false;
 };
-constexpr Kernels kAllKernels[] = {{"", false}, {"sm80", false}, {"simt", false}, {"simt", true}};
+constexpr Kernels kAllKernels[] = {
+    {""}, {"sm80"}, {"simt"}, {"simt", /*terms=*/true}, {"", false, /*deterministic=*/true}};
 
-// The same problem, with a slope of 0.
-AttentionProblem WithTerms(AttentionProblem problem, bool terms) {
-  if (!terms) return problem;
+// The same problem, with a slope of 0 if with terms.
+AttentionProblem ForKernels(AttentionProblem problem, const Kernels& kernels) {
+  problem.deterministic = kernels.deterministic;
+  if (!kernels.terms) return problem;
   problem.terms.shifts = {0};
   problem.terms.alibi_slopes = {0.0f};
   return problem;
@@ -54,7 +58,7 @@ bool StopWordEndsBackward(const DeviceInfo& device, const ForwardCall& forward) 
   call.blocks[0].dv = dv.get<float>();
   bool passed = true;
   for (const Kernels& kernels : kAllKernels) {
-    const AttentionProblem problem = WithTerms(*forward.problem, kernels.terms);
+    const AttentionProblem problem = ForKernels(*forward.problem, kernels);
     call.problem = &problem;
     const Prepared prepared = PrepareBackward(call, device, {.family = kernels.family});
     for (Buffer* buffer : {&dq, &dk, &dv}) Check(StartZero({buffer->get(), count * 4}, nullptr));
@@ -95,7 +99,7 @@ bool StopWordEnds(const DeviceInfo& device, int64_t head_dim) {
   call.initial = call.final = true;
   bool passed = true;
   for (const Kernels& kernels : kAllKernels) {
-    const AttentionProblem used = WithTerms(problem, kernels.terms);
+    const AttentionProblem used = ForKernels(problem, kernels);
     call.problem = &used;
     const Prepared prepared =
         PrepareForward(call, device, {.family = kernels.family, .max_key_splits = 1});

@@ -1,13 +1,17 @@
 // Checks the CUDA kernels on a GPU: random problems over every option, dtype and head-dim class,
 // cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle; as
 // many problems with score terms, which run twice and must give the same bits; probabilities of
-// chosen rows in half of all, and what they cost beside a forward; and dropout's exact keep set.
+// chosen rows in half of all, and what they cost beside a forward; dropout's exact keep set; and on
+// compute capability 9.0 forwards in e4m3 and deterministic backwards.
 //
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]] [--fp8]
+//       [--deterministic]
 //
 // Exit code 0 iff everything passed. --small: tiny cases alone, for compute-sanitizer.
 // --terms: score terms alone, and how fast they are. --family=sm90: by its kernels, forced.
 // --fp8: forwards in e4m3 alone, which compute capability 9.0 has; each runs twice too.
+// --deterministic: deterministic backwards of plain problems alone; each runs twice, the second
+// time beside other work on the GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -42,9 +46,10 @@ struct Arguments {
   int cases = 300;
   uint32_t seed = std::random_device()();
   bool small = false;
-  bool terms = false;  // them alone
-  bool fp8 = false;    // alone
-  std::string family;  // of the kernels with terms; empty: those that serve by themselves
+  bool terms = false;          // them alone
+  bool fp8 = false;            // alone
+  bool deterministic = false;  // likewise
+  std::string family;          // of the kernels with terms; empty: those that serve by themselves
 };
 
 constexpr char kExactFamily[] = "simt";
@@ -67,12 +72,14 @@ Arguments Parse(int argc, char** argv) {
       arguments.terms = true;
     } else if (std::strcmp(argv[i], "--fp8") == 0) {
       arguments.fp8 = true;
+    } else if (std::strcmp(argv[i], "--deterministic") == 0) {
+      arguments.deterministic = true;
     } else if (std::strcmp(argv[i], "--family=sm90") == 0) {
       arguments.family = "sm90";
     } else {
       std::fprintf(stderr,
                    "cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms "
-                   "[--family=sm90]] [--fp8]\n");
+                   "[--family=sm90]] [--fp8] [--deterministic]\n");
       std::exit(2);
     }
   }
@@ -246,6 +253,65 @@ int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
+// Work on a stream of its own, from its making to its end: what blocks of other kernels it delays
+// must not show.
+class OtherWork {
+ public:
+  OtherWork() : buffer_(kBytes) {
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    for (int i = 0; i < kLaunches; ++i)
+      Check(StartZero({buffer_.get(), kBytes / (1 + i % 7)}, stream_));
+  }
+  ~OtherWork() {
+    (void)cudaStreamSynchronize(stream_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  OtherWork(const OtherWork&) = delete;
+  OtherWork& operator=(const OtherWork&) = delete;
+
+ private:
+  static constexpr int64_t kBytes = 64 << 20;
+  static constexpr int kLaunches = 100;
+  Buffer buffer_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// `draw` is random_case.h's; `kind` its problems'.
+int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device,
+                            Case (*draw)(std::mt19937& random, bool small), const char* kind) {
+  std::mt19937 random(arguments.seed);
+  std::vector<Case> cases;
+  for (int i = 0; i < arguments.cases; ++i) cases.push_back(draw(random, arguments.small));
+  ExpectedResults all(cases);
+  WorstRatios worst;
+  SplitCounts splits;
+  int failed = 0;
+  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
+    const Case& c = cases[i];
+    const auto expected = all.Take();
+    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
+    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
+    worst.Add(c.spec.dtype, report);
+    const OtherWork other;
+    const bool same = RunCase(c, *expected, device, splits) == outputs;
+    if (!Passes(c, report, outputs.intact, same)) ++failed;
+    if (i % 100 == 99) std::printf("%zu deterministic done, %d failed\n", i + 1, failed);
+  }
+  worst.Print();
+  const int64_t calls = splits.CallsOf("sm90", "backward");
+  std::printf("%ld deterministic %s backwards by sm90\n", static_cast<long>(calls), kind);
+  if (arguments.cases > 0 && calls == 0) {
+    std::printf("FAILED: no deterministic %s backward by sm90\n", kind);
+    ++failed;
+  }
+  return failed;
+}
+
+int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device) {
+  return CheckDeterministicCases(arguments, device, RandomDeterministicCase, "plain") +
+         CheckDeterministicCases(arguments, device, RandomDeterministicTermCase, "term");
+}
+
 int Main(int argc, char** argv) {
   const Arguments arguments = Parse(argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
@@ -259,6 +325,11 @@ int Main(int argc, char** argv) {
     std::printf("%d cases, %d failed\n", arguments.cases, fp8_failed);
     return fp8_failed == 0 ? 0 : 1;
   }
+  if (arguments.deterministic) {
+    const int deterministic_failed = CheckDeterministicCases(arguments, *device);
+    std::printf("%d cases, %d failed\n", arguments.cases, deterministic_failed);
+    return deterministic_failed == 0 ? 0 : 1;
+  }
   int failed = arguments.small ? 0 : CheckKeepSets(*device, TermFamily(arguments));
   failed += CheckTermCases(arguments, *device);
   if (!arguments.small) PrintProbabilitySpeed(*device);
@@ -268,7 +339,10 @@ int Main(int argc, char** argv) {
     failed += CheckControls(*device);
     if (!arguments.small) failed += CheckHugeScores(*device);
     failed += CheckRandomCases(arguments, *device);
-    if (device->compute_major == 9) failed += CheckFloat8Cases(arguments, *device);
+    if (device->compute_major == 9) {
+      failed += CheckFloat8Cases(arguments, *device);
+      failed += CheckDeterministicCases(arguments, *device);
+    }
   }
   std::printf("%d cases, %d failed\n", arguments.cases, failed);
   return failed == 0 ? 0 : 1;

@@ -256,6 +256,37 @@ Case RandomHopperTermCase(std::mt19937& random, bool small) {
   return c;
 }
 
+Case RandomDeterministicCase(std::mt19937& random, bool small) {
+  Case c = RandomCase(random, small);
+  AttentionShape& shape = c.spec.shape;
+  if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
+  const auto served = [](int64_t dim) { return dim % 8 == 0; };
+  if (!served(shape.head_dim)) shape.head_dim = Pick<int64_t>(random, {64, 128, 192, 256});
+  if (!served(shape.head_dim_v)) shape.head_dim_v = shape.head_dim;
+  if (std::max(shape.head_dim, shape.head_dim_v) <= 32) shape.head_dim = 96;
+  if (!small && random() % 3 == 0) {  // many tiles
+    const int64_t n = Pick<int64_t>(random, {640, 901, 1100});
+    shape.cu_seqlens_q = shape.cu_seqlens_k = {0, n};
+    shape.seq_len_q = shape.seq_len_kv = n;
+    c.spec.probability_rows.clear();
+  }
+  LimitWork(kMostWork, shape);
+  c.spec.options.deterministic = true;
+  c.small_device = false;
+  return c;
+}
+
+Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
+  Case c = RandomHopperTermCase(random, small);
+  if (random() % 2) {  // alone they leave whole tiles empty
+    c.spec.options.mask = {};
+    c.spec.options.segment_ids = true;
+  }
+  c.spec.options.softcap = 0;
+  c.spec.options.deterministic = true;
+  return c;
+}
+
 Case RandomFloat8Case(std::mt19937& random, bool small) {
   Case c = RandomCase(random, small);
   AttentionShape& shape = c.spec.shape;

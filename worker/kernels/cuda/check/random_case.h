@@ -42,6 +42,11 @@ Case RandomTermCase(std::mt19937& random, bool small);
 // engine can read, any order of sums. Rows that are hidden from all hold nothing harmful there.
 Case RandomHopperTermCase(std::mt19937& random, bool small);
 
+// A problem that sm90's kernels take whose backward must be deterministic, plain or with score
+// terms.
+Case RandomDeterministicCase(std::mt19937& random, bool small);
+Case RandomDeterministicTermCase(std::mt19937& random, bool small);
+
 // A forward in e4m3 (its backward is of the inputs as they are, and not to be judged).
 Case RandomFloat8Case(std::mt19937& random, bool small);
 

@@ -24,12 +24,26 @@ struct HeadDimClass {
   int64_t head_dim;
   BackwardKernel (*kernel)();
   BackwardKernel (*capped_kernel)();  // with a softcap
+  // In a fixed order of sums.
+  BackwardKernel (*ordered_kernel)();
+  BackwardKernel (*ordered_capped_kernel)();
+
+  BackwardKernel KernelOf(const AttentionProblem& problem) const {
+    const bool capped = problem.softcap > 0;
+    if (problem.deterministic) return capped ? ordered_capped_kernel() : ordered_kernel();
+    return capped ? capped_kernel() : kernel();
+  }
 };
-constexpr HeadDimClass kClasses[] = {{64, BackwardKernel_d64, BackwardKernel_capped_d64},
-                                     {96, BackwardKernel_d96, BackwardKernel_capped_d96},
-                                     {128, BackwardKernel_d128, BackwardKernel_capped_d128},
-                                     {192, BackwardKernel_d192, BackwardKernel_capped_d192},
-                                     {256, BackwardKernel_d256, BackwardKernel_capped_d256}};
+#define RINGATTN_SM90_BACKWARD_CLASS(dim)                                                    \
+  {                                                                                          \
+    dim, BackwardKernel_d##dim, BackwardKernel_capped_d##dim, BackwardKernel_ordered_d##dim, \
+        BackwardKernel_ordered_capped_d##dim                                                 \
+  }
+constexpr HeadDimClass kClasses[] = {
+    RINGATTN_SM90_BACKWARD_CLASS(64), RINGATTN_SM90_BACKWARD_CLASS(96),
+    RINGATTN_SM90_BACKWARD_CLASS(128), RINGATTN_SM90_BACKWARD_CLASS(192),
+    RINGATTN_SM90_BACKWARD_CLASS(256)};
+#undef RINGATTN_SM90_BACKWARD_CLASS
 
 // Null above the largest.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {
@@ -40,14 +54,16 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-constexpr BackwardKernel (*kTermKernels[])() = {BackwardKernel_pairs_d64, BackwardKernel_terms_d64,
-                                                BackwardKernel_pairs_d128,
-                                                BackwardKernel_terms_d128};
+constexpr BackwardKernel (*kTermKernels[])() = {
+    BackwardKernel_pairs_d64,          BackwardKernel_terms_d64,
+    BackwardKernel_pairs_d128,         BackwardKernel_terms_d128,
+    BackwardKernel_ordered_pairs_d64,  BackwardKernel_ordered_terms_d64,
+    BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128};
 
 // REQUIRES: ServesTerms.
 BackwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
-  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
+  return kTermKernels[4 * problem.deterministic + 2 * wide + NeedsAllTerms(problem)]();
 }
 
 // How many packs of heads share a section: as many as make about one wave of blocks, so that the
@@ -70,7 +86,7 @@ bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
   }
   const HeadDimClass* head_dim_class = ClassOf(problem);
   return head_dim_class != nullptr && ServesForward(problem, device) &&
-         head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
+         head_dim_class->KernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
 }
 
 bool TakesBackward(const BackwardCall& call) {
@@ -93,6 +109,8 @@ std::vector<KernelEntry> BackwardEntries() {
   for (const HeadDimClass& candidate : kClasses) {
     add(candidate.kernel());
     add(candidate.capped_kernel());
+    add(candidate.ordered_kernel());
+    add(candidate.ordered_capped_kernel());
   }
   for (const auto& kernel : kTermKernels) add(kernel());
   return entries;
@@ -111,10 +129,9 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const HeadDimClass& head_dim_class = *ClassOf(problem);
   dtype_ = problem.dtype;
   const bool terms = problem.terms.any();
-  kernel_ = terms                 ? TermKernelOf(problem)
-            : problem.softcap > 0 ? head_dim_class.capped_kernel()
-                                  : head_dim_class.kernel();
-  plan_ = PlanBackwardTiles(call, kernel_.tile_keys);
+  kernel_ = terms ? TermKernelOf(problem) : head_dim_class.KernelOf(problem);
+  const bool ordered = problem.deterministic;
+  plan_ = PlanBackwardTiles(call, kernel_.tile_keys, ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
 
   TermBackwardKernelParams& params = params_;
@@ -133,6 +150,10 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.packs = static_cast<int32_t>(packs);
   params.section_packs = SectionPacks(tiles, packs, device.sm_count);
 
+  if (ordered) {
+    absl::Status s = turns_.Init(call, kernel_.tile_rows, params, plan_);
+    if (!s.ok()) return s;
+  }
   if (absl::Status s = MapQueries(call, kernel_.tile_rows, query_maps_); !s.ok()) return s;
   absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, key_maps_);
   if (!status.ok()) return status;
@@ -141,7 +162,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   query_maps_offset_ = ranges_offset_ + TableBytes(plan_.ranges);
   key_maps_offset_ = query_maps_offset_ + TableBytes(query_maps_);
   sum_maps_offset_ = key_maps_offset_ + TableBytes(key_maps_);
-  terms_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  turns_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
+  terms_offset_ = turns_offset_ + turns_.table_bytes();
   if (terms) {
     status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
@@ -152,7 +174,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
   bias_scratch_offset_ = terms_.scratch_bytes();
-  scratch_bytes_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  turns_scratch_offset_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  scratch_bytes_ = turns_scratch_offset_ + turns_.scratch_bytes();
   return absl::OkStatus();
 }
 
@@ -162,6 +185,7 @@ void PreparedBackward::WriteTables(void* target) const {
   WriteTable(query_maps_, target, query_maps_offset_);
   WriteTable(key_maps_, target, key_maps_offset_);
   WriteTable(sum_maps_, target, sum_maps_offset_);
+  turns_.WriteTables(static_cast<char*>(target) + turns_offset_);
   terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
@@ -170,6 +194,7 @@ void PreparedBackward::DropTables() {
   query_maps_ = {};
   key_maps_ = {};
   sum_maps_ = {};
+  turns_.DropTables();
   terms_.DropTables();
 }
 
@@ -194,8 +219,25 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
                          params.bias);
     if (!status.ok()) return status;
   }
-  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  OrderedBackwardKernelParams ordered;
+  OrderedTermBackwardKernelParams ordered_terms;
   void* arguments[] = {&params};
+  if (turns_.any()) {
+    absl::Status status = turns_.Place(TableAt<char>(launch.tables, turns_offset_),
+                                       static_cast<char*>(launch.scratch) + turns_scratch_offset_,
+                                       launch.stream, ordered.turns);
+    if (!status.ok()) return status;
+    static_cast<BackwardKernelParams&>(ordered) = params;
+    static_cast<TermBackwardKernelParams&>(ordered_terms) = params;
+    ordered_terms.turns = ordered.turns;
+    arguments[0] = &ordered;
+    if (terms_.any()) {
+      arguments[0] = &ordered_terms;
+      status = ToStatus(LaunchPairTurns(ordered_terms, launch.stream), "pair turns launch");
+      if (!status.ok()) return status;
+    }
+  }
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),
                                    arguments, kernel_.shared_bytes, launch.stream),
                   "attention kernel launch");

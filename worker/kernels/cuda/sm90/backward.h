@@ -1,7 +1,7 @@
 // The sm_90a backward, from a call to a launch.
 //
 // Tables, as WriteTables lays them out: tiles, q ranges, tensor maps of q's pieces, of the blocks'
-// pieces, and of their gradients, score terms.
+// pieces, and of their gradients, turns, score terms.
 //
 // Thread-safe: there is no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_H_
@@ -18,12 +18,14 @@
 #include "worker/kernels/cuda/sm90/call_bias.h"
 #include "worker/kernels/cuda/sm90/call_terms.h"
 #include "worker/kernels/cuda/sm90/forward.h"
+#include "worker/kernels/cuda/sm90/ordered_backward.h"
 #include "worker/kernels/cuda/sm90/terms_params.h"
 #include "worker/kernels/cuda/tile_plan.h"
 
 namespace ringattn::worker::cuda::sm90 {
 
-// As ServesForward (forward.h); with score terms neither a softcap nor the same bits every time.
+// As ServesForward (forward.h); with score terms no softcap. The same bits every time ordered
+// kernels give (ordered_backward.h).
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
@@ -51,6 +53,7 @@ class PreparedBackward : public PreparedKernel {
   TermBackwardKernelParams params_;  // tables unset; plain kernels take their part
   CallTerms terms_;
   CallBias bias_;
+  CallTurns turns_;
   BackwardPlan plan_;
   std::vector<QueryMaps> query_maps_;
   std::vector<PieceMaps> key_maps_;
@@ -59,8 +62,10 @@ class PreparedBackward : public PreparedKernel {
   int64_t query_maps_offset_ = 0;
   int64_t key_maps_offset_ = 0;
   int64_t sum_maps_offset_ = 0;
+  int64_t turns_offset_ = 0;
   int64_t terms_offset_ = 0;
   int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
+  int64_t turns_scratch_offset_ = 0;
 };
 
 }  // namespace ringattn::worker::cuda::sm90

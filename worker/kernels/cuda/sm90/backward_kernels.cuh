@@ -32,12 +32,12 @@ __device__ __forceinline__ void InitBackwardBarriers(uint32_t shared) {
 }
 
 template <typename Shape>
-__device__ __forceinline__ void RunBackward(const BackwardKernelParams& params, char* memory) {
+__device__ __forceinline__ void RunBackward(const typename Shape::Params& params, char* memory) {
   const uint32_t shared = SharedAddress(memory);
   if (threadIdx.x == 0) InitBackwardBarriers<Shape>(shared);
-  // One answer for all: the groups would wait for each other for ever.
-  if (__syncthreads_or(Stopped(params.common.stop_word))) return;
-  const BackwardItem item(params);
+  uint32_t ticket = 0;
+  if (!Starts<Shape>(params, memory, ticket)) return;
+  const auto item = ItemOf<Shape>(params, ticket);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();
@@ -53,26 +53,26 @@ __device__ __forceinline__ void RunBackward(const BackwardKernelParams& params, 
 
 // Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); `run` what it runs,
 // of a `shape`, whose numbers follow.
-#define RINGATTN_SM90_BACKWARD_KERNELS(name, run, shape, ...)                                    \
-  __global__ void __launch_bounds__(384, 1)                                                      \
-      sm90_bf16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    run<shape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                                      \
-  }                                                                                              \
-  __global__ void __launch_bounds__(384, 1)                                                      \
-      sm90_fp16_attention_backward_##name(const __grid_constant__ BackwardKernelParams params) { \
-    extern __shared__ __align__(1024) char shared[];                                             \
-    run<shape<__half, __VA_ARGS__>>(params, shared);                                             \
-  }                                                                                              \
-  BackwardKernel BackwardKernel_##name() {                                                       \
-    using Half = shape<__half, __VA_ARGS__>;                                                     \
-    static_assert(Half::kThreads == 384);                                                        \
-    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),                 \
-            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),                 \
-            Half::kRows,                                                                         \
-            Half::kKeys,                                                                         \
-            Half::kThreads,                                                                      \
-            Half::kSharedBytes};                                                                 \
+#define RINGATTN_SM90_BACKWARD_KERNELS(name, run, shape, ...)                     \
+  __global__ void __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name(  \
+      const __grid_constant__ shape<__nv_bfloat16, __VA_ARGS__>::Params params) { \
+    extern __shared__ __align__(1024) char shared[];                              \
+    run<shape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                       \
+  }                                                                               \
+  __global__ void __launch_bounds__(384, 1) sm90_fp16_attention_backward_##name(  \
+      const __grid_constant__ shape<__half, __VA_ARGS__>::Params params) {        \
+    extern __shared__ __align__(1024) char shared[];                              \
+    run<shape<__half, __VA_ARGS__>>(params, shared);                              \
+  }                                                                               \
+  BackwardKernel BackwardKernel_##name() {                                        \
+    using Half = shape<__half, __VA_ARGS__>;                                      \
+    static_assert(Half::kThreads == 384);                                         \
+    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),  \
+            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),  \
+            Half::kRows,                                                          \
+            Half::kKeys,                                                          \
+            Half::kThreads,                                                       \
+            Half::kSharedBytes};                                                  \
   }
 
 #define RINGATTN_SM90_BACKWARD(name, ...) \

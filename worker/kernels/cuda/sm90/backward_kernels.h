@@ -19,6 +19,20 @@ BackwardKernel BackwardKernel_capped_d128();
 BackwardKernel BackwardKernel_capped_d192();
 BackwardKernel BackwardKernel_capped_d256();
 
+// In a fixed order of sums (ordered_backward.h); launched with OrderedBackwardKernelParams.
+BackwardKernel BackwardKernel_ordered_d64();
+BackwardKernel BackwardKernel_ordered_d96();
+BackwardKernel BackwardKernel_ordered_d128();
+BackwardKernel BackwardKernel_ordered_d192();
+BackwardKernel BackwardKernel_ordered_d256();
+
+// Likewise, with a softcap.
+BackwardKernel BackwardKernel_ordered_capped_d64();
+BackwardKernel BackwardKernel_ordered_capped_d96();
+BackwardKernel BackwardKernel_ordered_capped_d128();
+BackwardKernel BackwardKernel_ordered_capped_d192();
+BackwardKernel BackwardKernel_ordered_capped_d256();
+
 }  // namespace ringattn::worker::cuda::sm90
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_KERNELS_H_

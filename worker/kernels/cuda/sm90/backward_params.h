@@ -43,6 +43,44 @@ struct BackwardKernelParams {
   int32_t section_packs = 1;
 };
 
+// Of a range of an ordered backward (ordered_backward.h): who adds to its q tiles before.
+struct QTurn {
+  // What the tiles' counters read when it is the range's turn: 1 + the number of the key tile that
+  // added last, where those come in the table's order, or in the opposite one; 0: nobody did.
+  int32_t after = 0;
+  int32_t after_turned = 0;
+  int32_t first_tile = 0;  // the range's first q tile, counted through q's pieces
+};
+
+// That a key tile comes to a q tile, where some pairs of tiles are empty (terms_params.h).
+struct QVisit {
+  int32_t pair = 0;
+  int32_t number = 0;  // of the key tile
+};
+
+// Counters are 0 when the kernel starts; each consumer group has its own.
+struct TurnParams {
+  const QTurn* ranges = nullptr;  // device; beside BackwardKernelParams::ranges
+  uint32_t* tickets = nullptr;    // device; how many thread blocks have taken an item
+  int32_t* queries = nullptr;     // device, [batch, num_heads, query_tiles, 2]; as QTurn has them
+  // device, [batch, num_kv_heads, tile_count, 2]; how many packs have added
+  int32_t* keys = nullptr;
+  int32_t query_tiles = 0;
+  int32_t turned_sections = 0;  // the first so many take the table's tiles from its end
+
+  // With segment ids or a mask: those that come to each q tile, in the table's order, and what
+  // sm90_pair_turns makes of them once it is known which pairs are empty.
+  const int32_t* visit_begins = nullptr;  // device, [query_tiles + 1]
+  const QVisit* visits = nullptr;         // device
+  int32_t* pair_turns =
+      nullptr;  // device, [batch, turn_heads, pairs, 2]: as QTurn's; null: as that
+  int32_t turn_heads = 1;
+};
+
+struct OrderedBackwardKernelParams : BackwardKernelParams {
+  TurnParams turns;
+};
+
 // One kernel of the family in its two dtypes.
 struct BackwardKernel {
   const void* bf16 = nullptr;

@@ -10,6 +10,7 @@
 #include "worker/kernels/cuda/primitives/tma.cuh"
 #include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/backward_turns.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -18,10 +19,10 @@ template <typename Shape>
 struct BackwardProducer {
   using Position = RingPosition<Shape::kStages>;
 
-  const BackwardKernelParams& params;
+  const typename Shape::Params& params;
   char* const memory;     // shared
   const uint32_t shared;  // its address
-  const BackwardItem item;
+  const typename Shape::Item item;
 
   // visit(range, row, head) of every tile.
   template <typename Visit>
@@ -30,12 +31,60 @@ struct BackwardProducer {
     const int first = item.first_head;
 #pragma unroll 1
     for (int head = first; head < first + params.heads_per_block; ++head) {
+      if constexpr (Shape::kOrdered) {
+        const int step = item.descends() ? -1 : 1;
 #pragma unroll 1
-      for (int index = begin; index < end; ++index) {
+        for (int n = 0, index = step > 0 ? begin : end - 1; n < end - begin; ++n, index += step) {
+          const QRange& range = params.ranges[index];
+          const int last = (range.row_count - 1) / Shape::kRows * Shape::kRows;
+#pragma unroll 1
+          for (int row = step > 0 ? 0 : last; row >= 0 && row <= last; row += step * Shape::kRows) {
+            visit(range, row, head);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int index = begin; index < end; ++index) {
+          const QRange& range = params.ranges[index];
+          const int count = range.row_count;
+#pragma unroll 1
+          for (int row = 0; row < count; row += Shape::kRows) visit(range, row, head);
+        }
+      }
+    }
+  }
+
+  // Whether an ordered walk comes to the range by that tile, its last.
+  __device__ __forceinline__ bool EntersAtEnd(const QRange& range, int row) const {
+    return item.descends() && row + Shape::kRows >= range.row_count;
+  }
+  // When consumer group `group`'s part of dq of a tile, and of dk and dv, may be added.
+  __device__ __forceinline__ Turn TileTurn(const QRange& range, int row, int head,
+                                           int group) const {
+    return TurnOf(params, params.turns, item, range, row / Shape::kRows, head, group);
+  }
+  __device__ __forceinline__ Turn SumTurn(int group) const {
+    return TurnOf(params, params.turns, item, group);
+  }
+
+  // The walk of an ordered lane that adds: enter(range, head), then visit(row) of its tiles. What
+  // is read of global memory is read on entering: awaiting a turn empties the cache of the
+  // multiprocessor.
+  template <typename Enter, typename Visit>
+  __device__ __forceinline__ void WalkRanges(const Enter& enter, const Visit& visit) const {
+    const int begin = item.tile->range_begin, end = item.tile->range_end;
+    const int step = item.descends() ? -1 : 1;
+#pragma unroll 1
+    for (int head = item.first_head, heads = params.heads_per_block; heads > 0; --heads, ++head) {
+#pragma unroll 1
+      for (int left = end - begin, index = step > 0 ? begin : end - 1; left > 0;
+           --left, index += step) {
         const QRange& range = params.ranges[index];
-        const int count = range.row_count;
+        enter(range, head);
+        int tiles = (range.row_count + Shape::kRows - 1) / Shape::kRows;
+        int row = step > 0 ? 0 : (tiles - 1) * Shape::kRows;
 #pragma unroll 1
-        for (int row = 0; row < count; row += Shape::kRows) visit(range, row, head);
+        for (; tiles > 0; --tiles, row += step * Shape::kRows) visit(row, head);
       }
     }
   }
@@ -65,6 +114,12 @@ struct BackwardProducer {
     Position at;
     Walk([&](const QRange& range, int row, int head) {
       const QueryMaps& maps = params.query_maps[range.piece];
+      if constexpr (Shape::kOrdered) {
+        if (EntersAtEnd(range, row)) {
+          AcquireMap(&maps.q);
+          AcquireMap(&maps.dout);
+        }
+      }
       if (row == 0) {
         AcquireMap(&maps.q);
         AcquireMap(&maps.dout);
@@ -160,18 +215,39 @@ struct BackwardProducer {
   __device__ __forceinline__ void Add(int group) const {
     const CommonParams& common = params.common;
     uint32_t phase = 0;
-    Walk([&](const QRange& range, int row, int head) {
-      const TensorMap& map = params.query_maps[range.piece].dq;
-      if (row == 0) AcquireMap(&map);
-      AddStaged(map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
-                head,
-                static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
-    });
+    if constexpr (Shape::kOrdered) {
+      const TensorMap* map = nullptr;
+      int first_row = 0;
+      Turn turn;
+      WalkRanges(
+          [&](const QRange& range, int head) {
+            map = &params.query_maps[range.piece].dq;
+            AcquireMap(map);
+            first_row = static_cast<int>(range.row_begin) + (Shape::kDqByRows ? group * 64 : 0);
+            turn = TileTurn(range, 0, head, group);
+          },
+          [&](int row, int head) {
+            const Turn own = turn.Of(row / Shape::kRows);
+            own.Await();
+            AddStaged(*map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns,
+                      common.head_dim, head, first_row + row);
+            own.Pass();
+          });
+    } else {
+      Walk([&](const QRange& range, int row, int head) {
+        const TensorMap& map = params.query_maps[range.piece].dq;
+        if (row == 0) AcquireMap(&map);
+        AddStaged(map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
+                  head,
+                  static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
+      });
+    }
     const SumMaps& maps = params.sum_maps[item.tile->piece];
     AcquireMap(&maps.dv);
     AcquireMap(&maps.dk);
     const int kv_head = item.first_head / common.group_size;
     const int row = static_cast<int>(item.tile->row_begin) + group * 64;
+    if constexpr (Shape::kOrdered) SumTurn(group).Await();
 #pragma unroll 1
     for (int part = 0; part < Shape::kPanels; ++part) {
       AddStaged(maps.dv, group, phase, part * kPanelColumns, common.head_dim_v, kv_head, row);
@@ -181,6 +257,7 @@ struct BackwardProducer {
       AddStaged(maps.dk, group, phase, part * kPanelColumns, common.head_dim, kv_head, row);
     }
     WaitBulk();
+    if constexpr (Shape::kOrdered) SumTurn(group).Pass();
   }
 
   // `warp` counts in the group and is the same in all threads of the warp.

@@ -20,22 +20,26 @@ struct QueryTile {
   int32_t rows;
 };
 
-// What a thread block computes.
+// What a thread block computes: item `index`. The first `turned_sections` take the table's tiles
+// from its end.
 struct BackwardItem {
   const BackwardTile* tile;
   int32_t first_head;
   int32_t batch;
 
-  explicit __device__ __forceinline__ BackwardItem(const BackwardKernelParams& params) {
+  explicit __device__ __forceinline__ BackwardItem(const BackwardKernelParams& params,
+                                                   uint32_t index = blockIdx.x,
+                                                   uint32_t turned_sections = 0) {
     const uint32_t section_items =
         static_cast<uint32_t>(params.tile_count) * static_cast<uint32_t>(params.section_packs);
-    const uint32_t section = blockIdx.x / section_items;
+    const uint32_t section = index / section_items;
     const uint32_t first = section * params.section_packs;
     const uint32_t packs = min(params.section_packs, params.packs - static_cast<int32_t>(first));
-    const uint32_t rest = blockIdx.x - section * section_items;
+    const uint32_t rest = index - section * section_items;
     const uint32_t pack = first + rest % packs;
     const uint32_t packs_per_row = params.common.num_heads / params.heads_per_block;
-    tile = params.tiles + rest / packs;
+    const uint32_t number = rest / packs;
+    tile = params.tiles + (section < turned_sections ? params.tile_count - 1 - number : number);
     first_head = static_cast<int32_t>(pack % packs_per_row * params.heads_per_block);
     batch = static_cast<int32_t>(pack / packs_per_row);
   }
@@ -47,6 +51,9 @@ struct BackwardItem {
 template <typename T_, int kDim_, int kRows_, bool kCapped_>
 struct BackwardShape {
   using T = T_;
+  using Params = BackwardKernelParams;
+  using Item = BackwardItem;
+  static constexpr bool kOrdered = false;  // ordered_backward_shape.cuh
   static constexpr int kDim = kDim_;
   static constexpr int kRows = kRows_;
   static constexpr int kKeys = 128;

@@ -65,6 +65,55 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
 }
 
+// By kernels of their own, which count in scratch memory.
+TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
+  Request request(1000);
+  request.call.blocks[0].pieces = {Piece{0, 1000, 1, 0, 1}};
+  request.call.q_pieces = request.call.blocks[0].pieces;
+  request.problem.bands[1] = Band{-100, 0};
+  const auto prepare = [&] { return *PreparedBackward::Create(request.call, kHopper); };
+  EXPECT_EQ(prepare()->scratch_bytes(), 0);
+  const int64_t table_bytes = prepare()->table_bytes();
+  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+    for (const float softcap : {0.0f, 20.0f}) {
+      request.problem.head_dim = request.problem.head_dim_v = head_dim;
+      request.problem.softcap = softcap;
+      request.problem.deterministic = true;
+      EXPECT_TRUE(ServesBackward(request.problem, kHopper));
+      EXPECT_GT(prepare()->scratch_bytes(), 0);  // counters
+      EXPECT_GT(prepare()->table_bytes(), table_bytes);
+      EXPECT_EQ(prepare()->name(), (KernelName{"sm90", "plain", ""}));
+    }
+  }
+  request.problem.head_dim = request.problem.head_dim_v = 64;
+  request.problem.softcap = 0;
+  request.problem.terms.shifts = {0, 0};
+  request.problem.terms.segment_ids = true;
+  EXPECT_TRUE(ServesBackward(request.problem, kHopper));
+  EXPECT_EQ(prepare()->name(), (KernelName{"sm90", "terms", ""}));
+  const int64_t scratch = prepare()->scratch_bytes();
+  request.problem.terms.mask = MaskForm{.per_head = true};  // turns of its own for each head
+  EXPECT_GT(prepare()->scratch_bytes(), scratch);
+  request.problem.deterministic = false;
+  EXPECT_TRUE(ServesBackward(request.problem, kHopper));
+}
+
+// A window's tiles begin anywhere; those of an ordered backward at a tile's rows of the piece.
+TEST(Sm90BackwardTest, OrderedRangesBeginAtTiles) {
+  Request request(1000);
+  request.problem.bands[0] = Band{-100, 37};
+  request.problem.deterministic = true;
+  request.call.q_pieces = {Piece{0, 13, 1, 0, 1}, Piece{13, 987, 0, 0, 1}};
+  const std::vector<char> tables = request.Tables();
+  for (int i = 0; i < 8; ++i) {  // of 8 tiles, one range or more each
+    QRange range;
+    const size_t tiles = (8 * sizeof(BackwardTile) + 255) / 256 * 256;
+    std::memcpy(&range, tables.data() + tiles + i * sizeof(range), sizeof(range));
+    EXPECT_EQ(range.piece, 1);
+    EXPECT_EQ((range.row_begin - 13) % 64, 0);
+  }
+}
+
 TEST(Sm90BackwardTest, TakesAlignedAddresses) {
   float* const odd = reinterpret_cast<float*>(8);
   Request request(128);

@@ -10,7 +10,7 @@
 namespace ringattn::worker::cuda::sm90 {
 
 template <typename Shape>
-__device__ __forceinline__ void RunTermBackward(const TermBackwardKernelParams& params,
+__device__ __forceinline__ void RunTermBackward(const typename Shape::Params& params,
                                                 char* memory) {
   const uint32_t shared = SharedAddress(memory);
   if (threadIdx.x == 0) {
@@ -20,9 +20,9 @@ __device__ __forceinline__ void RunTermBackward(const TermBackwardKernelParams& 
     }
     InitBackwardBarriers<Shape>(shared);  // and fences
   }
-  // One answer for all: the groups would wait for each other for ever.
-  if (__syncthreads_or(Stopped(params.common.stop_word))) return;
-  const BackwardItem item(params);
+  uint32_t ticket = 0;
+  if (!Starts<Shape>(params, memory, ticket)) return;
+  const auto item = ItemOf<Shape>(params, ticket);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();
@@ -38,26 +38,7 @@ __device__ __forceinline__ void RunTermBackward(const TermBackwardKernelParams& 
 
 // Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); what follows
 // are TermBackwardShape's arguments.
-#define RINGATTN_SM90_TERM_BACKWARD(name, ...)                                      \
-  __global__ void __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name(    \
-      const __grid_constant__ TermBackwardKernelParams params) {                    \
-    extern __shared__ __align__(1024) char shared[];                                \
-    RunTermBackward<TermBackwardShape<__nv_bfloat16, __VA_ARGS__>>(params, shared); \
-  }                                                                                 \
-  __global__ void __launch_bounds__(384, 1) sm90_fp16_attention_backward_##name(    \
-      const __grid_constant__ TermBackwardKernelParams params) {                    \
-    extern __shared__ __align__(1024) char shared[];                                \
-    RunTermBackward<TermBackwardShape<__half, __VA_ARGS__>>(params, shared);        \
-  }                                                                                 \
-  BackwardKernel BackwardKernel_##name() {                                          \
-    using Half = TermBackwardShape<__half, __VA_ARGS__>;                            \
-    static_assert(Half::kThreads == 384);                                           \
-    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),    \
-            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),    \
-            Half::kRows,                                                            \
-            Half::kKeys,                                                            \
-            Half::kThreads,                                                         \
-            Half::kSharedBytes};                                                    \
-  }
+#define RINGATTN_SM90_TERM_BACKWARD(name, ...) \
+  RINGATTN_SM90_BACKWARD_KERNELS(name, RunTermBackward, TermBackwardShape, __VA_ARGS__)
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_KERNELS_CUH_

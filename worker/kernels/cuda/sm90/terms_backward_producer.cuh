@@ -16,10 +16,10 @@ struct TermBackwardProducer {
   using Plain = BackwardProducer<Shape>;
   using Position = typename Plain::Position;
 
-  const TermBackwardKernelParams& params;
+  const typename Shape::Params& params;
   char* const memory;     // shared
   const uint32_t shared;  // its address
-  const BackwardItem item;
+  const typename Shape::Item item;
 
   // A q tile: `row` counts in its range.
   struct Found {
@@ -40,25 +40,54 @@ struct TermBackwardProducer {
 #pragma unroll 1
     for (int head = first; head < first + params.heads_per_block; ++head) {
       const PairClasses classes = ClassesOf(head);
+      if constexpr (Shape::kOrdered) {
+        const int step = item.descends() ? -1 : 1;
 #pragma unroll 1
-      for (int index = begin; index < end; ++index) {
-        const int first_pair = params.pairs.pair_begin[index];
-        const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+        for (int n = 0, index = step > 0 ? begin : end - 1; n < end - begin; ++n, index += step) {
+          const int first_pair = params.pairs.pair_begin[index];
+          const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+          const int last_base = (tiles - 1) / 32 * 32;
 #pragma unroll 1
-        for (int base = 0; base < tiles; base += 32) {
-          const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
-          uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+          for (int base = step > 0 ? 0 : last_base; base >= 0 && base <= last_base;
+               base += step * 32) {
+            const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+            uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
 #pragma unroll 1
-          while (seen != 0) {
-            const int next = __ffs(seen) - 1;
-            seen &= seen - 1;
-            if (found.range >= 0) visit(found, false);
-            found = {index, (base + next) * Shape::kRows, head, __shfl_sync(0xffffffff, own, next)};
+            while (seen != 0) {
+              const int next = step > 0 ? __ffs(seen) - 1 : 31 - __clz(seen);
+              seen &= ~(1u << next);
+              if (found.range >= 0) visit(found, false);
+              found = {index, (base + next) * Shape::kRows, head,
+                       __shfl_sync(0xffffffff, own, next)};
+            }
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int index = begin; index < end; ++index) {
+          const int first_pair = params.pairs.pair_begin[index];
+          const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+#pragma unroll 1
+          for (int base = 0; base < tiles; base += 32) {
+            const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+            uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+#pragma unroll 1
+            while (seen != 0) {
+              const int next = __ffs(seen) - 1;
+              seen &= seen - 1;
+              if (found.range >= 0) visit(found, false);
+              found = {index, (base + next) * Shape::kRows, head,
+                       __shfl_sync(0xffffffff, own, next)};
+            }
           }
         }
       }
     }
-    if (found.range < 0) found = {begin, 0, first, ClassesOf(first).Everything()};
+    if (found.range < 0) {
+      found = {begin, 0, first, ClassesOf(first).Everything()};
+      // Nobody waits for it: it adds nothing (Add).
+      if constexpr (Shape::kOrdered) found.checks &= ~PairClasses::kSeen;
+    }
     visit(found, true);
   }
   __device__ __forceinline__ int64_t PlaneOf(int head) const {
@@ -266,6 +295,20 @@ struct TermBackwardProducer {
     });
   }
 
+  // When the group's part of dq of the tile may be added: after that of the key tile that was the
+  // last to come to it, where pairs may be empty.
+  __device__ __forceinline__ Turn TileTurn(const Found& tile, int group) const {
+    const TurnParams& turns = params.turns;
+    Turn turn = WithoutTerms().TileTurn(params.ranges[tile.range], tile.row, tile.head, group);
+    if (turns.pair_turns == nullptr) return turn;
+    const int64_t plane =
+        int64_t{item.batch} * turns.turn_heads + (turns.turn_heads > 1 ? tile.head : 0);
+    const int64_t pair =
+        plane * params.pairs.pairs + params.pairs.pair_begin[tile.range] + tile.row / Shape::kRows;
+    turn.wanted = turns.pair_turns[2 * pair + item.turned];
+    return turn;
+  }
+
   // For consumer group `group`: dq of every tile, then dv and dk.
   __device__ __forceinline__ void Add(int group) const {
     const CommonParams& common = params.common;
@@ -279,10 +322,21 @@ struct TermBackwardProducer {
         const TensorMap& map = params.query_maps[range.piece].dq;
         if (tile.range != mapped) AcquireMap(&map);
         mapped = tile.range;
-        plain.AddStaged(
-            map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
-            tile.head,
-            static_cast<int>(range.row_begin) + tile.row + (Shape::kDqByRows ? group * 64 : 0));
+        if constexpr (Shape::kOrdered) {
+          const bool seen = tile.checks & PairClasses::kSeen;
+          const Turn turn = seen ? TileTurn(tile, group) : Turn{nullptr, 0, 0};
+          turn.Await();
+          plain.AddStaged(
+              map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns,
+              seen ? common.head_dim : 0, tile.head,
+              static_cast<int>(range.row_begin) + tile.row + (Shape::kDqByRows ? group * 64 : 0));
+          turn.Pass();
+        } else {
+          plain.AddStaged(
+              map, group, phase, Shape::kDqByRows ? 0 : group * kPanelColumns, common.head_dim,
+              tile.head,
+              static_cast<int>(range.row_begin) + tile.row + (Shape::kDqByRows ? group * 64 : 0));
+        }
       }
       __syncwarp();
     });
@@ -292,6 +346,7 @@ struct TermBackwardProducer {
     AcquireMap(&maps.dk);
     const int kv_head = item.first_head / common.group_size;
     const int row = static_cast<int>(item.tile->row_begin) + group * 64;
+    if constexpr (Shape::kOrdered) plain.SumTurn(group).Await();
 #pragma unroll 1
     for (int part = 0; part < Shape::kPanels; ++part) {
       plain.AddStaged(maps.dv, group, phase, part * kPanelColumns, common.head_dim_v, kv_head, row);
@@ -301,6 +356,7 @@ struct TermBackwardProducer {
       plain.AddStaged(maps.dk, group, phase, part * kPanelColumns, common.head_dim, kv_head, row);
     }
     WaitBulk();
+    if constexpr (Shape::kOrdered) plain.SumTurn(group).Pass();
   }
 
   // `warp` counts in the group and is the same in all threads of the warp.

@@ -30,6 +30,7 @@ struct TermQueryTile : QueryTile {
 // kBiasChunkBytes hold; each group has a ring of its own of them.
 template <typename T_, int kDim_, int kRows_, bool kAll_>
 struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
+  using Params = TermBackwardKernelParams;
   using Base = BackwardShape<T_, kDim_, kRows_, false>;
   static constexpr bool kAll = kAll_;
   // The mask's words (terms_params.h).

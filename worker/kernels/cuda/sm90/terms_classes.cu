@@ -211,6 +211,36 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Who comes to each q tile before whom, empty pairs left out. Grid: a plane for each batch row and
+// head of turns, q tiles.
+__global__ void __launch_bounds__(kThreads)
+    sm90_pair_turns(const __grid_constant__ OrderedTermBackwardKernelParams params) {
+  const TurnParams& turns = params.turns;
+  const int tile = blockIdx.y * kThreads + threadIdx.x;
+  if (tile >= turns.query_tiles) return;
+  const int64_t plane = blockIdx.x;
+  const int batch = static_cast<int>(plane / turns.turn_heads);
+  const int head = static_cast<int>(plane % turns.turn_heads);
+  const PairClasses classes(params.pairs, batch,
+                            MaskPlane(params.terms, batch, head, params.common.num_heads));
+  int32_t* const target = turns.pair_turns + 2 * plane * params.pairs.pairs;
+  const int begin = turns.visit_begins[tile], end = turns.visit_begins[tile + 1];
+  int32_t last = 0;
+  for (int i = begin; i < end; ++i) {
+    const QVisit visit = turns.visits[i];
+    if ((classes.Of(visit.pair) & PairClasses::kSeen) == 0) continue;
+    target[2 * visit.pair] = last;
+    last = visit.number + 1;
+  }
+  last = 0;
+  for (int i = end - 1; i >= begin; --i) {
+    const QVisit visit = turns.visits[i];
+    if ((classes.Of(visit.pair) & PairClasses::kSeen) == 0) continue;
+    target[2 * visit.pair + 1] = last;
+    last = visit.number + 1;
+  }
+}
+
 template <typename Params>
 cudaError_t Launch(void (*kernel)(Params), const Params& params, dim3 grid, cudaStream_t stream) {
   void* arguments[] = {const_cast<Params*>(&params)};
@@ -247,12 +277,21 @@ cudaError_t LaunchPairClasses(const TermBackwardKernelParams& params, int32_t ti
                 params, dim3(params.tile_count * params.pairs.mask_planes, kMaskParts), stream);
 }
 
+cudaError_t LaunchPairTurns(const OrderedTermBackwardKernelParams& params, cudaStream_t stream) {
+  const TurnParams& turns = params.turns;
+  if (turns.pair_turns == nullptr) return cudaSuccess;
+  const int blocks = (turns.query_tiles + kThreads - 1) / kThreads;
+  return Launch(&sm90_pair_turns, params, dim3(params.common.batch * turns.turn_heads, blocks),
+                stream);
+}
+
 std::vector<const void*> PairClassEntries() {
   return {reinterpret_cast<const void*>(&sm90_classify_ids<ForwardSide>),
           reinterpret_cast<const void*>(&sm90_classify_ids<BackwardSide>),
           reinterpret_cast<const void*>(&sm90_pack_mask_forward),
           reinterpret_cast<const void*>(&sm90_pack_mask_backward<64>),
-          reinterpret_cast<const void*>(&sm90_pack_mask_backward<128>)};
+          reinterpret_cast<const void*>(&sm90_pack_mask_backward<128>),
+          reinterpret_cast<const void*>(&sm90_pair_turns)};
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -20,6 +20,10 @@ cudaError_t LaunchPairClasses(const TermForwardKernelParams& params, int32_t til
 cudaError_t LaunchPairClasses(const TermBackwardKernelParams& params, int32_t tile_rows,
                               cudaStream_t stream);
 
+// Of an ordered backward: turns.pair_turns, once the classes are there. Nothing happens where that
+// is null.
+cudaError_t LaunchPairTurns(const OrderedTermBackwardKernelParams& params, cudaStream_t stream);
+
 // All of these kernels; they take no dynamic shared memory.
 std::vector<const void*> PairClassEntries();
 

@@ -20,6 +20,12 @@ BackwardKernel BackwardKernel_pairs_d128();
 BackwardKernel BackwardKernel_terms_d64();
 BackwardKernel BackwardKernel_terms_d128();
 
+// Likewise in a fixed order of sums, launched with OrderedTermBackwardKernelParams.
+BackwardKernel BackwardKernel_ordered_pairs_d64();
+BackwardKernel BackwardKernel_ordered_pairs_d128();
+BackwardKernel BackwardKernel_ordered_terms_d64();
+BackwardKernel BackwardKernel_ordered_terms_d128();
+
 }  // namespace ringattn::worker::cuda::sm90
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_KERNELS_H_

@@ -67,6 +67,11 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   int32_t stride = 1;
 };
 
+// Of an ordered backward (ordered_backward.h).
+struct OrderedTermBackwardKernelParams : TermBackwardKernelParams {
+  TurnParams turns;
+};
+
 }  // namespace ringattn::worker::cuda::sm90
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PARAMS_H_

@@ -29,12 +29,13 @@ __device__ __forceinline__ void InitWideBackwardBarriers(uint32_t shared) {
 }
 
 template <typename Shape>
-__device__ __forceinline__ void RunWideBackward(const BackwardKernelParams& params, char* memory) {
+__device__ __forceinline__ void RunWideBackward(const typename Shape::Params& params,
+                                                char* memory) {
   const uint32_t shared = SharedAddress(memory);
   if (threadIdx.x == 0) InitWideBackwardBarriers<Shape>(shared);
-  // One answer for all: the groups would wait for each other for ever.
-  if (__syncthreads_or(Stopped(params.common.stop_word))) return;
-  const BackwardItem item(params);
+  uint32_t ticket = 0;
+  if (!Starts<Shape>(params, memory, ticket)) return;
+  const auto item = ItemOf<Shape>(params, ticket);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     GiveRegisters<Shape::kProducerRegisters>();

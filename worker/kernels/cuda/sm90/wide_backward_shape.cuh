@@ -22,6 +22,9 @@ namespace ringattn::worker::cuda::sm90 {
 template <typename T_, int kDim_, bool kCapped_>
 struct WideBackwardShape {
   using T = T_;
+  using Params = BackwardKernelParams;
+  using Item = BackwardItem;
+  static constexpr bool kOrdered = false;  // ordered_backward_shape.cuh
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;
