@@ -214,6 +214,7 @@ def main():
     parser.add_argument("--terms", action="store_true", help="score terms instead")
     parser.add_argument("--fp8", action="store_true",
                         help="forwards alone, the first library's in e4m3 beside it; head dims up to 128")
+    parser.add_argument("--term_rows", default="", help="of its rows, these alone")
     parser.add_argument("--term_family", default="", help="the kernel family that terms are forced to")
     args = parser.parse_args()
     libraries = [(name, load(path)) for name, path in (x.split("=") for x in args.library)]
@@ -228,7 +229,7 @@ def main():
           f"cuDNN {torch.backends.cudnn.version()}, {args.dtype}, heads {args.heads}, batch 1")
     if args.terms:
         import term_rows  # of this directory, which a script's path has first
-        sys.exit(term_rows.run(args, libraries[0][1], heads, kv_heads))
+        sys.exit(term_rows.run(args, libraries, heads, kv_heads))
     failed = False
     for direction in args.directions.split(","):
         print(f"\n{direction}, TFLOP/s (median of {args.rounds}); /fa2 and /cudnn: "

@@ -40,14 +40,15 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-constexpr BackwardKernel (*kTermKernels[])() = {BackwardKernel_pairs_d64, BackwardKernel_terms_d64,
-                                                BackwardKernel_pairs_d128,
-                                                BackwardKernel_terms_d128};
+// By TermKind.
+constexpr BackwardKernel (*kTermKernels[][3])() = {
+    {BackwardKernel_pairs_d64, BackwardKernel_drops_d64, BackwardKernel_terms_d64},
+    {BackwardKernel_pairs_d128, BackwardKernel_drops_d128, BackwardKernel_terms_d128}};
 
 // REQUIRES: ServesTerms.
 BackwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
-  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
+  return kTermKernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
 // How many packs of heads share a section: as many as make about one wave of blocks, so that the
@@ -94,7 +95,9 @@ std::vector<KernelEntry> BackwardEntries() {
     add(candidate.kernel());
     add(candidate.capped_kernel());
   }
-  for (const auto& kernel : kTermKernels) add(kernel());
+  for (const auto& of_class : kTermKernels) {
+    for (const auto& kernel : of_class) add(kernel());
+  }
   return entries;
 }
 

@@ -44,16 +44,20 @@ struct TermBackwardProducer {
       for (int index = begin; index < end; ++index) {
         const int first_pair = params.pairs.pair_begin[index];
         const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+        uint32_t batch = 0;
 #pragma unroll 1
         for (int base = 0; base < tiles; base += 32) {
-          const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
-          uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+          batch = base % PairClasses::kBatch == 0
+                      ? classes.BatchOf(first_pair + base + lane, tiles - base - lane)
+                      : batch >> 4;
+          uint32_t seen = __ballot_sync(0xffffffff, batch & PairClasses::kSeen);
 #pragma unroll 1
           while (seen != 0) {
             const int next = __ffs(seen) - 1;
             seen &= seen - 1;
             if (found.range >= 0) visit(found, false);
-            found = {index, (base + next) * Shape::kRows, head, __shfl_sync(0xffffffff, own, next)};
+            found = {index, (base + next) * Shape::kRows, head,
+                     __shfl_sync(0xffffffff, batch, next) & PairClasses::kAll};
           }
         }
       }
@@ -128,7 +132,7 @@ struct TermBackwardProducer {
       flags |= QueryTile::kMasked;
     }
     // The bias of rows and keys that do not exist may be anything: their probabilities are to be 0.
-    if (Shape::kAll && terms.bias != nullptr &&
+    if (Shape::kBiased && terms.bias != nullptr &&
         (range.row_count - tile.row < Shape::kRows || item.tile->rows < Shape::kKeys)) {
       flags |= QueryTile::kMasked;
     }
@@ -259,7 +263,7 @@ struct TermBackwardProducer {
       ClearRows(without_keys, at);
       Arrive(shared + Shape::kTileFull + 8 * at.stage);
       at.Advance();
-      if constexpr (Shape::kAll) {
+      if constexpr (Shape::kBiased) {
         if (params.terms.bias != nullptr && lane == 0) LoadBias(tile, bias_at);
         __syncwarp();
       }

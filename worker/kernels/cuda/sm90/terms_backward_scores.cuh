@@ -5,7 +5,6 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
 
-#include "worker/kernels/cuda/keep_bits.h"
 #include "worker/kernels/cuda/sm90/backward_scores.cuh"
 #include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
 
@@ -55,66 +54,8 @@ struct TermBackwardScores {
     mask[1] = words[keys.Key(1) * 4];
   }
 
-  // Dropout's bits. Executed by whole warps.
-  static __device__ __forceinline__ void KeepPairs(TermBits& keep,
-                                                   const TermBackwardKernelParams& params,
-                                                   const TermQueryTile& tile,
-                                                   const TermKeys& keys) {
-    const TermParams& terms = params.terms;
-    const uint64_t first_key = static_cast<uint64_t>(tile.first_key) + terms.first_key;
-    const uint32_t head = tile.head * terms.head_step + terms.first_head;
-    const uint32_t batch = tile.batch_row + terms.first_batch;
-    const uint32_t first_row =
-        static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * keys.Row()) +
-        terms.first_query;
-    keep[0] = keep[1] = 0;
-    if (params.stride == 1 && first_key % 16 == 0) {
-      // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
-      // those of every other row, and hands over the other's bits. Of a call's parts the warp's 16
-      // keys have two. What is asked of a part is whether its upper half is kept; a factor of 2^16
-      // brings the lower one there.
-      const uint64_t key = first_key + keys.Key(0);
-      const uint32_t odd = keys.Key(0) & 1;
-      const uint32_t own = odd ? 1 : 0x10000, other = odd ? 0x10000 : 1;
-      const bool second = key / 16 % 2 != 0;
-      const PhiloxCounterPart counter = CounterPartOf(
-          params.keys, static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4), head, batch);
-      TermBits others = {};
-#pragma unroll
-      for (int n = 0; n < kRows / 8; ++n) {
-        const PhiloxBlock x =
-            PhiloxOf(params.keys, RowPartOf(params.keys, first_row + n * 8 + odd, head), counter);
-        const uint32_t parts[2] = {second ? x.x2 : x.x0, second ? x.x3 : x.x1};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (KeepsUpper(parts[half] * own, terms.threshold)) keep[half] |= 1u << (2 * n);
-          if (KeepsUpper(parts[half] * other, terms.threshold)) others[half] |= 1u << (2 * n);
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        keep[half] <<= odd;
-        keep[half] |= __shfl_xor_sync(0xffffffff, others[half] << odd, 4);
-      }
-      return;
-    }
-    PhiloxRow row = {terms.key0, terms.key1, 0, head, batch};
-#pragma unroll 1
-    for (int pair = 0; pair < kRows / 2; ++pair) {
-      const int half = pair & 1, at = pair / 2;
-      row.row = first_row + params.stride * (at / 2 * 8 + at % 2);
-      const uint64_t key =
-          first_key + static_cast<uint64_t>(int64_t{params.stride} * keys.Key(half));
-      const uint32_t bit = uint32_t{Keeps(row, key, terms.threshold)} << at;
-      if (half == 0) {
-        keep[0] |= bit;
-      } else {
-        keep[1] |= bit;
-      }
-    }
-  }
-
-  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of kAll.
+  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of
+  // kBiased.
   template <typename Bias>
   static __device__ __forceinline__ void Exponentials(Scores& scores, const TermBits& mask,
                                                       const float* statistics,
@@ -124,7 +65,7 @@ struct TermBackwardScores {
                                                       Bias& bias) {
     const CommonParams& common = params.common;
     float scale = common.softmax_scale, multiplier = common.scale_log2;
-    if constexpr (Shape::kAll) {
+    if constexpr (Shape::kBiased) {
       if (params.terms.bias != nullptr) {  // leaves them in natural units
         bias.Add(scores, scale, params.terms.bias_dtype);
         scale = 1.0f;
@@ -149,12 +90,27 @@ struct TermBackwardScores {
   }
 
   // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
+  template <typename Keep>
+  static __device__ __forceinline__ void Differentiate(
+      const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
+      const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
+    constexpr int32_t kHides = QueryTile::kMasked | TermQueryTile::kIds | TermQueryTile::kMaskWords;
+    if ((tile.flags & kHides) != 0 || (Shape::kBiased && terms.bias != nullptr)) {
+      Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
+    } else {
+      Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);
+    }
+  }
+
+ private:
+  // kHides: some pairs may have been hidden.
+  template <bool kHides, typename Keep>
   static __device__ __forceinline__ void Differentiate(const Scores& scores,
                                                        const Scores& gradients, Packed& p,
-                                                       Packed& ds, const TermBits& keep,
+                                                       Packed& ds, const Keep& keep,
                                                        const float* statistics,
                                                        const TermParams& terms) {
-    const bool drops = Shape::kAll && terms.threshold != 0;
+    const bool drops = Shape::Drops(terms);
     const float factor = drops ? Shape::kUnshift * terms.keep_scale : Shape::kUnshift;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
@@ -165,10 +121,10 @@ struct TermBackwardScores {
         float kept[2], gradient[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const bool dropped = drops && !Has(keep, n, half, i);
+          const bool dropped = drops && !keep.Has(n, half, i);
+          const float dp = dropped ? 0.0f : gradients[e + i];
           kept[i] = dropped ? 0.0f : scores[e + i];
-          gradient[i] = Gradient(scores[e + i], dropped ? 0.0f : gradients[e + i], factor,
-                                 i == 0 ? delta.x : delta.y);
+          gradient[i] = Gradient<kHides>(scores[e + i], dp, factor, i == 0 ? delta.x : delta.y);
         }
         p[e / 2] = Pack<T>(kept[0], kept[1]);
         ds[e / 2] = Pack<T>(gradient[0], gradient[1]);
@@ -176,15 +132,15 @@ struct TermBackwardScores {
     }
   }
 
- private:
   // Of the row of columns 8 n + i, from that of the thread's first row.
   static __device__ __forceinline__ float Of(const float* first, int n, int i) {
     return first[n * 8 + i];
   }
 
-  // Nothing of a pair with probability 0 counts: v's or dout's rows may hold anything then.
+  // Nothing of a hidden pair counts: v's or dout's rows may hold anything then.
+  template <bool kHides>
   static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
-    return p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
+    return kHides && p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
   }
 
   // ALiBi's distance; whole numbers, exact below 2^24.
