@@ -41,11 +41,9 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
 }
 
 // By TermKind.
-constexpr BackwardKernel (*kTermKernels[][4])() = {
-    {BackwardKernel_pairs_d64, BackwardKernel_drops_d64, BackwardKernel_biased_d64,
-     BackwardKernel_terms_d64},
-    {BackwardKernel_pairs_d128, BackwardKernel_drops_d128, BackwardKernel_biased_d128,
-     BackwardKernel_terms_d128}};
+constexpr BackwardKernel (*kTermKernels[][3])() = {
+    {BackwardKernel_pairs_d64, BackwardKernel_drops_d64, BackwardKernel_terms_d64},
+    {BackwardKernel_pairs_d128, BackwardKernel_drops_d128, BackwardKernel_terms_d128}};
 
 // REQUIRES: ServesTerms.
 BackwardKernel TermKernelOf(const AttentionProblem& problem) {

@@ -21,9 +21,8 @@ bool ServesTerms(const AttentionProblem& problem, bool backward) {
 }
 
 TermKind TermKindOf(const AttentionProblem& problem) {
-  const bool drops = problem.terms.dropout.threshold != 0;
-  if (problem.terms.bias.has_value()) return drops ? TermKind::kAll : TermKind::kBiased;
-  return drops ? TermKind::kDrops : TermKind::kPairs;
+  if (problem.terms.bias.has_value()) return TermKind::kAll;
+  return problem.terms.dropout.threshold != 0 ? TermKind::kDrops : TermKind::kPairs;
 }
 
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem) {

@@ -19,8 +19,8 @@ namespace ringattn::worker::cuda::sm90 {
 bool ServesTerms(const AttentionProblem& problem, bool backward);
 
 // Which of its head-dim class's kernels with terms a problem is for: that of ALiBi, segment ids and
-// masks, that of dropout or a bias as well, or that of everything.
-enum class TermKind { kPairs, kDrops, kBiased, kAll };
+// masks, that of dropout as well, or that of everything.
+enum class TermKind { kPairs, kDrops, kAll };
 TermKind TermKindOf(const AttentionProblem& problem);
 
 // The keys of its dropout's rounds.

@@ -119,13 +119,13 @@ TEST(CallTermsTest, WhatIsServed) {
   EXPECT_FALSE(ServesForward(problem, {108, 8, 163 << 10}));
 }
 
-TEST(CallTermsTest, DropoutAndBiasHaveKernelsOfTheirOwn) {
+TEST(CallTermsTest, DropoutHasKernelsOfItsOwnAndABiasThoseOfAllTerms) {
   AttentionProblem problem = ProblemOf(64);
   problem.terms.alibi_slopes.assign(4, 0.5f);
   problem.terms.mask = MaskForm{};
   EXPECT_EQ(TermKindOf(problem), TermKind::kPairs);
   problem.terms.bias = BiasForm{};
-  EXPECT_EQ(TermKindOf(problem), TermKind::kBiased);
+  EXPECT_EQ(TermKindOf(problem), TermKind::kAll);
   problem.terms.dropout.threshold = 1;
   EXPECT_EQ(TermKindOf(problem), TermKind::kAll);
   problem.terms.bias.reset();

@@ -49,11 +49,9 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
 }
 
 // By TermKind.
-constexpr ForwardKernel (*kTermKernels[][4])() = {
-    {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_biased_d64,
-     ForwardKernel_terms_d64},
-    {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_biased_d128,
-     ForwardKernel_terms_d128}};
+constexpr ForwardKernel (*kTermKernels[][3])() = {
+    {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_terms_d64},
+    {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_terms_d128}};
 
 // REQUIRES: ServesTerms.
 ForwardKernel TermKernelOf(const AttentionProblem& problem) {

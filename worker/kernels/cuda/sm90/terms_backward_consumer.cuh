@@ -75,15 +75,10 @@ struct TermBackwardConsumer {
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
       const int32_t* const tile_ids =
           reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes);
-      Keep keep;
       TermBits mask;
       Rules::LoadMask(mask, tile, keys);
       if constexpr (Shape::kDrops) {
-        if (Shape::Drops(params.terms)) {
-          keep_words.Await();
-          keep_words.Read(at.stage, keep);
-          PinRegisters(keep.bits);  // or that would wait for the products
-        }
+        if (Shape::Drops(params.terms)) keep_words.Await();
       }
       WaitProducts<1>();
       PinRegisters(scores);
@@ -91,6 +86,8 @@ struct TermBackwardConsumer {
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
+      Keep keep;
+      if constexpr (Shape::kDrops) keep_words.Read(at.stage, keep);
       Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, tile, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);

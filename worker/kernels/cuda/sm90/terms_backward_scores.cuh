@@ -95,8 +95,7 @@ struct TermBackwardScores {
       const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
       const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
     constexpr int32_t kHides = QueryTile::kMasked | TermQueryTile::kIds | TermQueryTile::kMaskWords;
-    // Twice the code pays where there is much of it: with dropout.
-    if (!Shape::kDrops || (tile.flags & kHides) != 0 || (Shape::kBiased && terms.bias != nullptr)) {
+    if ((tile.flags & kHides) != 0 || (Shape::kBiased && terms.bias != nullptr)) {
       Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
     } else {
       Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);

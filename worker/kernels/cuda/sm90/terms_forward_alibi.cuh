@@ -33,12 +33,12 @@ struct AlibiPositions {
   // packed heads have slopes of their own.
   __device__ __forceinline__ void Begin(const TermForwardKernelParams& params, bool alone,
                                         float slope) {
-    if (!kServes || !alone) return;
+    if constexpr (!kServes) return;
     const CommonParams& common = params.forward.common;
     constexpr float kLeast = 1.0f / (1 << 30), kMost = 1 << 30;
     factor = common.softmax_scale / slope;
     // A vote: or branches would be taken for those of single threads.
-    serves = __all_sync(0xffffffff, params.forward.head_pack == 1 && params.stride == 1 &&
+    serves = __all_sync(0xffffffff, alone && params.forward.head_pack == 1 && params.stride == 1 &&
                                         slope > kLeast && slope < kMost && factor > kLeast &&
                                         factor < kMost);
     shift[0] = shift[1] = 0.0f;

@@ -6,7 +6,6 @@
 #include "worker/kernels/cuda/sm90/forward_consumer.cuh"
 #include "worker/kernels/cuda/sm90/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_alibi.cuh"
-#include "worker/kernels/cuda/sm90/terms_forward_keep.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_scores.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -27,9 +26,6 @@ struct TermForwardConsumer {
     const int row = group * 64 + (threadIdx.x & 127) / 32 * 16 + lane / 4;
     const int column = lane % 4 * 2;
     const bool alibi_alone = terms.slopes != nullptr && Rules::AlibiAlone(params);
-    const bool transforms_all = Rules::Transforms(params);
-    const float usual_multiplier = transforms_all ? kLog2E : common.scale_log2;
-    const float usual_headroom = kOffsetHeadroom / usual_multiplier;
 
     const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
     const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
@@ -38,7 +34,6 @@ struct TermForwardConsumer {
     const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
     const TermKeyTile* tiles = reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles);
     RingPosition<Shape::kStages> k, v;
-    [[maybe_unused]] RingPosition<Shape::kKeepStages> kept;
     typename BiasOrNot<Shape, ForwardBias>::Type bias(shared, group);
     // A stage is free once all lanes of all warps have left it.
     const auto release = [lane](uint32_t barrier) {
@@ -79,9 +74,9 @@ struct TermForwardConsumer {
           words[0] = pair[row * 4 + lane % 4];
           words[1] = pair[(row + 8) * 4 + lane % 4];
         }
-        if constexpr (Shape::kDrops && !Shape::kKeepAhead) {
+        if constexpr (Shape::kDrops) {
           if (!Shape::Drops(terms)) return;
-          Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tile.first_key, column));
+          Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tiles[k.stage], column));
           PinRegisters(keep);  // or all of it would sink below the wait
         }
       };
@@ -99,28 +94,20 @@ struct TermForwardConsumer {
       };
       const auto drop = [&] {
         if constexpr (Shape::kDrops) {
-          if constexpr (Shape::kKeepAhead) {
-            ForwardKeep<Shape>::Take(keep, memory, shared, kept,
-                                     static_cast<int>(threadIdx.x) - 128);
-          }
           if (Shape::Drops(terms)) Rules::Drop(scores, keep);
         }
       };
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
       Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
-      own.template Load<Shape::kDrops && !Shape::kKeepAhead>(params, slot, row, tiles[k.stage]);
+      own.template Load<Shape::kDrops>(params, slot, row, tiles[k.stage]);
       // By way of no thread's row, so that what follows from it branches for whole warps.
       const float slope =
           terms.slopes == nullptr ? 0.0f : SlopeOf(params, slot, tiles[k.stage], slot.first_head);
       alibi.Begin(params, alibi_alone, slope);
-      transforms = transforms_all && !alibi.serves;
-      multiplier = usual_multiplier;
-      headroom = usual_headroom;
-      if (alibi.serves) {
-        multiplier = slope * kLog2E;
-        headroom = kOffsetHeadroom / multiplier;
-      }
+      transforms = !alibi.serves && Rules::Transforms(params);
+      multiplier = alibi.serves ? slope * kLog2E : transforms ? kLog2E : common.scale_log2;
+      headroom = kOffsetHeadroom / multiplier;
       look_ahead();
       rows.Reset();
 #pragma unroll

@@ -4,7 +4,6 @@
 
 #include "worker/kernels/cuda/primitives/shared_tile.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_consumer.cuh"
-#include "worker/kernels/cuda/sm90/terms_forward_keep.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_producer.cuh"
 #include "worker/kernels/cuda/sm90/terms_kernels.h"
 
@@ -18,14 +17,7 @@ __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& pa
   if (threadIdx.x == 0) {
     PrefetchMap(&params.q_map);
     InitBarrier(shared + Shape::kQFull, 1);
-    InitBarrier(shared + Shape::kQEmpty,
-                Shape::kConsumerWarps + (biased ? 1 : 0) + Shape::kKeepWarps);
-    if constexpr (Shape::kKeepAhead) {
-      for (int stage = 0; stage < Shape::kKeepStages; ++stage) {
-        InitBarrier(shared + Shape::kKeepFull + 8 * stage, Shape::kKeepWarps);
-        InitBarrier(shared + Shape::kKeepEmpty + 8 * stage, Shape::kConsumerWarps);
-      }
-    }
+    InitBarrier(shared + Shape::kQEmpty, Shape::kConsumerWarps + (biased ? 1 : 0));
     for (int i = 0; i < Shape::kGroups * Shape::kBiasStages; ++i) {
       InitBarrier(shared + Shape::kBiasFull + 8 * i, 1);
       InitBarrier(shared + Shape::kBiasEmpty + 8 * i, 4);  // a group's warps
@@ -49,8 +41,6 @@ __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& pa
       producer.Run();
     } else if constexpr (Shape::kBiased) {
       if (warp == 1 && biased) producer.LoadBias();
-    } else if constexpr (Shape::kKeepAhead) {
-      ForwardKeep<Shape>::Run(producer, warp - 1);
     }
   } else {
     TakeRegisters<Shape::kConsumerRegisters>();

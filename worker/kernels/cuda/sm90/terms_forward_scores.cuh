@@ -48,7 +48,11 @@ struct TermRows {
         row.id = terms.q_segment_ids[slot.batch * common.q_rows + local_row];
       }
       if (kDrops && terms.threshold != 0) {
-        row.CountForDropout(params, tile.first_query, tile.batch_row, head);
+        row.query = static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * row.q_row) +
+                    terms.first_query;
+        row.head = head * terms.head_step + terms.first_head;
+        row.batch = tile.batch_row + terms.first_batch;
+        row.part = RowPartOf(params.keys, row.query, row.head);
       }
       if ((threadIdx.x & 3) == 0) upper[half * 8] = row;
     }
@@ -114,20 +118,19 @@ struct TermForwardScores {
     }
   }
 
-  // The position, as dropout counts it, of the thread's first column, from that of the tile's.
+  // The position, as dropout counts it, of the thread's first column.
   static __device__ __forceinline__ uint64_t KeyOf(const TermForwardKernelParams& params,
-                                                   int64_t first_key, int column) {
-    return static_cast<uint64_t>(first_key) +
+                                                   const TermKeyTile& tile, int column) {
+    return static_cast<uint64_t>(tile.first_key) +
            static_cast<uint64_t>(int64_t{params.stride} * column) + params.terms.first_key;
   }
 
   // Which of the thread's pairs dropout keeps: of each row, column 8 j + i at bit 16 i + j. `key`
   // is the tile's KeyOf. A call of Philox has the eight keys that a thread has of 32 columns; all
   // of its 128 bits are used, where they lie.
-  template <typename Rows>
   static __device__ __forceinline__ void KeepPairs(uint32_t (&keep)[2],
                                                    const TermForwardKernelParams& params,
-                                                   const Rows& rows, uint64_t key) {
+                                                   const TermRows& rows, uint64_t key) {
     const uint32_t head = rows.Of(0).head, batch = rows.Of(0).batch;
     if (params.stride != 1 || key % 2 != 0 || key / 8 % 4 != 0 ||
         rows.Of(1).head != head) {  // packed heads
@@ -168,10 +171,9 @@ struct TermForwardScores {
 
  private:
   // Of any offset, stride and heads.
-  template <typename Rows>
   static __device__ __forceinline__ void KeepAnywhere(uint32_t (&keep)[2],
                                                       const TermForwardKernelParams& params,
-                                                      const Rows& rows, uint64_t key) {
+                                                      const TermRows& rows, uint64_t key) {
     const TermParams& terms = params.terms;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {

@@ -31,17 +31,6 @@ struct TermRow {
   // As dropout counts them.
   uint32_t query, head, batch;
   PhiloxRowPart part;
-
-  // `first_query` and `batch_row` are of the item's tiles, `head` is the call's.
-  __device__ __forceinline__ void CountForDropout(const TermForwardKernelParams& params,
-                                                  int64_t first_query, int32_t batch_row,
-                                                  int call_head) {
-    const TermParams& terms = params.terms;
-    query = static_cast<uint32_t>(first_query + int64_t{params.stride} * q_row) + terms.first_query;
-    head = call_head * terms.head_step + terms.first_head;
-    batch = batch_row + terms.first_batch;
-    part = RowPartOf(params.keys, query, head);
-  }
 };
 
 // 128 rows by 128 keys, two groups in turn. kBiased_, kDrops_: with a bias, with dropout; ALiBi,
@@ -65,16 +54,7 @@ struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   static constexpr int kIds = kWords + Base::kStages * kWordBytes;
   static constexpr int kIdBytes = Base::kKeys * 4;
   static constexpr int kRowTerms = kIds + Base::kStages * kIdBytes;
-  // Dropout's bits, two words of each consumer thread, made by producer warps
-  // (terms_forward_keep.cuh) where no bias leaves consumers the time.
-  static constexpr bool kKeepAhead = kDrops && !kBiased;
-  static constexpr int kKeepWarps = kKeepAhead ? 3 : 0;
-  static constexpr int kKeepStages = 2;
-  static constexpr int kKeepBytes = Base::kGroups * 128 * 8;
-  static constexpr int kKeep = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
-  static constexpr int kKeepFull = kKeep + (kKeepAhead ? kKeepStages * kKeepBytes : 0);
-  static constexpr int kKeepEmpty = kKeepFull + kKeepStages * 8;
-  static constexpr int kBiasFull = kKeepEmpty + kKeepStages * 8;
+  static constexpr int kBiasFull = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
   static constexpr int kBiasStages = !kBiased ? 0 : kDim_ <= 64 ? 4 : 3;  // of a group
   static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
   static constexpr int kBiasPanelBytes = kForwardBiasRows * kPanelRowBytes;
@@ -85,7 +65,7 @@ struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
 
-  static_assert(sizeof(TermKeyTile) % 16 == 0 && kIds % 16 == 0 && kKeepFull % 8 == 0);
+  static_assert(sizeof(TermKeyTile) % 16 == 0 && kIds % 16 == 0 && kBiasFull % 8 == 0);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };
 

@@ -10,11 +10,9 @@ namespace ringattn::worker::cuda::sm90 {
 ForwardKernel ForwardKernel_pairs_d64();
 ForwardKernel ForwardKernel_pairs_d128();
 
-// With dropout as well; with a bias as well.
+// With dropout as well.
 ForwardKernel ForwardKernel_drops_d64();
 ForwardKernel ForwardKernel_drops_d128();
-ForwardKernel ForwardKernel_biased_d64();
-ForwardKernel ForwardKernel_biased_d128();
 
 // Every term.
 ForwardKernel ForwardKernel_terms_d64();
@@ -25,8 +23,6 @@ BackwardKernel BackwardKernel_pairs_d64();
 BackwardKernel BackwardKernel_pairs_d128();
 BackwardKernel BackwardKernel_drops_d64();
 BackwardKernel BackwardKernel_drops_d128();
-BackwardKernel BackwardKernel_biased_d64();
-BackwardKernel BackwardKernel_biased_d128();
 BackwardKernel BackwardKernel_terms_d64();
 BackwardKernel BackwardKernel_terms_d128();
 
