@@ -45,8 +45,7 @@ struct TermBackwardConsumer {
     using Keep = typename KeepWordsOrNot<Shape>::Type::Thread;
     // Of the tile that the consumers come to next.
     const auto look_ahead = [&](const RingPosition<Shape::kStages>& next) {
-      if constexpr (Shape::kDrops) {
-        if (!Shape::Drops(params.terms)) return;
+      if constexpr (Shape::kKeepWords) {
         WaitBarrier(shared + Shape::kTileFull + 8 * next.stage, next.phase);
         keep_words.Write(params, tiles[next.stage], next.stage);
       }
@@ -77,8 +76,11 @@ struct TermBackwardConsumer {
           reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes);
       TermBits mask;
       Rules::LoadMask(mask, tile, keys);
-      if constexpr (Shape::kDrops) {
-        if (Shape::Drops(params.terms)) keep_words.Await();
+      Keep keep;
+      if constexpr (Shape::kKeepWords) {
+        keep_words.Await();
+      } else if constexpr (Shape::kDrops) {
+        if (Shape::Drops(params.terms)) Rules::KeepPairs(keep.bits, params, tile, keys);
       }
       WaitProducts<1>();
       PinRegisters(scores);
@@ -86,8 +88,7 @@ struct TermBackwardConsumer {
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
-      Keep keep;
-      if constexpr (Shape::kDrops) keep_words.Read(at.stage, keep);
+      if constexpr (Shape::kKeepWords) keep_words.Read(at.stage, keep);
       Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, tile, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);

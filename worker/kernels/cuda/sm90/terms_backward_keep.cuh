@@ -11,7 +11,7 @@
 
 #include "worker/kernels/cuda/keep_bits.h"
 #include "worker/kernels/cuda/primitives/thread.cuh"
-#include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_scores.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
 
@@ -125,11 +125,9 @@ struct KeepWords {
   }
 };
 
-// Of kernels without dropout.
+// Of kernels without them.
 struct NoKeepWords {
-  struct Thread {
-    __device__ __forceinline__ bool Has(int, int, int) const { return true; }
-  };
+  using Thread = KeptBits;
   __device__ __forceinline__ NoKeepWords(char*, int) {}
 };
 
@@ -138,7 +136,7 @@ struct KeepWordsOrNot {
   using Type = NoKeepWords;
 };
 template <typename Shape>
-requires(Shape::kDrops) struct KeepWordsOrNot<Shape> {
+requires(Shape::kKeepWords) struct KeepWordsOrNot<Shape> {
   using Type = KeepWords<Shape>;
 };
 

@@ -36,6 +36,7 @@ struct TermBackwardProducer {
     const int begin = item.tile->range_begin, end = item.tile->range_end;
     const int first = item.first_head;
     const int lane = threadIdx.x & 31;
+    constexpr uint32_t kClass = Shape::kKeepWords ? PairClasses::kAll : ~0u;
     Found found;
 #pragma unroll 1
     for (int head = first; head < first + params.heads_per_block; ++head) {
@@ -47,9 +48,13 @@ struct TermBackwardProducer {
         uint32_t batch = 0;
 #pragma unroll 1
         for (int base = 0; base < tiles; base += 32) {
-          batch = base % PairClasses::kBatch == 0
-                      ? classes.BatchOf(first_pair + base + lane, tiles - base - lane)
-                      : batch >> 4;
+          if constexpr (!Shape::kKeepWords) {
+            batch = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+          } else if (base % PairClasses::kBatch == 0) {
+            batch = classes.BatchOf(first_pair + base + lane, tiles - base - lane);
+          } else {
+            batch >>= 4;
+          }
           uint32_t seen = __ballot_sync(0xffffffff, batch & PairClasses::kSeen);
 #pragma unroll 1
           while (seen != 0) {
@@ -57,7 +62,7 @@ struct TermBackwardProducer {
             seen &= seen - 1;
             if (found.range >= 0) visit(found, false);
             found = {index, (base + next) * Shape::kRows, head,
-                     __shfl_sync(0xffffffff, batch, next) & PairClasses::kAll};
+                     __shfl_sync(0xffffffff, batch, next) & kClass};
           }
         }
       }

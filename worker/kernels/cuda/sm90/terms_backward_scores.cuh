@@ -5,6 +5,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_SCORES_CUH_
 
+#include "worker/kernels/cuda/keep_bits.h"
 #include "worker/kernels/cuda/sm90/backward_scores.cuh"
 #include "worker/kernels/cuda/sm90/terms_backward_shape.cuh"
 
@@ -32,6 +33,15 @@ struct TermKeys {
 // Bits of the thread's pairs: of each key, those of rows row + 8 n + i at 2 n + i.
 using TermBits = uint32_t[2];
 
+// Dropout's: as KeepWords::Thread.
+struct KeptBits {
+  TermBits bits = {};
+
+  __device__ __forceinline__ bool Has(int n, int half, int i) const {
+    return bits[half] >> (n * 2 + i) & 1;
+  }
+};
+
 template <typename Shape>
 struct TermBackwardScores {
   using T = typename Shape::T;
@@ -52,6 +62,66 @@ struct TermBackwardScores {
     const auto* words = static_cast<const typename Shape::Word*>(tile.words) + keys.Row() / 2;
     mask[0] = words[keys.Key(0) * 4];
     mask[1] = words[keys.Key(1) * 4];
+  }
+
+  // Dropout's bits, each thread's by itself: in kernels with a bias, which lose more by the
+  // registers that KeepWords takes than they gain. Executed by whole warps.
+  static __device__ __forceinline__ void KeepPairs(TermBits& keep,
+                                                   const TermBackwardKernelParams& params,
+                                                   const TermQueryTile& tile,
+                                                   const TermKeys& keys) {
+    const TermParams& terms = params.terms;
+    const uint64_t first_key = static_cast<uint64_t>(tile.first_key) + terms.first_key;
+    const uint32_t head = tile.head * terms.head_step + terms.first_head;
+    const uint32_t batch = tile.batch_row + terms.first_batch;
+    const uint32_t first_row =
+        static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * keys.Row()) +
+        terms.first_query;
+    keep[0] = keep[1] = 0;
+    if (params.stride == 1 && first_key % 16 == 0) {
+      // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
+      // those of every other row, and hands over the other's bits. Of a call's parts the warp's 16
+      // keys have two. What is asked of a part is whether its upper half is kept; a factor of 2^16
+      // brings the lower one there.
+      const uint64_t key = first_key + keys.Key(0);
+      const uint32_t odd = keys.Key(0) & 1;
+      const uint32_t own = odd ? 1 : 0x10000, other = odd ? 0x10000 : 1;
+      const bool second = key / 16 % 2 != 0;
+      const PhiloxCounterPart counter = CounterPartOf(
+          params.keys, static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4), head, batch);
+      TermBits others = {};
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+        const PhiloxBlock x =
+            PhiloxOf(params.keys, RowPartOf(params.keys, first_row + n * 8 + odd, head), counter);
+        const uint32_t parts[2] = {second ? x.x2 : x.x0, second ? x.x3 : x.x1};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (KeepsUpper(parts[half] * own, terms.threshold)) keep[half] |= 1u << (2 * n);
+          if (KeepsUpper(parts[half] * other, terms.threshold)) others[half] |= 1u << (2 * n);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        keep[half] <<= odd;
+        keep[half] |= __shfl_xor_sync(0xffffffff, others[half] << odd, 4);
+      }
+      return;
+    }
+    PhiloxRow row = {terms.key0, terms.key1, 0, head, batch};
+#pragma unroll 1
+    for (int pair = 0; pair < kRows / 2; ++pair) {
+      const int half = pair & 1, at = pair / 2;
+      row.row = first_row + params.stride * (at / 2 * 8 + at % 2);
+      const uint64_t key =
+          first_key + static_cast<uint64_t>(int64_t{params.stride} * keys.Key(half));
+      const uint32_t bit = uint32_t{Keeps(row, key, terms.threshold)} << at;
+      if (half == 0) {
+        keep[0] |= bit;
+      } else {
+        keep[1] |= bit;
+      }
+    }
   }
 
   // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of
@@ -95,7 +165,8 @@ struct TermBackwardScores {
       const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
       const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
     constexpr int32_t kHides = QueryTile::kMasked | TermQueryTile::kIds | TermQueryTile::kMaskWords;
-    if ((tile.flags & kHides) != 0 || (Shape::kBiased && terms.bias != nullptr)) {
+    // Two ways of the rest pay where most tiles hide nothing and there is much of it: with dropout.
+    if (!Shape::kKeepWords || (tile.flags & kHides) != 0) {
       Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
     } else {
       Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);

@@ -33,6 +33,8 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   using Base = BackwardShape<T_, kDim_, kRows_, false>;
   static constexpr bool kBiased = kBiased_;
   static constexpr bool kDrops = kDrops_;
+  // Whether dropout's bits are KeepWords.
+  static constexpr bool kKeepWords = kDrops && !kBiased;
   // Kernels with dropout and without a bias are for calls that drop.
   static __device__ __forceinline__ bool Drops(const TermParams& terms) {
     return kDrops && (!kBiased || terms.threshold != 0);
