@@ -239,6 +239,7 @@ def main():
                         help="forwards alone, the first library's in e4m3 beside it; head dims up to 128")
     parser.add_argument("--deterministic", action="store_true",
                         help="backwards alone, every library's deterministic beside its default")
+    parser.add_argument("--term_rows", default="", help="of its rows, these alone")
     parser.add_argument("--term_family", default="", help="the kernel family that terms are forced to")
     args = parser.parse_args()
     libraries = [(name, load(path)) for name, path in (x.split("=") for x in args.library)]
@@ -257,7 +258,7 @@ def main():
           f"cuDNN {torch.backends.cudnn.version()}, {args.dtype}, heads {args.heads}, batch 1")
     if args.terms:
         import term_rows  # of this directory, which a script's path has first
-        sys.exit(term_rows.run(args, libraries[0][1], heads, kv_heads))
+        sys.exit(term_rows.run(args, libraries, heads, kv_heads))
     failed = False
     for direction in args.directions.split(","):
         print(f"\n{direction}, TFLOP/s (median of {args.rounds}); /fa2 and /cudnn: "

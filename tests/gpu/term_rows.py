@@ -18,7 +18,7 @@ THRESHOLD = 6554  # of 65536: a rate of 0.1
 SEGMENTS = 8
 # Of our plain kernel's speed, forward and backward; and what they are beside (None: nobody).
 WANTED = {"alibi": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75), "bias": (0.60, 0.65),
-          "bias, dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40)}
+          "dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40)}
 
 
 class Terms(ctypes.Structure):
@@ -227,24 +227,31 @@ def plain_beside(name, build, dtype, tensors):
     return kernel_speed.Ours(build, dtype, *parts, True), 1.0 / SEGMENTS
 
 
-def time_row(name, direction, args, build, forced, problem):
-    """Prints a row; False if something was wrong."""
-    names = {"bias, dbias": {"bias"},
+def time_row(name, direction, args, libraries, problem):
+    """Prints a row of each library, all interleaved; False if something was wrong. The plain kernel is
+    the first library's."""
+    names = {"dbias": {"bias"},
              "all": {"alibi", "segments", "mask", "bias", "dropout"}}.get(name, {name})
     dbias = None
-    if name == "bias, dbias":
+    if name == "dbias":
         dbias = torch.full_like(problem.bias, float("nan"))
-    ours = Ours(forced, args.dtype, problem.tensors, problem.terms(names, dbias), dbias)
-    ours.forward()
-    if direction == "backward":
-        ours.backward()
-    torch.cuda.synchronize()
-    good, errors = verify(ours, problem, names, direction == "backward")
-    note = " ".join(f"{key} {value:.1e}" for key, value in errors.items()) + ("" if good else " WRONG")
-    plain, share = plain_beside(name, build, args.dtype, problem.tensors)
+    ours, notes, all_good = {}, {}, True
+    for key, build in libraries:
+        forced = kernel_speed.Build(build.library, args.term_family or build.family)
+        one = Ours(forced, args.dtype, problem.tensors, problem.terms(names, dbias), dbias)
+        one.forward()
+        if direction == "backward":
+            one.backward()
+        torch.cuda.synchronize()
+        good, errors = verify(one, problem, names, direction == "backward")
+        all_good &= good
+        ours[key] = one
+        notes[key] = " ".join(f"{k} {value:.1e}" for k, value in errors.items()) + (
+            "" if good else " WRONG")
+    plain, share = plain_beside(name, libraries[0][1], args.dtype, problem.tensors)
     plain.forward()
-    runs = [("ours", ours), ("plain", plain)]
-    peer = None
+    runs = [*ours.items(), ("plain", plain)]
+    peer, note = None, ""
     if not args.no_peers:
         try:
             peer = peer_of(name, problem)
@@ -263,34 +270,37 @@ def time_row(name, direction, args, build, forced, problem):
     ms = {key: statistics.median(values) for key, values in times.items()}
     dim, n = problem.tensors[0].shape[3], problem.length
     flops = 2 * n * n * dim * problem.heads * (1.0 if direction == "forward" else 2.5)
-    ratio = ms["plain"] / ms["ours"]
     wanted = WANTED[name][direction == "backward"]
-    beside = f"{peer[0]} {ms[peer[0]] / ms['ours']:.2f}" if peer else "-"
-    print(f"| {name} | {direction} | {ms['ours']:.3f} | {flops * share / ms['ours'] / 1e9:.0f} | "
-          f"{ratio:.2f} | {'-' if wanted is None else wanted} | {beside} | {note} |", flush=True)
-    for run in (ours, plain):
+    for key in ours:
+        beside = f"{peer[0]} {ms[peer[0]] / ms[key]:.2f}" if peer else "-"
+        print(f"| {name} | {direction} | {key} | {ms[key]:.3f} | "
+              f"{flops * share / ms[key] / 1e9:.0f} | {ms['plain'] / ms[key]:.2f} | "
+              f"{'-' if wanted is None else wanted} | {beside} | {notes[key]}{note} |", flush=True)
+    for run in (*ours.values(), plain):
         run.release()
-    return good
+    return all_good
 
 
-def run(args, build, heads, kv_heads):
+def run(args, libraries, heads, kv_heads):
     """The table; the exit status: 1 if a row was wrong."""
-    forced = kernel_speed.Build(build.library, args.term_family or build.family)
+    names = args.term_rows.split(",") if args.term_rows else list(WANTED)
+    if unknown := set(names) - set(WANTED):
+        sys.exit(f"--term_rows: {', '.join(unknown)} are none of {', '.join(WANTED)}")
     failed = False
     for length in map(int, args.lengths.split(",")):
         for dim in map(int, args.dims.split(",")):
             if length % SEGMENTS:
                 sys.exit(f"--lengths must be multiples of {SEGMENTS}")
             problem = Problem(length, dim, heads, kv_heads, kernel_speed.DTYPES[args.dtype][1])
-            print(f"\nscore terms by {forced.family or 'whoever serves'}, {length} causal tokens, dim "
+            print(f"\nscore terms by {args.term_family or 'whoever serves'}, {length} causal tokens, dim "
                   f"{dim}; ratios are of times: > 1 is faster than the other")
-            print("| terms | direction | ms | TFLOP/s | /plain | wanted | /peer | errors |")
-            print("|---" * 8 + "|")
+            print("| terms | direction | library | ms | TFLOP/s | /plain | wanted | /peer | errors |")
+            print("|---" * 9 + "|")
             for direction in args.directions.split(","):
-                for name in WANTED:
-                    if name == "bias, dbias" and direction == "forward":
+                for name in names:
+                    if name == "dbias" and direction == "forward":
                         continue
-                    failed |= not time_row(name, direction, args, build, forced, problem)
+                    failed |= not time_row(name, direction, args, libraries, problem)
             del problem
             torch.cuda.empty_cache()
     os.environ.pop("RINGATTN_KERNEL_FAMILY", None)

@@ -94,6 +94,44 @@ constexpr uint32_t KeptLanes(const PhiloxBlock& x, uint32_t threshold) {
   return bits;
 }
 
+// Both halves of x, each no less than that of `least` and no more than that of `most`.
+constexpr uint32_t ClampHalves(uint32_t x, uint32_t least, uint32_t most) {
+#ifdef __CUDA_ARCH__
+  return __vmaxu2(__vminu2(x, most), least);
+#else
+  uint32_t clamped = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    uint32_t half = x >> shift & 0xffff;
+    if (half > (most >> shift & 0xffff)) half = most >> shift & 0xffff;
+    if (half < (least >> shift & 0xffff)) half = least >> shift & 0xffff;
+    clamped |= half << shift;
+  }
+  return clamped;
+#endif
+}
+
+// Of up to 16 parts of Philox's calls, which lanes are kept: bit j of the lower half for the lower
+// lane of part j, bit j of the upper half for its upper one. Lanes are clamped to the threshold and
+// the number below it, and summed with weights 2^j: three instructions for two lanes, none of them
+// a comparison. `threshold` is of 1 to 65535.
+struct KeepSum {
+  uint32_t most, least;  // both lanes
+  uint32_t sum = 0;
+  uint32_t weights = 0;
+
+  constexpr explicit KeepSum(uint32_t threshold)
+      : most(threshold * 0x10001), least(most - 0x10001) {}
+
+  // Part j, of each number below 16 at most one.
+  constexpr void Add(uint32_t part, int j) {
+    sum += ClampHalves(part, least, most) << j;
+    weights += 1u << j;
+  }
+  // Each lane was `least`, or one more where it is kept; what sums carry out of a half they carry
+  // for `least` too.
+  constexpr uint32_t Bits() const { return sum - least * weights; }
+};
+
 // The call that has key `key` of the row.
 constexpr PhiloxBlock CallOf(const PhiloxRow& row, uint64_t key) {
   const uint32_t counter = static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4);
@@ -148,6 +186,18 @@ constexpr uint32_t StridedKeepBits(const PhiloxRow& row, uint64_t key, uint64_t 
     bits |= uint32_t{Keeps(row, key + stride * (bit / 2 * 8 + bit % 2), threshold)} << bit;
   }
   return bits;
+}
+
+// From the order of KeepBits to that of KeepSum: bit 2 n + i to bit 16 i + n.
+constexpr uint32_t ByHalves(uint32_t bits) {
+  uint32_t swapped = (bits ^ bits >> 1) & 0x22222222;  // the perfect unshuffle, outside in
+  bits ^= swapped ^ swapped << 1;
+  swapped = (bits ^ bits >> 2) & 0x0c0c0c0c;
+  bits ^= swapped ^ swapped << 2;
+  swapped = (bits ^ bits >> 4) & 0x00f000f0;
+  bits ^= swapped ^ swapped << 4;
+  swapped = (bits ^ bits >> 8) & 0x0000ff00;
+  return bits ^ swapped ^ swapped << 8;
 }
 
 }  // namespace ringattn::worker::cuda

@@ -60,6 +60,35 @@ TEST(KeepBitsTest, StridesHaveTheBitsOfTheirKeys) {
   }
 }
 
+TEST(KeepBitsTest, SumsOfClampedLanesAreTheirBits) {
+  std::mt19937 random(5);
+  for (uint32_t threshold : {1u, 2u, 6554u, 32767u, 32768u, 32769u, 65534u, 65535u}) {
+    for (int parts : {1, 8, 16}) {
+      for (int round = 0; round < 50; ++round) {
+        KeepSum sum(threshold);
+        uint32_t expected = 0;
+        for (int j = 0; j < parts; ++j) {
+          // Lanes at both sides of the threshold, and anywhere.
+          const uint32_t lanes[] = {static_cast<uint32_t>(random()) & 0xffff, threshold,
+                                    threshold - 1, 0, 0xffff};
+          const uint32_t low = lanes[random() % 5], high = lanes[random() % 5];
+          sum.Add(high << 16 | low, j);
+          expected |= uint32_t{low >= threshold} << j | uint32_t{high >= threshold} << (16 + j);
+        }
+        EXPECT_EQ(sum.Bits(), expected) << "threshold " << threshold << " parts " << parts;
+      }
+    }
+  }
+}
+
+TEST(KeepBitsTest, PairsOfColumnsByHalves) {
+  for (int bit = 0; bit < 32; ++bit) {
+    EXPECT_EQ(ByHalves(1u << bit), 1u << (bit % 2 * 16 + bit / 2)) << bit;
+  }
+  EXPECT_EQ(ByHalves(0xffffffff), 0xffffffffu);
+  EXPECT_EQ(ByHalves(0x55555555), 0xffffu);
+}
+
 TEST(KeepBitsTest, ThresholdsAtTheirEnds) {
   std::mt19937 random(5);
   const PhiloxRow row = RandomRow(random);

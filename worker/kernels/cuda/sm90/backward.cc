@@ -54,16 +54,22 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-constexpr BackwardKernel (*kTermKernels[])() = {
-    BackwardKernel_pairs_d64,          BackwardKernel_terms_d64,
-    BackwardKernel_pairs_d128,         BackwardKernel_terms_d128,
-    BackwardKernel_ordered_pairs_d64,  BackwardKernel_ordered_terms_d64,
-    BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128};
+// By TermKind.
+constexpr BackwardKernel (*kTermKernels[][3])() = {
+    {BackwardKernel_pairs_d64, BackwardKernel_drops_d64, BackwardKernel_terms_d64},
+    {BackwardKernel_pairs_d128, BackwardKernel_drops_d128, BackwardKernel_terms_d128}};
+// Dropout has no kernel of its own here.
+constexpr BackwardKernel (*kOrderedTermKernels[][3])() = {
+    {BackwardKernel_ordered_pairs_d64, BackwardKernel_ordered_terms_d64,
+     BackwardKernel_ordered_terms_d64},
+    {BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128,
+     BackwardKernel_ordered_terms_d128}};
 
 // REQUIRES: ServesTerms.
 BackwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
-  return kTermKernels[4 * problem.deterministic + 2 * wide + NeedsAllTerms(problem)]();
+  const auto& kernels = problem.deterministic ? kOrderedTermKernels : kTermKernels;
+  return kernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
 // How many packs of heads share a section: as many as make about one wave of blocks, so that the
@@ -112,7 +118,13 @@ std::vector<KernelEntry> BackwardEntries() {
     add(candidate.ordered_kernel());
     add(candidate.ordered_capped_kernel());
   }
-  for (const auto& kernel : kTermKernels) add(kernel());
+  for (const auto& of_class : kTermKernels) {
+    for (const auto& kernel : of_class) add(kernel());
+  }
+  for (const auto& of_class : kOrderedTermKernels) {
+    add(of_class[static_cast<int>(TermKind::kPairs)]());
+    add(of_class[static_cast<int>(TermKind::kAll)]());
+  }
   return entries;
 }
 

@@ -3,6 +3,6 @@
 #include "worker/kernels/cuda/sm90/ordered_backward_kernels.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_ORDERED_TERM_BACKWARD(ordered_pairs_d128, 128, 64, false)
-RINGATTN_SM90_ORDERED_TERM_BACKWARD(ordered_terms_d128, 128, 64, true)
+RINGATTN_SM90_ORDERED_TERM_BACKWARD(ordered_pairs_d128, 128, 64, false, false)
+RINGATTN_SM90_ORDERED_TERM_BACKWARD(ordered_terms_d128, 128, 64, true, true)
 }  // namespace ringattn::worker::cuda::sm90

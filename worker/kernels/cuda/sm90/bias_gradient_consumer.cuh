@@ -171,6 +171,14 @@ struct BiasGradientConsumer {
     RingPosition<Shape::kStages> at, kv;
     uint32_t q_phase = 0;
     bool last;
+    // Sums are stored while the next job's products run.
+    bool stores = false;
+    uint32_t stored = 0;  // stage of their job
+    const auto store = [&] {
+      if (!stores) return;
+      Store(params, item, tiles[stored], sums, row);
+      release(shared + Shape::kTileEmpty + 8 * stored);
+    };
 #pragma unroll 1
     do {
       WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
@@ -192,15 +200,19 @@ struct BiasGradientConsumer {
       Plain::IssueScores(scores, q, k_stages + kv.stage * kStageStep);
       WaitBarrier(shared + Shape::kVFull + 8 * kv.stage, kv.phase);
       Plain::IssueScores(gradients, dout, v_stages + kv.stage * kStageStep);
+      store();
       uint32_t words[2] = {};
       if (flags & TermKeyTile::kMaskWords) {
         words[0] = tile.words[row * 4 + lane % 4] >> tile.word_shift;
         words[1] = tile.words[(row + 8) * 4 + lane % 4] >> tile.word_shift;
       }
+      const bool drops = terms.threshold != 0;
+      uint32_t keep[2];
+      if (drops) Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tile, lane % 4 * 2));
       WaitProducts<1>();
       PinRegisters(scores);
       Rules::Apply(
-          scores, params, tile, own, lane % 4 * 2, words,
+          scores, params, tile, flags, own, lane % 4 * 2, words,
           reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes), bias,
           true);
       Exponentials(scores, rows);
@@ -212,9 +224,8 @@ struct BiasGradientConsumer {
         release(shared + Shape::kKvEmpty + 8 * kv.stage);
         kv.Advance();
       }
-      const bool drops = terms.threshold != 0;
       if (drops) {
-        Rules::Drop(gradients, params, own, Rules::KeyOf(params, tile, lane % 4 * 2));
+        Rules::Drop(gradients, keep);
       }
       Differentiate(scores, gradients, rows, drops ? terms.keep_scale : 1.0f);
       const bool first = flags & GradientTile::kFirst;
@@ -222,10 +233,12 @@ struct BiasGradientConsumer {
       for (int i = 0; i < Shape::kKeys / 2; ++i) {
         sums[i] = first ? gradients[i] : sums[i] + gradients[i];
       }
-      if (flags & GradientTile::kStore) Store(params, item, tile, sums, row);
-      release(shared + Shape::kTileEmpty + 8 * at.stage);
+      stores = flags & GradientTile::kStore;
+      stored = at.stage;
+      if (!stores) release(shared + Shape::kTileEmpty + 8 * at.stage);
       at.Advance();
     } while (!last);
+    store();
   }
 };
 

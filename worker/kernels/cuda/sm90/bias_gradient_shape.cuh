@@ -54,7 +54,8 @@ struct BiasGradientShape {
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 128;
   static constexpr int kKeys = 64;
-  static constexpr bool kAll = true;
+  static constexpr bool kBiased = true;
+  static constexpr bool kDrops = true;
   static constexpr int kStages = 3;  // of K, of V, and of the jobs' descriptions
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;

@@ -20,8 +20,9 @@ bool ServesTerms(const AttentionProblem& problem, bool backward) {
          !(backward && problem.softcap > 0);
 }
 
-bool NeedsAllTerms(const AttentionProblem& problem) {
-  return problem.terms.bias.has_value() || problem.terms.dropout.threshold != 0;
+TermKind TermKindOf(const AttentionProblem& problem) {
+  if (problem.terms.bias.has_value()) return TermKind::kAll;
+  return problem.terms.dropout.threshold != 0 ? TermKind::kDrops : TermKind::kPairs;
 }
 
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem) {

@@ -18,8 +18,10 @@ namespace ringattn::worker::cuda::sm90 {
 // the plain ones: head_dim and head_dim_v up to 128; a backward without a softcap.
 bool ServesTerms(const AttentionProblem& problem, bool backward);
 
-// Whether it needs the kernels of all terms rather than those of ALiBi, segment ids and masks.
-bool NeedsAllTerms(const AttentionProblem& problem);
+// Which of its head-dim class's kernels with terms a problem is for: that of ALiBi, segment ids and
+// masks, that of dropout as well, or that of everything.
+enum class TermKind { kPairs, kDrops, kAll };
+TermKind TermKindOf(const AttentionProblem& problem);
 
 // The keys of its dropout's rounds.
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem);

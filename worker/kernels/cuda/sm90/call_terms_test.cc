@@ -119,16 +119,17 @@ TEST(CallTermsTest, WhatIsServed) {
   EXPECT_FALSE(ServesForward(problem, {108, 8, 163 << 10}));
 }
 
-TEST(CallTermsTest, BiasAndDropoutNeedTheKernelsOfAllTerms) {
+TEST(CallTermsTest, DropoutHasKernelsOfItsOwnAndABiasThoseOfAllTerms) {
   AttentionProblem problem = ProblemOf(64);
   problem.terms.alibi_slopes.assign(4, 0.5f);
   problem.terms.mask = MaskForm{};
-  EXPECT_FALSE(NeedsAllTerms(problem));
+  EXPECT_EQ(TermKindOf(problem), TermKind::kPairs);
   problem.terms.bias = BiasForm{};
-  EXPECT_TRUE(NeedsAllTerms(problem));
-  problem.terms.bias.reset();
+  EXPECT_EQ(TermKindOf(problem), TermKind::kAll);
   problem.terms.dropout.threshold = 1;
-  EXPECT_TRUE(NeedsAllTerms(problem));
+  EXPECT_EQ(TermKindOf(problem), TermKind::kAll);
+  problem.terms.bias.reset();
+  EXPECT_EQ(TermKindOf(problem), TermKind::kDrops);
 }
 
 // A prepared call has its tables and scratch memory behind those of the plan; plain calls none.

@@ -48,13 +48,15 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-constexpr ForwardKernel (*kTermKernels[])() = {ForwardKernel_pairs_d64, ForwardKernel_terms_d64,
-                                               ForwardKernel_pairs_d128, ForwardKernel_terms_d128};
+// By TermKind.
+constexpr ForwardKernel (*kTermKernels[][3])() = {
+    {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_terms_d64},
+    {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_terms_d128}};
 
 // REQUIRES: ServesTerms.
 ForwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
-  return kTermKernels[2 * wide + NeedsAllTerms(problem)]();
+  return kTermKernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
 int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
@@ -134,7 +136,9 @@ std::vector<KernelEntry> ForwardEntries() {
     add(candidate.kernel());
     if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
   }
-  for (const auto& kernel : kTermKernels) add(kernel());
+  for (const auto& of_class : kTermKernels) {
+    for (const auto& kernel : of_class) add(kernel());
+  }
   return entries;
 }
 

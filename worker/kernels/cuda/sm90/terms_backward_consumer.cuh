@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BACKWARD_CONSUMER_CUH_
 
 #include "worker/kernels/cuda/sm90/backward_consumer.cuh"
+#include "worker/kernels/cuda/sm90/terms_backward_keep.cuh"
 #include "worker/kernels/cuda/sm90/terms_backward_scores.cuh"
 #include "worker/kernels/cuda/sm90/terms_bias.cuh"
 
@@ -40,8 +41,18 @@ struct TermBackwardConsumer {
     RingPosition<Shape::kStages> at;
     typename Plain::StagedBoxes boxes(shared, group, warp, lane);
     typename BiasOrNot<Shape, BackwardBias>::Type bias(shared, group);
+    typename KeepWordsOrNot<Shape>::Type keep_words(memory, group);
+    using Keep = typename KeepWordsOrNot<Shape>::Type::Thread;
+    // Of the tile that the consumers come to next.
+    const auto look_ahead = [&](const RingPosition<Shape::kStages>& next) {
+      if constexpr (Shape::kKeepWords) {
+        WaitBarrier(shared + Shape::kTileFull + 8 * next.stage, next.phase);
+        keep_words.Write(params, tiles[next.stage], next.stage);
+      }
+    };
     bool first = true, last;
     uint32_t last_stage = 0;
+    look_ahead(at);
     WaitBarrier(shared + Shape::kKFull, 0);
 #pragma unroll 1
     do {
@@ -63,10 +74,13 @@ struct TermBackwardConsumer {
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
       const int32_t* const tile_ids =
           reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes);
-      TermBits mask, keep = {};
+      TermBits mask;
       Rules::LoadMask(mask, tile, keys);
-      if constexpr (Shape::kAll) {
-        if (params.terms.threshold != 0) Rules::KeepPairs(keep, params, tile, keys);
+      Keep keep;
+      if constexpr (Shape::kKeepWords) {
+        keep_words.Await();
+      } else if constexpr (Shape::kDrops) {
+        if (Shape::Drops(params.terms)) Rules::KeepPairs(keep.bits, params, tile, keys);
       }
       WaitProducts<1>();
       PinRegisters(scores);
@@ -74,7 +88,8 @@ struct TermBackwardConsumer {
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
-      Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, params.terms);
+      if constexpr (Shape::kKeepWords) keep_words.Read(at.stage, keep);
+      Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, tile, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       FenceBulkReads();
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
@@ -84,18 +99,19 @@ struct TermBackwardConsumer {
       Plain::IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
                      operands.k_columns);
       Plain::IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);
+      last_stage = at.stage;
+      at.Advance();
+      if (!last) look_ahead(at);
       WaitProducts<1>();
       PinRegisters(dq);
       boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
-      last_stage = at.stage;
-      at.Advance();
     } while (!last);
     WaitProducts<0>();
     PinRegisters(dk);
     PinRegisters(dv);
     float of_dv = Shape::kUnshift;
-    if constexpr (Shape::kAll) {
-      if (params.terms.threshold != 0) of_dv *= params.terms.keep_scale;
+    if constexpr (Shape::kDrops) {
+      if (Shape::Drops(params.terms)) of_dv *= params.terms.keep_scale;
     }
 #pragma unroll
     for (int part = 0; part < Shape::kPanels; ++part) {

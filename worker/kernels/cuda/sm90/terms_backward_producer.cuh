@@ -36,6 +36,7 @@ struct TermBackwardProducer {
     const int begin = item.tile->range_begin, end = item.tile->range_end;
     const int first = item.first_head;
     const int lane = threadIdx.x & 31;
+    constexpr uint32_t kClass = Shape::kKeepWords ? PairClasses::kAll : ~0u;
     Found found;
 #pragma unroll 1
     for (int head = first; head < first + params.heads_per_block; ++head) {
@@ -67,17 +68,24 @@ struct TermBackwardProducer {
         for (int index = begin; index < end; ++index) {
           const int first_pair = params.pairs.pair_begin[index];
           const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
+          uint32_t batch = 0;
 #pragma unroll 1
           for (int base = 0; base < tiles; base += 32) {
-            const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
-            uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
+            if constexpr (!Shape::kKeepWords) {
+              batch = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+            } else if (base % PairClasses::kBatch == 0) {
+              batch = classes.BatchOf(first_pair + base + lane, tiles - base - lane);
+            } else {
+              batch >>= 4;
+            }
+            uint32_t seen = __ballot_sync(0xffffffff, batch & PairClasses::kSeen);
 #pragma unroll 1
             while (seen != 0) {
               const int next = __ffs(seen) - 1;
               seen &= seen - 1;
               if (found.range >= 0) visit(found, false);
               found = {index, (base + next) * Shape::kRows, head,
-                       __shfl_sync(0xffffffff, own, next)};
+                       __shfl_sync(0xffffffff, batch, next) & kClass};
             }
           }
         }
@@ -157,7 +165,7 @@ struct TermBackwardProducer {
       flags |= QueryTile::kMasked;
     }
     // The bias of rows and keys that do not exist may be anything: their probabilities are to be 0.
-    if (Shape::kAll && terms.bias != nullptr &&
+    if (Shape::kBiased && terms.bias != nullptr &&
         (range.row_count - tile.row < Shape::kRows || item.tile->rows < Shape::kKeys)) {
       flags |= QueryTile::kMasked;
     }
@@ -288,7 +296,7 @@ struct TermBackwardProducer {
       ClearRows(without_keys, at);
       Arrive(shared + Shape::kTileFull + 8 * at.stage);
       at.Advance();
-      if constexpr (Shape::kAll) {
+      if constexpr (Shape::kBiased) {
         if (params.terms.bias != nullptr && lane == 0) LoadBias(tile, bias_at);
         __syncwarp();
       }

@@ -33,6 +33,15 @@ struct TermKeys {
 // Bits of the thread's pairs: of each key, those of rows row + 8 n + i at 2 n + i.
 using TermBits = uint32_t[2];
 
+// Dropout's: as KeepWords::Thread.
+struct KeptBits {
+  TermBits bits = {};
+
+  __device__ __forceinline__ bool Has(int n, int half, int i) const {
+    return bits[half] >> (n * 2 + i) & 1;
+  }
+};
+
 template <typename Shape>
 struct TermBackwardScores {
   using T = typename Shape::T;
@@ -55,7 +64,8 @@ struct TermBackwardScores {
     mask[1] = words[keys.Key(1) * 4];
   }
 
-  // Dropout's bits. Executed by whole warps.
+  // Dropout's bits, each thread's by itself: in kernels with a bias, which lose more by the
+  // registers that KeepWords takes than they gain. Executed by whole warps.
   static __device__ __forceinline__ void KeepPairs(TermBits& keep,
                                                    const TermBackwardKernelParams& params,
                                                    const TermQueryTile& tile,
@@ -114,7 +124,8 @@ struct TermBackwardScores {
     }
   }
 
-  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of kAll.
+  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of
+  // kBiased.
   template <typename Bias>
   static __device__ __forceinline__ void Exponentials(Scores& scores, const TermBits& mask,
                                                       const float* statistics,
@@ -124,7 +135,7 @@ struct TermBackwardScores {
                                                       Bias& bias) {
     const CommonParams& common = params.common;
     float scale = common.softmax_scale, multiplier = common.scale_log2;
-    if constexpr (Shape::kAll) {
+    if constexpr (Shape::kBiased) {
       if (params.terms.bias != nullptr) {  // leaves them in natural units
         bias.Add(scores, scale, params.terms.bias_dtype);
         scale = 1.0f;
@@ -149,12 +160,28 @@ struct TermBackwardScores {
   }
 
   // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
+  template <typename Keep>
+  static __device__ __forceinline__ void Differentiate(
+      const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
+      const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
+    constexpr int32_t kHides = QueryTile::kMasked | TermQueryTile::kIds | TermQueryTile::kMaskWords;
+    // Two ways of the rest pay where most tiles hide nothing and there is much of it: with dropout.
+    if (!Shape::kKeepWords || (tile.flags & kHides) != 0) {
+      Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
+    } else {
+      Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);
+    }
+  }
+
+ private:
+  // kHides: some pairs may have been hidden.
+  template <bool kHides, typename Keep>
   static __device__ __forceinline__ void Differentiate(const Scores& scores,
                                                        const Scores& gradients, Packed& p,
-                                                       Packed& ds, const TermBits& keep,
+                                                       Packed& ds, const Keep& keep,
                                                        const float* statistics,
                                                        const TermParams& terms) {
-    const bool drops = Shape::kAll && terms.threshold != 0;
+    const bool drops = Shape::Drops(terms);
     const float factor = drops ? Shape::kUnshift * terms.keep_scale : Shape::kUnshift;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
@@ -165,10 +192,10 @@ struct TermBackwardScores {
         float kept[2], gradient[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const bool dropped = drops && !Has(keep, n, half, i);
+          const bool dropped = drops && !keep.Has(n, half, i);
+          const float dp = dropped ? 0.0f : gradients[e + i];
           kept[i] = dropped ? 0.0f : scores[e + i];
-          gradient[i] = Gradient(scores[e + i], dropped ? 0.0f : gradients[e + i], factor,
-                                 i == 0 ? delta.x : delta.y);
+          gradient[i] = Gradient<kHides>(scores[e + i], dp, factor, i == 0 ? delta.x : delta.y);
         }
         p[e / 2] = Pack<T>(kept[0], kept[1]);
         ds[e / 2] = Pack<T>(gradient[0], gradient[1]);
@@ -176,15 +203,15 @@ struct TermBackwardScores {
     }
   }
 
- private:
   // Of the row of columns 8 n + i, from that of the thread's first row.
   static __device__ __forceinline__ float Of(const float* first, int n, int i) {
     return first[n * 8 + i];
   }
 
-  // Nothing of a pair with probability 0 counts: v's or dout's rows may hold anything then.
+  // Nothing of a hidden pair counts: v's or dout's rows may hold anything then.
+  template <bool kHides>
   static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
-    return p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
+    return kHides && p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
   }
 
   // ALiBi's distance; whole numbers, exact below 2^24.

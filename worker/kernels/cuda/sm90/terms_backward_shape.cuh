@@ -23,16 +23,23 @@ struct TermQueryTile : QueryTile {
   float slope;          // of ALiBi
 };
 
-// kAll_: with a bias and dropout too; ALiBi, segment ids and masks do not wait for their
+// kBiased_, kDrops_: with a bias, with dropout; ALiBi, segment ids and masks do not wait for their
 // registers.
 //
 // A bias arrives ahead of its scores, in chunks of some rows by a group's 64 keys, as many rows as
 // kBiasChunkBytes hold; each group has a ring of its own of them.
-template <typename T_, int kDim_, int kRows_, bool kAll_>
+template <typename T_, int kDim_, int kRows_, bool kBiased_, bool kDrops_>
 struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   using Params = TermBackwardKernelParams;
   using Base = BackwardShape<T_, kDim_, kRows_, false>;
-  static constexpr bool kAll = kAll_;
+  static constexpr bool kBiased = kBiased_;
+  static constexpr bool kDrops = kDrops_;
+  // Whether dropout's bits are KeepWords.
+  static constexpr bool kKeepWords = kDrops && !kBiased;
+  // Kernels with dropout and without a bias are for calls that drop.
+  static __device__ __forceinline__ bool Drops(const TermParams& terms) {
+    return kDrops && (!kBiased || terms.threshold != 0);
+  }
   // The mask's words (terms_params.h).
   using Word = std::conditional_t<kRows_ == 128, uint32_t, uint16_t>;
   static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
@@ -40,11 +47,13 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   static constexpr int kIdBytes = kRows_ * 4;
   static constexpr int kBiasFull = kIds + Base::kStages * kIdBytes;
   static constexpr int kBiasChunkBytes = BackwardBiasBytes(kRows_);
-  static constexpr int kBiasStages = !kAll ? 0 : kRows_ == 64 ? 2 : 3;  // of a group
+  static constexpr int kBiasStages = !kBiased ? 0 : kRows_ == 64 ? 2 : 3;  // of a group
   static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
   static constexpr int kBias = (kBiasEmpty + Base::kGroups * kBiasStages * 8 + 1023) / 1024 * 1024;
   static constexpr int kSharedBytes =
-      kAll ? kBias + Base::kGroups * kBiasStages * kBiasChunkBytes : kBiasFull;
+      kBiased ? kBias + Base::kGroups * kBiasStages * kBiasChunkBytes : kBiasFull;
+  // Named barriers behind the plain kernel's.
+  static constexpr int kKeepReady = Base::kScoresTurn + 1;  // of a group, and the next one's
   template <typename E>
   static constexpr int kBiasRows = BackwardBiasRows(kRows_, sizeof(E));
   // Wide sums leave producers 24, of which they spill some; with fewer for the consumers all

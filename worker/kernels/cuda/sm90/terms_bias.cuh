@@ -281,7 +281,7 @@ struct BiasOrNot {
   using Type = Bias<Shape>;
 };
 template <typename Shape, template <typename> class Bias>
-requires(!Shape::kAll) struct BiasOrNot<Shape, Bias> {
+requires(!Shape::kBiased) struct BiasOrNot<Shape, Bias> {
   using Type = NoBias<Shape>;
 };
 

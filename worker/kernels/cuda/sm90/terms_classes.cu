@@ -11,8 +11,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kSide = 128;  // rows of a pair's words: queries, or keys in the backward
-// Blocks that share a tile's pairs where the mask is packed.
+// Blocks that share a tile's pairs where the mask is packed, and where ids are compared: of which a
+// warp waits for one pair's at a time.
 constexpr int kMaskParts = 8;
+constexpr int kIdParts = 8;
 
 // Executed by one whole warp.
 __device__ __forceinline__ IdSpan SpanOf(const int32_t* ids, int count) {
@@ -68,7 +70,7 @@ struct BackwardSide {
   }
 };
 
-// Grid: tiles, batch. `step`: rows of a range that make one pair.
+// Grid: tiles, batch, kIdParts. `step`: rows of a range that make one pair.
 template <typename Side>
 __global__ void __launch_bounds__(kThreads)
     sm90_classify_ids(const __grid_constant__ typename Side::Params params, int32_t step) {
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t* ids = Side::Other(params, index, batch);
     uint8_t* classes =
         params.pairs.id_classes + batch * params.pairs.pairs + params.pairs.pair_begin[index];
-    for (int pair = warp; pair * step < rows; pair += kWarps) {
+    for (int pair = blockIdx.z * kWarps + warp; pair * step < rows; pair += kIdParts * kWarps) {
       const IdSpan other = SpanOf(ids + pair * step, min(rows - pair * step, step));
       if (threadIdx.x % 32 == 0) classes[pair] = own.Beside(other);
     }
@@ -254,7 +256,7 @@ cudaError_t LaunchIds(const Params& params, int tiles, int batch, int32_t step,
   if (params.pairs.id_classes == nullptr) return cudaSuccess;
   void* arguments[] = {const_cast<Params*>(&params), &step};
   return cudaLaunchKernel(reinterpret_cast<const void*>(&sm90_classify_ids<Side>),
-                          dim3(tiles, batch), dim3(kThreads), arguments, 0, stream);
+                          dim3(tiles, batch, kIdParts), dim3(kThreads), arguments, 0, stream);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Of a forward's params, or a backward's; grids are one block to a tile, and `batch` or the mask's
-// planes. Asynchronous; nothing happens where the call has no ids, or no mask.
+// Of a forward's params, or a backward's; grids are some blocks to a tile, and `batch` or the
+// mask's planes. Asynchronous; nothing happens where the call has no ids, or no mask.
 cudaError_t LaunchPairClasses(const TermForwardKernelParams& params, int32_t tile_keys,
                               cudaStream_t stream);
 cudaError_t LaunchPairClasses(const TermBackwardKernelParams& params, int32_t tile_rows,

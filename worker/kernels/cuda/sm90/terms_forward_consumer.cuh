@@ -5,6 +5,7 @@
 
 #include "worker/kernels/cuda/sm90/forward_consumer.cuh"
 #include "worker/kernels/cuda/sm90/terms_bias.cuh"
+#include "worker/kernels/cuda/sm90/terms_forward_alibi.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_scores.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -24,8 +25,7 @@ struct TermForwardConsumer {
     const int lane = threadIdx.x & 31;
     const int row = group * 64 + (threadIdx.x & 127) / 32 * 16 + lane / 4;
     const int column = lane % 4 * 2;
-    const bool transforms = Rules::Transforms(params);
-    const float multiplier = transforms ? kLog2E : common.scale_log2;
+    const bool alibi_alone = terms.slopes != nullptr && Rules::AlibiAlone(params);
 
     const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
     const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
@@ -54,38 +54,60 @@ struct TermForwardConsumer {
       if (slot.valid == 0) break;
       float factor[2];
       bool last;
-      uint64_t key = 0;  // as dropout counts them
+      AlibiPositions<Shape> alibi;
+      bool transforms;
+      float multiplier, headroom;
+      int flags;
+      uint32_t words[2];
+      uint32_t keep[2] = {};  // dropout's bits
+      // What need not wait for the scores is done in their products' time.
       const auto look_ahead = [&] {
-        if constexpr (Shape::kAll) key = Rules::KeyOf(params, tiles[k.stage], column);
-      };
-      // Its scores have arrived: it is free afterwards, and after the last one q is.
-      const auto finish_scores = [&] {
         const TermKeyTile& tile = tiles[k.stage];
-        uint32_t words[2] = {};
-        if (tile.flags & TermKeyTile::kMaskWords) {
+        flags = tile.flags;
+        if (alibi.serves) {
+          const int q_rows[2] = {own.Of(0).q_row, own.Of(1).q_row};
+          alibi.Place(tile, flags, q_rows, column);
+        }
+        if (flags & TermKeyTile::kMaskWords) {
           const uint32_t* const pair = reinterpret_cast<const uint32_t*>(
               memory + Shape::kWords + k.stage * Shape::kWordBytes);
           words[0] = pair[row * 4 + lane % 4];
           words[1] = pair[(row + 8) * 4 + lane % 4];
         }
+        if constexpr (Shape::kDrops) {
+          if (!Shape::Drops(terms)) return;
+          Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tiles[k.stage], column));
+          PinRegisters(keep);  // or all of it would sink below the wait
+        }
+      };
+      // Its scores have arrived: it is free afterwards, and after the last one q is.
+      const auto finish_scores = [&] {
+        if (alibi.serves) alibi.Apply(scores, flags);
         Rules::Apply(
-            scores, params, tile, own, column, words,
+            scores, params, tiles[k.stage], flags, own, column, words,
             reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),
             bias, transforms);
-        last = tile.flags & KeyTile::kLast;
+        last = flags & KeyTile::kLast;
         release(shared + Shape::kKEmpty + 8 * k.stage);
         if (last) release(shared + Shape::kQEmpty);
         k.Advance();
       };
       const auto drop = [&] {
-        if constexpr (Shape::kAll) {
-          if (terms.threshold != 0) Rules::Drop(scores, params, own, key);
+        if constexpr (Shape::kDrops) {
+          if (Shape::Drops(terms)) Rules::Drop(scores, keep);
         }
       };
 
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
       Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
-      own.template Load<Shape::kAll>(params, slot, row, tiles[k.stage]);
+      own.template Load<Shape::kDrops>(params, slot, row, tiles[k.stage]);
+      // By way of no thread's row, so that what follows from it branches for whole warps.
+      const float slope =
+          terms.slopes == nullptr ? 0.0f : SlopeOf(params, slot, tiles[k.stage], slot.first_head);
+      alibi.Begin(params, alibi_alone, slope);
+      transforms = !alibi.serves && Rules::Transforms(params);
+      multiplier = alibi.serves ? slope * kLog2E : transforms ? kLog2E : common.scale_log2;
+      headroom = kOffsetHeadroom / multiplier;
       look_ahead();
       rows.Reset();
 #pragma unroll
@@ -93,8 +115,8 @@ struct TermForwardConsumer {
       WaitProducts<0>();
       PinRegisters(scores);
       finish_scores();
-      Settle(scores, multiplier, kOffsetHeadroom / multiplier, rows, factor);
-      Exponentials(scores, multiplier, rows);
+      SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
+      ExponentialsShifted(scores, multiplier, alibi.shift, rows);
       drop();
       PackProbabilities<T>(scores, p);
 
@@ -110,8 +132,8 @@ struct TermForwardConsumer {
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
-        const bool moved = Settle(scores, multiplier, kOffsetHeadroom / multiplier, rows, factor);
-        Exponentials(scores, multiplier, rows);
+        const bool moved = SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
+        ExponentialsShifted(scores, multiplier, alibi.shift, rows);
         drop();
         PinRegisters(scores);  // or the exponentials would sink below the wait
         WaitProducts<0>();
@@ -128,8 +150,8 @@ struct TermForwardConsumer {
       release(shared + Shape::kVEmpty + 8 * v.stage);
       v.Advance();
       rows.OffsetsToBases(multiplier);
-      if constexpr (Shape::kAll) {
-        if (terms.threshold != 0) {
+      if constexpr (Shape::kDrops) {
+        if (Shape::Drops(terms)) {
           const float kept[2] = {terms.keep_scale, terms.keep_scale};
           Rescale(output, kept);
         }

@@ -13,7 +13,7 @@ template <typename Shape>
 __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& params,
                                                char* memory) {
   const uint32_t shared = SharedAddress(memory);
-  const bool biased = Shape::kAll && params.terms.bias != nullptr;
+  const bool biased = Shape::kBiased && params.terms.bias != nullptr;
   if (threadIdx.x == 0) {
     PrefetchMap(&params.q_map);
     InitBarrier(shared + Shape::kQFull, 1);
@@ -39,7 +39,7 @@ __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& pa
                                         {},     {}};
     if (warp == 0) {
       producer.Run();
-    } else if constexpr (Shape::kAll) {
+    } else if constexpr (Shape::kBiased) {
       if (warp == 1 && biased) producer.LoadBias();
     }
   } else {

@@ -68,13 +68,19 @@ struct TermForwardProducer {
       }
       if (tile.checks & PairClasses::kCheckIds) flags |= TermKeyTile::kIds;
       if (tile.checks & PairClasses::kCheckMask) flags |= TermKeyTile::kMaskWords;
-      target.flags = flags;
       target.lower = range.limits.first_lower - tile.row;
       target.upper = range.limits.first_upper - tile.row;
       target.columns = range.row_count - tile.row;
       target.first_key = place.k_position + int64_t{params.stride} * tile.row;
       target.first_query = place.q_position;
-      target.distance = static_cast<float>(place.q_position + place.shift - target.first_key);
+      const int64_t distance = place.q_position + place.shift - target.first_key;
+      if (distance >= int64_t{params.stride} * (Shape::kKeys - 1))
+        flags |= TermKeyTile::kKeysBefore;
+      if (distance + int64_t{params.stride} * (Shape::kRows - 1) <= 0) {
+        flags |= TermKeyTile::kKeysBehind;
+      }
+      target.flags = flags;
+      target.distance = static_cast<float>(distance);
       target.batch_row = params.terms.packed ? place.document : item.batch;
       const int64_t pair = item.plane * params.pairs.pairs + params.pairs.pair_begin[tile.range] +
                            tile.row / Shape::kKeys;
@@ -122,9 +128,17 @@ struct TermForwardProducer {
     for (int index = item.range_end - 1; index >= item.range_begin; --index) {
       const int first_pair = params.pairs.pair_begin[index];
       const int tiles = (params.forward.ranges[index].row_count - 1) / Shape::kKeys + 1;
+      uint32_t batch = 0;
+      bool loaded = false;
 #pragma unroll 1
       for (int base = (tiles - 1) / 32 * 32; base >= 0; base -= 32) {
-        const uint32_t own = base + lane < tiles ? classes.Of(first_pair + base + lane) : 0;
+        const int row = base / 32 % (PairClasses::kBatch / 32);
+        if (!loaded || row == PairClasses::kBatch / 32 - 1) {
+          const int first = base - row * 32 + lane;
+          batch = classes.BatchOf(first_pair + first, tiles - first);
+          loaded = true;
+        }
+        const uint32_t own = batch >> (4 * row) & PairClasses::kAll;
         uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
 #pragma unroll 1
         while (seen != 0) {

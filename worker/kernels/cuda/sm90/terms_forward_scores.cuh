@@ -13,6 +13,14 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
+// ALiBi's slope of a head of an item. `tile`: any of the item's. REQUIRES: there are slopes.
+__device__ __forceinline__ float SlopeOf(const TermForwardKernelParams& params,
+                                         const WorkSlot& slot, const TermKeyTile& tile, int head) {
+  const TermParams& terms = params.terms;
+  const int64_t row = terms.packed ? tile.batch_row : slot.batch;
+  return terms.slopes[(terms.slopes_per_batch ? row * params.forward.common.num_heads : 0) + head];
+}
+
 // The thread's two rows of an item, in shared memory: registers are short.
 struct TermRows {
   TermRow* upper;  // the lower one is eight on
@@ -32,15 +40,12 @@ struct TermRows {
       const int packed = packed_row + half * 8;
       const int head = slot.first_head + (pack == 1 ? 0 : packed % pack);
       TermRow row = {0.0f, -1, packed / pack, 0, 0, 0, {}};
-      if (packed < slot.tile.q_rows * pack) {
-        if (terms.slopes != nullptr) {
-          const int64_t slopes = terms.packed ? tile.batch_row : slot.batch;
-          row.slope = terms.slopes[(terms.slopes_per_batch ? slopes * common.num_heads : 0) + head];
-        }
+      if (terms.slopes != nullptr) {
+        row.slope = SlopeOf(params, slot, tile, head);
+      }
+      if (packed < slot.tile.q_rows * pack && terms.q_segment_ids != nullptr) {
         const int64_t local_row = slot.tile.q_row_begin + row.q_row;
-        if (terms.q_segment_ids != nullptr) {
-          row.id = terms.q_segment_ids[slot.batch * common.q_rows + local_row];
-        }
+        row.id = terms.q_segment_ids[slot.batch * common.q_rows + local_row];
       }
       if (kDrops && terms.threshold != 0) {
         row.query = static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * row.q_row) +
@@ -61,28 +66,33 @@ struct TermForwardScores {
   static constexpr int kKeys = Shape::kKeys;
   using Scores = float[kKeys / 2];
 
+  // Whether what is added to scores, or done to them, is ALiBi's at most.
+  static __device__ __forceinline__ bool AlibiAlone(const TermForwardKernelParams& params) {
+    return params.forward.common.softcap <= 0.0f &&
+           !(Shape::kBiased && params.terms.bias != nullptr);
+  }
   // Whether scores leave Apply in natural units, finished; else as the product left them.
   static __device__ __forceinline__ bool Transforms(const TermForwardKernelParams& params) {
-    const CommonParams& common = params.forward.common;
-    return common.softcap > 0.0f || common.scale_log2 <= 0.0f || params.terms.slopes != nullptr ||
-           (Shape::kAll && params.terms.bias != nullptr);
+    return !AlibiAlone(params) || params.forward.common.scale_log2 <= 0.0f ||
+           params.terms.slopes != nullptr;
   }
 
-  // `column` is the thread's first, 2 (lane mod 4). `words` are the mask's, if the tile asks for
-  // them, `tile_ids` the keys' segments in shared memory, likewise. `bias`: of kAll.
+  // `flags` are the tile's; `column` is the thread's first, 2 (lane mod 4). `words` are the mask's,
+  // if the tile asks for them, `tile_ids` the keys' segments in shared memory, likewise. `bias`: of
+  // kBiased.
   template <typename Bias>
   static __device__ __forceinline__ void Apply(Scores& scores,
                                                const TermForwardKernelParams& params,
-                                               const TermKeyTile& tile, const TermRows& rows,
-                                               int column, const uint32_t (&words)[2],
-                                               const int32_t* tile_ids, Bias& bias,
-                                               bool transforms) {
+                                               const TermKeyTile& tile, int flags,
+                                               const TermRows& rows, int column,
+                                               const uint32_t (&words)[2], const int32_t* tile_ids,
+                                               Bias& bias, bool transforms) {
     if (transforms) Transform(scores, params, tile, rows, column, bias);
-    if (tile.flags & KeyTile::kMasked) {
+    if (flags & KeyTile::kMasked) {
       const int q_rows[2] = {rows.Of(0).q_row, rows.Of(1).q_row};
       MaskScores(scores, tile, q_rows, column);
     }
-    if (tile.flags & TermKeyTile::kIds) {
+    if (flags & TermKeyTile::kIds) {
       const int32_t own[2] = {rows.Of(0).id, rows.Of(1).id};
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
@@ -94,7 +104,7 @@ struct TermForwardScores {
         }
       }
     }
-    if (tile.flags & TermKeyTile::kMaskWords) {
+    if (flags & TermKeyTile::kMaskWords) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -115,22 +125,20 @@ struct TermForwardScores {
            static_cast<uint64_t>(int64_t{params.stride} * column) + params.terms.first_key;
   }
 
-  // What stands for dropped pairs becomes 0: probabilities, whose sum was taken before, or their
-  // gradients. `key` is the tile's KeyOf. A call of Philox has the eight keys that a thread has of
-  // 32 columns; all of its 128 bits are used, where they lie.
-  static __device__ __forceinline__ void Drop(Scores& values, const TermForwardKernelParams& params,
-                                              const TermRows& rows, uint64_t key) {
-    const TermParams& terms = params.terms;
-    if (params.stride != 1 || key % 2 != 0 || key / 8 % 4 != 0) {
-      DropAnywhere(values, params, rows, key);
+  // Which of the thread's pairs dropout keeps: of each row, column 8 j + i at bit 16 i + j. `key`
+  // is the tile's KeyOf. A call of Philox has the eight keys that a thread has of 32 columns; all
+  // of its 128 bits are used, where they lie.
+  static __device__ __forceinline__ void KeepPairs(uint32_t (&keep)[2],
+                                                   const TermForwardKernelParams& params,
+                                                   const TermRows& rows, uint64_t key) {
+    const uint32_t head = rows.Of(0).head, batch = rows.Of(0).batch;
+    if (params.stride != 1 || key % 2 != 0 || key / 8 % 4 != 0 ||
+        rows.Of(1).head != head) {  // packed heads
+      KeepAnywhere(keep, params, rows, key);
       return;
     }
     const uint32_t counter = static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4);
-    const uint32_t head = rows.Of(0).head, batch = rows.Of(0).batch;
-    if (rows.Of(1).head != head) {  // packed heads
-      DropAnywhere(values, params, rows, key);
-      return;
-    }
+    KeepSum sums[2] = {KeepSum(params.terms.threshold), KeepSum(params.terms.threshold)};
 #pragma unroll
     for (int word = 0; word < kKeys / 32; ++word) {
       const PhiloxCounterPart part = CounterPartOf(params.keys, counter + 4 * word, head, batch);
@@ -139,10 +147,23 @@ struct TermForwardScores {
         const PhiloxBlock x = PhiloxOf(params.keys, rows.Of(half).part, part);
         const uint32_t parts[4] = {x.x0, x.x1, x.x2, x.x3};
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          float* const pair = values + (word * 4 + n) * 4 + half * 2;
-          if (!KeepsUpper(parts[n] << 16, terms.threshold)) pair[0] = 0.0f;
-          if (!KeepsUpper(parts[n], terms.threshold)) pair[1] = 0.0f;
+        for (int n = 0; n < 4; ++n) sums[half].Add(parts[n], word * 4 + n);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) keep[half] = sums[half].Bits();
+  }
+
+  // What stands for dropped pairs becomes 0: probabilities, whose sum was taken before, or their
+  // gradients.
+  static __device__ __forceinline__ void Drop(Scores& values, const uint32_t (&keep)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // bits side by side become predicates seven at a time
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          if ((keep[half] >> (i * 16 + n) & 1) == 0) values[n * 4 + half * 2 + i] = 0.0f;
         }
       }
     }
@@ -150,32 +171,21 @@ struct TermForwardScores {
 
  private:
   // Of any offset, stride and heads.
-  static __device__ __forceinline__ void DropAnywhere(Scores& values,
+  static __device__ __forceinline__ void KeepAnywhere(uint32_t (&keep)[2],
                                                       const TermForwardKernelParams& params,
                                                       const TermRows& rows, uint64_t key) {
     const TermParams& terms = params.terms;
-    uint32_t keep[2];
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const PhiloxRow row = {terms.key0, terms.key1, rows.Of(half).query, rows.Of(half).head,
                              rows.Of(half).batch};
-      const uint32_t bits = params.stride == 1
-                                ? KeepBits(row, key, terms.threshold)
-                                : StridedKeepBits(row, key, params.stride, terms.threshold);
+      const uint32_t bits =
+          ByHalves(params.stride == 1 ? KeepBits(row, key, terms.threshold)
+                                      : StridedKeepBits(row, key, params.stride, terms.threshold));
       if (half == 0) {
         keep[0] = bits;
       } else {
         keep[1] = bits;
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if ((keep[half] >> (n * 2 + i) & 1) == 0) values[n * 4 + half * 2 + i] = 0.0f;
-        }
       }
     }
   }
@@ -193,14 +203,14 @@ struct TermForwardScores {
     const bool capped = common.softcap > 0.0f;
     const Softcap cap(common);
     const float scale = common.softmax_scale;
-    const bool biased = Shape::kAll && params.terms.bias != nullptr;
+    const bool biased = Shape::kBiased && params.terms.bias != nullptr;
     const bool inside = biased && capped && params.terms.bias_before_softcap;
     if (!biased && !capped && params.terms.slopes == nullptr) {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) scores[i] *= scale;
       return;
     }
-    if constexpr (Shape::kAll) {
+    if constexpr (Shape::kBiased) {
       // The cap and the bias, whichever comes first. A loop: each is long, and stands here once.
       const bool bias_first = inside || !capped;
       const float inner = inside ? 1.0f / common.softcap : cap.inner;

@@ -13,11 +13,14 @@ namespace ringattn::worker::cuda::sm90 {
 struct TermKeyTile : KeyTile {
   static constexpr int32_t kIds = 4;        // ids must be compared: they are beside the tile
   static constexpr int32_t kMaskWords = 8;  // the mask's words, too
-  int64_t first_key;                        // position of column 0
-  int64_t first_query;                      // position of row 0
-  const uint32_t* words;                    // of the pair
-  float distance;                           // from row 0's aligned key to column 0
-  int32_t batch_row;                        // document or batch row, as dropout counts it
+  // Whether no key's aligned query is behind a row of the tile, or none before one.
+  static constexpr int32_t kKeysBefore = 1 << 16;
+  static constexpr int32_t kKeysBehind = 1 << 17;
+  int64_t first_key;      // position of column 0
+  int64_t first_query;    // position of row 0
+  const uint32_t* words;  // of the pair
+  float distance;         // from row 0's aligned key to column 0
+  int32_t batch_row;      // document or batch row, as dropout counts it
 };
 
 // A row of an item, packed heads included. Written and read by the four lanes that have it.
@@ -30,16 +33,21 @@ struct TermRow {
   PhiloxRowPart part;
 };
 
-// 128 rows by 128 keys, two groups in turn. kAll_: with a bias and dropout too; ALiBi, segment ids
-// and masks do not wait for their registers.
+// 128 rows by 128 keys, two groups in turn. kBiased_, kDrops_: with a bias, with dropout; ALiBi,
+// segment ids and masks do not wait for their registers.
 //
 // A bias arrives ahead of its scores, in panels of a group's 64 rows by 128 bytes: two to a key
 // tile of 16-bit elements, four of fp32. Each group has a ring of its own of them: what one reads
 // late does not hold up the other.
-template <typename T_, int kDim_, bool kAll_>
+template <typename T_, int kDim_, bool kBiased_, bool kDrops_>
 struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   using Base = ForwardShape<T_, kDim_, 128, 128, true>;
-  static constexpr bool kAll = kAll_;
+  static constexpr bool kBiased = kBiased_;
+  static constexpr bool kDrops = kDrops_;
+  // Kernels with dropout and without a bias are for calls that drop.
+  static __device__ __forceinline__ bool Drops(const TermParams& terms) {
+    return kDrops && (!kBiased || terms.threshold != 0);
+  }
   static constexpr int kTermTiles = (Base::kSharedBytes + 15) / 16 * 16;
   static constexpr int kWords = kTermTiles + Base::kStages * static_cast<int>(sizeof(TermKeyTile));
   static constexpr int kWordBytes = 128 * 4 * 4;  // of the mask, for a pair
@@ -47,12 +55,12 @@ struct TermForwardShape : ForwardShape<T_, kDim_, 128, 128, true> {
   static constexpr int kIdBytes = Base::kKeys * 4;
   static constexpr int kRowTerms = kIds + Base::kStages * kIdBytes;
   static constexpr int kBiasFull = kRowTerms + 128 * static_cast<int>(sizeof(TermRow));
-  static constexpr int kBiasStages = !kAll ? 0 : kDim_ <= 64 ? 4 : 3;  // of a group
+  static constexpr int kBiasStages = !kBiased ? 0 : kDim_ <= 64 ? 4 : 3;  // of a group
   static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
   static constexpr int kBiasPanelBytes = kForwardBiasRows * kPanelRowBytes;
   static constexpr int kBias = (kBiasEmpty + Base::kGroups * kBiasStages * 8 + 1023) / 1024 * 1024;
   static constexpr int kSharedBytes =
-      kAll ? kBias + Base::kGroups * kBiasStages * kBiasPanelBytes : kBiasFull;
+      kBiased ? kBias + Base::kGroups * kBiasStages * kBiasPanelBytes : kBiasFull;
   // Producers of these kernels have more to do, and consumers the rest of the 504.
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;

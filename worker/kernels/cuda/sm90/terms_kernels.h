@@ -10,6 +10,10 @@ namespace ringattn::worker::cuda::sm90 {
 ForwardKernel ForwardKernel_pairs_d64();
 ForwardKernel ForwardKernel_pairs_d128();
 
+// With dropout as well.
+ForwardKernel ForwardKernel_drops_d64();
+ForwardKernel ForwardKernel_drops_d128();
+
 // Every term.
 ForwardKernel ForwardKernel_terms_d64();
 ForwardKernel ForwardKernel_terms_d128();
@@ -17,6 +21,8 @@ ForwardKernel ForwardKernel_terms_d128();
 // The same backward, launched with TermBackwardKernelParams; none has a softcap.
 BackwardKernel BackwardKernel_pairs_d64();
 BackwardKernel BackwardKernel_pairs_d128();
+BackwardKernel BackwardKernel_drops_d64();
+BackwardKernel BackwardKernel_drops_d128();
 BackwardKernel BackwardKernel_terms_d64();
 BackwardKernel BackwardKernel_terms_d128();
 

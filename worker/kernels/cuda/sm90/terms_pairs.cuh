@@ -21,6 +21,7 @@ struct PairClasses {
   static constexpr uint32_t kSeen = 1;
   static constexpr uint32_t kCheckIds = 2;
   static constexpr uint32_t kCheckMask = 4;
+  static constexpr uint32_t kAll = 7;
 
   __device__ __forceinline__ PairClasses(const PairTables& tables, int batch, int64_t plane)
       : ids(tables.id_classes == nullptr ? nullptr
@@ -32,6 +33,18 @@ struct PairClasses {
     const uint32_t by_ids = ids == nullptr ? kPairSeen : ids[pair];
     const uint32_t by_mask = mask == nullptr ? kPairSeen : mask[pair];
     return (by_ids & by_mask & kPairSeen) | (by_ids & kPairChecked) | (by_mask & kPairChecked) << 1;
+  }
+  // Those of eight rows of 32 pairs, the lane's of row i at bit 4 i; none from `count` on, as
+  // `pair` counts. Read all at once: a walk over pairs that nobody sees would wait for each row in
+  // turn.
+  static constexpr int kBatch = 256;
+  __device__ __forceinline__ uint32_t BatchOf(int pair, int count) const {
+    uint32_t batch = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch / 32; ++i) {
+      if (i * 32 < count) batch |= Of(pair + i * 32) << (4 * i);
+    }
+    return batch;
   }
   // Of a pair that must be computed although nobody sees anybody: everything is asked.
   __device__ __forceinline__ uint32_t Everything() const {
