@@ -15,12 +15,20 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-constexpr int64_t kMaxHeadDim = kFloat8Columns;
+constexpr int64_t kMaxHeadDim = kFloat8MaxColumns;
 
 // Of what lies innermost the copy engine takes strides and first elements that are multiples of 16
 // bytes. In v's copy that is keys.
 constexpr int32_t kVectorRows = 16;
 int64_t WholeVectors(int64_t rows) { return (rows + kVectorRows - 1) / kVectorRows * kVectorRows; }
+
+// The head-dim class that serves a problem.
+int32_t ColumnsOf(const AttentionProblem& problem) {
+  return std::max(problem.head_dim, problem.head_dim_v) <= 64 ? 64 : 128;
+}
+ForwardKernel KernelOf(int32_t columns) {
+  return columns == 64 ? Float8ForwardKernel_d64() : Float8ForwardKernel_d128();
+}
 
 // Tiles that see keys; the others come last.
 int32_t TilesWithKeys(const ForwardPlan& plan) {
@@ -41,9 +49,10 @@ bool ServesFloat8Forward(const AttentionProblem& problem, const DeviceInfo& devi
 
 std::vector<KernelEntry> Float8ForwardEntries() {
   std::vector<KernelEntry> entries;
-  const ForwardKernel kernel = Float8ForwardKernel_d128();
-  for (const void* address : {kernel.bf16, kernel.fp16}) {
-    entries.push_back({address, kernel.shared_bytes});
+  for (const ForwardKernel& kernel : {Float8ForwardKernel_d64(), Float8ForwardKernel_d128()}) {
+    for (const void* address : {kernel.bf16, kernel.fp16}) {
+      entries.push_back({address, kernel.shared_bytes});
+    }
   }
   for (const void* address : Float8RoundingEntries()) entries.push_back({address, 0});
   return entries;
@@ -63,7 +72,8 @@ absl::StatusOr<std::unique_ptr<PreparedFloat8Forward>> PreparedFloat8Forward::Cr
 PreparedFloat8Forward::PreparedFloat8Forward(const ForwardCall& call, const DeviceInfo& device,
                                              const KernelTuning& tuning)
     : PreparedKernel(kName, kFloat8KernelClass),
-      kernel_(Float8ForwardKernel_d128()),
+      columns_(ColumnsOf(*call.problem)),
+      kernel_(KernelOf(columns_)),
       dtype_(call.problem->dtype) {
   const AttentionProblem& problem = *call.problem;
   ForwardParams& forward = params_.forward;
@@ -86,7 +96,7 @@ PreparedFloat8Forward::PreparedFloat8Forward(const ForwardCall& call, const Devi
   params_.heads = static_cast<int32_t>(shape.blocks_per_tile);
   params_.section_heads = SectionHeads(call, plan_, params_.tiles, forward.common.group_size / pack,
                                        shape.blocks_per_tile, device.sm_count, /*element_bytes=*/1);
-  params_.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * kFloat8Columns;
+  params_.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * kFloat8MaxColumns;
   grid_ = static_cast<int32_t>(
       std::min<int64_t>(int64_t{params_.tiles} * params_.heads, device.sm_count));
 
@@ -117,18 +127,19 @@ void PreparedFloat8Forward::LayOutScratch(const ForwardCall& call) {
   };
   largest_bytes_ = 3 * problem.batch * problem.num_kv_heads * 4;
   largest_offset_ = take(largest_bytes_);
-  q_offset_ = take(problem.batch * call.q_rows * problem.num_heads * kFloat8Columns);
+  const int64_t row_bytes = Float8RowBytes(problem.head_dim);
+  q_offset_ = take(problem.batch * call.q_rows * problem.num_heads * row_bytes);
   AddTiles(call.q, q_offset_, call.q_rows, call.q_pieces, kFloat8Q, 0);
   for (const KvBlock& given : call.blocks) {
     const int64_t planes = problem.batch * problem.num_kv_heads;
     Block& block = blocks_.emplace_back();
     block.pieces = given.pieces;
     block.rows = given.rows;
-    block.k = take(planes * block.rows * kFloat8Columns);
+    block.k = take(planes * block.rows * row_bytes);
     AddTiles(given.k, block.k, block.rows, block.pieces, kFloat8K, 0);
     for (const Piece& piece : block.pieces) {
       const int64_t pitch = WholeVectors(piece.length);
-      block.v.push_back(take(planes * pitch * kFloat8Columns));
+      block.v.push_back(take(planes * pitch * problem.head_dim_v));
       AddTiles(given.v, block.v.back(), block.rows, {piece}, kFloat8V, pitch);
     }
   }
@@ -139,14 +150,18 @@ void PreparedFloat8Forward::LayOutScratch(const ForwardCall& call) {
 void PreparedFloat8Forward::AddTiles(const void* source, int64_t target, int64_t rows,
                                      const std::vector<Piece>& pieces, Float8Kind kind,
                                      int64_t pitch) {
+  // Those of q have several heads.
+  const CommonParams& common = params_.forward.common;
+  const int64_t step =
+      kind == kFloat8Q ? std::max(kFloat8TileRows / common.group_size, 8) : kFloat8TileRows;
   for (const Piece& piece : pieces) {
-    for (int64_t at = 0; at < piece.length; at += kFloat8TileRows) {
+    for (int64_t at = 0; at < piece.length; at += step) {
       Float8Tile& tile = float8_tiles_.emplace_back();
       tile.source = source;
       tile.target = target;
       tile.tensor_rows = rows;
       tile.row_begin = piece.local_begin + at;
-      tile.rows = static_cast<int32_t>(std::min<int64_t>(kFloat8TileRows, piece.length - at));
+      tile.rows = static_cast<int32_t>(std::min(step, piece.length - at));
       tile.kind = kind;
       tile.pitch = pitch;
       tile.column = at;
@@ -160,10 +175,10 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
   const int32_t pack = params_.forward.head_pack;
   ByteTensor q;
   q.data = base + q_offset_;
-  q.sizes = {kFloat8Columns, common.num_heads, common.q_rows, common.batch};
-  q.strides = {kFloat8Columns, kFloat8Columns * q.sizes[1],
-               kFloat8Columns * q.sizes[1] * q.sizes[2]};
-  q.box = {kFloat8Columns, pack, kernel_.tile_rows / pack, 1};
+  const int64_t row_bytes = Float8RowBytes(common.head_dim);
+  q.sizes = {row_bytes, common.num_heads, common.q_rows, common.batch};
+  q.strides = {row_bytes, row_bytes * q.sizes[1], row_bytes * q.sizes[1] * q.sizes[2]};
+  q.box = {kFloat8MaxColumns, pack, kernel_.tile_rows / pack, 1};
   if (absl::Status s = EncodeByteMap(q, params_.q_map); !s.ok()) return s;
   size_t at = 0;
   for (const Block& block : blocks_) {
@@ -176,9 +191,9 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
       const int64_t end = piece.local_begin + piece.length;
       ByteTensor k;
       k.data = base + block.k;
-      k.sizes = {kFloat8Columns, heads, end, common.batch};
-      k.strides = {kFloat8Columns, kFloat8Columns * heads, kFloat8Columns * heads * block.rows};
-      k.box = {kFloat8Columns, 1, kernel_.tile_keys, 1};
+      k.sizes = {row_bytes, heads, end, common.batch};
+      k.strides = {row_bytes, row_bytes * heads, row_bytes * heads * block.rows};
+      k.box = {kFloat8MaxColumns, 1, kernel_.tile_keys, 1};
       if (absl::Status s = EncodeByteMap(k, maps.k); !s.ok()) return s;
       // The piece's own, so that it begins at a multiple of 16 keys: its first row is found at the
       // one before that of its block. What would lie before the piece is never read.
@@ -186,9 +201,9 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
       const int64_t pitch = WholeVectors(piece.length);
       ByteTensor v;
       v.data = base + block.v[i] - first;
-      v.sizes = {first + piece.length, heads, kFloat8Columns, common.batch};
-      v.strides = {kFloat8Columns * pitch, pitch, kFloat8Columns * pitch * heads};
-      v.box = {kernel_.tile_keys, 1, kFloat8Columns, 1};
+      v.sizes = {first + pitch, heads, common.head_dim_v, common.batch};
+      v.strides = {pitch * common.head_dim_v, pitch, pitch * common.head_dim_v * heads};
+      v.box = {kernel_.tile_keys, 1, columns_, 1};
       if (absl::Status s = EncodeByteMap(v, maps.v); !s.ok()) return s;
     }
   }

@@ -54,6 +54,7 @@ class PreparedFloat8Forward : public PreparedKernel {
   void AddTiles(const void* source, int64_t target, int64_t rows, const std::vector<Piece>& pieces,
                 Float8Kind kind, int64_t pitch);
 
+  const int32_t columns_;  // of the kernel: rows of a tile of v's copy
   const ForwardKernel kernel_;
   const DType dtype_;
   ForwardKernelParams params_;  // tables, partials and q's map unset

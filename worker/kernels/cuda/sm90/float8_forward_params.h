@@ -1,11 +1,12 @@
 // What the host hands to the kernels of a forward in e4m3. Plain structures; no CUDA headers.
 //
-// A call's q, k and v are first rounded into scratch memory (float8_rounding.cu), rows of 128
-// bytes, columns beyond the head dim 0:
-//   q  [batch, q_rows, num_heads, 128]
-//   k  [batch, block_rows, num_kv_heads, 128], for each block
-//   v  [batch, num_kv_heads, 128, pitch], for each block: its keys are the inner axis, as the
-//      product with p wants them (an 8-bit B operand is read along its rows alone)
+// A call's q, k and v are first rounded into scratch memory (float8_rounding.cu); columns, padded
+// to whole 16 bytes, are 0 beyond the head dim:
+//   q  [batch, q_rows, num_heads, columns]
+//   k  [batch, block_rows, num_kv_heads, columns], for each block
+//   v  [batch, num_kv_heads, head_dim_v, pitch], for each piece of each block: its keys are the
+//      inner axis, as the product with p wants them (an 8-bit B operand is read along its rows
+//      alone), each 16 of them in the order of float8_wgmma.cuh, beyond the piece 0
 // and multiplied as they lie there by the forward of forward_float8.cu.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FORWARD_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FORWARD_PARAMS_H_
@@ -16,8 +17,11 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-inline constexpr int kFloat8Columns = 128;  // bytes of a row
-inline constexpr int kFloat8TileRows = 64;  // rows that one block rounds
+inline constexpr int kFloat8MaxColumns = 128;
+inline constexpr int kFloat8TileRows = 128;  // at most, that one block rounds; of q fewer
+
+// Bytes of a row of q's or k's copy: the copy engine takes strides of whole 16.
+constexpr int Float8RowBytes(int columns) { return (columns + 15) / 16 * 16; }
 
 enum Float8Kind : int32_t { kFloat8Q = 0, kFloat8K = 1, kFloat8V = 2 };
 

@@ -11,8 +11,9 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Head dims up to 128; bf16 and fp16 are the type of its results. Its parameters are
+// Head dims up to 64 and 128; bf16 and fp16 are the type of their results. Their parameters are
 // Float8ForwardParams.
+ForwardKernel Float8ForwardKernel_d64();
 ForwardKernel Float8ForwardKernel_d128();
 
 // Finds the largest magnitudes, then rounds. `largest` is 0 before. Asynchronous.

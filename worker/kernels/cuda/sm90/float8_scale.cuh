@@ -20,11 +20,16 @@ __device__ __forceinline__ float PowerOfTwo(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Two values rounded to nearest even, `low` in the lower byte. Beyond 448 they saturate, and a NaN
-// stays one.
-__device__ __forceinline__ uint32_t PackFloat8(float low, float high) {
-  uint16_t packed;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+// Four values rounded to nearest even, the first in the lowest byte. Beyond 448 they saturate, and
+// a NaN stays one.
+__device__ __forceinline__ uint32_t PackFloat8(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
   return packed;
 }
 

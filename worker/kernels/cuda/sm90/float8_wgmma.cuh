@@ -2,7 +2,11 @@
 //
 // Both operands are read along their rows: a tile's row is 128 bytes, one panel, and a k32 step is
 // 32 bytes on. The A fragment of a k32 step is four registers: lane 4 g + q of a warp has of rows g
-// and g + 8 the columns 4 q .. 4 q + 3 (registers 0 and 1) and 16 + 4 q .. 16 + 4 q + 3 (2 and 3).
+// and g + 8 the bytes 4 q .. 4 q + 3 (registers 0 and 1) and 16 + 4 q .. 16 + 4 q + 3 (2 and 3).
+//
+// Accumulators become A fragments where they are, by another order of the keys: of each 16, lane q
+// has keys 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, and they are bytes 4 q .. 4 q + 3. Values lie in the
+// same order (float8_rounding.cu): byte 4 q + 2 b + i of 16 is key 8 b + 2 q + i.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_WGMMA_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_WGMMA_CUH_
 
@@ -11,66 +15,62 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// d[64 x 128] (+)= A B, A and B in shared memory; with accumulate = 0 d is only written.
-__device__ __forceinline__ void MultiplyFloat8Shared(float (&d)[64], uint32_t a_descriptor,
+// d[64 x n] (+)= A B, kCount = n / 2 accumulators, A and B in shared memory; with accumulate = 0 d
+// is only written. p0 .. p2 number the operands behind the accumulators.
+#define RINGATTN_QGMMA_SHARED(n, count, p0, p1, p2)                                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2                                         \
+               ", 0;\n"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" RINGATTN_S##count \
+               "}, " p0 ", " p1 ", p, 1, 1;\n}\n"                                             \
+               : RINGATTN_D##count(d)                                                         \
+               : "l"(a), "l"(b), "r"(accumulate))
+
+// The same with A in registers.
+#define RINGATTN_QGMMA_REGISTERS(n, count, p0, p1, p2, p3, p4, p5)                            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p5                                         \
+               ", 0;\n"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" RINGATTN_S##count \
+               "}, {" p0 "," p1 "," p2 "," p3 "}, " p4 ", p, 1, 1;\n}\n"                      \
+               : RINGATTN_D##count(d)                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+
+template <int kCount>
+__device__ __forceinline__ void MultiplyFloat8Shared(float (&d)[kCount], uint32_t a_descriptor,
                                                      uint32_t b_descriptor, int accumulate) {
   const uint64_t a = WholeDescriptor(a_descriptor);
   const uint64_t b = WholeDescriptor(b_descriptor);
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" RINGATTN_S64
-      "}, %64, %65, p, 1, 1;\n}\n"
-      : RINGATTN_D64(d)
-      : "l"(a), "l"(b), "r"(accumulate));
+  static_assert(kCount == 64, "no product of this width");
+  RINGATTN_QGMMA_SHARED(128, 64, "%64", "%65", "%66");
 }
 
-// The same with A in registers.
-__device__ __forceinline__ void MultiplyFloat8Registers(float (&d)[64], const uint32_t* a,
+template <int kCount>
+__device__ __forceinline__ void MultiplyFloat8Registers(float (&d)[kCount], const uint32_t* a,
                                                         uint32_t b_descriptor, int accumulate) {
   const uint64_t b = WholeDescriptor(b_descriptor);
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" RINGATTN_S64
-      "}, {%64,%65,%66,%67}, %68, p, 1, 1;\n}\n"
-      : RINGATTN_D64(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+  if constexpr (kCount == 32) {
+    RINGATTN_QGMMA_REGISTERS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37");
+  } else {
+    static_assert(kCount == 64, "no product of this width");
+    RINGATTN_QGMMA_REGISTERS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69");
+  }
 }
 
-// Accumulators become A fragments. Of 32 columns lane q of a quad has 8 n + 2 q and the next for n
-// = 0 .. 3, and wants 4 q .. 4 q + 3 of each half: the pair of block q / 2 of the half, of lanes
-// 2 (q % 2) and the next. Each lane sends in two rounds what one of the two lanes that want
-// something of it asks for: in the first, even lanes send blocks 0 and 2, odd ones 1 and 3, and
-// lane q listens to lane 2 (q % 2) + q / 2; in the second, the others.
-struct Float8Fragments {
-  int first;         // lane of the warp that is listened to in the first round
-  uint32_t send;     // byte permutations: what is sent first,
-  uint32_t receive;  // and how the two words become the fragment of the lower half
-  static constexpr uint32_t kOther = 0x2222;
+#undef RINGATTN_QGMMA_SHARED
+#undef RINGATTN_QGMMA_REGISTERS
 
-  __device__ __forceinline__ explicit Float8Fragments(int lane) {
-    const int q = lane & 3;
-    first = (lane & ~3) | (q & 1) << 1 | q >> 1;
-    send = q & 1 ? 0x7632 : 0x5410;
-    receive = q & 2 ? 0x1054 : 0x5410;
-  }
-
-  __device__ __forceinline__ void Pack(const float (&scores)[64], uint32_t (&p)[16]) const {
+// The A fragments of kCount / 8 x 16 keys.
+template <int kCount>
+__device__ __forceinline__ void PackFloat8Probabilities(const float (&scores)[kCount],
+                                                        uint32_t (&p)[kCount / 4]) {
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+  for (int i = 0; i < kCount / 8; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* s = scores + step * 16 + half * 2;
-        const uint32_t low = PackFloat8(s[0], s[1]) | PackFloat8(s[4], s[5]) << 16;
-        const uint32_t high = PackFloat8(s[8], s[9]) | PackFloat8(s[12], s[13]) << 16;
-        const uint32_t a = __shfl_sync(0xffffffff, __byte_perm(low, high, send), first);
-        const uint32_t b =
-            __shfl_sync(0xffffffff, __byte_perm(low, high, send ^ kOther), first ^ 1);
-        p[step * 4 + half] = __byte_perm(a, b, receive);
-        p[step * 4 + 2 + half] = __byte_perm(a, b, receive ^ kOther);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float* const s = scores + i * 8 + half * 2;
+      p[i * 2 + half] = PackFloat8(s[0], s[1], s[4], s[5]);
     }
   }
-};
+}
 
 }  // namespace ringattn::worker::cuda::sm90
 

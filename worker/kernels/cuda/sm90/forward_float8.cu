@@ -1,5 +1,5 @@
-// Head dims up to 128 in e4m3: 128 x 128 tiles, two consumer warpgroups.
-#include "worker/kernels/cuda/sm90/float8_forward_consumer.cuh"
+// Head dims up to 64 and up to 128 in e4m3: 128 x 128 tiles, two consumer warpgroups.
+#include "worker/kernels/cuda/sm90/float8_forward_products.cuh"
 #include "worker/kernels/cuda/sm90/float8_forward_shape.cuh"
 #include "worker/kernels/cuda/sm90/float8_kernels.h"
 #include "worker/kernels/cuda/sm90/forward_kernels.cuh"
@@ -7,11 +7,8 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-using Consumers = Float8ForwardShape<__half>;
-
-template <typename T>
+template <typename Shape>
 __device__ __forceinline__ void RunFloat8Forward(const Float8ForwardParams& params, char* memory) {
-  using Shape = Float8ForwardShape<T>;
   const uint32_t shared = SharedAddress(memory);
   InitForwardBarriers<Shape>(params.forward, shared);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -22,32 +19,37 @@ __device__ __forceinline__ void RunFloat8Forward(const Float8ForwardParams& para
     }
   } else {
     TakeRegisters<Shape::kConsumerRegisters>();
-    Float8ForwardConsumer<Shape>::Run(params, memory, shared, warpgroup - 1);
+    ForwardConsumer<Shape, Float8ForwardProducts<Shape>>::Run(params, memory, shared,
+                                                              warpgroup - 1);
   }
 }
 
 }  // namespace
 
-__global__ void __launch_bounds__(Consumers::kThreads, 1)
-    sm90_fp8_bf16_attention_forward_d128(const __grid_constant__ Float8ForwardParams params) {
-  extern __shared__ __align__(1024) char shared[];
-  RunFloat8Forward<__nv_bfloat16>(params, shared);
-}
+#define RINGATTN_SM90_FLOAT8_FORWARD(dim)                                                          \
+  __global__ void __launch_bounds__(384, 1)                                                        \
+      sm90_fp8_bf16_attention_forward_d##dim(const __grid_constant__ Float8ForwardParams params) { \
+    extern __shared__ __align__(1024) char shared[];                                               \
+    RunFloat8Forward<Float8ForwardShape<__nv_bfloat16, dim>>(params, shared);                      \
+  }                                                                                                \
+  __global__ void __launch_bounds__(384, 1)                                                        \
+      sm90_fp8_fp16_attention_forward_d##dim(const __grid_constant__ Float8ForwardParams params) { \
+    extern __shared__ __align__(1024) char shared[];                                               \
+    RunFloat8Forward<Float8ForwardShape<__half, dim>>(params, shared);                             \
+  }                                                                                                \
+  ForwardKernel Float8ForwardKernel_d##dim() {                                                     \
+    using Half = Float8ForwardShape<__half, dim>;                                                  \
+    static_assert(Half::kThreads == 384);                                                          \
+    return {reinterpret_cast<const void*>(&sm90_fp8_bf16_attention_forward_d##dim),                \
+            reinterpret_cast<const void*>(&sm90_fp8_fp16_attention_forward_d##dim),                \
+            Half::kRows,                                                                           \
+            Half::kKeys,                                                                           \
+            Half::kPanels,                                                                         \
+            Half::kThreads,                                                                        \
+            Half::kSharedBytes};                                                                   \
+  }
 
-__global__ void __launch_bounds__(Consumers::kThreads, 1)
-    sm90_fp8_fp16_attention_forward_d128(const __grid_constant__ Float8ForwardParams params) {
-  extern __shared__ __align__(1024) char shared[];
-  RunFloat8Forward<__half>(params, shared);
-}
-
-ForwardKernel Float8ForwardKernel_d128() {
-  return {reinterpret_cast<const void*>(&sm90_fp8_bf16_attention_forward_d128),
-          reinterpret_cast<const void*>(&sm90_fp8_fp16_attention_forward_d128),
-          Consumers::kRows,
-          Consumers::kKeys,
-          Consumers::kPanels,
-          Consumers::kThreads,
-          Consumers::kSharedBytes};
-}
+RINGATTN_SM90_FLOAT8_FORWARD(64)
+RINGATTN_SM90_FLOAT8_FORWARD(128)
 
 }  // namespace ringattn::worker::cuda::sm90

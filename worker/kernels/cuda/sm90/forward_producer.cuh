@@ -34,7 +34,7 @@ struct ForwardProducer {
                                                     int row, int batch) {
     if constexpr (Shape::kKeysInner) {
       const uint32_t barrier = shared + Shape::kVFull + 8 * position.stage;
-      ArriveExpecting(barrier, Shape::kKvBytes);
+      ArriveExpecting(barrier, Shape::kVBytes);
       // From a multiple of 16 keys, as the copy engine wants it: ranges begin at those of their
       // piece, and the piece's values at the one before its first row (float8_forward.cc).
       CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row & ~15, head,

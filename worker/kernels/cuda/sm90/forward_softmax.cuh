@@ -133,13 +133,13 @@ __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier
   return true;
 }
 
-// Scores become probabilities, in place, and enter the sums.
+// Scores become probabilities times 2^lift, in place, and enter the sums.
 template <int kCount>
 __device__ __forceinline__ void Exponentials(float (&scores)[kCount], float multiplier,
-                                             RowStates& rows) {
+                                             RowStates& rows, float lift = 0.0f) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float offset = rows.offset[half];
+    const float offset = rows.offset[half] - lift;
     float x = 0.0f, y = 0.0f;
 #pragma unroll
     for (int n = 0; n < kCount / 4; ++n) {
