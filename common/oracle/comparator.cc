@@ -35,12 +35,13 @@ struct Norms {
   double magnitude = 0.0;
   double squared_row_magnitudes = 0.0;  // of the rows' sums of squares
 
-  Judged Judge(const AttentionSpec& spec) const {
+  Judged Judge(const AttentionSpec& spec, TensorId tensor) const {
     // As many rows of equal weight would vary as much as these do.
     // (Fourth powers of tiny values underflow; then a row's weight is beyond saying.)
     const double rows =
         squared_row_magnitudes > 0x1p-1000 ? magnitude / squared_row_magnitudes * magnitude : 1.0;
-    const double small_sample = 4.0 * UnitOf(spec) * std::sqrt(magnitude) / rows;
+    const double small_sample =
+        (tensor == TensorId::kDsinks ? 8.0 : 4.0 / rows) * UnitOf(spec) * std::sqrt(magnitude);
     // In e4m3 the twin's error is large beside everything else, and as much more than it is what a
     // result that is not of rounded q, k and v has.
     const double twins = IsFloat8(spec) ? 1.5 : 2.0;
@@ -165,10 +166,10 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
       norms->squared_row_magnitudes += sums.magnitude * sums.magnitude;
     }
   }
-  report.norm = whole.Judge(spec);
+  report.norm = whole.Judge(spec, tensor);
   report.passed = report.failed_elements == 0 && report.norm.passed();
   for (size_t head = 0; head < by_head.size(); ++head) {
-    const Judged judged = by_head[head].Judge(spec);
+    const Judged judged = by_head[head].Judge(spec, tensor);
     report.passed = report.passed && judged.passed();
     if (judged.ratio() > report.norm.ratio()) {
       report.norm = judged;

@@ -10,6 +10,9 @@
 // (|.| is the 2-norm.) The norm rule's last term is for tensors of a few rows,
 // where the twin may have been lucky; `rows` counts rows by the weight of their A,
 // (sum a)^2 / sum a^2 with a = |A of the row|^2. By a hundred rows it has gone.
+// dsinks has 8 u |A| there instead: it is one value a head, and its A no sum of sizes, which
+// errors stay far below, but a 2-norm of what independent errors lose, so that 4 u A is two or
+// three of their standard deviations, and the twin of a single value is lucky as often as not.
 // Everything is written so that a NaN fails; -inf must stand where the oracle
 // has -inf, and a result beyond the dtype's range must be the same infinity.
 #ifndef RINGATTN_COMMON_ORACLE_COMPARATOR_H_

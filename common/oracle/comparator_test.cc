@@ -144,6 +144,28 @@ TEST(Comparator, ASmallBiasEverywhereFailsByNorm) {
 
 // Half a unit in the last place of a subnormal is what rounding may cost, whatever the
 // size of the terms; a whole unit is not.
+// One value a head: what its independent errors lose is judged by the element rule, not by half
+// of it where the twin happens to be exact.
+TEST(Comparator, ASinksGradientIsJudgedAsOneValue) {
+  Fixture f(DType::kBFloat16);
+  f.spec.options.sinks = true;
+  RowSet dsinks;
+  for (int64_t h = 0; h < 4; ++h) dsinks.rows.push_back({0, 0, h});
+  dsinks.dim = 1;
+  dsinks.exact = dsinks.twin = {1.0, 2.0, -1.0, 0.5};
+  dsinks.magnitude.assign(4, 1.0);
+  dsinks.floor.assign(4, 0.0);
+  std::vector<float> actual = {1.0f, 2.0f, -1.0f, 0.5f};
+  const auto passed = [&] {
+    return CompareTensor(f.spec, TensorId::kDsinks, dsinks, actual.data()).passed;
+  };
+  EXPECT_TRUE(passed());
+  actual[2] += 6.0f / 512.0f;  // of 8 u
+  EXPECT_TRUE(passed());
+  actual[2] = -1.0f + 9.0f / 512.0f;
+  EXPECT_FALSE(passed());
+}
+
 TEST(Comparator, SubnormalResultsMayBeHalfAUnitOff) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;
