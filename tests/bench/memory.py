@@ -175,7 +175,7 @@ def measure_terms(tokens=16384, heads=2, dim=64):
                     warm_up(ring, tokens // 2, heads, dim, **options)
                     for terms in (["bias"], ["mask"], ["bias", "mask"]):
                         inputs = dict(plain, **{term: pairs[term] for term in terms})
-                        measured, predicted = peak_growth(ring, inputs, **options)
+                        measured, predicted = peak_growth(ring, inputs, terms=terms, **options)
                         good &= 0.95 <= measured / predicted <= 1.05
                         print(f"{name:>20} {world_size:>3} {' '.join(terms):>12} "
                               f"{measured / MB:>9.1f} {predicted / MB:>9.1f} "
@@ -190,7 +190,7 @@ def bias_request(ring, tokens):
     dim, chunk = 8, bytes(1 << 20)
     row = np.zeros((1, tokens, 1, dim), np.float32)
     bias = np.broadcast_to(np.float32(0), (1, 1, tokens, tokens))  # only its shape is read
-    header = header_for(dict(q=row, k=row, v=row, bias=bias), schedule=pb.SCHEDULE_RING,
+    header = header_for(dict(q=row, k=row, v=row, bias=bias), terms=["bias"], schedule=pb.SCHEDULE_RING,
                         world_size=2, layout=pb.LAYOUT_CONTIGUOUS)
 
     def chunks():

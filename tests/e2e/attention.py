@@ -20,9 +20,9 @@ def make_inputs(batch=1, sq=64, sk=None, heads=2, kv_heads=None, dim=16, dim_v=N
 
 def header_for(inputs, backward=False, request_id="", causal=False, window=None, softcap=None,
                layout=0, schedule=0, world_size=None, crc=False, chunk_bytes=None,
-               forward_result=False, timeline=False, heads_per_step=None):
-    """A bias fp32 [batch or 1, heads or 1, sq, sk] or a mask uint8 of that shape among the inputs
-    is one of the request's."""
+               forward_result=False, timeline=False, heads_per_step=None, terms=()):
+    """`terms` are names of inputs that the request has too: a bias, fp32 [batch or 1, heads or 1, sq, sk],
+    a mask, uint8 of that shape."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     kind = pb.BackwardHeader if backward else pb.ForwardHeader
     header = kind(
@@ -43,12 +43,11 @@ def header_for(inputs, backward=False, request_id="", causal=False, window=None,
         header.plan.world_size = world_size
     if heads_per_step is not None:
         header.plan.heads_per_step = heads_per_step
-    for name in ("bias", "mask"):
-        if name in inputs:
-            form = getattr(header.options, name)
-            form.SetInParent()
-            form.per_batch, form.per_head = (n > 1 for n in inputs[name].shape[:2])
-    if "bias" in inputs:
+    for name in terms:
+        form = getattr(header.options, name)
+        form.SetInParent()
+        form.per_batch, form.per_head = (n > 1 for n in inputs[name].shape[:2])
+    if "bias" in terms:
         header.options.bias.dtype = T.DATA_TYPE_FLOAT32
     if chunk_bytes is not None:
         header.reply.max_chunk_bytes = chunk_bytes
@@ -122,7 +121,7 @@ def run(stub, inputs, backward=False, timeout=60, names=None, **options):
     header = header_for(inputs, backward=backward, **options)
     if names is None:
         names = ["q", "k", "v"] + (["dout"] if backward else [])
-        names += [name for name in ("bias", "mask") if name in inputs]
+        names += options.get("terms", ())
         if options.get("forward_result"):
             names += ["out", "lse"]
     method = stub.Backward if backward else stub.Forward
