@@ -136,6 +136,9 @@ class ForwardPass {
                                 tile.last_position + band.upper);
   }
 
+  // Those of a call that only begins or ends a partial reach none; their rows are not read.
+  static bool ReachesKeys(const QueryTile& tile) { return tile.cost > 0; }
+
   // Longest first, so that no thread is left with a long task at the end.
   void OrderTiles() {
     const TokenRuns& kv = workspace_.kv;
@@ -168,8 +171,9 @@ class ForwardPass {
       }
     }
     for (int m = 0; m < task.rows; ++m) {
+      const RowSums sums = ReachesKeys(*task.tile) ? SumsOf(task, m) : RowSums{};
       FinishRow(call_, scale_, task.batch_index, task.first_head + m % task.heads,
-                LocalRow(*task.tile) + m / task.heads, SumsOf(task, m), task.out_row);
+                LocalRow(*task.tile) + m / task.heads, sums, task.out_row);
     }
   }
 
@@ -236,6 +240,7 @@ class ForwardPass {
       task.key_places = scratch.Take<int64_t>(key_tile_);
     }
 
+    if (!ReachesKeys(*task.tile)) return task;
     std::fill_n(task.out, int64_t{task.rows} * cols_v_, 0.0f);
     std::fill_n(task.row_max, task.rows, kNegativeInfinity);
     std::fill_n(task.row_sum, task.rows, 0.0f);
