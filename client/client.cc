@@ -33,7 +33,6 @@ namespace {
 // the ring and its timelines.
 constexpr int kMessageSlackBytes = 16 << 20;
 
-// Limits::max_streams_per_ticket.
 // What idle staging memory waits for (StagingOptions::idle), looked at so often.
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 
