@@ -1,5 +1,6 @@
 """A minimal client over stock stubs, and a numpy reference in fp64."""
 
+import grpc
 import numpy as np
 
 from stubs import attention_pb2 as pb, error_details_pb2, status_pb2, tensor_pb2
@@ -196,3 +197,17 @@ def assert_close(actual, exact, relative):
     error = np.abs(actual.astype(np.float64)[finite] - exact[finite])
     bound = relative * (np.abs(exact[finite]) + 1e-2 + (np.sqrt(np.mean(exact[finite] ** 2)) if finite.any() else 0))
     assert (error <= bound).all(), f"worst {np.max(error / bound):.2f} of the bound"
+
+
+def reason_of(error):
+    return details(error)["ErrorInfo"].reason
+
+
+def error_of(stream):
+    """What a stream that is read to its end fails with, as it must."""
+    try:
+        for _ in stream:
+            pass
+    except grpc.RpcError as error:
+        return error
+    raise AssertionError("the stream ended without an error")

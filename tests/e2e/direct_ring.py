@@ -7,7 +7,6 @@ import urllib.request
 import grpc
 import pytest
 
-from attention import details
 from cluster import CLI, wait_until
 from stubs import attention_pb2 as pb
 
@@ -31,17 +30,6 @@ def make_direct_ring(make_ring):
         return make_ring(workers=workers, worker_flags=LISTEN + options.pop("worker_flags", []),
                          **options)
     return make
-
-
-def error_of(stream):
-    with pytest.raises(grpc.RpcError) as error:
-        for _ in stream:
-            pass
-    return error.value
-
-
-def reason_of(error):
-    return details(error)["ErrorInfo"].reason
 
 
 def metrics(address):

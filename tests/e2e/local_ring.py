@@ -2,7 +2,6 @@
 
 import pathlib
 
-import grpc
 import pytest
 
 from attention import details, run
@@ -56,17 +55,6 @@ def await_unmapped(ring):
 def relayed(ring, inputs, names=("out", "lse"), **options):
     result = run(ring.attention, inputs, **options)
     return {name: result.array(name).tobytes() for name in names}
-
-
-def error_of(stream):
-    with pytest.raises(grpc.RpcError) as error:
-        for _ in stream:
-            pass
-    return error.value
-
-
-def reason_of(error):
-    return details(error)["ErrorInfo"].reason
 
 
 def field_of(error):

@@ -9,7 +9,7 @@ import subprocess
 import grpc
 import pytest
 
-from attention import details, make_inputs, run
+from attention import error_of, make_inputs, reason_of, run
 from cluster import BIN, CLI
 from local_region import (CUDA_VMM, KIND_REFUSED, NOT_UNDERSTOOD, HostCall, Region, answer_of,
                           attach_message, connect)
@@ -32,17 +32,6 @@ def region(ring):
     made = Region(ring, 4 << 20)
     yield made
     made.close()
-
-
-def reason_of(error):
-    return details(error)["ErrorInfo"].reason
-
-
-def error_of(stream):
-    with pytest.raises(grpc.RpcError) as error:
-        for _ in stream:
-            pass
-    return error.value
 
 
 def test_a_client_of_the_first_version_is_told_so_in_its_own(ring):

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from attention import make_inputs, run
+from attention import error_of, make_inputs, reason_of, run
 from cluster import BIN, CLI, resident_bytes
 from direct_call import DirectCall, cut, tensor_id
-from direct_ring import (CODE, LISTEN, RING, await_free, call, error_of, generate,
-                         make_direct_ring, metrics, reason_of, ring)
+from direct_ring import (CODE, LISTEN, RING, await_free, call, generate, make_direct_ring, metrics,
+                         ring)
 from stubs import attention_pb2 as pb
 
 

@@ -12,11 +12,10 @@ import time
 import grpc
 import pytest
 
-from attention import make_inputs, run
+from attention import error_of, make_inputs, reason_of, run
 from cluster import CHANNEL_OPTIONS, CLI, open_descriptors, resident_bytes, wait_until
 from direct_call import DirectCall, Stream, cut
-from direct_ring import (CODE, RING, await_free, call, error_of, generate, make_direct_ring,
-                         reason_of, refused, ring)
+from direct_ring import CODE, RING, await_free, call, generate, make_direct_ring, refused, ring
 from stubs import attention_pb2 as pb
 
 

@@ -8,11 +8,10 @@ import grpc
 import numpy as np
 import pytest
 
-from attention import chunks_of, make_inputs, requests
+from attention import chunks_of, error_of, make_inputs, reason_of, requests
 from cluster import BIN, CLI
 from local_region import HostCall, Region, output_bytes
-from local_ring import (RING, await_unmapped, error_of, field_of, make_local_ring, reason_of,
-                        region, relayed, ring)
+from local_ring import RING, await_unmapped, field_of, make_local_ring, region, relayed, ring
 from stubs import attention_pb2 as pb
 
 

@@ -13,12 +13,12 @@ import time
 import grpc
 import pytest
 
-from attention import make_inputs
+from attention import error_of, make_inputs, reason_of
 from cluster import open_descriptors, wait_until
 from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, NO_SUCH_TOKEN, NOT_UNDERSTOOD,
                           HostCall, Region, answer_of, connect, make_memfd, show)
-from local_ring import (HERE, RING, await_unmapped, error_of, make_local_ring, mapped, reason_of,
-                        region, relayed, ring)
+from local_ring import (HERE, RING, await_unmapped, make_local_ring, mapped, region, relayed,
+                        ring)
 from stubs import attention_pb2 as pb
 
 
