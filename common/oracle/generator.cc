@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <thread>
 #include <vector>
 
+#include "common/oracle/in_parallel.h"
 #include "common/oracle/numeric.h"
 
 namespace ringattn::oracle {
@@ -31,25 +31,20 @@ int64_t LaneSum(uint64_t bits) {
                               (bits >> 48));
 }
 
-// What a thread is worth starting for.
-constexpr int64_t kElementsPerThread = int64_t{1} << 22;
+// FillNormal of a whole stream, in pieces: any part of it can be made without the rest.
+constexpr int64_t kElementsPerPiece = int64_t{1} << 22;
+// Of an element, in multiplications.
+constexpr double kCostOfElement = 4.0;
 
-// FillNormal of a whole stream, by as many threads as there are processors: any part of it can be
-// made without the rest.
 void FillNormalInParallel(DType dtype, uint64_t seed, uint64_t stream, int64_t count,
                           double deviation, uint8_t* target) {
-  const int64_t threads = std::clamp<int64_t>(count / kElementsPerThread, 1,
-                                              std::max(1u, std::thread::hardware_concurrency()));
-  const int64_t share = (count + threads - 1) / threads;
-  std::vector<std::thread> others;
-  for (int64_t first = share; first < count; first += share) {
-    others.emplace_back([=] {
-      FillNormal(dtype, seed, stream, first, std::min(share, count - first), deviation,
-                 target + first * BytesOf(dtype));
-    });
-  }
-  FillNormal(dtype, seed, stream, 0, std::min(share, count), deviation, target);
-  for (std::thread& other : others) other.join();
+  const int64_t pieces = (count + kElementsPerPiece - 1) / kElementsPerPiece;
+  const double cost = kCostOfElement * static_cast<double>(std::min(count, kElementsPerPiece));
+  InParallel(pieces, cost, [&](int64_t piece) {
+    const int64_t first = piece * kElementsPerPiece;
+    FillNormal(dtype, seed, stream, first, std::min(kElementsPerPiece, count - first), deviation,
+               target + first * BytesOf(dtype));
+  });
 }
 
 constexpr double kLaneSumMean = 131070.0;

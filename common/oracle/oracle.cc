@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/oracle/in_parallel.h"
 #include "common/oracle/pair_math.h"
 #include "common/oracle/pair_terms.h"
 #include "common/oracle/query_row.h"
@@ -42,6 +43,11 @@ double DlseOf(const AttentionSpec& spec, const Inputs& inputs, const RowId& row)
   if (!spec.has_dlse) return 0.0;
   return inputs
       .dlse[(row.batch * spec.shape.num_heads + row.head) * spec.shape.seq_len_q + row.token];
+}
+
+// Of a row with so many counterparts, in multiplications.
+double RowCost(const AttentionShape& shape, int64_t others) {
+  return static_cast<double>(others) * static_cast<double>(shape.head_dim + shape.head_dim_v);
 }
 
 std::vector<RowId> AllRows(int64_t batch, int64_t tokens, int64_t heads) {
@@ -189,7 +195,7 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
   const std::vector<Document> documents = DocumentsOf(spec);
   const PairTerms terms(spec, inputs);
   const Float8Scales float8(spec, inputs);
-  for (size_t at = 0; at < rows.size(); ++at) {
+  InParallel(static_cast<int64_t>(rows.size()), RowCost(shape, shape.seq_len_kv), [&](int64_t at) {
     const RowId& id = rows[at];
     const int64_t d = DocumentOf(shape.cu_seqlens_q, id.token);
     const Document& document = documents[d];
@@ -207,12 +213,12 @@ Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
     HeadRows v = one(TensorId::kV, inputs.v, true, shape.head_dim_v);
     QueryRow row(spec, document, terms, &float8);
     row.Forward({id.batch, d, id.head, i}, q.Row(i), SinkOf(spec, inputs, id.head), k, v, result,
-                static_cast<int64_t>(at));
-    if (!gradients) continue;
+                at);
+    if (!gradients) return;
     HeadRows dout = one(TensorId::kDout, inputs.dout, false, shape.head_dim_v);
-    row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, id), k, v, result,
-                          static_cast<int64_t>(at), /*sink_row=*/-1, /*bias_row=*/-1, nullptr);
-  }
+    row.Backward<NoKvRow>(q.Row(i), dout.Row(i), DlseOf(spec, inputs, id), k, v, result, at,
+                          /*sink_row=*/-1, /*bias_row=*/-1, nullptr);
+  });
   return result;
 }
 
@@ -221,27 +227,27 @@ Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, cons
   Delta delta;
   delta.value.assign(shape.batch * shape.num_heads * shape.seq_len_q, 0.0);
   delta.rounding = delta.magnitude = delta.floor = delta.value;
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    for (int64_t t = 0; t < shape.seq_len_q; ++t) {
-      for (int64_t h = 0; h < shape.num_heads; ++h) {
-        const int64_t row = (b * shape.seq_len_q + t) * shape.num_heads + h;
-        const int64_t element = row * shape.head_dim_v;
-        const int64_t at = (b * shape.num_heads + h) * shape.seq_len_q + t;
-        double squares = 0.0;
-        for (int64_t d = 0; d < shape.head_dim_v; ++d) {
-          const double product =
-              Load(spec.result_dtype(), out, element + d) * Load(spec.dtype, dout, element + d);
-          delta.value[at] += product;
-          delta.magnitude[at] += std::abs(product);
-          squares += product * product;
-        }
-        delta.rounding[at] = DeltaRounding(squares);
-        if (dlse == nullptr) continue;
-        delta.value[at] -= dlse[at];
-        delta.magnitude[at] += std::abs(double{dlse[at]});
+  // A token's heads lie side by side.
+  const double cost = static_cast<double>(shape.num_heads * shape.head_dim_v);
+  InParallel(shape.batch * shape.seq_len_q, cost, [&](int64_t token) {
+    const int64_t b = token / shape.seq_len_q, t = token % shape.seq_len_q;
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      const int64_t element = (token * shape.num_heads + h) * shape.head_dim_v;
+      const int64_t at = (b * shape.num_heads + h) * shape.seq_len_q + t;
+      double squares = 0.0;
+      for (int64_t d = 0; d < shape.head_dim_v; ++d) {
+        const double product =
+            Load(spec.result_dtype(), out, element + d) * Load(spec.dtype, dout, element + d);
+        delta.value[at] += product;
+        delta.magnitude[at] += std::abs(product);
+        squares += product * product;
       }
+      delta.rounding[at] = DeltaRounding(squares);
+      if (dlse == nullptr) continue;
+      delta.value[at] -= dlse[at];
+      delta.magnitude[at] += std::abs(double{dlse[at]});
     }
-  }
+  });
   return delta;
 }
 
@@ -256,9 +262,9 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
   result.dv.Resize(rows, shape.head_dim_v);
   const std::vector<Document> documents = DocumentsOf(spec);
   const PairTerms terms(spec, inputs);
-  for (size_t index = 0; index < rows.size(); ++index) {
-    const RowId& id = rows[index];
-    const int64_t at = static_cast<int64_t>(index);
+  const double cost = RowCost(shape, shape.seq_len_q * group);
+  InParallel(static_cast<int64_t>(rows.size()), cost, [&](int64_t at) {
+    const RowId& id = rows[at];
     const int64_t d = DocumentOf(shape.cu_seqlens_k, id.token);
     const Document& document = documents[d];
     const int64_t j = id.token - document.k_begin;
@@ -315,7 +321,7 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         }
       }
     }
-  }
+  });
   FinishAll(spec.result_dtype(), result.dk);
   FinishAll(spec.result_dtype(), result.dv);
   return result;

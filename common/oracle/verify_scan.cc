@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/oracle/in_parallel.h"
 #include "common/oracle/numeric.h"
 #include "common/oracle/pair_math.h"
 
@@ -13,6 +14,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1.01;
+// Of all heads of all documents, for as many threads at most.
+constexpr int64_t kPieces = 256;
+// Of an element, in multiplications.
+constexpr double kCostOfElement = 4.0;
 // In e4m3: v and p are each rounded by 2^-4 of them.
 constexpr double kFloat8Slack = 1.15;
 
@@ -141,6 +146,11 @@ class Collector {
     stride_ *= 2;
   }
 
+  void Append(const Collector& other) {
+    for (const RowId& row : other.suspects_.rows) Add(row);
+    suspects_.found += other.suspects_.found - static_cast<int64_t>(other.suspects_.rows.size());
+  }
+
   Suspects Take() {
     Suspects taken = std::move(suspects_);
     if (static_cast<int64_t>(taken.rows.size()) > limit_) taken.rows.resize(limit_);
@@ -163,6 +173,25 @@ bool GradientIsSuspect(const double* row, int64_t dim, double most, bool may_van
   return !(Norm(row, dim) <= kSlack * most);
 }
 
+// One k/v head of one document.
+struct Head {
+  int64_t batch;
+  Document document;
+  int64_t kv_head;
+};
+
+std::vector<Head> HeadsOf(const AttentionSpec& spec) {
+  std::vector<Head> heads;
+  for (int64_t batch = 0; batch < spec.shape.batch; ++batch) {
+    for (const Document& document : DocumentsOf(spec)) {
+      for (int64_t head = 0; head < spec.shape.num_kv_heads; ++head) {
+        heads.push_back({batch, document, head});
+      }
+    }
+  }
+  return heads;
+}
+
 class Scanner {
  public:
   Scanner(const AttentionSpec& spec, const Inputs& inputs, const Outputs& actual, int64_t limit)
@@ -183,26 +212,35 @@ class Scanner {
     add(TensorId::kDv, actual.dv);
   }
 
-  std::map<TensorId, Suspects> Run() {
-    for (int64_t batch = 0; batch < shape_.batch; ++batch) {
-      for (const Document& document : DocumentsOf(spec_)) {
-        for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
-          ScanHead({batch, document, head});
-        }
-      }
+  void ScanHead(const Head& head) {
+    const Keys keys = KeysOfHead(head);
+    QuerySums sums;
+    sums.dout.assign(head.document.q_length + 1, 0.0);
+    sums.dout_q = sums.several = sums.dout;
+    for (int64_t h = head.kv_head * shape_.group_size();
+         h < (head.kv_head + 1) * shape_.group_size(); ++h) {
+      ScanQueries(head, keys, h, &sums);
     }
+    for (int64_t i = 0; i < head.document.q_length; ++i) {
+      sums.dout[i + 1] += sums.dout[i];
+      sums.dout_q[i + 1] += sums.dout_q[i];
+      sums.several[i + 1] += sums.several[i];
+    }
+    ScanKeys(head, keys, sums);
+  }
+
+  // What another found in heads behind these.
+  void Append(const Scanner& other) {
+    for (auto& [tensor, collector] : collectors_) collector.Append(other.collectors_.at(tensor));
+  }
+
+  std::map<TensorId, Suspects> Take() {
     std::map<TensorId, Suspects> suspects;
     for (auto& [tensor, collector] : collectors_) suspects.emplace(tensor, collector.Take());
     return suspects;
   }
 
  private:
-  // One k/v head of one document.
-  struct Head {
-    int64_t batch;
-    Document document;
-    int64_t kv_head;
-  };
   // What the keys of a head bound.
   struct Keys {
     Extremes v, k_norm, v_norm;
@@ -229,23 +267,6 @@ class Scanner {
   bool Wanted(TensorId tensor) const { return collectors_.count(tensor) != 0; }
   bool WantsGradients() const {
     return Wanted(TensorId::kDq) || Wanted(TensorId::kDk) || Wanted(TensorId::kDv);
-  }
-
-  void ScanHead(const Head& head) {
-    const Keys keys = KeysOfHead(head);
-    QuerySums sums;
-    sums.dout.assign(head.document.q_length + 1, 0.0);
-    sums.dout_q = sums.several = sums.dout;
-    for (int64_t h = head.kv_head * shape_.group_size();
-         h < (head.kv_head + 1) * shape_.group_size(); ++h) {
-      ScanQueries(head, keys, h, &sums);
-    }
-    for (int64_t i = 0; i < head.document.q_length; ++i) {
-      sums.dout[i + 1] += sums.dout[i];
-      sums.dout_q[i + 1] += sums.dout_q[i];
-      sums.several[i + 1] += sums.several[i];
-    }
-    ScanKeys(head, keys, sums);
   }
 
   Keys KeysOfHead(const Head& head) const {
@@ -374,7 +395,25 @@ class Scanner {
 
 std::map<TensorId, Suspects> Scan(const AttentionSpec& spec, const Inputs& inputs,
                                   const Outputs& actual, int64_t limit) {
-  return Scanner(spec, inputs, actual, limit).Run();
+  const std::vector<Head> heads = HeadsOf(spec);
+  // Consecutive heads share a scanner; put together in their order, whoever was first.
+  const auto count = static_cast<int64_t>(heads.size());
+  const int64_t pieces = std::min(count, kPieces);
+  const AttentionShape& shape = spec.shape;
+  const double elements = static_cast<double>(shape.batch) *
+                          static_cast<double>(shape.head_dim + shape.head_dim_v) *
+                          static_cast<double>(shape.seq_len_q * shape.num_heads +
+                                              shape.seq_len_kv * shape.num_kv_heads);
+  std::vector<Scanner> scanners(pieces, Scanner(spec, inputs, actual, limit));
+  InParallel(pieces, kCostOfElement * elements / static_cast<double>(std::max<int64_t>(pieces, 1)),
+             [&](int64_t piece) {
+               for (int64_t i = piece * count / pieces; i < (piece + 1) * count / pieces; ++i) {
+                 scanners[piece].ScanHead(heads[i]);
+               }
+             });
+  Scanner all(spec, inputs, actual, limit);
+  for (const Scanner& scanner : scanners) all.Append(scanner);
+  return all.Take();
 }
 
 }  // namespace ringattn::oracle

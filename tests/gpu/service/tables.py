@@ -164,7 +164,7 @@ def beside_ring(f):
 def host_memory_table(parts):
     rows = [(name, f["tokens"], f["pass"], number(f["call_seconds"]), number(f["ring_seconds"]),
              gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3), *beside_ring(f),
-             number(f.get("bound_seconds")), number(f["relay_seconds"]))
+             number(f.get("bound_seconds")), number(f.get("relay_seconds")))
             for name, part in parts.items() for f in part.get("host_memory", ())]
     return table("A call whose tensors lie in host memory, seconds",
                  ("part", "tokens", "pass", "call", "ring", "GB up", "GB down", *BESIDE_RING,
