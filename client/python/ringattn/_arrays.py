@@ -14,10 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringattn import _cuda
+from ringattn._dtypes import dtype_named, numpy_dtype, service_dtype
 from ringattn._errors import invalid
-
-#: The service's element types.
-DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Array:
     """A tensor as a call takes it."""
 
     shape: tuple[int, ...]
-    dtype: str  #: of DTYPES
+    dtype: str  #: of _dtypes.DTYPES
     memory: np.ndarray | _cuda.CudaTensor  #: contiguous; of an element type that numpy has, whatever `dtype` is
     library: "Library"
 
@@ -34,7 +32,7 @@ class Library(Protocol):
     """Where results are made, and of which kind."""
 
     def empty(self, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
-        """A new tensor and its memory: in `memory`, bytes that it keeps, if that is given. `dtype`: of DTYPES."""
+        """A new tensor and its memory: in `memory`, bytes that it keeps, if that is given. `dtype`: of _dtypes.DTYPES."""
 
     def finish(self, tensor: Any) -> Any:
         """The tensor as the caller gets it, when its memory is filled."""
@@ -47,23 +45,6 @@ def _host_memory(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.bool_:
         return array.view(np.uint8)
     return array
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """Of one of DTYPES. bfloat16 is ml_dtypes'."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
-
-
-def service_dtype(dtype: Any) -> str:
-    """Of DTYPES (booleans are bytes), for a type of numpy's or PyTorch's or its name. InvalidArgumentError: for others."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        return _dtype_named(str(dtype).removeprefix("torch."), "dtype")
-    return _dtype_named("bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name, "dtype")
 
 
 def _shaped(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> np.ndarray:
@@ -120,13 +101,6 @@ def _torch_memory(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def _dtype_named(name: str, field: str) -> str:
-    name = "uint8" if name == "bool" else name
-    if name not in DTYPES:
-        raise invalid(field, f"is of type {name}; the service has {', '.join(DTYPES)}")
-    return name
-
-
 def _from_torch(tensor: Any, field: str) -> Array:
     import torch
 
@@ -134,7 +108,7 @@ def _from_torch(tensor: Any, field: str) -> Array:
         raise invalid(field, f"has the layout {tensor.layout}, only strided tensors are taken")
     library = _Torch(tensor.device)
     host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    dtype = _dtype_named(str(host.dtype).removeprefix("torch."), field)
+    dtype = dtype_named(str(host.dtype).removeprefix("torch."), field)
     return Array(tuple(host.shape), dtype, _torch_memory(host), library)
 
 
@@ -171,7 +145,7 @@ def take(value: Any, field: str) -> Array:
     array = np.ascontiguousarray(source).reshape(source.shape)  # numpy makes vectors of scalars
     if array.dtype.byteorder == ">":
         raise invalid(field, "is big-endian")
-    dtype = _dtype_named(array.dtype.name, field)
+    dtype = dtype_named(array.dtype.name, field)
     library = _Numpy(array.dtype if dtype == "bfloat16" else None)
     return Array(array.shape, dtype, _host_memory(array), library)
 

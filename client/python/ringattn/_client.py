@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from ringattn import _core
-from ringattn._arrays import service_dtype
 from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
+from ringattn._dtypes import service_dtype
 from ringattn._errors import error_of, invalid
 from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
                                check_names)

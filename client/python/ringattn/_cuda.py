@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringattn import _core
+from ringattn._dtypes import numpy_dtype
 from ringattn._errors import error_of, invalid
 
 #: DLDeviceType.
@@ -123,8 +124,6 @@ class CudaArray:
 
     def numpy(self) -> np.ndarray:
         """A copy in host memory ("bfloat16": of ml_dtypes), behind all that this process has put on the GPU."""
-        from ringattn._arrays import numpy_dtype
-
         host = np.empty(self.nbytes, np.uint8)
         check(_core.cuda_synchronize(self.device))
         if self.nbytes:

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arrays import numpy_dtype, service_dtype, tensor_in
+from ringattn._arrays import tensor_in
+from ringattn._dtypes import numpy_dtype, service_dtype
 from ringattn._errors import error_of
 
 _ALIGNMENT = 64

@@ -1,0 +1,38 @@
+"""The element types that the service has, by their names, as numpy's and PyTorch's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ringattn._errors import invalid
+
+#: The service's element types.
+DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Of one of DTYPES. bfloat16 is ml_dtypes'."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def dtype_named(name: str, field: str) -> str:
+    """Of DTYPES, for the name of a type of numpy's or PyTorch's. InvalidArgumentError, naming `field`: for others."""
+    name = "uint8" if name == "bool" else name
+    if name not in DTYPES:
+        raise invalid(field, f"is of type {name}; the service has {', '.join(DTYPES)}")
+    return name
+
+
+def service_dtype(dtype: Any) -> str:
+    """Of DTYPES (booleans are bytes), for a type of numpy's or PyTorch's or its name. InvalidArgumentError: for others."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return dtype_named(str(dtype).removeprefix("torch."), "dtype")
+    return dtype_named("bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name, "dtype")
