@@ -8,12 +8,20 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/config.h"
 #include "absl/strings/match.h"
 #include "common/base/limits.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
 namespace {
+
+// Of bounds on time: code under a sanitizer does the same, two to three times as long.
+#ifdef ABSL_HAVE_ADDRESS_SANITIZER
+constexpr double kTimes = 4;
+#else
+constexpr double kTimes = 1;
+#endif
 
 AttentionSpec Spec(int64_t tokens, bool causal) {
   AttentionSpec spec;
@@ -192,7 +200,7 @@ TEST(PlannerTest, ManyStripesArePlannedQuickly) {
     EXPECT_EQ(plan.shards.q[1].size(), kMaxStripes / world_size);
   }
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 4.0);
+  EXPECT_LT(seconds, 4.0 * kTimes);
 }
 
 // The most pieces that are planned at all: 2^17 documents on each of 4 ranks.
@@ -218,7 +226,7 @@ TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
   const std::clock_t begin = std::clock();  // processor time: machines are shared
   MustPlan(spec, StripedOverFour(), 4, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 1.0);
+  EXPECT_LT(seconds, 1.0 * kTimes);
 }
 
 // The longest silence between two questions bounds how late a yes is heard.
@@ -234,7 +242,7 @@ TEST(PlannerTest, QuestionsComeOften) {
     return false;
   };
   ASSERT_TRUE(PlanRequest(spec, Direction::kBackward, StripedOverFour(), Workers(4), control).ok());
-  EXPECT_LT(longest, 0.2);
+  EXPECT_LT(longest, 0.2 * kTimes);
 }
 
 TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
@@ -293,7 +301,7 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   const std::clock_t begin = std::clock();  // processor time: machines are shared
   MustPlan(spec, choice, 8, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 2.0);
+  EXPECT_LT(seconds, 2.0 * kTimes);
 }
 
 TEST(PlannerTest, DilatedSegmentsThatFitAShardStayTogether) {
@@ -317,7 +325,7 @@ TEST(PlannerTest, ManySegmentsArePlannedQuickly) {
   const Plan plan = MustPlan(spec, {}, 64);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("2^18 segments over 64 ranks: %.2f s\n", seconds);
-  EXPECT_LT(seconds, 2.0);
+  EXPECT_LT(seconds, 2.0 * kTimes);
   EXPECT_EQ(plan.shards.world_size, 64);
 }
 

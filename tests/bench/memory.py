@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Memory, read from the processes themselves (peak resident size), medians of RUNS:
+"""Memory, read from the processes themselves (peak resident size), medians of several requests to workers that
+have served some (worker_memory.py):
 
   - K/V-related bytes of a worker for rings of 1, 2, 4 and 8 at one total length,
     beside the plan's prediction: they must fall with 1/W;
@@ -29,51 +30,12 @@ import numpy as np  # noqa: E402
 from attention import T, header_for, requests, run  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from stubs import attention_pb2 as pb  # noqa: E402
+from worker_memory import (KEPT_BYTES, idle_bytes, inputs_of, kept_bytes, peak_growth,  # noqa: E402
+                           status_bytes, typical_growth, warm_up)
 
 MB = 1e6
 TOKENS, HEADS, DIM = 16384, 4, 128
 RUNS = 5
-
-
-def status_bytes(pid, field):
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
-
-
-def reset_peak(pid):
-    pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def inputs_of(sq, sk, heads, dim):
-    # Not zeros, but cheap: memory is measured here, not values.
-    fill = lambda rows: np.linspace(-1, 1, rows * heads * dim, dtype=np.float32).reshape(
-        1, rows, heads, dim)
-    return dict(q=fill(sq), k=fill(sk), v=fill(sk), dout=fill(sq))
-
-
-def settled_bytes(pid):
-    """Resident bytes once they stand still: a worker keeps released memory for a second."""
-    resident, since = status_bytes(pid, "VmRSS"), time.monotonic()
-    while time.monotonic() - since < 1.5:
-        time.sleep(0.1)
-        now = status_bytes(pid, "VmRSS")
-        if now != resident:
-            resident, since = now, time.monotonic()
-    return resident
-
-
-def peak_growth(ring, inputs, **options):
-    """Bytes above idle at the peak of one request: (worst worker, predicted)."""
-    pids = [worker.pid for worker in ring.workers.values()]
-    idle = [settled_bytes(pid) for pid in pids]
-    for pid in pids:
-        reset_peak(pid)
-    result = run(ring.attention, inputs, timeout=600, **options)
-    growth = [status_bytes(pid, "VmHWM") - base for pid, base in zip(pids, idle)]
-    predicted = [rank.buffer_bytes for rank in result.accepted.plan.ranks]
-    return max(growth), max(predicted)
 
 
 def measure_workers():
@@ -89,7 +51,7 @@ def measure_workers():
                 plan = dict(world_size=world_size,
                             schedule=pb.SCHEDULE_RING if world_size > 1 else pb.SCHEDULE_SINGLE,
                             layout=pb.LAYOUT_CONTIGUOUS)
-                run(ring.attention, inputs_of(512, 512, HEADS, DIM), **plan)  # warm up
+                warm_up(ring, inputs_of(TOKENS, TOKENS, HEADS, DIM), **plan)
                 runs = []
                 for _ in range(RUNS):
                     without = peak_growth(ring, inputs_of(TOKENS, 0, HEADS, DIM), **plan)
@@ -118,9 +80,11 @@ SCHEDULES = {
 }
 
 
-def warm_up(ring, tokens, heads, dim, **options):
-    """So that what a process keeps of any request (gRPC's windows, malloc's pools: 6 MB) counts as idle."""
-    run(ring.attention, inputs_of(tokens, tokens, heads, dim), timeout=600, **options)
+def print_kept(ring, start):
+    """Of a worker, idle after all requests: what it keeps beyond its start, which is no request's."""
+    kept = kept_bytes(ring, start)
+    print(f"{'kept beside requests':>20} {len(start):>3} {kept / MB:>9.1f}   (start {max(start) / MB:.1f})", flush=True)
+    return kept <= KEPT_BYTES
 
 
 def measure_schedules(tokens=32768, *world_sizes, heads=8, dim=64):
@@ -133,15 +97,17 @@ def measure_schedules(tokens=32768, *world_sizes, heads=8, dim=64):
         with tempfile.TemporaryDirectory() as directory:
             ring = Cluster(directory, workers=world_size)
             try:
+                start = idle_bytes(ring)
                 for name, plan in SCHEDULES.items():
                     if world_size == 1 and name != "replicated_q":
                         continue  # all of them are one device
                     options = dict(plan, world_size=world_size, causal=True)
                     if world_size == 1:
                         options["schedule"] = pb.SCHEDULE_SINGLE
-                    warm_up(ring, tokens // 4, heads, dim, **options)
-                    whole = peak_growth(ring, inputs_of(tokens, tokens, heads, dim), **options)
-                    half = peak_growth(ring, inputs_of(tokens, tokens // 2, heads, dim), **options)
+                    inputs = inputs_of(tokens, tokens, heads, dim)
+                    warm_up(ring, inputs, **options)
+                    whole = typical_growth(ring, inputs, **options)
+                    half = typical_growth(ring, inputs_of(tokens, tokens // 2, heads, dim), **options)
                     keys = [2 * (a - b) for a, b in zip(whole, half)]
                     queries = [a - b for a, b in zip(whole, keys)]
                     ratio = whole[0] / whole[1]
@@ -149,6 +115,7 @@ def measure_schedules(tokens=32768, *world_sizes, heads=8, dim=64):
                     print(f"{name:>20} {world_size:>3} {whole[0] / MB:>9.1f} {whole[1] / MB:>9.1f} "
                           f"{ratio:>6.3f} {keys[0] / MB:>9.1f} {keys[1] / MB:>9.1f} "
                           f"{queries[0] / MB:>8.1f} {queries[1] / MB:>9.1f}", flush=True)
+                good &= print_kept(ring, start)
             finally:
                 ring.close()
     return good
@@ -166,13 +133,14 @@ def measure_terms(tokens=16384, heads=2, dim=64):
         with tempfile.TemporaryDirectory() as directory:
             ring = Cluster(directory, workers=world_size)
             try:
+                start = idle_bytes(ring)
                 for name in ("ring", "all_gather"):
                     if world_size == 1 and name != "ring":
                         continue
                     options = dict(SCHEDULES[name], world_size=world_size)
                     if world_size == 1:
                         options["schedule"] = pb.SCHEDULE_SINGLE
-                    warm_up(ring, tokens // 2, heads, dim, **options)
+                    warm_up(ring, plain, **options)
                     for terms in (["bias"], ["mask"], ["bias", "mask"]):
                         inputs = dict(plain, **{term: pairs[term] for term in terms})
                         measured, predicted = peak_growth(ring, inputs, terms=terms, **options)
@@ -180,6 +148,7 @@ def measure_terms(tokens=16384, heads=2, dim=64):
                         print(f"{name:>20} {world_size:>3} {' '.join(terms):>12} "
                               f"{measured / MB:>9.1f} {predicted / MB:>9.1f} "
                               f"{measured / predicted:>6.3f}", flush=True)
+                good &= print_kept(ring, start)
             finally:
                 ring.close()
     return good

@@ -1,11 +1,8 @@
 // What CudaDevice promises, on a GPU. A program to run there; the first GPU is used.
 #include "worker/device/cuda/cuda_device.h"
 
-#include <atomic>
 #include <cmath>
-#include <cstring>
 #include <map>
-#include <thread>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -17,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/test_device.h"
 #include "worker/device/host_event.h"
 #include "worker/executor/run_in_process.h"
 
@@ -24,32 +22,6 @@ namespace ringattn::worker {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr int64_t kMiB = int64_t{1} << 20;
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
-
-std::atomic<int> times_broken{0};
-
-std::unique_ptr<CudaDevice> MakeDevice(int64_t pinned_pool_bytes = 32 * kMiB) {
-  auto device = CudaDevice::Create({.device = 0,
-                                    .pinned_pool_bytes = pinned_pool_bytes,
-                                    .on_broken = [](const std::string&) { ++times_broken; }});
-  if (!device.ok()) {
-    ADD_FAILURE() << device.status();
-    std::exit(1);
-  }
-  return *std::move(device);
-}
-
-std::vector<uint8_t> RandomBytes(int64_t bytes, uint64_t seed) {
-  std::vector<uint8_t> data(bytes);
-  for (int64_t i = 0; i < bytes; i += 8) {
-    const uint64_t bits = oracle::RandomBits(seed, 1, i);
-    std::memcpy(data.data() + i, &bits, std::min<int64_t>(8, bytes - i));
-  }
-  return data;
-}
 
 // Work on a stream of its own that ends when the test says so.
 class Gate {
@@ -375,139 +347,6 @@ TEST(CudaDeviceTest, WorkspaceIsPredictedExactly) {
   const int64_t before = device->usage().allocated_bytes;
   PreparedCalls calls = Ready(*device, {call, call});
   EXPECT_EQ(device->usage().allocated_bytes - before, *predicted);
-}
-
-TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
-  auto device = MakeDevice(16 * kMiB);
-  constexpr int kThreads = 6;
-  constexpr int64_t kBytes = 37 * kMiB + 5, kChunk = 9 * kMiB + 1;
-  auto target = *device->Allocate(kThreads * kBytes);
-  std::vector<std::vector<uint8_t>> sources;
-  for (int i = 0; i < kThreads; ++i) sources.push_back(RandomBytes(kBytes, i));
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, i] {
-      std::vector<EventRef> events;
-      char* base = static_cast<char*>(target->data()) + i * kBytes;
-      for (int64_t offset = 0; offset < kBytes; offset += kChunk) {
-        const int64_t bytes = std::min(kChunk, kBytes - offset);
-        auto upload = *device->BeginUpload(base + offset, bytes);
-        for (int64_t at = 0; at < bytes; at += 65536) {
-          ASSERT_TRUE(
-              upload->Append(sources[i].data() + offset + at, std::min<int64_t>(65536, bytes - at))
-                  .ok());
-        }
-        auto more = upload->Finish();
-        ASSERT_TRUE(more.ok());
-        events.insert(events.end(), more->begin(), more->end());
-      }
-      for (const EventRef& event : events) ASSERT_TRUE(event->Wait(Soon()).ok());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (int i = 0; i < kThreads; ++i) {
-    std::vector<uint8_t> result(kBytes);
-    ASSERT_TRUE(
-        device->CopyToHost(result.data(), static_cast<char*>(target->data()) + i * kBytes, kBytes)
-            .ok());
-    EXPECT_TRUE(result == sources[i]) << "thread " << i;
-  }
-}
-
-// Reads a download as an exchange does: whatever is there, else wait for the notice.
-std::vector<std::vector<uint8_t>> ReadAll(CudaDevice& device, std::vector<DeviceRange> ranges,
-                                          int64_t max_bytes) {
-  std::vector<std::vector<uint8_t>> result(ranges.size());
-  absl::Mutex mutex;
-  bool news = false;
-  auto download = device.BeginDownload(ranges, [&] {
-    absl::MutexLock lock(&mutex);
-    news = true;
-  });
-  while (!download->finished()) {
-    auto piece = download->Next(max_bytes);
-    EXPECT_TRUE(piece.ok()) << piece.status();
-    if (!piece.ok()) break;
-    if (piece->has_value()) {
-      std::vector<uint8_t>& target = result[(*piece)->range];
-      EXPECT_EQ((*piece)->offset, static_cast<int64_t>(target.size()));
-      EXPECT_LE((*piece)->bytes, max_bytes);
-      target.insert(target.end(), (*piece)->data, (*piece)->data + (*piece)->bytes);
-      continue;
-    }
-    absl::MutexLock lock(&mutex);
-    if (!mutex.AwaitWithDeadline(absl::Condition(&news), Soon())) {
-      ADD_FAILURE() << "no notice";
-      break;
-    }
-    news = false;
-  }
-  EXPECT_GT(download->copy_time(), absl::ZeroDuration());
-  return result;
-}
-
-TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
-  auto device = MakeDevice(16 * kMiB);
-  const std::vector<uint8_t> first = RandomBytes(21 * kMiB + 3, 1), second = RandomBytes(7, 2);
-  auto a = *device->Allocate(first.size()), b = *device->Allocate(second.size());
-  ASSERT_TRUE(device->CopyFromHost(a->data(), first.data(), first.size()).ok());
-  ASSERT_TRUE(device->CopyFromHost(b->data(), second.data(), second.size()).ok());
-  const std::vector<DeviceRange> ranges = {{nullptr, 0},
-                                           {a->data(), static_cast<int64_t>(first.size())},
-                                           {b->data(), static_cast<int64_t>(second.size())}};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i] {
-      const auto result = ReadAll(*device, ranges, i % 2 == 0 ? kMiB : 5 * kMiB + 11);
-      EXPECT_TRUE(result[0].empty());
-      EXPECT_TRUE(result[1] == first);
-      EXPECT_TRUE(result[2] == second);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(device->usage().staging_used_bytes, 0);
-}
-
-// Half of the pool's eight blocks are for downloads, and one may be four ahead of its reader.
-TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
-  auto device = MakeDevice(32 * kMiB);
-  const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
-  auto memory = *device->Allocate(data.size());
-  ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
-  const std::vector<DeviceRange> ranges = {{memory->data(), memory->bytes()}};
-  auto resting = device->BeginDownload(ranges, [] {});
-  for (int looks = 0; looks < 8;) {  // each copies ahead what it may
-    auto piece = resting->Next(1);
-    ASSERT_TRUE(piece.ok()) << piece.status();
-    piece->has_value() ? void(++looks) : std::this_thread::yield();
-  }
-  EXPECT_EQ(device->usage().staging_used_bytes, 2 * kStagingBlockBytes);
-  EXPECT_TRUE(ReadAll(*device, ranges, kMiB)[0] == data);
-}
-
-TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
-  auto device = MakeDevice(16 * kMiB);
-  const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
-  auto memory = *device->Allocate(data.size());
-  ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
-  absl::Notification ready;
-  auto download = device->BeginDownload({{memory->data(), memory->bytes()}}, [&] {
-    if (!ready.HasBeenNotified()) ready.Notify();
-  });
-  auto first = download->Next(kMiB);
-  if (first.ok() && !first->has_value()) {
-    ASSERT_TRUE(ready.WaitForNotificationWithTimeout(absl::Seconds(20)));
-    first = download->Next(kMiB);
-  }
-  ASSERT_TRUE(first.ok() && first->has_value());
-  Download::HostRange piece = **first;
-  first = std::nullopt;
-  download.reset();
-  memory.reset();
-  EXPECT_EQ(std::memcmp(piece.data, data.data(), kMiB), 0);
-  EXPECT_GT(device->usage().staging_used_bytes, 0);
-  piece.keeper.reset();
-  EXPECT_EQ(device->usage().staging_used_bytes, 0);
 }
 
 struct Problem {

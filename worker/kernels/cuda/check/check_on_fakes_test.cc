@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
-#include "common/oracle/comparator.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/kernels/cuda/check/expected_results.h"
+#include "worker/kernels/cuda/check/judge_cases.h"
 #include "worker/kernels/cuda/check/keep_sets.h"
 #include "worker/kernels/cuda/check/part_controls.h"
 #include "worker/kernels/cuda/check/probability_controls.h"
@@ -16,24 +17,43 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
+void ExpectAllPass(const std::vector<Case>& cases, const Repeats& repeats, SplitCounts& splits) {
+  size_t heard = 0;
+  JudgeCases(cases, *QueryDevice(0), repeats, splits,
+             [&](const Case& c, const Judgement& judgement) {
+               ++heard;
+               EXPECT_TRUE(judgement.passed()) << c.ToString() << "\n" << judgement.ToString();
+               return true;
+             });
+  EXPECT_EQ(heard, cases.size());
+}
+
 TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   std::mt19937 random(11);
   std::vector<Case> cases;
   for (int i = 0; i < 60; ++i) cases.push_back(RandomTermCase(random, /*small=*/true));
-  ExpectedResults all(cases);
   SplitCounts splits;
-  const DeviceInfo device = *QueryDevice(0);
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.ToString());
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
-    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-    EXPECT_TRUE(report.passed()) << report.ToString();
-    EXPECT_TRUE(outputs.intact);
-    EXPECT_TRUE(RunCase(c, *expected, device, splits) == outputs);
-  }
+  ExpectAllPass(cases, GivesTheSame, splits);
   EXPECT_GT(splits.CallsOf("fake", "bias gradient"), 0);
   EXPECT_GT(splits.CallsOf("fake", "probabilities"), 10);
+}
+
+// A check that lets everything through would say the same of right kernels.
+TEST(CheckOnFakes, WhatIsWrongIsHeard) {
+  std::mt19937 random(11);
+  const std::vector<Case> cases(2, RandomTermCase(random, /*small=*/true));
+  SplitCounts splits;
+  int heard = 0;
+  const auto other = [](const Case&, const CaseOutputs&, const std::function<CaseOutputs()>&) {
+    return false;
+  };
+  JudgeCases(cases, *QueryDevice(0), other, splits, [&](const Case&, const Judgement& judgement) {
+    ++heard;
+    EXPECT_FALSE(judgement.passed());
+    EXPECT_THAT(judgement.ToString(), ::testing::HasSubstr("other bits in a second run"));
+    return false;
+  });
+  EXPECT_EQ(heard, 1);
 }
 
 TEST(CheckOnFakes, PartsAreParts) { EXPECT_TRUE(PartsAreParts()); }
@@ -46,17 +66,8 @@ TEST(CheckOnFakes, CasesInE4m3Pass) {
   std::mt19937 random(13);
   std::vector<Case> cases;
   for (int i = 0; i < 60; ++i) cases.push_back(RandomFloat8Case(random, /*small=*/true));
-  ExpectedResults all(cases);
   SplitCounts splits;
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.ToString());
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
-    const oracle::Report report = oracle::Compare(
-        c.spec, expected->result, {.out = outputs.out.data(), .lse = outputs.lse.data()});
-    EXPECT_TRUE(report.passed()) << report.ToString();
-    EXPECT_TRUE(outputs.intact);
-  }
+  ExpectAllPass(cases, /*repeats=*/nullptr, splits);
 }
 
 // What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
@@ -75,15 +86,8 @@ TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {
     EXPECT_GT(std::max(dims[0], dims[1]), 32);
   }
   cases.resize(10);
-  ExpectedResults all(cases);
   SplitCounts splits;
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.ToString());
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
-    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-    EXPECT_TRUE(report.passed()) << report.ToString();
-  }
+  ExpectAllPass(cases, /*repeats=*/nullptr, splits);
   EXPECT_EQ(splits.CallsOf("sm90", "forward"), 0);
 }
 
@@ -104,16 +108,8 @@ TEST(CheckOnFakes, DeterministicCasesAreWhatHoppersKernelsTake) {
       EXPECT_GT(std::max(dims[0], dims[1]), 32);
     }
     cases.resize(5);
-    ExpectedResults all(cases);
     SplitCounts splits;
-    for (const Case& c : cases) {
-      SCOPED_TRACE(c.ToString());
-      const auto expected = all.Take();
-      const CaseOutputs outputs = RunCase(c, *expected, *QueryDevice(0), splits);
-      const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-      EXPECT_TRUE(report.passed()) << report.ToString();
-      EXPECT_TRUE(RunCase(c, *expected, *QueryDevice(0), splits) == outputs);
-    }
+    ExpectAllPass(cases, GivesTheSame, splits);
   }
 }
 

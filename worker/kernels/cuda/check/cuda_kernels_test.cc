@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
@@ -26,9 +27,9 @@
 #include "common/attention/tensors.h"
 #include "common/oracle/comparator.h"
 #include "worker/kernels/cuda/check/controls.h"
-#include "worker/kernels/cuda/check/expected_results.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/huge_scores.h"
+#include "worker/kernels/cuda/check/judge_cases.h"
 #include "worker/kernels/cuda/check/keep_sets.h"
 #include "worker/kernels/cuda/check/probability_speed.h"
 #include "worker/kernels/cuda/check/random_case.h"
@@ -118,28 +119,38 @@ class WorstRatios {
   std::map<DType, std::map<TensorId, Ratios>> worst_;
 };
 
-int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
+using Draw = Case (*)(std::mt19937& random, bool small);  // of random_case.h
+
+std::vector<Case> DrawCases(const Arguments& arguments, Draw draw) {
   std::mt19937 random(arguments.seed);
   std::vector<Case> cases;
-  for (int i = 0; i < arguments.cases; ++i) cases.push_back(RandomCase(random, arguments.small));
-  ExpectedResults all(cases);
+  for (int i = 0; i < arguments.cases; ++i) cases.push_back(draw(random, arguments.small));
+  return cases;
+}
+
+// Says which cases fail, every hundredth, and how near their bounds all of them came. `kind` is
+// theirs. The number that failed.
+int Judge(const std::vector<Case>& cases, const DeviceInfo& device, const char* kind,
+          const Repeats& repeats, SplitCounts& splits) {
   WorstRatios worst;
-  SplitCounts splits;
-  int failed = 0;
-  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
-    const Case& c = cases[i];
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
-    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-    worst.Add(c.spec.dtype, report);
-    if (!report.passed() || !outputs.intact) {
+  int done = 0, failed = 0;
+  JudgeCases(cases, device, repeats, splits, [&](const Case& c, const Judgement& judgement) {
+    worst.Add(c.spec.dtype, judgement.report);
+    if (!judgement.passed()) {
       ++failed;
-      std::printf("FAILED %s\n%s%s", c.ToString().c_str(), report.ToString().c_str(),
-                  outputs.intact ? "" : "  guards or delta violated\n");
+      std::printf("FAILED %s\n%s", c.ToString().c_str(), judgement.ToString().c_str());
     }
-    if (i % 100 == 99) std::printf("%zu done, %d failed\n", i + 1, failed);
-  }
+    if (++done % 100 == 0) std::printf("%d %s done, %d failed\n", done, kind, failed);
+    return failed <= kMostFailures;
+  });
   worst.Print();
+  return failed;
+}
+
+int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
+  SplitCounts splits;
+  int failed =
+      Judge(DrawCases(arguments, RandomCase), device, "plain", /*repeats=*/nullptr, splits);
   // In so many cases every kind happens, unless the split has stopped happening.
   const bool complete = splits.Complete();
   if (arguments.cases >= 300 && !arguments.small && !complete) ++failed;
@@ -160,15 +171,6 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
-// Whether a case that ran twice is right; says what is not.
-bool Passes(const Case& c, const oracle::Report& report, bool intact, bool same) {
-  if (report.passed() && intact && same) return true;
-  std::printf("FAILED %s\n%s%s%s", c.ToString().c_str(), report.ToString().c_str(),
-              intact ? "" : "  guards or delta violated\n",
-              same ? "" : "  other bits in a second run\n");
-  return false;
-}
-
 // The directions that a run with terms must have come across, and by whom.
 std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string& family) {
   return {{family, "forward"},
@@ -179,37 +181,23 @@ std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string
 
 // Each case twice: the exact kernels give the same bits every time, every forward does.
 int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
-  std::mt19937 random(arguments.seed);
-  std::vector<Case> cases;
-  for (int i = 0; i < arguments.cases; ++i) {
-    if (arguments.family.empty()) {
-      cases.push_back(RandomTermCase(random, arguments.small));
-      cases.back().family = kExactFamily;  // also where tensor cores would serve
-    } else {
-      cases.push_back(RandomHopperTermCase(random, arguments.small));
-    }
+  std::vector<Case> cases =
+      DrawCases(arguments, arguments.family.empty() ? RandomTermCase : RandomHopperTermCase);
+  if (arguments.family.empty()) {
+    for (Case& c : cases) c.family = kExactFamily;  // also where tensor cores would serve
   }
-  ExpectedResults all(cases);
-  WorstRatios worst;
-  SplitCounts splits;
-  int failed = 0;
-  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
-    const Case& c = cases[i];
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
-    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-    worst.Add(c.spec.dtype, report);
-    CaseOutputs again = RunCase(c, *expected, device, splits);
+  const auto repeats = [](const Case& c, const CaseOutputs& first,
+                          const std::function<CaseOutputs()>& run) {
+    CaseOutputs again = run();
     if (c.family != kExactFamily) {  // sums across thread blocks are in any order
-      again.dq = outputs.dq;
-      again.dk = outputs.dk;
-      again.dv = outputs.dv;
+      again.dq = first.dq;
+      again.dk = first.dk;
+      again.dv = first.dv;
     }
-    const bool same = again == outputs;
-    if (!Passes(c, report, outputs.intact, same)) ++failed;
-    if (i % 100 == 99) std::printf("%zu with terms done, %d failed\n", i + 1, failed);
-  }
-  worst.Print();
+    return again == first;
+  };
+  SplitCounts splits;
+  int failed = Judge(cases, device, "with terms", repeats, splits);
   for (const auto& [family, direction] : TermKernelsOf(TermFamily(arguments))) {
     std::printf("%d calls of %s with terms by %s\n", splits.CallsOf(family, direction),
                 direction.c_str(), family.c_str());
@@ -222,28 +210,9 @@ int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
 
 // Forwards alone: the backward beside them is of another problem.
 int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
-  std::mt19937 random(arguments.seed);
-  std::vector<Case> cases;
-  for (int i = 0; i < arguments.cases; ++i) {
-    cases.push_back(RandomFloat8Case(random, arguments.small));
-  }
-  ExpectedResults all(cases);
-  WorstRatios worst;
   SplitCounts splits;
-  int failed = 0;
-  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
-    const Case& c = cases[i];
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
-    const CaseOutputs again = RunCase(c, *expected, device, splits);
-    const oracle::Report report = oracle::Compare(
-        c.spec, expected->result, {.out = outputs.out.data(), .lse = outputs.lse.data()});
-    worst.Add(c.spec.dtype, report);
-    const bool same = again.out == outputs.out && again.lse == outputs.lse;
-    if (!Passes(c, report, outputs.intact, same)) ++failed;
-    if (i % 100 == 99) std::printf("%zu in e4m3 done, %d failed\n", i + 1, failed);
-  }
-  worst.Print();
+  int failed =
+      Judge(DrawCases(arguments, RandomFloat8Case), device, "in e4m3", GivesTheSame, splits);
   const int64_t calls = splits.CallsOf("sm90/fp8", "forward");
   std::printf("%ld calls in e4m3\n", static_cast<long>(calls));
   if (arguments.cases > 0 && calls == 0) {
@@ -276,28 +245,16 @@ class OtherWork {
   cudaStream_t stream_ = nullptr;
 };
 
-// `draw` is random_case.h's; `kind` its problems'.
-int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device,
-                            Case (*draw)(std::mt19937& random, bool small), const char* kind) {
-  std::mt19937 random(arguments.seed);
-  std::vector<Case> cases;
-  for (int i = 0; i < arguments.cases; ++i) cases.push_back(draw(random, arguments.small));
-  ExpectedResults all(cases);
-  WorstRatios worst;
-  SplitCounts splits;
-  int failed = 0;
-  for (size_t i = 0; i < cases.size() && failed <= kMostFailures; ++i) {
-    const Case& c = cases[i];
-    const auto expected = all.Take();
-    const CaseOutputs outputs = RunCase(c, *expected, device, splits);
-    const oracle::Report report = oracle::Compare(c.spec, expected->result, outputs.view());
-    worst.Add(c.spec.dtype, report);
+// `kind` is the drawn problems'.
+int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device, Draw draw,
+                            const char* kind) {
+  const auto repeats = [](const Case& c, const CaseOutputs& first,
+                          const std::function<CaseOutputs()>& again) {
     const OtherWork other;
-    const bool same = RunCase(c, *expected, device, splits) == outputs;
-    if (!Passes(c, report, outputs.intact, same)) ++failed;
-    if (i % 100 == 99) std::printf("%zu deterministic done, %d failed\n", i + 1, failed);
-  }
-  worst.Print();
+    return GivesTheSame(c, first, again);
+  };
+  SplitCounts splits;
+  int failed = Judge(DrawCases(arguments, draw), device, "deterministic", repeats, splits);
   const int64_t calls = splits.CallsOf("sm90", "backward");
   std::printf("%ld deterministic %s backwards by sm90\n", static_cast<long>(calls), kind);
   if (arguments.cases > 0 && calls == 0) {
