@@ -139,7 +139,9 @@ def test_a_region_is_its_principals_alone(make_local_ring, tmp_path):
         return grpc.secure_channel(address, grpc.composite_channel_credentials(
             grpc.local_channel_credentials(), grpc.access_token_call_credentials(token)))
 
-    ring = make_local_ring(workers=1, dial=dial, server_flags=[f"--clients_file={clients}"])
+    audit = tmp_path / "audit.jsonl"
+    ring = make_local_ring(workers=1, dial=dial, server_flags=[f"--clients_file={clients}",
+                                                               f"--audit_log={audit}"])
     inputs = make_inputs()
     alices = Region(ring, 1 << 20)
     call = HostCall(alices, inputs)
@@ -164,6 +166,10 @@ def test_a_region_is_its_principals_alone(make_local_ring, tmp_path):
     assert alices.memory[begin:end] == before[begin:end]
     alices.close()
     channel.close()
+    line = wait_until(lambda: [each for each in map(json.loads, audit.read_text().splitlines())
+                               if each["client"] == "alice"], 10, "an audit line")[0]
+    assert line["transport"] == "host_memory"
+    assert line["transport_reason"] == "host memory: all members have the regions of all tensors"
 
 
 def test_the_seal_keeps_the_pages(ring, region):
