@@ -82,7 +82,7 @@ def test_a_kibibyte_and_five_seconds_are_all_that_is_had_without_a_token(ring):
     address = ring.worker_ports(0)["client_data"]
 
     def first_message(size):
-        open_ = shard_pb2.ExchangeRequest(open=shard_pb2.OpenShard(token=b"x" * (size - 10)))
+        open_ = shard_pb2.ExchangeRequest(open=shard_pb2.OpenShard(token=b"x" * (size - 20), parts=1))
         while open_.ByteSize() < size:
             open_.open.token += b"x"
         assert open_.ByteSize() == size

@@ -73,7 +73,7 @@ def test_whatever_becomes_of_it(make_ring, tmp_path, way):
 
 @pytest.mark.parametrize("way", ["host", "direct"])
 def test_over_the_quota_the_forward_goes_on(make_ring, tmp_path, way):
-    ring = make_ring(workers=2, worker_flags=FLAGS[way](tmp_path), server_flags=["--max_residual_bytes=64KiB"])
+    ring = make_ring(workers=2, worker_flags=FLAGS[way](tmp_path), server_flags=["--max_residual_bytes=65536"])
     calls = Calls(ring, way, tmp_path)
     kept = calls.forward("--retain=1m")["residual"]
     assert kept["handle"] == "" and kept["reason"]
