@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -60,6 +61,11 @@ class FakeRegionWorker {
     const absl::MutexLock lock(&mutex_);
     attach_code_ = code;
   }
+  // Says so to whoever connects, without a look at what is sent, and closes.
+  void RefuseUnheard(AttachCode code) {
+    const absl::MutexLock lock(&mutex_);
+    unheard_code_ = code;
+  }
   void AnswerFences(bool answers) {
     const absl::MutexLock lock(&mutex_);
     answers_fences_ = answers;
@@ -100,7 +106,13 @@ class FakeRegionWorker {
       const absl::MutexLock lock(&mutex_);
       if (stopping_) return;
       if (polled.revents != 0) {
-        coming_.emplace_back(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (unheard_code_) {
+          (void)SendMessage(socket.get(), Encode(WorkerAnswer{*unheard_code_, "as it was told", 0}),
+                            -1, 0);
+        } else {
+          coming_.push_back(std::move(socket));
+        }
       }
       for (size_t i = coming_.size(); i-- > 0;) ServeComing(i);
       for (size_t i = attached_.size(); i-- > 0;) ServeAttached(i);
@@ -143,6 +155,7 @@ class FakeRegionWorker {
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   AttachCode attach_code_ ABSL_GUARDED_BY(mutex_) = AttachCode::kAttached;
+  std::optional<AttachCode> unheard_code_ ABSL_GUARDED_BY(mutex_);
   bool answers_fences_ ABSL_GUARDED_BY(mutex_) = true;
   int attaches_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint64_t> fences_ ABSL_GUARDED_BY(mutex_);

@@ -237,11 +237,16 @@ void SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   AttachMessage message;
   if (cuda_ != nullptr) message = cuda_->message();
   message.token = point.token();
-  absl::Status sent = SendMessage(socket->get(), Encode(message),
-                                  cuda_ == nullptr ? memory_.get() : cuda_->descriptor(), 0);
-  if (!sent.ok()) return refuse(sent.message());
-  const auto received = ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, 0);
-  if (!received.ok()) return refuse("it did not answer");
+  const absl::Status sent = SendMessage(socket->get(), Encode(message),
+                                        cuda_ == nullptr ? memory_.get() : cuda_->descriptor(), 0);
+  // A worker that refuses whoever it is (--local_uids) says so at once and closes: the message then
+  // cannot be sent, or is lost unread, which is told first, and its words come behind that.
+  auto received =
+      ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, sent.ok() ? 0 : MSG_DONTWAIT);
+  if (!received.ok()) {
+    received = ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
+  }
+  if (!received.ok()) return refuse(sent.ok() ? "it did not answer" : sent.message());
   const std::optional<WorkerAnswer> answer = ReadWorkerAnswer(received->bytes);
   if (!answer.has_value()) return refuse("it closed the socket, or speaks another version");
   if (answer->code != AttachCode::kAttached) return refuse(answer->words);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -47,6 +48,8 @@ class SharedRegionTest : public testing::Test {
         response.add_attached(worker->name());
       } else {
         *response.add_points() = worker->Point();
+        if (worker == &second_ && change_second_)
+          change_second_(*response.mutable_points()->rbegin());
       }
     }
     return response;
@@ -71,6 +74,7 @@ class SharedRegionTest : public testing::Test {
   std::atomic<int> calls_{0}, incarnation_{0};
   std::atomic<bool> forgets_{false};
   absl::Status refusal_;
+  std::function<void(v1::AttachPoint&)> change_second_;
 };
 
 TEST_F(SharedRegionTest, ItIsShownToAllWorkersAndLetGoOf) {
@@ -158,6 +162,33 @@ TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
   EXPECT_THAT(region->trouble(), HasSubstr("second: as it was told"));
   second_.RefuseWith(AttachCode::kAttached);
   EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));  // it is asked again
+  region->Stop();
+}
+
+// As workers do to other users' processes: the client's message meets a closed socket.
+TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
+  second_.RefuseUnheard(AttachCode::kForeignUser);
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: as it was told"));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AFolderThatIsNotSharedIsNamed) {
+  change_second_ = [](v1::AttachPoint& point) { point.set_socket_path("/nowhere/at/all.sock"); };
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: "));
+  EXPECT_THAT(region->trouble(), HasSubstr("No such file or directory"));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AnotherMachinesWorkerIsNotDialled) {
+  change_second_ = [](v1::AttachPoint& point) { point.set_host_id("another"); };
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: is on another machine"));
+  EXPECT_EQ(second_.attaches(), 0);
   region->Stop();
 }
 

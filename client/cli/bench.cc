@@ -9,6 +9,7 @@
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 #include "client/cli/loopback_rate.h"
+#include "client/cli/payload_bound.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/region_stage.h"
 #include "client/cli/report.h"
@@ -55,6 +56,7 @@ struct Measured {
   oracle::Report verdict;
   std::vector<CallReport> reports;
   double loopback_bytes_per_second = 0;
+  PayloadBound payload_bound;  // of the last run's way
 };
 
 double Median(std::vector<double> values) {
@@ -127,6 +129,12 @@ absl::StatusOr<double> LoopbackBeside(const CallReport& report, int connections)
   return LoopbackBytesPerSecond(probe, connections);
 }
 
+PayloadBound RelayBound(double loopback_bytes_per_second, size_t connections) {
+  return {.kind = PayloadBound::Kind::kTcp,
+          .side_by_side = static_cast<int>(connections),
+          .bytes_per_second = loopback_bytes_per_second};
+}
+
 absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
                                  const AttentionSpec& spec) {
   auto trace = TraceFile::Open(flags.trace);
@@ -148,6 +156,10 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
   const auto loopback = LoopbackBeside(last, static_cast<int>(last.streams()));
   if (!loopback.ok()) return loopback.status();
   measured.loopback_bytes_per_second = *loopback;
+  PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, last.streams()));
+  const auto payload_bound = bounds.Of(last);
+  if (!payload_bound.ok()) return payload_bound.status();
+  measured.payload_bound = *payload_bound;
   if (absl::Status status = trace->Write(last); !status.ok()) return status;
   return measured;
 }
@@ -198,7 +210,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0; };
   figures.flops_per_second = {ratio(last.flops(), compute_seconds),
                               ratio(last.flops(), kernel_seconds)};
-  const double wire = measured.loopback_bytes_per_second;
+  const double wire = measured.payload_bound.bytes_per_second;
   figures.upload = {
       ratio(
           last.bytes_up(),
@@ -215,8 +227,9 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   figures.payload = {ratio(last.bytes_up() + last.bytes_down(), wire_seconds), wire};
   const double tokens =
       static_cast<double>(problem.shape.batch()) * static_cast<double>(problem.shape.seq_len_q());
-  const double up_seconds = static_cast<double>(last.bytes_up()) / wire;
-  const double down_seconds = static_cast<double>(last.bytes_down()) / wire;
+  // Where it is not known, payload is taken to cost nothing: at most so many tokens all the same.
+  const double up_seconds = ratio(static_cast<double>(last.bytes_up()), wire);
+  const double down_seconds = ratio(static_cast<double>(last.bytes_down()), wire);
   const double bound_seconds = reports.back().streams() > 1
                                    ? std::max({kernel_seconds, up_seconds, down_seconds})
                                    : kernel_seconds + up_seconds + down_seconds;
@@ -225,9 +238,14 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
 }
 
 void PrintFigure(const char* name, const Figure& figure, double unit, const char* unit_name,
-                 const char* bound) {
+                 const std::string& bound) {
+  if (figure.bound <= 0) {
+    std::printf("%-10s %12.4g %-8s %12s  %6s  %s\n", name, figure.value / unit, unit_name, "-", "-",
+                bound.c_str());
+    return;
+  }
   std::printf("%-10s %12.4g %-8s %12.4g  %5.1f%%  %s\n", name, figure.value / unit, unit_name,
-              figure.bound / unit, figure.bound > 0 ? 100 * figure.value / figure.bound : 0, bound);
+              figure.bound / unit, 100 * figure.value / figure.bound, bound.c_str());
 }
 
 void PrintText(const Flags& flags, const Measured& measured, const Figures& figures) {
@@ -242,16 +260,20 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
     std::printf("%s\n", kernels.c_str());
   }
   const size_t streams = measured.reports.back().streams();
-  if (streams > 1) std::printf("%zu streams; bounds with as many TCP connections\n", streams);
+  if (streams > 1) std::printf("%zu streams\n", streams);
+  const v1::Transport way = measured.reports.back().accepted.transport();
+  std::printf("by %s: %s\n", ShortName(way).c_str(),
+              measured.reports.back().transport_reason.c_str());
+  const std::string payload_bound = measured.payload_bound.Text();
   std::printf("%-10s %12s %-8s %12s  %6s  %s\n", "", "measured", "", "bound", "", "the bound is");
   PrintFigure("call", figures.tokens_per_second, 1, "tokens/s",
-              streams > 1 ? "the slowest of the busiest rank's kernels and, at the loopback rate, "
-                            "payload up and payload down"
-                          : "kernel time of the busiest rank + payload at the loopback rate");
+              streams > 1
+                  ? "the slowest of the busiest rank's kernels and, at the payload's bound, "
+                    "payload up and payload down"
+                  : "kernel time of the busiest rank + payload at its bound");
   PrintFigure("compute", figures.flops_per_second, 1e9, "GFLOP/s",
               "the busiest rank's kernels without any wait");
-  PrintFigure("upload", figures.upload, 1e9, "GB/s",
-              "plain TCP over loopback, a connection for each stream");
+  PrintFigure("upload", figures.upload, 1e9, "GB/s", payload_bound);
   PrintFigure("payload", figures.payload, 1e9, "GB/s",
               streams > 1 ? "the same (both ways, over all time)"
                           : "the same (both ways, over all time but queue and compute)");
@@ -286,9 +308,10 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
     if (!loopback.ok()) return Fail(loopback.status(), flags.json);
     object["verified"] = ReportJson(bench->verdict);
     object["loopback_bytes_per_second"] = *loopback;
+    PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, channels));
     const absl::Status status =
         test->Run(*bench->client, flags.server.server, *bench->problem, bench->options,
-                  bench->caller->results(), *loopback, flags.rows, flags.cuda, bar);
+                  bench->caller->results(), bounds, flags.rows, flags.cuda, bar);
     if (absl::IsDataLoss(status)) {
       Fail(status, flags.json);
       return kMismatch;
@@ -342,6 +365,7 @@ int RunBench(const Flags& flags) {
                  {"compute_flops_per_second", figures.flops_per_second.ToJson()},
                  {"upload_bytes_per_second", figures.upload.ToJson()},
                  {"payload_bytes_per_second", figures.payload.ToJson()},
+                 {"payload_bound", measured->payload_bound.ToJson()},
                  {"loopback_bytes_per_second", measured->loopback_bytes_per_second},
                  {"last_run", CallJson(problem, measured->reports.back())}};
   Print(object);

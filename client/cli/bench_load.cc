@@ -5,8 +5,11 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cli/flags.h"
 #include "client/cli/report.h"
 #include "client/error.h"
 #include "client/load/load_level.h"
@@ -49,11 +52,13 @@ load::CallSample SampleOf(const CallResult& result) {
 }
 
 // Calls overlap: at best the slowest of the busiest rank's kernels, the payload up and the payload
-// down is always at work.
+// down is always at work. What is not known of the payload (rate 0) is taken to cost nothing.
 double BoundOf(const load::LevelResult& result, double bytes_per_second) {
-  if (bytes_per_second <= 0) return 0;
-  const double seconds = std::max({result.kernel_seconds, result.bytes_up / bytes_per_second,
-                                   result.bytes_down / bytes_per_second});
+  double seconds = result.kernel_seconds;
+  if (bytes_per_second > 0) {
+    seconds = std::max(
+        {seconds, result.bytes_up / bytes_per_second, result.bytes_down / bytes_per_second});
+  }
   return seconds > 0 ? 1 / seconds : 0;
 }
 
@@ -86,6 +91,10 @@ void LoadFlags::AddTo(CLI::App* command) {
           "Of a rate: calls come as from independent clients, not evenly "
           "(--request-distribution=poisson)")
       ->group(kGroup);
+  Add(command, "request_distribution", distribution_,
+      "Of a rate: constant, evenly, which is the default, or poisson, as from independent clients")
+      ->check(CLI::IsMember({"constant", "poisson"}))
+      ->excludes("--poisson");
   Add(command, "max_threads", max_threads_, "Of a rate: calls in flight at most")
       ->check(CLI::Range(1, kMaxInFlight))
       ->capture_default_str();
@@ -117,10 +126,11 @@ void LoadFlags::AddTo(CLI::App* command) {
 absl::StatusOr<LoadTest> LoadTest::Prepare(const LoadFlags& flags) {
   LoadTest test;
   test.by_rate_ = !flags.rate_range_.empty();
-  test.poisson_ = flags.poisson_;
+  test.poisson_ = flags.poisson_ || flags.distribution_ == "poisson";
   test.max_threads_ = flags.max_threads_;
-  if (flags.poisson_ && !test.by_rate_) {
-    return UsageError("--poisson needs --request_rate_range");
+  if (!test.by_rate_ && (flags.poisson_ || !flags.distribution_.empty())) {
+    return UsageError(absl::StrCat(flags.poisson_ ? "--poisson" : "--request_distribution",
+                                   " needs --request_rate_range"));
   }
   if (test.by_rate_) {
     auto levels = load::ParseLevels(flags.rate_range_);
@@ -168,11 +178,17 @@ absl::StatusOr<LoadTest::Level> LoadTest::Measure(double load, const CallOptions
   level.load = load;
   // Scraped from before the first window on: rates are of the whole of it.
   if (metrics_) metrics_->Begin();
+  absl::Mutex mutex;  // for level.last
   {
     load::LoadLevel calls(shape, [&](int slot) {
-      const CallResult result = callers[slot]->Call(options, forward);
+      CallResult result = callers[slot]->Call(options, forward);
       used[slot] = result.ok() ? 1 : 0;
-      return SampleOf(result);
+      load::CallSample sample = SampleOf(result);
+      if (result.ok()) {
+        absl::MutexLock lock(&mutex);
+        level.last = *std::move(result);
+      }
+      return sample;
     });
     level.measured = load::MeasureLevel(measurement_, [&](absl::Time deadline, size_t count) {
       return calls.Take(deadline, count);
@@ -187,7 +203,7 @@ absl::StatusOr<LoadTest::Level> LoadTest::Measure(double load, const CallOptions
 
 absl::Status LoadTest::Run(Client& client, const std::string& server, const BenchProblem& problem,
                            const CallOptions& options, const BenchResults& forward,
-                           double loopback_bytes_per_second, int64_t rows, const CudaFlags& cuda,
+                           PayloadBounds& bounds, int64_t rows, const CudaFlags& cuda,
                            ProgressBar& bar) {
   if (metrics_) {
     if (absl::Status status = metrics_->Find(client, server); !status.ok()) return status;
@@ -224,7 +240,12 @@ absl::Status LoadTest::Run(Client& client, const std::string& server, const Benc
                                                 " a result is wrong:\n", verdict.ToString()));
       }
     }
-    level.bound = BoundOf(level.measured.result, loopback_bytes_per_second);
+    if (level.measured.result.succeeded > 0) {
+      const auto payload_bound = bounds.Of(level.last);
+      if (!payload_bound.ok()) return payload_bound.status();
+      level.payload_bound = *payload_bound;
+    }
+    level.bound = BoundOf(level.measured.result, level.payload_bound.bytes_per_second);
     level.within =
         threshold_seconds_ <= 0 || (level.measured.result.succeeded > 0 &&
                                     level.measured.result.latency.chosen <= threshold_seconds_);
@@ -269,8 +290,17 @@ std::string LoadTest::Text() const {
     absl::StrAppend(&text, "\n");
   }
   absl::StrAppend(&text,
-                  "the bound: the slowest of the busiest rank's kernels and, at the loopback rate, "
-                  "payload up and payload down\n");
+                  "the bound: the slowest of the busiest rank's kernels, payload up and payload "
+                  "down\n");
+  // With --transport=auto calls may change their way once memory for it is ready.
+  std::string ways;
+  for (const Level& level : levels_) {
+    if (level.measured.result.succeeded == 0) continue;
+    const std::string way = absl::StrCat("payload by ", ShortName(level.last.accepted.transport()),
+                                         ", bound: ", level.payload_bound.Text(), "\n");
+    if (!absl::StrContains(ways, way)) absl::StrAppend(&ways, way);
+  }
+  absl::StrAppend(&text, ways);
   if (metrics_) {
     absl::StrAppend(&text, metrics_->TextHead());
     for (const Level& level : levels_) {
@@ -327,6 +357,12 @@ Json LoadTest::ToJson() const {
                         {"upload", r.upload_seconds},
                         {"compute", r.compute_seconds},
                         {"download", r.download_seconds}}}});
+    levels.back()["transport"] = nullptr;
+    if (r.succeeded > 0) {
+      levels.back()["transport"] = {{"kind", ShortName(level.last.accepted.transport())},
+                                    {"reason", level.last.transport_reason},
+                                    {"payload_bound", level.payload_bound.ToJson()}};
+    }
     if (metrics_) levels.back()["metrics"] = metrics_->ToJson(level.metrics);
   }
   Json load = {{"mode", by_rate_ ? "request_rate" : "concurrency"},

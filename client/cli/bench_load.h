@@ -14,6 +14,7 @@
 #include "client/cli/bench_metrics.h"
 #include "client/cli/bench_problem.h"
 #include "client/cli/command.h"
+#include "client/cli/payload_bound.h"
 #include "client/cli/progress_bar.h"
 #include "client/load/measure_level.h"
 
@@ -36,6 +37,7 @@ class LoadFlags {
   std::string concurrency_range_;
   std::string rate_range_;
   bool poisson_ = false;
+  std::string distribution_;
   int max_threads_ = 64;
   double interval_ms_ = 5000;
   int request_count_ = 1;
@@ -62,9 +64,8 @@ class LoadTest {
   // judged again after each level. `server`: its address, where metrics are asked for. Errors: of
   // BenchMetrics, and DATA_LOSS where a result is wrong.
   absl::Status Run(Client& client, const std::string& server, const BenchProblem& problem,
-                   const CallOptions& options, const BenchResults& forward,
-                   double loopback_bytes_per_second, int64_t rows, const CudaFlags& cuda,
-                   ProgressBar& bar);
+                   const CallOptions& options, const BenchResults& forward, PayloadBounds& bounds,
+                   int64_t rows, const CudaFlags& cuda, ProgressBar& bar);
 
   std::string Text() const;
   Json ToJson() const;
@@ -77,8 +78,10 @@ class LoadTest {
   struct Level {
     double load = 0;
     load::StableResult measured;
-    double bound = 0;    // calls per second
-    bool within = true;  // the latency threshold
+    double bound = 0;            // calls per second
+    CallReport last;             // of those that succeeded
+    PayloadBound payload_bound;  // of its way
+    bool within = true;          // the latency threshold
     LevelMetrics metrics = {};
   };
 

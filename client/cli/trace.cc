@@ -49,11 +49,15 @@ class Events {
     if (!arguments.empty()) list_.back()["args"] = arguments;
   }
 
-  // With the names by which the service's logs know the call.
-  Json Take(const v1::Accepted& accepted) {
+  // With the names by which the service's logs know the call, and the way that its tensors took.
+  Json Take(const CallReport& report) {
+    const v1::Accepted& accepted = report.accepted;
     return {{"displayTimeUnit", "ms"},
             {"otherData",
-             {{"request_id", accepted.request_id()}, {"traceparent", accepted.traceparent()}}},
+             {{"request_id", accepted.request_id()},
+              {"traceparent", accepted.traceparent()},
+              {"transport", ShortName(accepted.transport())},
+              {"transport_reason", report.transport_reason}}},
             {"traceEvents", std::move(list_)}};
   }
 
@@ -88,7 +92,9 @@ class RequestBars {
     const double first_output =
         times.first_output_seconds > 0 ? times.first_output_seconds : times.finished_seconds;
     Bar(kClientProcess, "call", "wait for Accepted", "queue", 0, times.accepted_seconds);
-    Bar(kClientProcess, "call", "upload", "upload", times.accepted_seconds, uploaded);
+    Bar(kClientProcess, "call", "upload", "upload", times.accepted_seconds, uploaded,
+        {{"transport", ShortName(report_.accepted.transport())},
+         {"reason", report_.transport_reason}});
     Bar(kClientProcess, "call", "wait for results", "compute", uploaded, first_output);
     Bar(kClientProcess, "call", "download", "download", first_output, times.finished_seconds);
   }
@@ -168,7 +174,7 @@ Json TraceJson(const CallReport& report) {
       events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
       requests[0].Rank(process, rank);
     }
-    return events.Take(report.accepted);
+    return events.Take(report);
   }
   // A worker may be of another rank in each part.
   std::map<std::string, int> processes;
@@ -182,7 +188,7 @@ Json TraceJson(const CallReport& report) {
       requests[i].Rank(processes.at(rank.worker()), rank);
     }
   }
-  return events.Take(report.accepted);
+  return events.Take(report);
 }
 
 absl::StatusOr<TraceFile> TraceFile::Open(const std::string& path) {

@@ -28,6 +28,7 @@ void WriteAuditLine(const EndedCall& call, AuditLog* audit) {
                 {"head_dim", spec.shape.head_dim},
                 {"documents", std::max<int64_t>(0, spec.shape.num_documents())},
                 {"transport", TransportName(call.transport)},
+                {"transport_reason", call.transport_reason},
                 {"bytes_up", call.totals.received_bytes},
                 {"bytes_down", call.totals.sent_bytes},
                 {"generation", call.generation},

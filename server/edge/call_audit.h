@@ -25,6 +25,7 @@ struct EndedCall {
   const std::optional<HeaderRequest>& request;   // none: no header came
   const std::optional<BeginDownload>& download;  // none: nothing was computed
   v1::Transport transport;
+  const std::string& transport_reason;  // why the tensors took this way; empty: nothing was asked
   TransferTotals totals;
   uint64_t generation;
   absl::Duration time;

@@ -273,6 +273,7 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     flops_ = accept.plan->flops;
     generation_ = accept.generation;
     transport_ = accept.transport;
+    transport_reason_ = accept.transport_reason;
     context_->metrics->Accepted(transport_);
     v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
     TransferSpec spec{

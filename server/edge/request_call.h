@@ -166,6 +166,7 @@ class RequestCall final : public ByteStreamReactor,
   double flops_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::Transport transport_ ABSL_GUARDED_BY(mutex_) = v1::TRANSPORT_UNSPECIFIED;
+  std::string transport_reason_ ABSL_GUARDED_BY(mutex_);
   // From kTransferring on, until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> soon_ ABSL_GUARDED_BY(mutex_);  // not begun yet

@@ -119,7 +119,7 @@ void RequestCall::OnDone() {
 
 void RequestCall::Audit() {
   if (context_->audit == nullptr) return;
-  WriteAuditLine({caller_, Method(), request_, download_, transport_,
+  WriteAuditLine({caller_, Method(), request_, download_, transport_, transport_reason_,
                   plane_ != nullptr ? plane_->totals() : TransferTotals(), generation_,
                   ended_at_ - opened_at_, download_time_, status_},
                  context_->audit);

@@ -44,7 +44,8 @@ def test_levels_of_concurrency(ring, tmp_path):
         1e6 * levels[0]["latency_seconds"]["p95"], abs=1)
 
 
-@pytest.mark.parametrize("more", [[], ["--poisson"]])
+@pytest.mark.parametrize("more", [[], ["--poisson"], ["--request-distribution=poisson"],
+                                  ["--request_distribution=constant"]])
 @timed
 def test_levels_of_rate(ring, more):
     # Of independent clients the number in a window varies by its root: 4 of 20 here.
@@ -52,7 +53,7 @@ def test_levels_of_rate(ring, more):
                  windows=["--measurement_request_count=20", "--measurement_interval=100",
                           "--stability_percentage=60"])
     load = json.loads(done.stdout)["load"]
-    assert load["distribution"] == ("poisson" if more else "constant")
+    assert load["distribution"] == ("poisson" if "poisson" in str(more) else "constant")
     assert [level["request_rate"] for level in load["levels"]] == [50, 100]
     for level in load["levels"]:
         in_time(level["calls_per_second"]["value"] == pytest.approx(level["request_rate"], rel=0.5),
@@ -96,6 +97,10 @@ def test_failures_are_counted_by_what_they_are(ring):
     (["--request_rate_range=1:100000"], "levels"),
     (["--concurrency_range=1", "--request_rate_range=1"], "excludes"),
     (["--concurrency_range=1", "--poisson"], "--poisson needs --request_rate_range"),
+    (["--concurrency_range=1", "--request_distribution=constant"],
+     "--request_distribution needs --request_rate_range"),
+    (["--request_rate_range=9", "--request_distribution=even"], "--request_distribution"),
+    (["--request_rate_range=9", "--poisson", "--request_distribution=constant"], "excludes"),
     (["--concurrency_range=1", "--trace=x.json"], "--trace"),
     (["--concurrency_range=1", "--percentile=100"], "--percentile"),
     (["--concurrency_range=1", "--stability_percentage=0"], "--stability_percentage"),

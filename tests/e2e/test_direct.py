@@ -103,6 +103,25 @@ def test_what_a_forward_left_is_read_by_direct_streams_too(make_direct_ring, tmp
                     "--causal"], check=True, capture_output=True)
 
 
+def test_a_measurement_is_beside_as_many_connections(ring):
+    def bench(*flags):
+        done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=256", "--heads=2",
+                               "--head_dim=32", "--schedule=ring", "--world_size=2", "--runs=1", *flags],
+                              capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    report = json.loads(bench("--transport=direct", "--channels_per_worker=3", "--json"))
+    assert report["last_run"]["transport"]["kind"] == "direct_stream"
+    assert report["payload_bound"]["kind"] == "tcp" and report["payload_bound"]["connections"] == 6
+    assert report["upload_bytes_per_second"]["bound"] == report["payload_bound"]["bytes_per_second"]
+    relay = json.loads(bench("--transport=relay", "--json"))
+    assert relay["payload_bound"] == {"kind": "tcp", "connections": 1,
+                                      "bytes_per_second": relay["loopback_bytes_per_second"]}
+    text = bench("--transport=direct", "--channels_per_worker=3")
+    assert "by direct_stream: " in text and "connections: 6" in text
+
+
 def test_the_load_generator_by_direct_streams(ring):
     done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=256", "--heads=2",
                            "--head_dim=32", "--transport=direct", "--concurrency_range=1:3:2",

@@ -16,7 +16,7 @@ from attention import error_of, make_inputs, reason_of, run
 from cluster import CHANNEL_OPTIONS, CLI, open_descriptors, resident_bytes, wait_until
 from direct_call import DirectCall, Stream, cut
 from direct_ring import CODE, RING, await_free, call, generate, make_direct_ring, refused, ring
-from stubs import attention_pb2 as pb
+from stubs import attention_pb2 as pb, shard_pb2
 
 
 # -------------------------------------------------------------------------- tokens
@@ -76,6 +76,27 @@ def test_the_next_generation_knows_no_token_of_the_last(make_direct_ring):
     again = DirectCall(ring, inputs, schedule=RING, world_size=2)
     expected = run(ring.attention, inputs, schedule=RING, world_size=2)
     assert again.run()["out"].tobytes() == expected.array("out").tobytes()
+
+
+def test_a_kibibyte_and_five_seconds_are_all_that_is_had_without_a_token(ring):
+    address = ring.worker_ports(0)["client_data"]
+
+    def first_message(size):
+        open_ = shard_pb2.ExchangeRequest(open=shard_pb2.OpenShard(token=b"x" * (size - 20), parts=1))
+        while open_.ByteSize() < size:
+            open_.open.token += b"x"
+        assert open_.ByteSize() == size
+        return open_.open.token
+
+    assert_refused(Stream(address).open(first_message(1024)))  # read, and found to open nothing
+    larger = Stream(address).open(first_message(1025))
+    assert larger.error().code() == CODE.INVALID_ARGUMENT
+    larger.close()
+    begin = time.monotonic()
+    silent = Stream(address)
+    assert silent.error().code() == CODE.DEADLINE_EXCEEDED
+    assert 4.5 < time.monotonic() - begin < 8
+    silent.close()
 
 
 def test_a_flood_without_tokens_is_over_soon(make_direct_ring):
@@ -187,6 +208,34 @@ def test_a_client_that_rests_is_idle(make_direct_ring):
     await_free(ring)
 
 
+def test_a_client_that_trickles_is_too_slow(make_direct_ring):
+    """Never idle, and yet it would hold the workers' memory for hours."""
+    ring = make_direct_ring(server_flags=["--upload_grace=3s"])
+    direct = DirectCall(ring, make_inputs(sq=3000, heads=4, dim=64), schedule=RING,
+                        world_size=2).accept()
+    streams = [direct.open(rank).opened() for rank in range(2)]
+    over = threading.Event()
+
+    def trickle():
+        for at in range(1000):
+            for stream in streams:
+                stream.chunk("q", at, b"x")
+            if over.wait(0.5):
+                return
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    begin = time.monotonic()
+    error = error_of(direct.stream)
+    over.set()
+    thread.join()
+    assert error.code() == CODE.DEADLINE_EXCEEDED and reason_of(error) == "UPLOAD_TOO_SLOW"
+    assert time.monotonic() - begin < 15
+    for stream in streams:
+        stream.close()
+    await_free(ring)
+
+
 def test_a_client_that_takes_nothing_is_idle(make_direct_ring):
     ring = make_direct_ring(server_flags=["--download_idle_timeout=2s", "--transfer_timeout=2s"])
     inputs = make_inputs(sq=40000, heads=8, dim=64)
@@ -222,6 +271,17 @@ def test_a_worker_that_stands_still_is_to_blame_and_not_the_client(make_direct_r
     assert lost and words in lost.group(0), log[-2000:]
 
 
+def await_computing(ring, request_id):
+    def computes():
+        try:
+            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id=request_id),
+                                                timeout=5)
+        except grpc.RpcError:
+            return False
+        return reply.state == pb.OPERATION_STATE_COMPUTING
+    wait_until(computes, 60, "computing")
+
+
 CLIENT = """
 import sys, time
 sys.path.insert(0, {here!r})
@@ -232,22 +292,27 @@ from stubs import attention_pb2 as pb, attention_pb2_grpc
 class Ring: pass
 ring = Ring()
 ring.attention = attention_pb2_grpc.AttentionServiceStub(grpc.insecure_channel({address!r}))
-inputs = make_inputs(sq=30000, heads=8, dim=64)
-call = DirectCall(ring, inputs, schedule=pb.SCHEDULE_RING, window=(4, 0)).accept()
+long = {phase!r} == "running"
+inputs = make_inputs(sq=12000 if long else 30000, heads=8, dim=64)
+call = DirectCall(ring, inputs, schedule=pb.SCHEDULE_RING, window=(-1, 0) if long else (4, 0),
+                  request_id="direct-victim-" + {phase!r}).accept()
+if {phase!r} == "connecting":
+    print("ready", flush=True)
+    sys.stdin.read()
 streams = [call.open(rank).opened() for rank in range(len(call.tickets))]
 for rank, stream in enumerate(streams):
     call.send(stream, rank, ["q"] if {phase!r} == "sending" else None)
 if {phase!r} == "taking":
     for stream in streams:
         next(stream.call)
-else:
+elif not long:
     time.sleep(0.5)
 print("ready", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("phase", ["sending", "taking"])
+@pytest.mark.parametrize("phase", ["connecting", "sending", "running", "taking"])
 def test_a_client_that_is_killed_leaves_nothing(ring, phase):
     import sys
     generation = ring.topology().generation
@@ -258,6 +323,8 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
         here=str(pathlib.Path(__file__).parent), address=ring.address, phase=phase)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
+    if phase == "running":
+        await_computing(ring, "direct-victim-running")
     child.send_signal(signal.SIGKILL)
     child.wait()
     await_free(ring)
@@ -279,14 +346,7 @@ def test_a_killed_worker_is_replaced_and_the_call_replayed(make_direct_ring, tmp
         call(ring, "forward", source, output, "--transport=direct", "--request_id=replayed")))
     thread.start()
 
-    def computes():
-        try:
-            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id="replayed"),
-                                                timeout=5)
-        except grpc.RpcError:
-            return False
-        return reply.state == pb.OPERATION_STATE_COMPUTING
-    wait_until(computes, 60, "computing")
+    await_computing(ring, "replayed")
     ring.kill_worker(1)
     ring.start_worker(1)
     thread.join()

@@ -2,6 +2,8 @@
 sees none of their bytes; who gets this way, and who is told why not."""
 
 import json
+import os
+import pathlib
 import subprocess
 
 import grpc
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from attention import chunks_of, error_of, make_inputs, reason_of, requests
-from cluster import BIN, CLI
+from cluster import BIN, CLI, resident_bytes
 from local_region import HostCall, Region, output_bytes
 from local_ring import RING, await_unmapped, field_of, make_local_ring, region, relayed, ring
 from stubs import attention_pb2 as pb
@@ -79,6 +81,9 @@ def test_the_command_line_says_which_way(ring, tmp_path):
                            capture_output=True, text=True, timeout=120)
     report = json.loads(bench.stdout)
     assert report["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
+    bound = report["payload_bound"]
+    assert bound["kind"] == "memcpy" and bound["threads"] >= 2
+    assert report["payload_bytes_per_second"]["bound"] == bound["bytes_per_second"]
     # Of one run the median is the run.
     assert sum(report["stage_seconds"].values()) == pytest.approx(report["seconds"]["median"], abs=1e-6)
 
@@ -174,6 +179,8 @@ def test_the_load_generator_by_host_memory(ring):
     assert done.returncode == 0, done.stdout + done.stderr
     for level in json.loads(done.stdout)["load"]["levels"]:
         assert level["succeeded"] > 0 and not level["failed"]
+        assert level["transport"]["kind"] == "host_memory"
+        assert level["transport"]["payload_bound"]["kind"] == "memcpy"
 
 
 def test_no_tensor_byte_passes_the_coordinator(ring, region):
@@ -191,6 +198,31 @@ def test_no_tensor_byte_passes_the_coordinator(ring, region):
     after = counted()
     grown = {name for name in after if after[name] > before[name]}
     assert grown and all("host_memory" in name for name in grown), grown
+
+
+def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring, tmp_path):
+    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    # Causal against one key: next to nothing is computed.
+    subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=40000", "--seq_len_kv=1",
+                    "--heads=16", "--head_dim=64", "--seed=1"], check=True, capture_output=True)
+
+    def moved_by_a_call():
+        done = subprocess.run([CLI, "forward", f"--server={ring.address}", f"--input={source}",
+                               f"--output={output}", "--causal", "--schedule=ring", "--json",
+                               "--transport=host"], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return sum(json.loads(done.stdout)["bytes"]["host_memory"].values())
+
+    moved_by_a_call()
+    stat = pathlib.Path(f"/proc/{ring.server.pid}/stat")
+    ticks = lambda: sum(int(n) for n in stat.read_text().rsplit(")", 1)[1].split()[11:13])
+    memory, used = resident_bytes(ring.server.pid), ticks()
+    moved = sum(moved_by_a_call() for _ in range(4))
+    seconds = (ticks() - used) / os.sysconf("SC_CLK_TCK")
+    assert moved > 0.6e9
+    assert resident_bytes(ring.server.pid) - memory < 8 << 20
+    print(f"{seconds / moved * 1e9:.3f} s of the coordinator's processor per GB")
+    assert seconds / moved * 1e9 < 0.1
 
 
 @pytest.mark.parametrize("flags", [[], ["--options", "--seed=79"]])

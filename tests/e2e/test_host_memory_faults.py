@@ -1,25 +1,30 @@
 """Tensors in memory that clients share with workers: nothing leaked, nothing written late, and
 everything that may go wrong ends in a typed error within its bound."""
 
+import hashlib
+import json
 import math
 import os
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.request
 
 import grpc
 import pytest
 
 from attention import error_of, make_inputs, reason_of
 from cluster import open_descriptors, wait_until
-from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, NO_SUCH_TOKEN, NOT_UNDERSTOOD,
-                          HostCall, Region, answer_of, connect, make_memfd, show)
+from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, FOREIGN_USER, NO_SUCH_TOKEN,
+                          NOT_UNDERSTOOD, HostCall, Region, answer_of, connect, make_memfd, show)
 from local_ring import (HERE, RING, await_unmapped, make_local_ring, mapped, region, relayed,
                         ring)
-from stubs import attention_pb2 as pb
+from stubs import (attention_pb2 as pb, attention_pb2_grpc, local_memory_pb2,
+                   local_memory_pb2_grpc)
 
 
 # ------------------------------------------------------------------------- attaching
@@ -75,6 +80,96 @@ def test_tokens_are_for_one_use_at_one_worker(ring):
         each.close()
     region.close()
     await_unmapped(ring)
+
+
+FOREIGNER = """
+import socket, struct, sys
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.settimeout(20)
+try:
+    link.connect(sys.argv[1])
+except PermissionError:
+    print("the file's permissions")
+    sys.exit()
+data = link.recv(512)
+print(struct.unpack_from("<II", data)[1], data[8:].decode())
+print(link.recv(512))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+@pytest.mark.parametrize("served", [None, "12345"])
+def test_another_user_is_refused(make_ring, served):
+    """By the socket's permissions; where others are served too, by who it is."""
+    nobody = 65534
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are closed to others
+        os.chmod(folder, 0o755)
+        flags = ["--local_memory=host", f"--local_socket_dir={folder}"]
+        ring = make_ring(workers=1, worker_flags=flags + (
+            [f"--local_uids={os.geteuid()},{served}"] if served else []))
+        region = Region(ring, 1 << 16, attach=False)
+        point = region.offer().points[0]
+        done = subprocess.run([sys.executable, "-I", "-c", FOREIGNER, point.socket_path], user=nobody,
+                              group=nobody, extra_groups=[], cwd="/", capture_output=True, text=True,
+                              timeout=60)
+        if served is None:
+            assert done.stdout == "the file's permissions\n", done.stdout + done.stderr
+        else:
+            said, end = done.stdout.splitlines()
+            assert said.startswith(f"{FOREIGN_USER} ") and "--local_uids" in said
+            assert end == "b''"  # closed
+            text = urllib.request.urlopen(
+                f"http://{ring.worker_ports(0)['metrics']}/metrics").read().decode()
+            assert 'ringattn_refused_attaches_total{reason="user"} 1' in text
+        region.attach()  # its own user's, with the token that was not used up
+        region.close()
+        await_unmapped(ring)
+
+
+def test_a_region_is_its_principals_alone(make_local_ring, tmp_path):
+    """Another client that knows its name gets neither at it nor to know that it exists."""
+    tokens = {"alice": "a" * 40, "bob": "b" * 40}
+    clients = tmp_path / "clients.json"
+    clients.write_text(json.dumps({"clients": [
+        {"name": name, "token_sha256": [hashlib.sha256(token.encode()).hexdigest()]}
+        for name, token in tokens.items()]}))
+    clients.chmod(0o600)
+
+    def dial(address, token=tokens["alice"]):
+        return grpc.secure_channel(address, grpc.composite_channel_credentials(
+            grpc.local_channel_credentials(), grpc.access_token_call_credentials(token)))
+
+    audit = tmp_path / "audit.jsonl"
+    ring = make_local_ring(workers=1, dial=dial, server_flags=[f"--clients_file={clients}",
+                                                               f"--audit_log={audit}"])
+    inputs = make_inputs()
+    alices = Region(ring, 1 << 20)
+    call = HostCall(alices, inputs)
+    call.run(ring.attention)
+    before = alices.memory[:]
+
+    channel = dial(ring.address, tokens["bob"])
+    bob = attention_pb2_grpc.AttentionServiceStub(channel)
+    errors = [error_of(call.start(bob))]
+    alices.id, id_ = b"?" * 16, alices.id
+    errors.append(error_of(HostCall(alices, inputs).start(bob)))  # nobody's: the same answer
+    for error in errors:
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert reason_of(error) == "REGION_UNKNOWN"
+    stub = local_memory_pb2_grpc.LocalMemoryServiceStub(channel)
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Attach(local_memory_pb2.AttachRequest(bytes=alices.size, region_id=id_), timeout=10)
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+    assert id_.hex() not in error.value.details()
+    alices.id = id_
+    begin, end = call.output_span()
+    assert alices.memory[begin:end] == before[begin:end]
+    alices.close()
+    channel.close()
+    line = wait_until(lambda: [each for each in map(json.loads, audit.read_text().splitlines())
+                               if each["client"] == "alice"], 10, "an audit line")[0]
+    assert line["transport"] == "host_memory"
+    assert line["transport_reason"] == "host memory: all members have the regions of all tensors"
 
 
 def test_the_seal_keeps_the_pages(ring, region):

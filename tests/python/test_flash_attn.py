@@ -106,6 +106,24 @@ def test_block_table_is_refused():
         ringattn.flash_attn_varlen_func(q, q, q, CU, CU, 23, 23, block_table=torch.zeros(1, 1, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("prefix", ["ring_", "zigzag_ring_", "stripe_", "llama3_", ""])
+@pytest.mark.parametrize("form", ["", "_qkvpacked", "_kvpacked", "_varlen", "_varlen_qkvpacked", "_varlen_kvpacked"])
+def test_names_that_take_a_ranks_own_shard_are_not_offered(prefix, form):
+    """ring_flash_attn's: every rank passes its shard there, and the whole tensor here. As a drop-in they would be
+    silently wrong."""
+    name = f"{prefix}flash_attn{form}_func"
+    if prefix:
+        assert not hasattr(ringattn, name) and name not in ringattn.__all__
+    else:
+        assert inspect.getdoc(getattr(ringattn, name)), name
+
+
+@pytest.mark.parametrize("name", ["substitute_hf_flash_attn", "update_ring_flash_attn_params",
+                                  "llama3_flash_attn_prepare_cu_seqlens", "ring_flash_attn"])
+def test_nor_is_what_goes_with_them(name):
+    assert not hasattr(ringattn, name)
+
+
 def test_wrong_packing():
     with pytest.raises(ValueError, match="kv"):
         ringattn.flash_attn_kvpacked_func(torch.randn(1, 8, 2, 16), torch.randn(1, 8, 3, 2, 16))

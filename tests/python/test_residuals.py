@@ -24,7 +24,7 @@ def equal(ours, theirs, names=GRADIENTS):
         assert (getattr(ours, name) == getattr(theirs, name)).all(), name
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
 def test_backward_sends_dout_alone(client, rng, transport):
     q, k, v, dout = tensors(rng)
     options = {"causal": True, "window": (40, 3), "softcap": 2.0, "world_size": 3}
@@ -69,14 +69,16 @@ def test_every_tensor_of_a_backward(client, rng):
     equal(result, expected)
 
 
-def test_tensors_are_sent_where_it_is_gone(client, rng):
+@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+def test_tensors_are_sent_where_it_is_gone(client, rng, transport):
     q, k, v, dout = tensors(rng)
     out, lse, report = client.forward(q, k, v, retain=60, causal=True)
     client.delete_residual(report.residual)
     expected = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
     for residual in (report.residual, report.residual.handle):  # with tensors a handle will do
-        result = client.backward(dout, q, k, v, out=out, lse=lse, causal=True, residual=residual)
+        result = client.backward(dout, q, k, v, out=out, lse=lse, causal=True, residual=residual, transport=transport)
         assert result.report.residual_failure == "RESIDUAL_CONSUMED" and result.report.attempts == 2
+        assert transport.split("_")[0] in result.report.transport or transport == "relay"
         equal(result, expected)
     with pytest.raises(ringattn.FailedPreconditionError):
         client.backward(dout, residual=report.residual)
