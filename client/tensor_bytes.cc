@@ -59,7 +59,8 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
   spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
   spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
   if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
-    return absl::InvalidArgumentError("lse_format: per document, but shape.packed has none");
+    return absl::InvalidArgumentError(
+        "reply.lse_format: is per document, but shape.packed is not set");
   }
   const uint64_t documents = cu_k.empty() ? 0 : cu_k.size() - 1;
   for (const v1::ProbabilityRow& row : types.probability_rows) {

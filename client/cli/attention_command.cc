@@ -164,7 +164,7 @@ int RunAttention(const char* name, const AttentionFlags& flags, Direction direct
     std::printf("%s%s", separator, Describe(problem, tensor).c_str());
     separator = ", ";
   }
-  std::printf("\n%s", CallText(*report).c_str());
+  std::printf("\n%s%s", OptionsText(problem).c_str(), CallText(*report).c_str());
   return kSuccess;
 }
 

@@ -189,6 +189,17 @@ absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Pr
   if (view->dtype != FileDType::kF32 || view->shape.empty() || view->shape.size() > 2) {
     return Wrong(path, kSlopes, "must be F32 [heads] or [batch, heads]");
   }
+  // As many numbers in another shape would be other heads' slopes.
+  const v1::AttentionShape& shape = problem->shape;
+  const int64_t heads = shape.num_heads();
+  const auto rows = static_cast<int64_t>(shape.has_packed() ? shape.packed().cu_seqlens_q_size() - 1
+                                                            : shape.batch());
+  if (view->shape.back() != heads || (view->shape.size() == 2 && view->shape[0] != rows)) {
+    return Wrong(
+        path, kSlopes,
+        absl::StrCat("has shape ", Dimensions(view->shape), "; beside the others it must be [",
+                     heads, "] or [", rows, ", ", heads, "]"));
+  }
   for (int64_t i = 0; i < view->bytes / 4; ++i) {
     float slope;
     std::memcpy(&slope, view->data + 4 * i, 4);
@@ -260,6 +271,12 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
     status =
         ReadCuSeqlens(path, file, "cu_seqlens_k", shape.mutable_packed()->mutable_cu_seqlens_k());
     if (!status.ok()) return status;
+  }
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
+    if (packed || file.Find(name) == nullptr) continue;
+    return Wrong(path, name,
+                 absl::StrCat("is there beside ", q.name, " of ", q.shape.size(),
+                              " dimensions, which is not packed"));
   }
   // What q does not determine must agree with it, or among k and v.
   for (const TensorView* view : views) {

@@ -64,6 +64,41 @@ TEST(AttentionFile, PackedFilesRoundTrip) {
   EXPECT_EQ(read.shape.SerializeAsString(), problem.shape.SerializeAsString());
 }
 
+// As many numbers in another order would be taken for other heads' slopes.
+TEST(AttentionFile, SlopesAreByHeadOrByBatchRowAndHead) {
+  const TensorDeclaration tensors[] = {{"q", FileDType::kF32, {3, 4, 2, 8}},
+                                       {"k", FileDType::kF32, {3, 4, 2, 8}},
+                                       {"v", FileDType::kF32, {3, 4, 2, 8}}};
+  const auto error_of = [&](std::vector<int64_t> shape) {
+    Problem problem;
+    problem.options.mutable_alibi();
+    std::string error = ErrorOf(
+        {tensors[0], tensors[1], tensors[2], {"alibi_slopes", FileDType::kF32, shape}}, &problem);
+    EXPECT_EQ(error.empty(), problem.options.alibi().slopes_size() > 0);
+    return error;
+  };
+  EXPECT_EQ(error_of({2}), "");
+  EXPECT_EQ(error_of({3, 2}), "");
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{2, 3}, {6}, {3}, {1, 2}, {2, 1}, {3, 2, 1}, {0}}) {
+    EXPECT_THAT(error_of(shape), HasSubstr("\"alibi_slopes\"")) << shape[0];
+  }
+  EXPECT_THAT(error_of({2, 3}), HasSubstr("it must be [2] or [3, 2]"));
+}
+
+TEST(AttentionFile, DocumentsOfTensorsThatAreNotPackedAreRefused) {
+  const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
+    Problem problem;
+    EXPECT_THAT(ErrorOf({q,
+                         {"k", FileDType::kF32, {1, 4, 2, 8}},
+                         {"v", FileDType::kF32, {1, 4, 2, 8}},
+                         {name, FileDType::kI32, {2}}},
+                        &problem),
+                HasSubstr(std::string("\"") + name + "\" is there beside q of 4 dimensions"));
+  }
+}
+
 TEST(AttentionFile, PackedTensorsSayHowTheyArePacked) {
   Problem problem;
   EXPECT_EQ(ErrorOf({{"qkv", FileDType::kBF16, {2, 10, 3, 8, 32}}}, &problem), "");

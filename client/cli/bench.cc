@@ -392,7 +392,7 @@ void AddBench(CLI::App& app, Run& run) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Of the inputs and of the rows")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(NotNegative())
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
   AddStreamsFlag(command, &flags->streams);

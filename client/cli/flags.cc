@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -41,10 +42,9 @@ void AppendCumulative(const std::vector<uint64_t>& lengths,
   for (const uint64_t length : lengths) cumulative->Add(total += length);
 }
 
-// CLI11 would read -1 as 2^64 - 1.
 template <typename T>
 CLI::Option* AddCount(CLI::App* command, const char* name, T& value, const char* help) {
-  return command->add_option(name, value, help)->check(CLI::NonNegativeNumber.description(""));
+  return command->add_option(name, value, help)->check(NotNegative());
 }
 
 absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
@@ -61,6 +61,14 @@ absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
 }
 
 }  // namespace
+
+CLI::Validator NotNegative() {
+  return {[](const std::string& text) {
+            return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, ", must not be negative")
+                                               : std::string();
+          },
+          ""};
+}
 
 void ShapeFlags::AddTo(CLI::App* command) {
   AddCount(command, "--batch", batch_, "Batch rows; 1 with --documents")
@@ -223,7 +231,7 @@ void OptionFlags::AddTuning(CLI::App* command, const char* name, void (v1::Tunin
           name, [this, set](uint32_t value) { (tuning_.*set)(value); },
           absl::StrCat(help, ", one of those that the worker's device takes"))
       ->group(kPlanGroup)
-      ->check(CLI::NonNegativeNumber.description(""));
+      ->check(NotNegative());
 }
 
 absl::Status OptionFlags::Apply(Problem* problem) const {

@@ -87,6 +87,9 @@ class OptionFlags {
   std::vector<std::string> members_;
 };
 
+// Of a count: CLI11 would read -1 as 2^64 - 1, and its own check names the largest double as bound.
+CLI::Validator NotNegative();
+
 // Adds --dlse, of what has to do with backward.
 void AddDlseFlag(CLI::App* command, bool* dlse);
 

@@ -151,7 +151,7 @@ void AddGenerate(CLI::App& app, Run& run) {
   AddPackingFlag(command, &flags->packing);
   AddLseFlag(command, &flags->lse_format);
   command->add_option("--seed", flags->seed, "The same seed gives the same bits anywhere")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(NotNegative())
       ->capture_default_str();
   command->add_flag("--with_dout", flags->with_dout, "Also dout, which backward needs");
   command->add_flag("--sinks", flags->sinks, "Also sinks, for --sinks of the other commands");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,6 +27,10 @@ struct Flags {
   OptionFlags options;
   bool backward = false;
   bool with_forward_result = false;
+  bool dlse = false;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  v1::Packing packing = v1::PACKING_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;
   ServerFlags server;
   std::string deadline = "10s";
   std::optional<int> workers;  // kDefaultWorkers, or as many as the server's ring has
@@ -37,10 +42,12 @@ struct Flags {
 constexpr int kDefaultWorkers = 4;
 
 struct Planned {
+  Problem problem;
   PlannerInputs inputs;
   AttentionSpec spec;
   Plan plan;
   Schedule schedule;
+  std::vector<std::string> members;  // as asked for
 };
 
 // What the service's own planner would count on (server/core/measured_inputs.h).
@@ -53,6 +60,14 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequ
   if (!info.ok()) return info.status();
   const auto topology = (*client)->GetTopology(*deadline);
   if (!topology.ok()) return topology.status();
+  for (const std::string& name : request.choice.members) {
+    const bool is_ready =
+        std::any_of(topology->workers().begin(), topology->workers().end(),
+                    [&](const auto& worker) { return worker.has_rank() && worker.name() == name; });
+    if (is_ready) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan.members: no worker ", name, " is ready"));
+  }
   PlannerInputs inputs = InputsOf(*topology, request.spec, request.direction);
   inputs.single_device_threshold_tokens =
       static_cast<int64_t>(info->limits().single_device_threshold_tokens());
@@ -76,10 +91,29 @@ absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& r
   return inputs;
 }
 
-absl::StatusOr<Planned> MakePlan(const Flags& flags) {
+// What the flags ask for; one of the other direction is an error by name.
+absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
+  if (!flags.backward && flags.with_forward_result) {
+    return UsageError("--with_forward_result needs --backward");
+  }
+  if (!flags.backward && flags.dlse) return UsageError("--dlse needs --backward");
+  if (flags.backward && !flags.probability_rows.empty()) {
+    return UsageError("--probabilities is of forward, not --backward");
+  }
   Problem problem;
   if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) return status;
   if (absl::Status status = flags.options.Apply(&problem); !status.ok()) return status;
+  problem.shape.set_packing(flags.packing);
+  problem.has_dlse = flags.dlse;
+  problem.lse_format = flags.lse_format;
+  problem.probability_rows = flags.probability_rows;
+  return problem;
+}
+
+absl::StatusOr<Planned> MakePlan(const Flags& flags) {
+  absl::StatusOr<Problem> asked = ProblemOf(flags);
+  if (!asked.ok()) return asked.status();
+  Problem& problem = *asked;
   const Direction direction = flags.backward ? Direction::kBackward : Direction::kForward;
   auto valid = ValidateLocally(problem, direction, flags.with_forward_result);
   if (!valid.ok()) return valid.status();
@@ -89,7 +123,9 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   if (!plan.ok()) return plan.status();
   Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->schedule, direction,
                                    valid->recompute_forward, plan->heads_per_step);
-  return Planned{*inputs, std::move(valid->spec), *std::move(plan), std::move(schedule)};
+  return Planned{std::move(problem),     *inputs,
+                 std::move(valid->spec), *std::move(plan),
+                 std::move(schedule),    valid->choice.members};
 }
 
 // Where the prediction's rates come from.
@@ -148,10 +184,13 @@ Json ToJson(const Flags& flags, const Planned& planned) {
   }
   return {{"command", "plan"},
           {"direction", flags.backward ? "backward" : "forward"},
+          {"shape", ShapeJson(planned.problem)},
+          {"options", OptionsJson(planned.problem)},
           {"plan",
            {{"schedule", ScheduleKindName(plan.schedule)},
             {"layout", LayoutName(plan.shards.layout)},
             {"world_size", plan.shards.world_size},
+            {"members", planned.members},
             {"stripe", plan.shards.stripe},
             {"heads_per_step", plan.heads_per_step},
             {"reason", plan.reason},
@@ -177,6 +216,7 @@ int RunPlan(const Flags& flags) {
   const Plan& plan = planned->plan;
   std::printf("%s, %s: %s\n", ScheduleKindName(plan.schedule), LayoutName(plan.shards.layout),
               plan.reason.c_str());
+  std::printf("%s", OptionsText(planned->problem).c_str());
   std::printf("%sFLOP, %s exchanged\npredicted %.4g s %s\n\n", HumanRate(plan.flops).c_str(),
               HumanBytes(plan.exchanged_bytes).c_str(), plan.predicted_compute_seconds,
               RateText(flags, planned->inputs).c_str());
@@ -194,7 +234,11 @@ void AddPlan(CLI::App& app, Run& run) {
       "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
       "per rank and step. Needs no server; with one, plans for its ring and its rates");
   flags->shape.AddTo(command);
+  AddPackingFlag(command, &flags->packing);
   flags->options.AddTo(command, TermForms::kFromFlags);
+  AddDlseFlag(command, &flags->dlse);
+  AddLseFlag(command, &flags->lse_format);
+  AddProbabilitiesFlag(command, &flags->probability_rows);
   command->add_flag("--backward", flags->backward, "Plan the backward pass");
   command->add_flag("--with_forward_result", flags->with_forward_result,
                     "Backward: out and lse are sent, not computed again");

@@ -6,10 +6,10 @@
 
 namespace ringattn::client::cli {
 
-Json ProtoJson(const google::protobuf::Message& message) {
+Json ProtoJson(const google::protobuf::Message& message, bool with_defaults) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
+  options.always_print_primitive_fields = with_defaults;
   std::string text;
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
   // Not valid UTF-8 in a string, which a server must not send: shown as nothing.

@@ -7,9 +7,9 @@
 
 namespace ringattn::client::cli {
 
-// Field names as in the .proto, fields with default values included; 64-bit integers
-// are strings, as protobuf's JSON has them.
-Json ProtoJson(const google::protobuf::Message& message);
+// Field names as in the .proto, fields with default values included unless told otherwise;
+// 64-bit integers are strings, as protobuf's JSON has them.
+Json ProtoJson(const google::protobuf::Message& message, bool with_defaults = true);
 
 }  // namespace ringattn::client::cli
 

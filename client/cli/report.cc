@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/proto_json.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::client::cli {
@@ -25,6 +26,11 @@ std::string Scaled(double value, const char* unit) {
 }
 
 double PerSecond(double amount, double seconds) { return seconds > 0 ? amount / seconds : 0; }
+
+}  // namespace
+
+std::string HumanBytes(double bytes) { return Scaled(bytes, "B"); }
+std::string HumanRate(double per_second) { return Scaled(per_second, ""); }
 
 Json ShapeJson(const Problem& problem) {
   const v1::AttentionShape& shape = problem.shape;
@@ -52,10 +58,23 @@ Json ShapeJson(const Problem& problem) {
   return json;
 }
 
-}  // namespace
+Json OptionsJson(const Problem& problem) {
+  Json json = ProtoJson(problem.options, /*with_defaults=*/false);
+  if (problem.has_dlse) json["dlse"] = true;
+  if (problem.probability_rows.empty()) return json;
+  Json& rows = json["probabilities"] = Json::array();
+  for (const v1::ProbabilityRow& row : problem.probability_rows) {
+    rows.push_back({{"batch", row.batch()}, {"position", row.position()}});
+  }
+  return json;
+}
 
-std::string HumanBytes(double bytes) { return Scaled(bytes, "B"); }
-std::string HumanRate(double per_second) { return Scaled(per_second, ""); }
+std::string OptionsText(const Problem& problem) {
+  const Json options = OptionsJson(problem);
+  std::vector<std::string> names;
+  for (const auto& [name, value] : options.items()) names.push_back(name);
+  return names.empty() ? "" : absl::StrCat("with   ", absl::StrJoin(names, ", "), "\n");
+}
 
 Json PlanJson(const v1::PlanReport& plan) {
   Json json = {
@@ -144,6 +163,7 @@ Json CallJson(const Problem& problem, const CallReport& report) {
   Json json = MeasuredJson(report);
   json["streams"] = report.streams();
   json["shape"] = ShapeJson(problem);
+  json["options"] = OptionsJson(problem);
   json["residual"] = {{"handle", report.residual_handle()},
                       {"reason", report.residual_reason()},
                       {"failure", report.residual_failure}};

@@ -13,6 +13,14 @@ namespace ringattn::client::cli {
 // {"schedule": "ring", "layout": ..., "ranks": [...]}
 Json PlanJson(const v1::PlanReport& plan);
 
+// {"batch": 1, ..., "dtype": "bf16"} and what else says how tensors travel.
+Json ShapeJson(const Problem& problem);
+// Those that were asked for: AttentionOptions in protobuf's JSON, and dlse and probabilities, which
+// are no fields of it.
+Json OptionsJson(const Problem& problem);
+// "with   causal, dropout\n"; empty without any.
+std::string OptionsText(const Problem& problem);
+
 // Everything about a call but its command and files.
 Json CallJson(const Problem& problem, const CallReport& report);
 

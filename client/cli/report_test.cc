@@ -52,6 +52,24 @@ TEST(Report, AMixedRingsKernelsAreSaidWithTheirWorkers) {
                                                        {"calls", 3}}}));
 }
 
+TEST(Report, OptionsThatWereAskedForAreTold) {
+  Problem problem;
+  EXPECT_EQ(CallJson(problem, {})["options"], Json::object());
+  EXPECT_EQ(OptionsText(problem), "");
+  problem.options.set_causal(true);
+  problem.options.mutable_dropout()->set_rate(0.25);
+  problem.options.mutable_sinks();
+  problem.has_dlse = true;
+  problem.probability_rows.emplace_back().set_position(7);
+  const Json options = CallJson(problem, {})["options"];
+  EXPECT_EQ(options["causal"], true);
+  EXPECT_EQ(options["dropout"]["rate"], 0.25);
+  EXPECT_EQ(options["sinks"], Json::object());
+  EXPECT_EQ(options["probabilities"][0]["position"], 7);
+  EXPECT_FALSE(options.contains("window"));
+  EXPECT_EQ(OptionsText(problem), "with   causal, dropout, sinks, dlse, probabilities\n");
+}
+
 TEST(Report, ServersThatSayNothingOfKernelsHaveNoLine) {
   CallReport report;
   report.summary.add_ranks()->set_worker("a");

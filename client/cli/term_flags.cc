@@ -66,6 +66,12 @@ void TermFlags::AddTo(CLI::App* command, TermForms forms) {
         ->group(kGroup);
   } else {
     AddForm(command, "--bias", &bias_, "A bias that is added to the scores");
+    command
+        ->add_option("--bias_dtype", bias_dtype_,
+                     "Of the bias and its gradient: the input's dtype, or fp32")
+        ->group(kGroup)
+        ->check(CLI::IsMember({"input", "fp32"}))
+        ->capture_default_str();
     AddForm(command, "--mask", &mask_, "A mask of the pairs that are seen");
   }
   command->add_flag("--mask_bits", mask_bits_, "The mask is eight keys a byte, lowest bit first")
@@ -95,11 +101,13 @@ absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
   }
   if (!has_bias && before_softcap_) return UsageError("--bias_before_softcap needs --bias");
   if (!has_bias && dbias_) return UsageError("--dbias needs --bias");
+  if (!has_bias && bias_dtype_ == "fp32") return UsageError("--bias_dtype needs --bias");
   if (!has_mask && mask_bits_) return UsageError("--mask_bits needs --mask");
   if (has_bias) {
     SetForm(bias_, options->mutable_bias());
     options->mutable_bias()->set_before_softcap(before_softcap_);
     options->mutable_bias()->set_gradient(dbias_);
+    if (bias_dtype_ == "fp32") options->mutable_bias()->set_dtype(v1::DATA_TYPE_FLOAT32);
   }
   if (has_mask) {
     SetForm(mask_, options->mutable_mask());

@@ -39,6 +39,7 @@ class TermFlags {
   bool has_bias_ = false;
   bool has_mask_ = false;
   std::string bias_;  // its form
+  std::string bias_dtype_ = "input";
   std::string mask_;
   bool before_softcap_ = false;
   bool dbias_ = false;

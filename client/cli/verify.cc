@@ -129,10 +129,20 @@ absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Sourc
 }
 
 // What the output has and the flags do not say, or the other way round.
-absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_dbias) {
+absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_dbias,
+                           bool has_sinks) {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(output.path, ": tensor ", what));
+  };
   if (!has_dbias && output.Has(v1::TENSOR_ID_DBIAS)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(output.path, ": tensor \"dbias\" is there without --dbias"));
+    return wrong("\"dbias\" is there without --dbias");
+  }
+  // A forward's file has none, whatever the flags that both directions were given.
+  if (has_dbias && HasGradients(output) && !output.Has(v1::TENSOR_ID_DBIAS)) {
+    return wrong("\"dbias\" is missing; --dbias needs it");
+  }
+  if (!has_sinks && output.Has(v1::TENSOR_ID_DSINKS)) {
+    return wrong("\"dsinks\" is there without --sinks");
   }
   const bool has_rows = !flags.probability_rows.empty();
   if (has_rows && flags.dlse) {
@@ -184,7 +194,10 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .kv_segment_ids = AsIds(Of(*option_tensors, v1::TENSOR_ID_KV_SEGMENT_IDS))};
   const bool has_dbias = problem.options.has_bias() && problem.options.bias().gradient();
   const bool has_rows = !flags.probability_rows.empty();
-  if (absl::Status status = CheckAskedFor(flags, *output, has_dbias); !status.ok()) return status;
+  if (absl::Status status = CheckAskedFor(flags, *output, has_dbias, problem.options.has_sinks());
+      !status.ok()) {
+    return status;
+  }
   const oracle::Outputs outputs{
       .out = reader.ReadIfThere(*output, v1::TENSOR_ID_OUT),
       .lse = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_LSE)),
@@ -277,7 +290,7 @@ void AddVerify(CLI::App& app, Run& run) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Chooses the rows")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(NotNegative())
       ->capture_default_str();
   AddProgressFlag(command, &flags->progress_interval);
   command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");

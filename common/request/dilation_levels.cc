@@ -43,12 +43,12 @@ DilationLevel ReadLevel(const std::string& field, const v1::DilationLevel& from,
       CheckAtLeastOne(field + ".segment_length", from.segment_length(), violations);
   level.dilation_rate = CheckAtLeastOne(field + ".dilation_rate", from.dilation_rate(), violations);
   if (from.has_offset()) {
-    if (from.offset() < static_cast<uint64_t>(level.dilation_rate)) {
-      level.offset = static_cast<int64_t>(from.offset());
+    if (from.offset() < from.dilation_rate()) {
+      level.offset = static_cast<int64_t>(std::min(from.offset(), kBeyondAnySequence - 1));
     } else {
       violations.Invalid(field + ".offset",
                          absl::StrCat("is ", from.offset(), ", must be below dilation_rate, ",
-                                      level.dilation_rate));
+                                      from.dilation_rate()));
     }
   }
   CheckHeads(field, from, shape, level, violations);

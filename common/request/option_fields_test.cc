@@ -119,6 +119,12 @@ TEST(OptionFields, OneLevelOfEverythingIsNone) {
     EXPECT_TRUE(violations.empty()) << text;
     return options.dilation_levels;
   };
+  // Below a rate that no sequence reaches, and nothing that is selected: no error, and no overflow.
+  const auto far = levels(
+      "dilation_levels { segment_length: 60 dilation_rate: 9223372036854775808 "
+      "offset: 9223372036854775807 }");
+  ASSERT_EQ(far.size(), 1u);
+  EXPECT_LT(*far[0].offset, far[0].dilation_rate);
   const std::string whole = "dilation_levels { segment_length: 60 dilation_rate: 1 }";
   EXPECT_TRUE(levels(whole).empty());
   EXPECT_EQ(levels(whole + whole).size(), 2u);

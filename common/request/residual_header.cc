@@ -3,11 +3,13 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/request/option_fields.h"
 #include "common/request/shape_rules.h"
 #include "common/request/unknown_fields.h"
@@ -61,10 +63,16 @@ void CheckOptionsAreSame(const AttentionSpec& forward, const v1::AttentionOption
   violations.Invalid(absl::StrCat("options.", FirstDifference(theirs, ours)), kDiffers);
 }
 
-void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violations& violations) {
+void CheckPlanIsSame(const PlanChoice& plan, const std::vector<std::string>& members,
+                     const v1::PlanOptions& said, Violations& violations) {
   const auto differs = [&](const char* field) { violations.Invalid(field, kDiffers); };
   if (said.layout() != 0 && said.layout() != ToProto(*plan.layout)) differs("plan.layout");
-  if (said.schedule() != 0 && said.schedule() != ToProto(*plan.schedule)) {
+  // On one device every schedule is `single`, with all heads at once: what the Forward said is
+  // right here as well.
+  const bool is_alone = plan.schedule == ScheduleKind::kSingle;
+  const bool is_schedule = FromProto(said.schedule()).has_value();
+  if (said.schedule() != 0 && said.schedule() != ToProto(*plan.schedule) &&
+      !(is_alone && is_schedule)) {
     differs("plan.schedule");
   }
   if (said.has_world_size() && said.world_size() != static_cast<uint32_t>(*plan.world_size)) {
@@ -74,17 +82,22 @@ void CheckPlanIsSame(const PlanChoice& plan, const v1::PlanOptions& said, Violat
     differs("plan.stripe");
   }
   if (said.has_heads_per_step() &&
-      said.heads_per_step() != static_cast<uint32_t>(plan.heads_per_step)) {
+      said.heads_per_step() != static_cast<uint32_t>(plan.heads_per_step) &&
+      !(is_alone && said.schedule() == v1::SCHEDULE_ALL_GATHER)) {
     differs("plan.heads_per_step");
   }
-  if (!said.members().empty()) {
-    violations.Invalid("plan.members", "are given, but the residual lies with the Forward's");
+  if (!said.members().empty() &&
+      !std::equal(said.members().begin(), said.members().end(), members.begin(), members.end())) {
+    violations.Invalid("plan.members",
+                       absl::StrCat("are not the Forward's, where the residual is: ",
+                                    absl::StrJoin(members, ", ")));
   }
 }
 
 }  // namespace
 
 std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const PlanChoice& plan,
+                                          const std::vector<std::string>& members,
                                           const Limits& limits, v1::BackwardHeader* header) {
   Violations violations(limits.max_error_detail_bytes);
   FindUnknownFields(*header, "", violations);  // before they are replaced
@@ -93,7 +106,7 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
     violations.Invalid("dtype", kDiffers);
   }
   if (header->has_options()) CheckOptionsAreSame(forward, header->options(), violations);
-  CheckPlanIsSame(plan, header->plan(), violations);
+  CheckPlanIsSame(plan, members, header->plan(), violations);
   const v1::DataType results = ToProto(forward.result_dtype());
   const v1::DataType said = header->reply().output_dtype();
   if (said != v1::DATA_TYPE_UNSPECIFIED && said != results) {

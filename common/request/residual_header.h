@@ -4,6 +4,8 @@
 #define RINGATTN_COMMON_REQUEST_RESIDUAL_HEADER_H_
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "common/attention/attention_spec.h"
 #include "common/base/limits.h"
@@ -17,7 +19,9 @@ namespace ringattn {
 // what is set and differs; a message that is set is compared as a whole, defaults resolved. Pure.
 //   forward  the Forward's request
 //   plan     what became of its plan options: nothing left to choose
+//   members  the workers that have it, by ring rank
 std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const PlanChoice& plan,
+                                          const std::vector<std::string>& members,
                                           const Limits& limits, v1::BackwardHeader* header);
 
 }  // namespace ringattn

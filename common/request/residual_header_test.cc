@@ -36,7 +36,7 @@ class ResidualHeaderTest : public testing::Test {
   // The field that is refused; empty: none is.
   std::string Refused(const std::string& text) {
     auto header = Parse<v1::BackwardHeader>("residual_handle: 'h' " + text);
-    if (const auto rejected = FillFromResidual(spec_, plan_, limits_, &header)) {
+    if (const auto rejected = FillFromResidual(spec_, plan_, members_, limits_, &header)) {
       EXPECT_EQ(rejected->code, absl::StatusCode::kInvalidArgument);
       return rejected->violations[0].field;
     }
@@ -51,6 +51,7 @@ class ResidualHeaderTest : public testing::Test {
   Limits limits_;
   AttentionSpec spec_;
   PlanChoice plan_;
+  std::vector<std::string> members_ = {"a", "b", "c", "d"};
   ValidRequest request_;
 };
 
@@ -90,6 +91,10 @@ TEST_F(ResidualHeaderTest, WhatItSaysMustBeTheForwards) {
 
 TEST_F(ResidualHeaderTest, MembersAreTheForwardsAndTuningIsItsOwn) {
   EXPECT_EQ(Refused("plan { members: 'a' }"), "plan.members");
+  EXPECT_EQ(Refused("plan { members: ['a', 'b', 'd', 'c'] }"), "plan.members");  // by ring rank
+  EXPECT_EQ(Refused("plan { members: ['a', 'b', 'c', 'd', 'e'] }"), "plan.members");
+  ASSERT_EQ(Refused("plan { members: ['a', 'b', 'c', 'd'] world_size: 4 }"), "");
+  EXPECT_EQ(request_.choice, plan_);  // the residual is where it is, without names
   ASSERT_EQ(Refused("plan { tuning { tile_q: 96 } }"), "");
   EXPECT_EQ(request_.choice.tuning.tile_q, 96);
 }
@@ -99,7 +104,7 @@ TEST_F(ResidualHeaderTest, NothingThatIsUnknownIsReplacedUnseen) {
   auto* options = header.mutable_options();
   options->set_causal(true);
   options->GetReflection()->MutableUnknownFields(options)->AddVarint(999, 1);
-  const auto rejected = FillFromResidual(spec_, plan_, limits_, &header);
+  const auto rejected = FillFromResidual(spec_, plan_, members_, limits_, &header);
   ASSERT_TRUE(rejected.has_value());
   EXPECT_NE(rejected->violations[0].field.find("999"), std::string::npos);
 }
@@ -111,6 +116,23 @@ TEST_F(ResidualHeaderTest, HeadsPerStepAreTheForwards) {
   EXPECT_EQ(request_.choice, plan_);
   EXPECT_EQ(Refused("plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }"), "");
   EXPECT_EQ(Refused("plan { heads_per_step: 2 }"), "plan.heads_per_step");
+}
+
+// What a Forward was told and what became of it differ there: both calls take the same flags.
+TEST_F(ResidualHeaderTest, OnOneDeviceEveryScheduleIsSingle) {
+  plan_.layout = Layout::kContiguous;
+  plan_.schedule = ScheduleKind::kSingle;
+  plan_.world_size = 1;
+  members_ = {"a"};
+  for (const char* said : {"SCHEDULE_SINGLE", "SCHEDULE_RING", "SCHEDULE_ALL_GATHER",
+                           "SCHEDULE_PASS_Q", "SCHEDULE_REPLICATED_Q"}) {
+    ASSERT_EQ(Refused(std::string("plan { members: 'a' schedule: ") + said + " }"), "") << said;
+    EXPECT_EQ(request_.choice, plan_) << said;
+  }
+  EXPECT_EQ(Refused("plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }"), "");
+  EXPECT_EQ(Refused("plan { schedule: SCHEDULE_RING heads_per_step: 1 }"), "plan.heads_per_step");
+  EXPECT_EQ(Refused("plan { schedule: 77 }"), "plan.schedule");
+  EXPECT_EQ(Refused("plan { world_size: 2 }"), "plan.world_size");
 }
 
 class RichResidualHeaderTest : public ResidualHeaderTest {

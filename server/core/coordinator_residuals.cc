@@ -30,6 +30,10 @@ ResidualView Coordinator::Impl::FindResidual(const std::string& handle,
   const Residual& residual = *residuals_.Find(handle);
   view.spec = residual.spec;
   view.choice = SamePlan(*residual.plan);
+  for (const ResidualMember& member : residual.members) {
+    // It ends with the first of its workers.
+    if (roster_.Has(member.connection)) view.members.push_back(roster_.NameOf(member.connection));
+  }
   return view;
 }
 

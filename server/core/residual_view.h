@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
@@ -18,6 +20,7 @@ struct ResidualView {
   std::optional<Failure> why_not;
   std::shared_ptr<const AttentionSpec> spec;  // the Forward's
   PlanChoice choice;                          // nothing left to choose
+  std::vector<std::string> members;           // by ring rank: the workers that have it
 };
 
 // How a residual ended.

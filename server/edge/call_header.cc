@@ -86,8 +86,8 @@ std::variant<HeaderRequest, grpc::Status> CompleteHeader(ResidualHeader header,
   if (residual.why_not) return ToGrpcStatus(*residual.why_not, limits);
   // A replay is one of what the client sent, whatever fills it up.
   const uint64_t fingerprint = FingerprintOf(header.first.header());
-  std::optional<Rejection> differs =
-      FillFromResidual(*residual.spec, residual.choice, limits, header.first.mutable_header());
+  std::optional<Rejection> differs = FillFromResidual(
+      *residual.spec, residual.choice, residual.members, limits, header.first.mutable_header());
   if (differs) return ToGrpcStatus(*differs, limits);
   auto judged = Judge(ReadHeader(std::move(header.first), limits), limits);
   if (auto* request = std::get_if<HeaderRequest>(&judged)) {

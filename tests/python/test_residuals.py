@@ -84,6 +84,26 @@ def test_tensors_are_sent_where_it_is_gone(client, rng, transport):
         client.backward(dout, residual=report.residual)
 
 
+def test_the_forwards_plan_may_be_said_again(client, rng):
+    """What is said of where to compute is compared, not dropped: also where the tensors are not given."""
+    q, k, v, dout = tensors(rng)
+    plan = {"schedule": "ring", "layout": "zigzag", "world_size": 2}
+    expected = stateless(client, dout, q, k, v, **plan)
+    report = client.forward(q, k, v, retain=60, **plan).report
+    told = {**plan, "members": list(report.plan.members)}
+    for other, field in [({"world_size": 3}, "plan.world_size"), ({"layout": "striped"}, "plan.layout"),
+                         ({"members": told["members"][::-1]}, "plan.members"), ({"tile_q": 7}, "plan.tuning.tile_q")]:
+        with pytest.raises(ringattn.InvalidArgumentError) as error:
+            client.backward(dout, residual=report.residual, **other)
+        assert error.value.violations[0].field == field
+    equal(client.backward(dout, residual=report.residual, **told), expected)
+    # On one device every schedule is the same one.
+    alone = {"schedule": "all_gather", "world_size": 1}
+    expected = stateless(client, dout, q, k, v, **alone)
+    residual = client.forward(q, k, v, retain=60, **alone).report.residual
+    equal(client.backward(dout, residual=residual, **alone), expected)
+
+
 def test_it_can_stay_for_another(client, rng):
     q, k, v, dout = tensors(rng)
     expected = stateless(client, dout, q, k, v)

@@ -87,6 +87,21 @@ def test_gradients_are_the_stateless_ones(log, mode, dtype):
     assert len(log.residuals()) == 1 and log.deleted == []
 
 
+@pytest.mark.parametrize("mode", ["auto", "remote", "off"])
+@pytest.mark.parametrize("plan", [{"schedule": "ring", "world_size": 1}, {"members": "all"}, {"key_splits": 1}])
+def test_a_default_plan_serves_both_directions(default_client, log, mode, plan):
+    """The backward is told what the forward was told: where it was, on one device, and of a forward alone."""
+    inputs = leaves()
+    ringattn.set_default_client(default_client, world_size=2)
+    ringattn.attention(*inputs, residual="off")
+    if "members" in plan:
+        plan = {"members": list(log.forwards[-1].plan.members)}
+    ringattn.set_default_client(default_client, residual=mode, **plan)
+    out, lse = ringattn.attention(*inputs, causal=True)
+    torch.autograd.grad(out.square().sum() + lse.sum(), inputs)
+    assert log.backwards[-1][1].residual_failure == ""
+
+
 def test_bias_and_sinks(log):
     inputs = leaves()
     bias, sinks = torch.randn(1, H, S, S, requires_grad=True), torch.randn(H, requires_grad=True)

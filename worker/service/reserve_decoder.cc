@@ -133,8 +133,10 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
     return Malformed("schedule with probability_rows");
   }
   const int64_t heads_per_step = reserve.heads_per_step();
-  const bool shares_dbias =
-      options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
+  // All heads in one step are no groups, whose sum dbias would be.
+  const bool shares_dbias = options.bias.has_value() && options.bias->gradient &&
+                            !options.bias->per_head &&
+                            heads_per_step != result.spec.shape.num_kv_heads;
   if (heads_per_step != 0 && (*kind != ScheduleKind::kAllGather || shares_dbias ||
                               result.spec.shape.num_kv_heads % heads_per_step != 0)) {
     return Malformed("heads_per_step");

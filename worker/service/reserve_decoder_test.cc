@@ -78,6 +78,19 @@ TEST(ReserveDecoder, HeadsPerStepAreTheReserves) {
   EXPECT_GT(one->program.steps.size(), whole->program.steps.size());
 }
 
+// As the edge takes it (validation.cc): in one step nothing is left to sum up.
+TEST(ReserveDecoder, AllHeadsInOneStepMayShareABiasWithGradient) {
+  v1::Reserve reserve = Valid();
+  reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
+  reserve.set_backward(true);
+  reserve.mutable_options()->mutable_bias()->set_gradient(true);
+  const auto whole = DecodeReserve(reserve, 0, 3);
+  reserve.set_heads_per_step(reserve.shape().num_kv_heads());
+  const auto one = DecodeReserve(reserve, 0, 3);
+  ASSERT_TRUE(whole.ok() && one.ok()) << one.status();
+  EXPECT_EQ(one->program.steps.size(), whole->program.steps.size());
+}
+
 TEST(ReserveDecoder, PackedDocuments) {
   v1::Reserve reserve = Valid();
   reserve.mutable_shape()->set_batch(1);

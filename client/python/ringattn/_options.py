@@ -155,6 +155,9 @@ class BackwardOptions(AttentionOptions, total=False):
     keep_residual: bool
 
 
+#: Where a call is computed: of a residual its forward's, and what is said beside one must be the same.
+PLAN_NAMES = frozenset({"layout", "schedule", "world_size", "stripe", "heads_per_step", "members", "tile_q", "tile_kv",
+                        "key_splits"})
 CALL_NAMES = frozenset(CallOptions.__annotations__)
 ATTENTION_NAMES = frozenset(AttentionOptions.__annotations__) - CALL_NAMES
 FORWARD_NAMES = frozenset(ForwardOptions.__annotations__)

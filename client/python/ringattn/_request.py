@@ -112,8 +112,9 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
                           "before_softcap": options.get("bias_before_softcap", False),
                           "gradient": options.get("bias_gradient", False)}
         inputs["bias"] = tensor.memory
-    elif options.get("bias_gradient"):
-        raise invalid("bias_gradient", "there is no bias")
+    for name, of in (("bias_gradient", "bias"), ("bias_before_softcap", "bias"), ("mask_bits", "mask")):
+        if options.get(name) and options.get(of) is None:
+            raise invalid(name, f"there is no {of}")
     mask = options.get("mask")
     if mask is not None:
         tensor = take(mask, "mask")
@@ -263,7 +264,7 @@ def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
     for name in sorted(ATTENTION_NAMES & set(options)):
         if options[name] is not None and options[name] is not False:
             raise invalid(name, "is the forward's, which the residual has; give q, k and v beside it to say it again")
-    header = {**residual.header, "plan": {}, "residual_handle": residual.handle,
+    header = {**residual.header, "plan": _plan_dict(options), "residual_handle": residual.handle,
               "keep_residual": options.get("keep_residual", False)}
     request = Request(False, header, {}, _call_dict(options), library=residual.library,
                       on_progress=options.get("on_progress"))

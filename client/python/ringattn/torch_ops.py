@@ -18,7 +18,7 @@ from ringattn import _default
 from ringattn._client import BackwardResult, Client
 from ringattn._default import ResidualMode, default_client, default_options
 from ringattn._errors import FailedPreconditionError, invalid
-from ringattn._options import Document
+from ringattn._options import PLAN_NAMES, Document
 from ringattn._report import Report
 from ringattn._residuals import Keeper
 from ringattn._shape import PARTS
@@ -151,11 +151,14 @@ def _attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, l
             raise FailedPreconditionError(
                 "FAILED_PRECONDITION", "residual='remote': what the workers kept of this forward is used up",
                 reason="RESIDUAL_CONSUMED")
-        result = client.backward(dout, residual=kept, keep_residual=keep, dlse=dlse, **default_options())
+        # Computed where the forward was, whatever the defaults have become since.
+        options = {name: value for name, value in default_options().items() if name not in PLAN_NAMES}
+        result = client.backward(dout, residual=kept, keep_residual=keep, dlse=dlse, **options)
     else:
         options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids,
                            sinks, dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
                            deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
+        options.pop("key_splits", None)  # of the forward, which is given
         if _keeper.find(residual) is not None:
             options |= {"residual": residual, "keep_residual": keep}
         result = client.backward(dout, **_inputs(q, k, v, packing, options), out=out, lse=lse, dlse=dlse,
