@@ -57,8 +57,9 @@ def release(kubernetes, report):
 
 @pytest.fixture(scope="session")
 def long_input(release):
-    """Some seconds of work for two CPU workers of one thread."""
-    return release.inputs("long", "--batch=1", "--seq_len=12288", "--heads=16", "--kv_heads=4",
+    """Some seconds of work for two CPU workers of one thread: more than the two that a pod still has when
+    it is deleted by force, in which a coordinator that drains ends what is shorter."""
+    return release.inputs("long", "--batch=1", "--seq_len=20480", "--heads=16", "--kv_heads=4",
                           "--head_dim=64", "--dtype=bf16")
 
 
