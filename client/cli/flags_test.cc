@@ -1,4 +1,5 @@
 #include "client/cli/flags.h"
+#include "CLI/CLI.hpp"
 
 #include <algorithm>
 
