@@ -204,9 +204,8 @@ void SharedRegion::AttachRound() {
   bool again = !response.ok();
   if (response.ok()) {
     request.set_region_id(response->region_id());
-    for (const v1::AttachPoint& point : response->points()) Attach(point, &trouble);
+    for (const v1::AttachPoint& point : response->points()) again |= !Attach(point, &trouble);
     for (const std::string& words : response->unavailable()) trouble.push_back(words);
-    again = response->points_size() > static_cast<int>(sockets_.size());
     Confirm(request);
   } else {
     trouble.emplace_back(response.status().message());
@@ -225,12 +224,16 @@ void SharedRegion::AttachRound() {
   first_round_over_ = true;
 }
 
-void SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble) {
+bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble) {
   const auto refuse = [&](absl::string_view why) {
     trouble->push_back(absl::StrCat(point.worker(), ": ", why));
+    return false;
   };
   sockets_.erase(point.worker());  // of one that was before it
-  if (point.host_id() != HostId()) return refuse("is on another machine");
+  if (point.host_id() != HostId()) {
+    refuse("is on another machine");
+    return true;  // for good: to ask on would only make the coordinator announce it there again
+  }
   absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(point.socket_path());
   if (!socket.ok()) return refuse(socket.status().message());
   SetTimeouts(socket->get(), cuda_ == nullptr ? kSocketTimeoutSeconds : kCudaTimeoutSeconds);
@@ -251,6 +254,7 @@ void SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   if (!answer.has_value()) return refuse("it closed the socket, or speaks another version");
   if (answer->code != AttachCode::kAttached) return refuse(answer->words);
   sockets_[point.worker()] = *std::move(socket);
+  return true;
 }
 
 // A request that comes before the workers' news would be relayed.

@@ -83,7 +83,8 @@ class SharedRegion {
   void Wake();
   // Not done yet with all workers: how long to wait for another try.
   void AttachRound();
-  void Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble);
+  // False: another try may do better.
+  bool Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble);
   void Confirm(const v1::AttachRequest& request);
   void Poll();
   void SendFences();

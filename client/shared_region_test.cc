@@ -165,6 +165,17 @@ TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
   region->Stop();
 }
 
+// However many others have it.
+TEST_F(SharedRegionTest, WhoRefusesIsAskedUntilItTakesIt) {
+  second_.RefuseWith(AttachCode::kDescriptorRefused);
+  const std::shared_ptr<SharedRegion> region = Make();
+  const int calls = calls_;
+  EXPECT_TRUE(Await([&] { return calls_ >= calls + 6; }));  // three rounds more
+  second_.RefuseWith(AttachCode::kAttached);
+  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));
+  region->Stop();
+}
+
 // As workers do to other users' processes: the client's message meets a closed socket.
 TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
   second_.RefuseUnheard(AttachCode::kForeignUser);
@@ -189,6 +200,9 @@ TEST_F(SharedRegionTest, AnotherMachinesWorkerIsNotDialled) {
   EXPECT_THAT(region->workers(), ElementsAre("first"));
   EXPECT_THAT(region->trouble(), HasSubstr("second: is on another machine"));
   EXPECT_EQ(second_.attaches(), 0);
+  const int calls = calls_;
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_EQ(calls_, calls);  // and nobody asks for it again
   region->Stop();
 }
 

@@ -243,6 +243,28 @@ request s2
 )");
 }
 
+// No memory would help: neither is it waited for what others hold, nor is it tried again.
+TEST(AdmissionTest, AReserveThatAWorkerCannotReadIsAFaultOfOurs) {
+  EXPECT_SCENARIO(R"(
+ring a b
+accepted s1 world=2
+> s1: accepted 1-1 on a b
+request s2 tokens=10 world=2
+> a b: reserve 1-2 [0 1]
+a reserved 1-2
+b baffled 1-2 malformed Reserve: layout: makes no sense
+> s2: failed INTERNAL RESERVE_MALFORMED: rank 1 (b) cannot make sense of what it was asked for: malformed Reserve: layout: makes no sense
+stats
+> queued 0 active 1 memory held ready 2
+end s1
+> s1: failed CANCELLED CLIENT_CANCELLED
+memory
+> a 0, b 0
+stats
+> queued 0 active 0 memory free ready 2
+)");
+}
+
 TEST(AdmissionTest, WhatNeverFitsIsToldSo) {
   EXPECT_SCENARIO(R"(
 join a memory=100

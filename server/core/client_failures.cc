@@ -185,6 +185,12 @@ Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        retry_after);
 }
 
+Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason) {
+  return Make(absl::StatusCode::kInternal, "RESERVE_MALFORMED",
+              absl::StrCat("rank ", rank, " (", worker,
+                           ") cannot make sense of what it was asked for: ", reason));
+}
+
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason) {
   return Make(absl::StatusCode::kInternal, "COMPUTE_FAILED",
               absl::StrCat("rank ", rank, " (", worker, ") failed: ", reason));

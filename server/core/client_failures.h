@@ -55,6 +55,8 @@ Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t 
 // A worker that holds nothing else refused to reserve.
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        const std::string& reason, absl::Duration retry_after);
+// A fault of ours, or workers that are of another build: the same comes of every other try.
+Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason);
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);
 Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
                           absl::Duration retry_after);

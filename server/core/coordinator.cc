@@ -42,9 +42,10 @@ namespace {
 // Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerSaid>(&event)) {
-    return said->message.has_heartbeat() || (said->message.has_transfer_progress() &&
-                                             !said->message.transfer_progress().region_released() &&
-                                             said->message.transfer_progress().failure().empty());
+    if (said->message.has_heartbeat()) return true;
+    const v1::TransferProgress& progress = said->message.transfer_progress();
+    return said->message.has_transfer_progress() && !progress.region_released() &&
+           progress.failure().empty() && progress.bad_chunk().empty();
   }
   return std::holds_alternative<UploadProgressed>(event) ||
          std::holds_alternative<DownloadProgressed>(event) ||

@@ -479,6 +479,11 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
     LoseResidual(request.arrived.residual);
     return EndRequest(stream, ResidualGone(ResidualEnd::kLost));
   }
+  if (reserved.malformed()) {
+    return EndRequest(request.stream(),
+                      ReserveMalformed(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
+                                       reserved.reason()));
+  }
   // The plan knows the buffers alone. What the kernels need beside them is news once:
   // with it admission decides anew whether the request waits, fits elsewhere or never does.
   const bool is_news = by.workspace_bytes > request.WorkspaceOn(by.connection);

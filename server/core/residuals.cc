@@ -66,7 +66,8 @@ std::string Residuals::Keep(Residual residual, std::optional<int64_t> client_lim
   for (const ResidualMember& member : residual.members) {
     bytes_by_worker_[member.connection] += member.bytes;
   }
-  oldest_.push_back(residual.handle);
+  residual.number = ++last_number_;
+  oldest_[residual.number] = residual.handle;
   const std::string handle = residual.handle;
   residuals_[handle] = std::move(residual);
   return "";
@@ -203,7 +204,7 @@ std::vector<std::string> Residuals::EvictionOrder(const InUse& in_use) const {
   // readers, not consumed, age
   std::vector<std::tuple<bool, bool, int64_t, std::string>> order;
   int64_t age = 0;
-  for (const std::string& handle : oldest_) {
+  for (const auto& [number, handle] : oldest_) {
     const auto found = residuals_.find(handle);
     if (found == residuals_.end() || in_use.count(handle) > 0) continue;
     order.emplace_back(!found->second.readers.empty(), !found->second.consumed, age++, handle);
@@ -245,15 +246,13 @@ std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
                                       std::optional<ConnectionId> besides) {
   const Residual residual = std::move(entry->second);
   residuals_.erase(entry);
-  oldest_.erase(std::find(oldest_.begin(), oldest_.end(), residual.handle));
+  oldest_.erase(residual.number);
   for (const ResidualMember& member : residual.members) {
     int64_t& bytes = bytes_by_worker_[member.connection];
     bytes -= member.bytes;
     if (bytes == 0) bytes_by_worker_.erase(member.connection);
     if (besides && member.connection == *besides) continue;
-    turn_.Send(member.connection)
-        ->mutable_drop_residuals()
-        ->add_operation_ids(residual.operation_id);
+    turn_.SendDrop(member.connection)->add_operation_ids(residual.operation_id);
   }
   consumed_ -= residual.consumed;
   --counts_.residuals;

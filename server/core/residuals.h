@@ -50,6 +50,7 @@ struct Residual {
   absl::Time replay_until;
   // Requests that name it and have not ended.
   std::set<StreamId> readers;
+  uint64_t number = 0;  // in the order in which they were kept
 
   int64_t bytes() const;
   bool IsOn(ConnectionId connection) const;
@@ -126,8 +127,9 @@ class Residuals {
 
   const CoordinatorConfig& config_;
   Turn& turn_;
-  Entries residuals_;               // by handle
-  std::deque<std::string> oldest_;  // handles in the order in which they were kept; some are gone
+  Entries residuals_;                       // by handle
+  std::map<uint64_t, std::string> oldest_;  // their handles in the order in which they were kept
+  uint64_t last_number_ = 0;
   std::map<std::string, Gone> gone_;
   std::deque<std::string> gone_order_;  // the newest last
   std::map<ConnectionId, int64_t> bytes_by_worker_;

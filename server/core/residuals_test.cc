@@ -116,6 +116,30 @@ TEST_F(ResidualsTest, TheirNumberIsBounded) {
   EXPECT_THAT(Keep("c", 1), HasSubstr("room for no more"));
 }
 
+// All that a stream held end in one turn, ten seconds after it; a worker whose control stream has
+// 4,096 messages to read is given up.
+TEST_F(ResidualsTest, ManyThatEndAtOnceAreOneMessageForEachWorker) {
+  config_.limits.max_residual_bytes = int64_t{1} << 40;
+  for (int i = 0; i < 5000; ++i) ASSERT_EQ(Keep(absl::StrCat(i), 10), "");
+  Pass(absl::Seconds(11));
+  EXPECT_EQ(residuals_.counts().residuals, 0);
+  const std::vector<Action> actions = turn_.Take();
+  ASSERT_EQ(actions.size(), 2u);
+  for (const Action& action : actions) {
+    EXPECT_EQ(std::get<SendToWorker>(action).message.drop_residuals().operation_ids_size(), 5000);
+  }
+}
+
+// What was kept by the message between them is there to be dropped.
+TEST_F(ResidualsTest, NoDropOvertakesWhatWasSaidBefore) {
+  Keep("a", 10);
+  Keep("b", 10);
+  residuals_.Evict("a");
+  turn_.Send(1)->mutable_release()->set_operation_id("op-b");
+  residuals_.Evict("b");
+  EXPECT_THAT(Dropped(), ElementsAre("1 op-a", "2 op-a", "2 op-b", "1 op-b"));
+}
+
 TEST_F(ResidualsTest, EndedOnesAreRememberedForAWhile) {
   config_.limits.ended_residuals_kept = 2;
   for (const char* handle : {"a", "b", "c"}) {

@@ -19,6 +19,7 @@
 //   NAME leaving              # clients reach all but those whose name begins with "hidden"
 //   NAME reserved OP [residual=BYTES] | missing OP
 //   NAME refused OP [workspace=BYTES] REASON | uploaded OP | released OP
+//   NAME baffled OP REASON                   # Reserved.malformed
 //   NAME finished OP | cancelled OP | broke OP REASON
 //   NAME moved OP RECEIVED SENT [waits] | delivered OP | region_gone OP | stuck OP REASON
 //   NAME got_wrong OP REASON

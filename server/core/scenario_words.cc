@@ -77,11 +77,12 @@ bool SaysOfTransfer(const Words& words, v1::JoinRequest* message) {
 
 bool SaysOfOperation(const Words& words, v1::JoinRequest* message) {
   const std::string& verb = words[1];
-  if (verb == "reserved" || verb == "refused" || verb == "missing") {
+  if (verb == "reserved" || verb == "refused" || verb == "missing" || verb == "baffled") {
     v1::Reserved* reserved = message->mutable_reserved();
     Name(reserved, words[2]);
     reserved->set_ok(verb == "reserved");
     reserved->set_residual_missing(verb == "missing");
+    reserved->set_malformed(verb == "baffled");
     reserved->set_residual_bytes(static_cast<uint64_t>(Number(words, "residual")));
     reserved->set_reason(Rest(words, 3));
     reserved->set_workspace_bytes(static_cast<uint64_t>(Number(words, "workspace")));

@@ -4,6 +4,8 @@
 #define RINGATTN_SERVER_CORE_TURN_H_
 
 #include <algorithm>
+#include <cstddef>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -27,15 +29,30 @@ class Turn {
   void Emit(Action action) { actions_.push_back(std::move(action)); }
   // To be filled in before anything else is emitted.
   v1::JoinResponse* Send(ConnectionId connection) {
+    newest_[connection] = actions_.size();
     Emit(SendToWorker{connection, {}});
     return &std::get<SendToWorker>(actions_.back()).message;
   }
-  std::vector<Action> Take() { return std::exchange(actions_, {}); }
+  // Likewise; one message for all residuals that a worker is to drop with nothing said between
+  // them: thousands may end in one turn, and a control stream takes so many messages only.
+  v1::DropResiduals* SendDrop(ConnectionId connection) {
+    const auto newest = newest_.find(connection);
+    if (newest != newest_.end()) {
+      v1::JoinResponse& message = std::get<SendToWorker>(actions_[newest->second]).message;
+      if (message.has_drop_residuals()) return message.mutable_drop_residuals();
+    }
+    return Send(connection)->mutable_drop_residuals();
+  }
+  std::vector<Action> Take() {
+    newest_.clear();
+    return std::exchange(actions_, {});
+  }
 
  private:
   absl::Time now_ = absl::InfinitePast();
   absl::Time started_at_ = absl::InfinitePast();
   std::vector<Action> actions_;
+  std::map<ConnectionId, size_t> newest_;  // of actions_, to each worker
 };
 
 }  // namespace ringattn::server

@@ -60,6 +60,9 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
                                {"data_address", registration.data_address()},
                                {"client_data_address", registration.client_data_address()},
                                {"connection", id_}});
+      absl::MutexLock lock(&mutex_);
+      // The core was told of its end: what came after that would join for good.
+      if (gone_) return;
       worker_ = registration.name();
       service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));
     } else {
@@ -95,11 +98,13 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   }
 
   void Gone() {
+    std::string worker;
     {
       absl::MutexLock lock(&mutex_);
       if (std::exchange(gone_, true)) return;
+      worker = worker_;
     }
-    if (!worker_.empty()) LogInfo("worker left", {{"worker", worker_}, {"connection", id_}});
+    if (!worker.empty()) LogInfo("worker left", {{"worker", worker}, {"connection", id_}});
     service_->core_->Post(WorkerGone{id_});
   }
 
@@ -124,9 +129,9 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   const ConnectionId id_;
   v1::JoinRequest incoming_;  // one read at a time
   bool registered_ = false;   // likewise
-  std::string worker_;        // likewise
 
   absl::Mutex mutex_;
+  std::string worker_ ABSL_GUARDED_BY(mutex_);                     // empty: it has not registered
   std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;

@@ -130,6 +130,9 @@ void RequestCall::OnWriteDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
+    // Nothing follows a summary.
+    const bool told = ok && life_.state() == CallState::kEnding && status_.ok();
+    if (told && outgoing_.empty()) untold_residual_.clear();
     if (ok && written > 0 && !life_.over()) plane = plane_;
     todo = Next();
   }
@@ -324,6 +327,7 @@ void RequestCall::Succeed(const FinishRequest& finish) {
   {
     absl::MutexLock lock(&mutex_);
     if (!life_.in_core()) return;
+    untold_residual_ = finish.residual_handle;
     if (life_.state() == CallState::kGivingUp) {
       // Whoever gave up in the same moment gets no other answer from the core.
       End(why_);

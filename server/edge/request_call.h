@@ -176,6 +176,8 @@ class RequestCall final : public ByteStreamReactor,
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
   absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // once it succeeded
+  // The handle of what it left, until the summary that says it has been written.
+  std::string untold_residual_ ABSL_GUARDED_BY(mutex_);
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // from kEnding on, and then final

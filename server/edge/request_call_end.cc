@@ -104,9 +104,11 @@ void RequestCall::OnDone() {
   std::shared_ptr<RequestCall> self;
   std::shared_ptr<DataPlane> plane;
   StreamId id = 0;
+  std::string untold_residual;
   {
     absl::MutexLock lock(&mutex_);
     life_.MoveTo(CallState::kDone);
+    untold_residual = std::move(untold_residual_);
     Audit();
     id = id_;
     // It refers to this object and this object to it.
@@ -114,6 +116,10 @@ void RequestCall::OnDone() {
     self = std::move(self_);
   }
   if (plane != nullptr) plane->Stop();
+  // Nobody knows its handle: it would lie there for its time, and count for its client.
+  if (!untold_residual.empty()) {
+    context_->core->Post(ResidualDeleted{std::move(untold_residual), caller_.principal});
+  }
   if (id != 0) context_->registry->Remove(id);
 }
 

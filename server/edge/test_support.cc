@@ -172,8 +172,16 @@ void FakeWorker::Answer(const v1::JoinResponse& message) {
       finished->set_operation_id(message.run().operation_id());
       finished->set_generation(message.run().generation());
       finished->set_ok(true);
+      const int bars = found->second->reserve.with_timeline() ? 10'000 : 0;
+      for (int i = 0; i < bars; ++i) {
+        finished->mutable_report()->add_timeline()->set_name(
+            "a step of a long computation that is told");
+      }
       break;
     }
+    case v1::JoinResponse::kDropResiduals:
+      dropped_residuals_ += message.drop_residuals().operation_ids_size();
+      return;
     case v1::JoinResponse::kCancel: {
       v1::Finished* finished = reply.mutable_finished();
       finished->set_operation_id(message.cancel().operation_id());

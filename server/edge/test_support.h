@@ -35,7 +35,7 @@ inline char PatternByte(int tensor, uint64_t offset) {
 }
 std::string Pattern(int tensor, uint64_t offset, uint64_t bytes);
 
-// Thread safe.
+// Reports of requests with a timeline have a long one, 500 KB. Thread safe.
 class FakeWorker final : public v1::ShardService::Service {
  public:
   // Joins at once.
@@ -53,6 +53,8 @@ class FakeWorker final : public v1::ShardService::Service {
   int64_t wrong_bytes() const { return wrong_bytes_; }
   int reserves() const { return reserves_; }
   int held_operations() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Residuals that it was told to let go of.
+  int dropped_residuals() const { return dropped_residuals_; }
 
   grpc::Status Exchange(
       grpc::ServerContext* context,
@@ -96,6 +98,7 @@ class FakeWorker final : public v1::ShardService::Service {
   std::atomic<int64_t> sent_bytes_ = 0;
   std::atomic<int64_t> wrong_bytes_ = 0;
   std::atomic<int> reserves_ = 0;
+  std::atomic<int> dropped_residuals_ = 0;
   std::thread control_thread_;
   std::thread heartbeat_thread_;
 };

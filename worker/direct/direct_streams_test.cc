@@ -120,6 +120,21 @@ TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
               HasSubstr("ringattn_refused_streams_total{reason=\"parts\"} 2"));
 }
 
+TEST_F(DirectStreamsTest, ChunksOfNoUseAreRefusedAndSpendNothing) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  for (const uint32_t bytes : {1u, 1023u, (16u << 20) + 1}) {
+    TestExchange exchange(cluster_.worker(0).client_data_address());
+    const absl::Status status = exchange.OpenPart("token0", 0, 1, bytes);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("max_chunk_bytes"));
+  }
+  TestExchange exchange(cluster_.worker(0).client_data_address());
+  EXPECT_TRUE(exchange.OpenPart("token0", 0, 1, 1024).ok());
+  cluster_.Release("1-1", 1);
+  EXPECT_TRUE(absl::IsAborted(exchange.Finish()));
+}
+
 TEST_F(DirectStreamsTest, TheNextGenerationForgetsTheTokens) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");

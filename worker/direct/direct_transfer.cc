@@ -112,7 +112,16 @@ absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
   const uint32_t parts = std::max(1u, open.parts());
   absl::MutexLock lock(&mutex_);
   if (!is_right || counts_.forgotten) return Refusal();
-  const uint32_t most = static_cast<uint32_t>(Limits().max_streams_per_ticket);
+  const Limits limits;
+  // As of a reply by the coordinator: of single bytes a gigabyte would be as many messages.
+  const int64_t chunk_bytes = open.max_chunk_bytes();
+  if (chunk_bytes != 0 &&
+      (chunk_bytes < limits.min_chunk_bytes_down || chunk_bytes > limits.max_chunk_bytes_up)) {
+    return absl::InvalidArgumentError(absl::StrCat("max_chunk_bytes is ", chunk_bytes,
+                                                   ", must be in ", limits.min_chunk_bytes_down,
+                                                   "..", limits.max_chunk_bytes_up));
+  }
+  const uint32_t most = static_cast<uint32_t>(limits.max_streams_per_ticket);
   if (parts > most || open.part() >= parts) {
     return absl::InvalidArgumentError(absl::StrCat(
         "part ", open.part(), " of ", parts, ": parts must be in 1..", most, " and part below it"));

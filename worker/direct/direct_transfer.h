@@ -45,7 +45,7 @@ class DirectTransfer final : public OperationListener,
 
   // Stream `part` of `parts`; `listener` until the lease is gone. UNAUTHENTICATED, always with the
   // same words, for a token or a part that is good for nothing (any more); INVALID_ARGUMENT where
-  // the token is right and the parts are not.
+  // the token is right and the parts or max_chunk_bytes are not, which spends nothing.
   absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
                                                    OperationListener* listener)
       ABSL_LOCKS_EXCLUDED(listeners_mutex_, mutex_);

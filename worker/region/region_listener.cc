@@ -111,9 +111,14 @@ void RegionListener::Expect(const std::string& region_id, const std::string& tok
                             absl::Time deadline, bool is_cuda) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
-  expected_.erase(std::remove_if(expected_.begin(), expected_.end(),
-                                 [now](const Expected& e) { return e.deadline < now; }),
-                  expected_.end());
+  // The newest of a region counts: clients ask for one again as often as they like.
+  std::erase_if(expected_, [&](const Expected& entry) {
+    return entry.deadline < now || entry.region_id == region_id;
+  });
+  // What is left of these is only that they are refused at once.
+  if (expected_.size() >= kMaxExpected) {
+    std::erase_if(expected_, [](const Expected& entry) { return entry.is_spent; });
+  }
   if (expected_.size() < kMaxExpected)
     expected_.push_back({region_id, token, bytes, deadline, is_cuda});
   Wake();  // somebody may have shown it already

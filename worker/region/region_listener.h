@@ -62,7 +62,8 @@ class RegionListener {
   // hook is running. Idempotent; not from a hook.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A client may come with this token until `deadline`, once.
+  // A client may come with this token until `deadline`, once. A token that the region had before is
+  // not taken any more.
   void Expect(const std::string& region_id, const std::string& token, int64_t bytes,
               absl::Time deadline, bool is_cuda = false) ABSL_LOCKS_EXCLUDED(mutex_);
   // Releases the region, if it is here, and closes its socket.

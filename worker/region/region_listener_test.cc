@@ -129,6 +129,21 @@ TEST_F(RegionListenerTest, ATokenIsForOneUse) {
   EXPECT_EQ(refused_, AttachCode::kNoSuchToken);
 }
 
+// One client's asking leaves room for the others.
+TEST_F(RegionListenerTest, ARegionThatIsAskedForOftenTakesOnePlace) {
+  const absl::Time later = absl::Now() + absl::Seconds(60);
+  std::string token;
+  for (int i = 0; i < 5000; ++i) {
+    token = absl::StrCat(100'000 + i, std::string(kAttachTokenBytes - 6, 'x'));
+    listener_->Expect("greedy", token, kBytes, later);
+  }
+  Expect();
+  const ScopedDescriptor memfd = MakeMemfd();
+  const ScopedDescriptor first = Connect(), second = Connect();
+  EXPECT_EQ(Show(first, memfd.get()).code, AttachCode::kAttached);
+  EXPECT_EQ(Show(second, memfd.get(), token).code, AttachCode::kAttached);  // the newest
+}
+
 TEST_F(RegionListenerTest, ATokenThatMetABadDescriptorIsUsedUp) {
   Expect();
   const ScopedDescriptor first = Connect(), second = Connect();

@@ -113,7 +113,11 @@ bool ControlClient::RunSession(std::string* reason) {
   context.AddMetadata(kSecretMetadataKey, options_.secret);
   {
     absl::MutexLock lock(&mutex_);
-    if (stopping_) return false;
+    // Whoever leaves and had no stream to say so on dials no more: it would only be let in again.
+    if (stopping_ || leaving_) {
+      *reason = "the worker is ending";
+      return false;
+    }
     context_ = &context;
     connected_ = true;
     outbox_.clear();

@@ -17,8 +17,9 @@ namespace {
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 48;
 constexpr uint32_t kMaxHeadDim = 256;
 
-absl::Status Malformed(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("malformed Reserve: ", what));
+// `field`: of Reserve.
+absl::Status Malformed(absl::string_view field, absl::string_view what = "makes no sense") {
+  return absl::InvalidArgumentError(absl::StrCat("malformed Reserve: ", field, ": ", what));
 }
 
 bool ProductExceeds(std::initializer_list<uint64_t> factors, uint64_t bound) {
@@ -59,20 +60,21 @@ absl::StatusOr<AttentionShape> DecodeShape(const v1::AttentionShape& proto) {
   }
   const uint64_t rows = std::max<uint64_t>({proto.seq_len_q(), proto.seq_len_kv(), 1});
   if (ProductExceeds({proto.batch(), rows, proto.num_heads(), kMaxHeadDim, 4}, kMaxTensorBytes)) {
-    return Malformed("shape too large");
+    return Malformed("shape", "too large");
   }
   AttentionShape shape = FromProto(proto);
-  if (!PackingFits(shape)) return Malformed("packing");
+  if (!PackingFits(shape)) return Malformed("shape.packing", "does not fit the shape");
   if (!shape.packed) return shape;
   if (shape.batch != 1 || shape.cu_seqlens_q.size() != shape.cu_seqlens_k.size()) {
-    return Malformed("packed shape");
+    return Malformed("shape.packed", "needs batch 1 and as many boundaries of each kind");
   }
   if (!AreDocumentsOf(shape.cu_seqlens_q, shape.seq_len_q) ||
       !AreDocumentsOf(shape.cu_seqlens_k, shape.seq_len_kv)) {
-    return Malformed("cu_seqlens");
+    return Malformed("shape.packed", "the boundaries are not of documents");
   }
   const auto rules = static_cast<int64_t>(shape.document_rules.size());
-  if (rules != 0 && rules != shape.num_documents()) return Malformed("document options");
+  if (rules != 0 && rules != shape.num_documents())
+    return Malformed("shape.packed.options", "are not one for each document");
   return shape;
 }
 
@@ -91,7 +93,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
     if (static_cast<int>(member) == rank) ring_rank = result.members.size();
     result.members.push_back(member);
   }
-  if (ring_rank < 0) return Malformed("this worker is not among the members");
+  if (ring_rank < 0) return Malformed("members", "this worker is not among them");
 
   const std::optional<DType> dtype = FromProto(reserve.dtype());
   if (!dtype) return Malformed("dtype");
@@ -102,9 +104,10 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   Violations violations(/*max_bytes=*/1024);
   const AttentionOptions options = ReadOptions(reserve.options(), *shape, violations);
   if (!violations.empty())
-    return Malformed(std::move(violations).ToRejection().ToStatus().message());
-  if (reserve.has_dlse() && !reserve.backward()) return Malformed("has_dlse");
-  if (reserve.lse_per_document() && !shape->packed) return Malformed("lse_per_document");
+    return Malformed("options", std::move(violations).ToRejection().ToStatus().message());
+  if (reserve.has_dlse() && !reserve.backward()) return Malformed("has_dlse", "of a forward");
+  if (reserve.lse_per_document() && !shape->packed)
+    return Malformed("lse_per_document", "without documents");
   result.spec = {*dtype, *std::move(shape), options, reserve.has_dlse(), reserve.fp32_results()};
   result.spec.lse_per_document = reserve.lse_per_document();
 
@@ -126,11 +129,11 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
   if (!kind || (*kind == ScheduleKind::kSingle && ring_size != 1)) return Malformed("schedule");
   if (KeepsKeysInPlace(*kind) && (options.bias.has_value() || options.mask.has_value())) {
-    return Malformed("schedule with a bias or a mask");
+    return Malformed("schedule", "serves no bias and no mask");
   }
   if (!result.spec.probability_rows.empty() &&
       (KeepsKeysInPlace(*kind) || reserve.heads_per_step() != 0)) {
-    return Malformed("schedule with probability_rows");
+    return Malformed("schedule", "serves no probability_rows");
   }
   const int64_t heads_per_step = reserve.heads_per_step();
   // All heads in one step are no groups, whose sum dbias would be.
@@ -144,8 +147,9 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const int64_t stripe = reserve.stripe() == 0 ? 1 : static_cast<int64_t>(reserve.stripe());
   if (stripe < 1) return Malformed("stripe");
   result.plan = MakeShardPlan(result.spec, *layout, ring_size, stripe);
-  if (reserve.recompute_forward() && !reserve.backward()) return Malformed("recompute_forward");
-  if (reserve.retain() && reserve.backward()) return Malformed("retain");
+  if (reserve.recompute_forward() && !reserve.backward())
+    return Malformed("recompute_forward", "of a forward");
+  if (reserve.retain() && reserve.backward()) return Malformed("retain", "of a backward");
   const bool reads_residual = !reserve.residual().empty();
   if (reads_residual && (!reserve.backward() || reserve.recompute_forward())) {
     return Malformed("residual");

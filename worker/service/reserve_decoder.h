@@ -22,7 +22,7 @@ struct ReservedProgram {
 };
 
 // `rank` of `world_size`: this worker's place in the generation.
-// INVALID_ARGUMENT if the message makes no sense or this worker is no member.
+// INVALID_ARGUMENT, naming the field, if the message makes no sense or this worker is no member.
 absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size);
 
 }  // namespace ringattn::worker

@@ -1,7 +1,9 @@
 #include "worker/service/reserve_decoder.h"
 
 #include <functional>
+#include <string>
 
+#include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -151,8 +153,12 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
   for (const auto& fault : faults) {
     v1::Reserve reserve = Valid();
     fault(reserve);
-    EXPECT_EQ(DecodeReserve(reserve, 0, 3).status().code(), absl::StatusCode::kInvalidArgument)
-        << "fault " << index;
+    const absl::Status status = DecodeReserve(reserve, 0, 3).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "fault " << index;
+    // It names a field of the message.
+    const std::string words(absl::StripPrefix(status.message(), "malformed Reserve: "));
+    const std::string field = words.substr(0, words.find_first_of(".:"));
+    EXPECT_NE(v1::Reserve::descriptor()->FindFieldByName(field), nullptr) << status.message();
     ++index;
   }
 }

@@ -221,6 +221,7 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   reserved->set_ok(operation.ok());
   reserved->set_workspace_bytes(workspace_bytes);
   reserved->set_residual_missing(absl::IsNotFound(operation.status()));
+  reserved->set_malformed(absl::IsInvalidArgument(operation.status()));
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
     reserved->set_slowdown(SlowdownOf((*operation)->operation(), options_.kernel_rates));

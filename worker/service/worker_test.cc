@@ -219,6 +219,7 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
   ASSERT_TRUE(reserved.has_value());
   EXPECT_FALSE(reserved->reserved().ok());
+  EXPECT_FALSE(reserved->reserved().malformed());  // memory would help
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("a kernel workspace of 1000 bytes"));
   EXPECT_EQ(reserved->reserved().workspace_bytes(), 1000u);
 
@@ -226,7 +227,8 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   cluster.coordinator().Send("worker-0", message);
   reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
   ASSERT_TRUE(reserved.has_value());
-  EXPECT_THAT(reserved->reserved().reason(), HasSubstr("malformed"));
+  EXPECT_TRUE(reserved->reserved().malformed());
+  EXPECT_THAT(reserved->reserved().reason(), HasSubstr("malformed Reserve: shape: "));
 }
 
 TEST(Worker, ExchangeRejectsWhatIsWrong) {

@@ -90,8 +90,10 @@ absl::Status TestExchange::Open(const std::string& operation_id, uint64_t genera
   return Open(open);
 }
 
-absl::Status TestExchange::OpenPart(const std::string& token, uint32_t part, uint32_t parts) {
+absl::Status TestExchange::OpenPart(const std::string& token, uint32_t part, uint32_t parts,
+                                    uint32_t max_chunk_bytes) {
   v1::OpenShard open;
+  open.set_max_chunk_bytes(max_chunk_bytes);
   open.set_token(token);
   open.set_part(part);
   open.set_parts(parts);

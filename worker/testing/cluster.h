@@ -44,7 +44,8 @@ class TestExchange {
   absl::Status Open(const std::string& operation_id, uint64_t generation,
                     uint32_t max_chunk_bytes = 0);
   // Likewise, of a client.
-  absl::Status OpenPart(const std::string& token, uint32_t part, uint32_t parts);
+  absl::Status OpenPart(const std::string& token, uint32_t part, uint32_t parts,
+                        uint32_t max_chunk_bytes = 0);
   bool SendChunk(TensorId id, uint64_t offset, const std::string& data,
                  std::optional<uint32_t> crc32c = std::nullopt);
   // All inputs of `rank`, in pieces of `piece_bytes`.
