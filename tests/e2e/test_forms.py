@@ -273,9 +273,10 @@ def test_members_by_name(ring, tmp_path):
     done = cli("backward", *files, f"--residual={kept}", "--keep_residual", "--causal", "--json")
     assert json.loads(done.stdout)["plan"]["members"] == [names[3], names[1]]
     cli("verify", f"--input={source}", f"--output={tmp_path}/x", "--causal")
-    done = cli("backward", *files, f"--residual={kept}", f"--members={names[3]},{names[1]}",
+    done = cli("backward", *files, f"--residual={kept}", f"--members={names[1]},{names[3]}",
                "--causal", code=3)
-    assert "plan.members" in done.stderr
+    assert "plan.members" in done.stderr and f"{names[3]}, {names[1]}" in done.stderr
+    cli("backward", *files, f"--residual={kept}", f"--members={names[3]},{names[1]}", "--causal")
 
 
 def test_disjoint_members_side_by_side(ring, tmp_path):
