@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "client/cli/attention_file.h"

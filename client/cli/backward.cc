@@ -1,6 +1,5 @@
 #include <memory>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"

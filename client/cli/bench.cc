@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/bench_load.h"
 #include "client/cli/bench_problem.h"

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/bench_metrics.h"
 #include "client/cli/bench_problem.h"
-#include "client/cli/cli11_fwd.h"
 #include "client/cli/command.h"
 #include "client/cli/payload_bound.h"
 #include "client/cli/progress_bar.h"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cli/cli11_fwd.h"
 #include "client/cli/command.h"
 #include "client/client.h"
 #include "client/load/measure_level.h"

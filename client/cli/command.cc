@@ -2,7 +2,6 @@
 
 #include <cstdio>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "client/error.h"

@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "client/cli/cli11_fwd.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {

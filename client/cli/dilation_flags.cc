@@ -1,6 +1,5 @@
 #include "client/cli/dilation_flags.h"
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
-#include "client/cli/cli11_fwd.h"
 #include "ringattn/v1/attention.pb.h"
 
 namespace ringattn::client::cli {

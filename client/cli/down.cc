@@ -1,7 +1,6 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <variant>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

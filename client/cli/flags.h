@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
-#include "client/cli/cli11_fwd.h"
 #include "client/cli/dilation_flags.h"
 #include "client/cli/term_flags.h"
 #include "client/tensor_bytes.h"

@@ -1,5 +1,4 @@
 #include "client/cli/flags.h"
-#include "CLI/CLI.hpp"
 
 #include <algorithm>
 

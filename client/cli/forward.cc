@@ -1,7 +1,6 @@
 #include <memory>
 #include <utility>
 
-#include "CLI/CLI.hpp"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
 

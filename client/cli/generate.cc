@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"

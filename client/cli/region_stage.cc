@@ -1,7 +1,5 @@
 #include "client/cli/region_stage.h"
 
-#include "CLI/CLI.hpp"
-
 namespace ringattn::client::cli {
 
 void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes) {

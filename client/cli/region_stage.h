@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/call.h"
 #include "client/call_tensors.h"
-#include "client/cli/cli11_fwd.h"
 #include "client/client.h"
 #include "client/cuda_region.h"
 #include "client/region.h"

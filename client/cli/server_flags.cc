@@ -1,6 +1,5 @@
 #include "client/cli/server_flags.h"
 
-#include "CLI/CLI.hpp"
 #include "client/cli/command.h"
 
 namespace ringattn::client::cli {

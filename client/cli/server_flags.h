@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
-#include "client/cli/cli11_fwd.h"
 #include "client/client.h"
 
 namespace ringattn::client::cli {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

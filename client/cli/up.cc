@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"

@@ -1,6 +1,5 @@
 #include <memory>
 
-#include "CLI/CLI.hpp"
 #include "client/cli/command.h"
 #include "client/launcher/worker_group.h"
 
