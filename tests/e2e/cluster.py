@@ -11,7 +11,7 @@ import time
 
 import grpc
 
-from stubs import (ROOT, admin_pb2, admin_pb2_grpc, attention_pb2_grpc, cluster_pb2,
+from stubs import (ROOT, admin_pb2, admin_pb2_grpc, attention_pb2, attention_pb2_grpc, cluster_pb2,
                    cluster_pb2_grpc)
 
 BIN = pathlib.Path(os.environ.get("RINGATTN_BIN", ROOT / "bazel-bin"))
@@ -170,3 +170,15 @@ def resident_bytes(pid):
 
 def open_descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def await_state(ring, request_id, states):
+    """Until the operation is in one of these states."""
+    def reached():
+        try:
+            reply = ring.attention.GetOperation(
+                attention_pb2.GetOperationRequest(request_id=request_id), timeout=5)
+        except grpc.RpcError:
+            return False
+        return reply.state in states
+    wait_until(reached, 60, f"operation in {states}")

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from attention import error_of, make_inputs, reason_of, run
-from cluster import CHANNEL_OPTIONS, CLI, open_descriptors, resident_bytes, wait_until
+from cluster import CHANNEL_OPTIONS, CLI, await_state, open_descriptors, resident_bytes, wait_until
 from direct_call import DirectCall, Stream, cut
 from direct_ring import CODE, RING, await_free, call, generate, make_direct_ring, refused, ring
 from stubs import attention_pb2 as pb, shard_pb2
@@ -271,17 +271,6 @@ def test_a_worker_that_stands_still_is_to_blame_and_not_the_client(make_direct_r
     assert lost and words in lost.group(0), log[-2000:]
 
 
-def await_computing(ring, request_id):
-    def computes():
-        try:
-            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id=request_id),
-                                                timeout=5)
-        except grpc.RpcError:
-            return False
-        return reply.state == pb.OPERATION_STATE_COMPUTING
-    wait_until(computes, 60, "computing")
-
-
 CLIENT = """
 import sys, time
 sys.path.insert(0, {here!r})
@@ -324,7 +313,7 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     if phase == "running":
-        await_computing(ring, "direct-victim-running")
+        await_state(ring, "direct-victim-running", [pb.OPERATION_STATE_COMPUTING])
     child.send_signal(signal.SIGKILL)
     child.wait()
     await_free(ring)
@@ -346,7 +335,7 @@ def test_a_killed_worker_is_replaced_and_the_call_replayed(make_direct_ring, tmp
         call(ring, "forward", source, output, "--transport=direct", "--request_id=replayed")))
     thread.start()
 
-    await_computing(ring, "replayed")
+    await_state(ring, "replayed", [pb.OPERATION_STATE_COMPUTING])
     ring.kill_worker(1)
     ring.start_worker(1)
     thread.join()

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from attention import error_of, make_inputs, reason_of
-from cluster import open_descriptors, wait_until
+from cluster import await_state, open_descriptors, wait_until
 from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, FOREIGN_USER, NO_SUCH_TOKEN,
                           NOT_UNDERSTOOD, HostCall, Region, answer_of, connect, make_memfd, show)
 from local_ring import (HERE, RING, await_unmapped, make_local_ring, mapped, region, relayed,
@@ -230,17 +230,6 @@ def long_call(region, **options):
     """Some seconds of computing on one thread a rank."""
     return HostCall(region, make_inputs(sq=9000, heads=8, dim=64), causal=True, schedule=RING,
                     **options)
-
-
-def await_state(ring, request_id, states):
-    def reached():
-        try:
-            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id=request_id),
-                                                timeout=5)
-        except grpc.RpcError:
-            return False
-        return reply.state in states
-    wait_until(reached, 60, f"operation in {states}")
 
 
 def test_after_the_status_of_a_cancelled_call_nothing_is_written(ring):
