@@ -227,8 +227,9 @@ def test_one_region_in_eight_operations_and_its_neighbours_untouched(ring):
 
 
 def long_call(region, **options):
-    """Some seconds of computing on one thread a rank."""
-    return HostCall(region, make_inputs(sq=9000, heads=8, dim=64), causal=True, schedule=RING,
+    """Seconds of computing on one thread a rank, also where every rank has a core of its own: few
+    heads and many rows, for the work grows with the rows' square and the region with the rows."""
+    return HostCall(region, make_inputs(sq=36000, heads=2, dim=64), causal=True, schedule=RING,
                     **options)
 
 
