@@ -22,6 +22,9 @@
 namespace ringattn::client {
 namespace {
 
+// How many chunks are put into place at a time; one more may wait in the stream's window.
+constexpr int kChunksSideBySide = 2;
+
 // How long the coordinator's word is waited for when a stream to a worker has failed.
 constexpr std::chrono::seconds kTrailerWait{2};
 
@@ -59,7 +62,8 @@ absl::Status ServerError(absl::string_view what) {
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on
 // one thread at a time, but side by side. They meet in gate_, borrowed_ and
-// context_; all else belongs to one side.
+// context_; all else belongs to one side. Only the bytes of some chunks are put into place beside
+// the reading side, which ends after them.
 class StreamAttempt final : public Attempt,
                             public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             public std::enable_shared_from_this<StreamAttempt> {
@@ -202,20 +206,25 @@ class StreamAttempt final : public Attempt,
   void OnReadDone(bool ok) override {
     if (!ok) return;
     server_answered_ = true;
-    if (absl::Status status = TakeMessage(); !status.ok()) {
-      failure_ = std::move(status);
-      Abandon();
-      return;
-    }
-    StartRead(&read_buffer_);
-  }
-
-  absl::Status TakeMessage() {
     const wire::StreamMessage type =
         plan_->kind == CallKind::kForward ? wire::kForwardResponse : wire::kBackwardResponse;
     const auto message = wire::ReceivedMessage::Parse(type, read_buffer_);
-    if (!message.ok()) return ServerError(message.status().message());
+    if (!message.ok()) return Break(ServerError(message.status().message()));
     if (message->is_chunk()) return TakeChunk(*message);
+    if (absl::Status status = TakeControl(); !status.ok()) return Break(std::move(status));
+    StartRead(&read_buffer_);
+  }
+
+  // What comes later does not matter any more.
+  void Break(absl::Status why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_.ok()) failure_ = std::move(why);
+    }
+    Abandon();
+  }
+
+  absl::Status TakeControl() {
     absl::StatusOr<ControlMessage> control = ParseControl(plan_->kind, &read_buffer_);
     if (!control.ok()) return ServerError(control.status().message());
     if (control->accepted) return TakeAccepted(*std::move(control->accepted));
@@ -224,17 +233,30 @@ class StreamAttempt final : public Attempt,
     return absl::OkStatus();
   }
 
-  absl::Status TakeChunk(const wire::ReceivedMessage& message) {
+  absl::Status ClaimChunk(const wire::ReceivedMessage& message) {
     if (!accepted_) return ServerError("a chunk before Accepted");
     if (!by_coordinator_) return ServerError("a chunk that does not belong here");
     if (summary_) return ServerError("a chunk after the summary");
     if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
+    return assembler_.Claim(message.chunk(), message.payload_bytes());
+  }
+
+  // The next message is read while this one's bytes are put into place, which takes longer than
+  // they took to come where the memory is touched for the first time.
+  void TakeChunk(const wire::ReceivedMessage& message) {
+    if (absl::Status status = ClaimChunk(message); !status.ok()) return Break(std::move(status));
+    if (filling_.fetch_add(1) + 1 < kChunksSideBySide) StartRead(&read_buffer_);
     absl::Status status =
-        assembler_.Add(message.chunk(), message.payload(), message.payload_bytes());
-    if (!status.ok()) return status;
-    ReportTransfer(v1::OPERATION_STATE_DOWNLOADING, assembler_.received_bytes(),
-                   assembler_.total_bytes());
-    return absl::OkStatus();
+        assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());
+    if (!status.ok()) {
+      Break(std::move(status));
+    } else if (plan_->on_progress) {
+      // Never backwards: who comes later here says no less.
+      const std::lock_guard lock(progress_mutex_);
+      plan_->on_progress(TransferProgress(v1::OPERATION_STATE_DOWNLOADING,
+                                          assembler_.received_bytes(), assembler_.total_bytes()));
+    }
+    if (filling_.fetch_sub(1) == kChunksSideBySide) StartRead(&read_buffer_);
   }
 
   absl::Status TakeAccepted(v1::Accepted accepted) {
@@ -325,11 +347,16 @@ class StreamAttempt final : public Attempt,
 
   // --- Progress -----------------------------------------------------------------
 
-  void ReportTransfer(v1::OperationState state, uint64_t bytes, uint64_t total_bytes) {
+  static v1::Progress TransferProgress(v1::OperationState state, uint64_t bytes,
+                                       uint64_t total_bytes) {
     v1::Progress progress;
     progress.set_state(state);
     progress.set_fraction_done(total_bytes == 0 ? 1.0 : static_cast<double>(bytes) / total_bytes);
-    Report(progress);
+    return progress;
+  }
+
+  void ReportTransfer(v1::OperationState state, uint64_t bytes, uint64_t total_bytes) {
+    if (plan_->on_progress) Report(TransferProgress(state, bytes, total_bytes));
   }
 
   void Report(const v1::Progress& progress) {
@@ -495,7 +522,7 @@ class StreamAttempt final : public Attempt,
   OutputAssembler assembler_;
   std::optional<v1::Accepted> accepted_;
   std::optional<v1::Summary> summary_;
-  absl::Status failure_;
+  std::atomic<int> filling_{0};  // chunks being put into place
   bool server_answered_ = false;
   bool by_coordinator_ = true;
   bool complete_ = true;  // what did not pass the coordinator
@@ -511,6 +538,7 @@ class StreamAttempt final : public Attempt,
 
   std::mutex mutex_;  // all up to context_, which is null once the call has ended
   bool user_cancelled_ = false;
+  absl::Status failure_;  // of the reading side; read in OnDone
   absl::Status direct_failure_;
   bool unreachable_ = false;
   std::shared_ptr<DirectTransfer> transfer_;  // until all streams have ended

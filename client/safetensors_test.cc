@@ -103,6 +103,34 @@ TEST(Safetensors, AnAbandonedWriterLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
+TEST(Safetensors, TouchingAheadChangesNothing) {
+  constexpr int64_t kBytes = 40 << 20;  // some steps
+  const std::string path = TempPath("touched");
+  {
+    auto abandoned = SafetensorsWriter::Create(path, {{"a", FileDType::kU8, {kBytes}}}, {});
+    ASSERT_TRUE(abandoned.ok()) << abandoned.status();
+    (*abandoned)->TouchAhead();
+  }
+  auto writer = SafetensorsWriter::Create(path, {{"a", FileDType::kU8, {kBytes}}}, {});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const absl::Span<uint8_t> data = (*writer)->data("a");
+  const auto pattern = [](int64_t i) { return static_cast<uint8_t>(i * 7 + i / 4096); };
+  for (int64_t i = 0; i < kBytes; ++i) {
+    data[i] = pattern(i);
+    if (i == kBytes / 4) (*writer)->TouchAhead();
+    if (i == kBytes / 2) (*writer)->ReleasePages();
+    if (i % (4 << 20) == 0) (*writer)->NoteFilled(static_cast<double>(i) / kBytes);
+  }
+  ASSERT_TRUE((*writer)->Commit().ok());
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const TensorView* read = file->Find("a");
+  ASSERT_NE(read, nullptr);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < kBytes; ++i) wrong += read->data[i] != pattern(i);
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(Safetensors, AnOldFileStaysUntilCommit) {
   const std::string path = TempPath("old.safetensors");
   std::ofstream(path) << "old";

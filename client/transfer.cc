@@ -14,6 +14,11 @@ absl::Status ServerError(absl::string_view what) {
   return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
 }
 
+std::string Place(const wire::ChunkHeader& header) {
+  return absl::StrCat("chunk of ", TensorIdName(static_cast<v1::TensorId>(header.tensor)), " at ",
+                      header.offset, " ");
+}
+
 // Writes the payload to where bytes from `begin` of `target` lie; its crc if wanted.
 std::optional<uint32_t> CopyPayload(absl::Span<const wire::Fragment> payload, uint64_t begin,
                                     bool with_crc, const MutableRuns& target) {
@@ -103,17 +108,13 @@ absl::Status OutputAssembler::CheckAnnounced(
   return absl::OkStatus();
 }
 
-absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
-                                  absl::Span<const wire::Fragment> payload,
-                                  uint64_t payload_bytes) {
+absl::Status OutputAssembler::Claim(const wire::ChunkHeader& header, uint64_t payload_bytes) {
   Output* output = Find(header.tensor);
   if (output == nullptr) {
     return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
   }
-  const uint64_t begin = header.offset;
-  const std::string place =
-      absl::StrCat("chunk of ", TensorIdName(output->tensor.tensor), " at ", begin, " ");
-  switch (output->arrived.Add(begin, payload_bytes)) {
+  const std::string place = Place(header);
+  switch (output->arrived.Add(header.offset, payload_bytes)) {
     case ByteRangeSet::Added::kNew:
       break;
     case ByteRangeSet::Added::kOutside:
@@ -124,11 +125,24 @@ absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
     case ByteRangeSet::Added::kTooManyRanges:
       return ServerError(absl::StrCat(place, "leaves too many gaps"));
   }
-  if (payload_bytes == 0) return absl::OkStatus();
+  return absl::OkStatus();
+}
 
-  const auto crc = CopyPayload(payload, begin, header.crc32c.has_value(), output->tensor.bytes);
+absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
+                                  absl::Span<const wire::Fragment> payload,
+                                  uint64_t payload_bytes) {
+  absl::Status status = Claim(header, payload_bytes);
+  return status.ok() ? Fill(header, payload, payload_bytes) : status;
+}
+
+absl::Status OutputAssembler::Fill(const wire::ChunkHeader& header,
+                                   absl::Span<const wire::Fragment> payload,
+                                   uint64_t payload_bytes) {
+  if (payload_bytes == 0) return absl::OkStatus();
+  const MutableRuns& target = Find(header.tensor)->tensor.bytes;
+  const auto crc = CopyPayload(payload, header.offset, header.crc32c.has_value(), target);
   if (crc != header.crc32c) {
-    return absl::DataLossError(absl::StrCat(place, "arrived with a wrong crc32c"));
+    return absl::DataLossError(absl::StrCat(Place(header), "arrived with a wrong crc32c"));
   }
   received_bytes_ += payload_bytes;
   return absl::OkStatus();
@@ -137,7 +151,7 @@ absl::Status OutputAssembler::Add(const wire::ChunkHeader& header,
 absl::Status OutputAssembler::CheckComplete() const {
   if (received_bytes_ == total_bytes_) return absl::OkStatus();
   return ServerError(
-      absl::StrCat("it ended with ", received_bytes_, " of ", total_bytes_, " output bytes sent"));
+      absl::StrCat("it ended with ", received_bytes(), " of ", total_bytes_, " output bytes sent"));
 }
 
 }  // namespace ringattn::client

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_CLIENT_TRANSFER_H_
 #define RINGATTN_CLIENT_TRANSFER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -63,7 +64,7 @@ class ChunkSource {
   uint64_t dealt_bytes_ = 0;
 };
 
-// Puts received chunks into their places. Thread compatible.
+// Puts received chunks into their places. Thread compatible, but for what Fill says.
 class OutputAssembler {
  public:
   explicit OutputAssembler(std::vector<OutputTensor> outputs);
@@ -72,9 +73,14 @@ class OutputAssembler {
   absl::Status CheckAnnounced(
       const google::protobuf::RepeatedPtrField<v1::TensorDescriptor>& announced) const;
 
-  // Errors, after which the outputs are worthless: INTERNAL for a chunk of an unknown
-  // tensor, out of range, overlapping an earlier one or leaving too many gaps; DATA_LOSS if the crc
-  // differs.
+  // A chunk in two steps. Errors, after which the outputs are worthless: INTERNAL for one of an
+  // unknown tensor, out of range, overlapping an earlier one or leaving too many gaps.
+  absl::Status Claim(const wire::ChunkHeader& header, uint64_t payload_bytes);
+  // DATA_LOSS if the crc differs. Side by side with all else: the bytes are the chunk's alone.
+  // REQUIRES: it was claimed.
+  absl::Status Fill(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
+                    uint64_t payload_bytes);
+  // Both.
   absl::Status Add(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
                    uint64_t payload_bytes);
 
@@ -82,7 +88,7 @@ class OutputAssembler {
   absl::Status CheckComplete() const;
 
   uint64_t total_bytes() const { return total_bytes_; }
-  uint64_t received_bytes() const { return received_bytes_; }
+  uint64_t received_bytes() const { return received_bytes_.load(); }
 
  private:
   struct Output {
@@ -94,7 +100,7 @@ class OutputAssembler {
 
   std::vector<Output> outputs_;
   uint64_t total_bytes_ = 0;
-  uint64_t received_bytes_ = 0;
+  std::atomic<uint64_t> received_bytes_{0};
 };
 
 }  // namespace ringattn::client

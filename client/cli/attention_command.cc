@@ -29,6 +29,9 @@ class PageTrimmer {
   // Called as tensors move, on one thread at a time.
   void OnProgress(const v1::Progress& progress) {
     constexpr double kTrimBytes = 64 << 20;
+    if (progress.state() == v1::OPERATION_STATE_DOWNLOADING) {
+      files_.output->NoteFilled(progress.fraction_done());
+    }
     const double moved = progress.fraction_done() * static_cast<double>(files_.tensor_bytes);
     if (progress.state() == state_ && moved - trimmed_at_ < kTrimBytes) return;
     state_ = progress.state();
@@ -71,6 +74,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
     trimmer.OnProgress(progress);
     bar.Update(StateName(progress.state()), progress.fraction_done());
   };
+  files.output->TouchAhead();
   return attend(**client, files, options);
 }
 

@@ -13,8 +13,10 @@ namespace ringattn::wire {
 
 // What a peer may send of a stream before anybody reads it. A reader that waits for a
 // message allows that message beyond it, so 1 MiB and chunks of 1 MiB fill a link of
-// 10 Gbit/s up to a round trip of 1.6 ms on one stream.
-inline constexpr int kStreamWindowBytes = 1 << 20;
+// 10 Gbit/s up to a round trip of 1.6 ms on one stream. And somewhat more than a chunk of 1 MiB:
+// with its envelope the next one fits in whole while this one is handled. Without, its last
+// bytes came a round trip after the reader had asked for them, message by message.
+inline constexpr int kStreamWindowBytes = (1 << 20) + (64 << 10);
 
 // Windows, frames and pings. The channel gets a connection of its own: one HTTP/2
 // connection does not fill a link. Size limits and reconnecting are the caller's.

@@ -236,18 +236,30 @@ bool CoordinatorRelay::TakeDrained() {
   return drained_;
 }
 
+// What comes while a thread is at it, that one sees: it looks once more before it leaves.
 void CoordinatorRelay::Pump() {
-  std::vector<int> readers;
-  bool drained = false;
   {
     absl::MutexLock lock(&merge_mutex_);
-    while (std::optional<DownloadMerger::Chunk> chunk = NextForClient()) {
-      listener_->OnOutput(std::move(chunk->message), chunk->payload_bytes);
-    }
-    readers = TakeReaders();
-    drained = TakeDrained();
+    if (std::exchange(pumping_, true)) return;
   }
-  for (int rank : readers) streams_[rank]->Read();
+  bool drained = false;
+  for (bool more = true; more;) {
+    std::optional<DownloadMerger::Chunk> chunk;
+    std::vector<int> readers;
+    {
+      absl::MutexLock lock(&merge_mutex_);
+      chunk = NextForClient();
+      readers = TakeReaders();
+      more = chunk.has_value() || !readers.empty();
+      if (!more) {
+        drained = TakeDrained();
+        pumping_ = false;
+      }
+    }
+    // Reading first: members send on while the chunk is being written.
+    for (int rank : readers) streams_[rank]->Read();
+    if (chunk.has_value()) listener_->OnOutput(std::move(chunk->message), chunk->payload_bytes);
+  }
   if (drained) listener_->OnDrained();
 }
 

@@ -5,7 +5,8 @@
 //   up    kUploadWindowBytes + one chunk, as the client's next message is read only
 //         while less than the window waits for the members
 //   down  kDownloadWindowBytes + two chunks for the client, and kReadAheadBytes + one
-//         chunk for each member
+//         chunk for each member: one chunk is on its way, the next waits behind it, and the one
+//         after that may come
 // So a slow client or member stalls this request and no other.
 #ifndef RINGATTN_SERVER_EDGE_COORDINATOR_RELAY_H_
 #define RINGATTN_SERVER_EDGE_COORDINATOR_RELAY_H_
@@ -29,16 +30,18 @@
 
 namespace ringattn::server {
 
-// Two locks. merge_mutex_ is held while outputs are put together, crc and all, and while the
-// listener takes them: gRPC's threads wait for one another there, the core's thread never
-// comes. state_mutex_ guards counters, is held for moments and is the last to be taken. Inputs
-// need neither: one thread at a time feeds them.
+// Two locks. merge_mutex_ is held while outputs are put together, and their crc computed where the
+// member's own does not serve: gRPC's threads wait for one another there, the core's thread never
+// comes. Not while the listener takes them, which lasts as long as writing a chunk does: one thread
+// at a time does that, others leave it to it and go on reading. state_mutex_ guards counters, is
+// held for moments and is the last to be taken. Inputs need neither: one thread at a time feeds
+// them.
 class CoordinatorRelay final : public DataPlane,
                                public ShardStreamOwner,
                                public std::enable_shared_from_this<CoordinatorRelay> {
  public:
   static constexpr int64_t kUploadWindowBytes = 2 * kMiB;
-  static constexpr int64_t kDownloadWindowBytes = 1 * kMiB;
+  static constexpr int64_t kDownloadWindowBytes = 2 * kMiB;
   static constexpr int64_t kReadAheadBytes = 1 * kMiB;
 
   // `channels` is used by Open only.
@@ -74,7 +77,7 @@ class CoordinatorRelay final : public DataPlane,
 
   std::optional<Failure> Route(const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  // Moves outputs on as far as they go.
+  // Moves outputs on as far as they go, unless another thread does so already: then that one.
   void Pump() ABSL_LOCKS_EXCLUDED(merge_mutex_, state_mutex_);
   std::optional<DownloadMerger::Chunk> NextForClient() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
@@ -106,6 +109,7 @@ class CoordinatorRelay final : public DataPlane,
 
   absl::Mutex merge_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   DownloadMerger merger_ ABSL_GUARDED_BY(merge_mutex_);
+  bool pumping_ ABSL_GUARDED_BY(merge_mutex_) = false;
 
   mutable absl::Mutex state_mutex_;
   std::vector<Member> members_ ABSL_GUARDED_BY(state_mutex_);  // by rank

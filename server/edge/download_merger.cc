@@ -90,14 +90,14 @@ absl::Status DownloadMerger::Add(int rank, const wire::ChunkHeader& chunk,
     return absl::InternalError(absl::StrCat("sent tensor ", chunk.tensor, " at ", chunk.offset,
                                             " where ", TensorName(id), " at ", due, " was due"));
   }
-  PayloadReader reader(std::move(payload));
-  const int64_t bytes = reader.left();
+  Waiting waiting{PayloadReader(std::move(payload)), chunk.crc32c, ++added_};
+  const int64_t bytes = waiting.payload.left();
   if (bytes == 0 || bytes > range.bytes - member.done_bytes) {
     return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ", TensorName(id),
                                             " at ", chunk.offset));
   }
   const Place place(member.tensor, range.part, due);
-  member.waiting.emplace(place, std::move(reader));
+  member.waiting.emplace(place, std::move(waiting));
   if (rank == due_rank_ && place == due_) due_rank_ = kNoRank;
   member.waiting_bytes += bytes;
   member.done_bytes += bytes;
@@ -120,6 +120,8 @@ void DownloadMerger::StartChunk() {
   chunk_end_ = std::min(chunk_begin_ + max_chunk_bytes_, route.global_bytes());
   runs_.emplace(&route, chunk_begin_, chunk_end_);
   payload_.emplace(chunk_end_ - chunk_begin_);
+  source_ = 0;
+  source_crc32c_.reset();
 }
 
 std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
@@ -127,6 +129,7 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
   due_rank_ = kNoRank;
   while (const ByteRun* run = runs_->Current()) {
     if (run->rank == kNoRank) {
+      source_crc32c_.reset();
       AppendHole(*run, &*payload_);
       runs_->Advance(run->bytes);
       continue;
@@ -139,11 +142,21 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
       due_ = place;
       return std::nullopt;
     }
-    const int64_t bytes = std::min(run->bytes, found->second.left());
-    found->second.MoveTo(bytes, &*payload_);
+    Waiting& waiting = found->second;
+    const int64_t bytes = std::min(run->bytes, waiting.payload.left());
+    if (payload_->bytes() == 0) {
+      source_ = waiting.number;
+      source_crc32c_ = waiting.crc32c;
+    } else if (waiting.number != source_) {
+      source_crc32c_.reset();
+    }
+    waiting.crc32c.reset();
+    waiting.payload.MoveTo(bytes, &*payload_);
+    const bool is_full = payload_->bytes() == chunk_end_ - chunk_begin_;
+    if (is_full && waiting.payload.left() > 0) source_crc32c_.reset();
     // What is left begins later.
     auto rest = member.waiting.extract(found);
-    if (rest.mapped().left() > 0) {
+    if (rest.mapped().payload.left() > 0) {
       std::get<2>(rest.key()) += bytes;
       member.waiting.insert(std::move(rest));
     }
@@ -154,7 +167,9 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
   wire::ChunkHeader header;
   header.tensor = static_cast<int>(outputs_[tensor_].id);
   header.offset = chunk_begin_;
-  if (with_crc32c_) header.crc32c = Crc32cOf(slices);
+  if (with_crc32c_) {
+    header.crc32c = source_crc32c_.has_value() ? *source_crc32c_ : Crc32cOf(slices);
+  }
   Chunk chunk;
   chunk.payload_bytes = chunk_end_ - chunk_begin_;
   chunk.message = wire::MakeChunkBuffer(

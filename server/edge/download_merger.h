@@ -46,7 +46,8 @@ class DownloadMerger {
   // Add so that members' chunks are looked at side by side.
   static bool CrcMatches(const wire::ChunkHeader& chunk, const std::vector<grpc::Slice>& payload);
 
-  // A chunk from a member. INTERNAL if it is not the one that must come next.
+  // A chunk from a member, whose crc32c, if it says one, has been looked at. INTERNAL if it is not
+  // the one that must come next.
   absl::Status Add(int rank, const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload);
 
   // The next chunk for the client, if what has arrived completes one.
@@ -67,13 +68,19 @@ class DownloadMerger {
   };
   // Where bytes lie in a member's local tensors: output, part, offset.
   using Place = std::tuple<size_t, size_t, int64_t>;
+  // What is left of a member's chunk.
+  struct Waiting {
+    PayloadReader payload;
+    std::optional<uint32_t> crc32c;  // of the whole chunk; gone when something is taken off it
+    int64_t number = 0;              // of all that were added
+  };
   struct Member {
     // Where its next chunk must begin: `done_bytes` into a range of the tensor's order.
     size_t tensor = 0;
     std::vector<LocalRange> order;  // of the tensor
     size_t range = 0;
     int64_t done_bytes = 0;
-    std::map<Place, PayloadReader> waiting;
+    std::map<Place, Waiting> waiting;
     int64_t waiting_bytes = 0;
   };
 
@@ -88,6 +95,7 @@ class DownloadMerger {
   std::vector<Member> members_;
   int64_t total_bytes_ = 0;
   int64_t sent_bytes_ = 0;
+  int64_t added_ = 0;  // chunks
 
   // The byte that Next() waits for, until it is here.
   int due_rank_ = kNoRank;
@@ -98,6 +106,10 @@ class DownloadMerger {
   int64_t chunk_end_ = 0;
   std::optional<ShardRuns> runs_;
   std::optional<PayloadBuilder> payload_;
+  // The member's chunk that payload_ begins with: its crc is payload_'s if that is all of it and
+  // nothing else.
+  int64_t source_ = 0;
+  std::optional<uint32_t> source_crc32c_;
 };
 
 }  // namespace ringattn::server

@@ -89,6 +89,9 @@ std::vector<Case> Cases() {
        {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
     for (int world_size : {1, 2, 3, 4, 8}) {
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 7001});
+      // As large as members' chunks below, and half of it: some are passed on as they are.
+      cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 3000});
+      cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 1500});
       cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});
       cases.push_back({layout, world_size, 300, 300, 8, 128, DType::kFloat32, 1 << 20});
       cases.push_back({layout, world_size, 0, 3, 1, 8, DType::kFloat16, 64});
@@ -389,6 +392,42 @@ TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
   EXPECT_TRUE(DownloadMerger::CrcMatches({out, 0, {}}, Slices(data, 10)));
   EXPECT_TRUE(DownloadMerger::CrcMatches({out, 0, crc}, Slices(data, 10)));
   EXPECT_FALSE(DownloadMerger::CrcMatches({out, 0, crc ^ 1}, Slices(data, 10)));
+}
+
+// Which was looked at when it came. Here the numbers tell whose it is.
+TEST(TransferTest, TheCrcOfAMembersWholeChunkIsPassedOn) {
+  const ValidRequest request = MakeRequest(1, 64, 64, 1, 4, DType::kFloat32);
+  const ShardPlan plan = MakeShardPlan(request.spec, Layout::kContiguous, 1);
+  const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
+  const std::string kilobyte(1024, 'x');
+  const auto crc_of = [&](size_t bytes) { return wire::Crc32c(kilobyte.data(), bytes); };
+  struct Piece {
+    wire::ChunkHeader header;
+    size_t bytes;
+  };
+  const auto merged = [&](const std::vector<Piece>& pieces) {
+    DownloadMerger merger(request, plan, wire::kForwardResponse, 512, true, 1 << 20);
+    for (const Piece& piece : pieces) {
+      EXPECT_TRUE(merger.Add(0, piece.header, Slices(kilobyte.substr(0, piece.bytes), 100)).ok());
+    }
+    std::vector<uint32_t> crcs;
+    while (auto chunk = merger.Next()) {
+      wire::ChunkHeader header;
+      PayloadOf(chunk->message, wire::kForwardResponse, &header);
+      crcs.push_back(header.crc32c.value());
+    }
+    EXPECT_TRUE(merger.done());
+    return crcs;
+  };
+  const Piece last{{lse, 0, 3}, 256};
+  EXPECT_EQ(merged({{{out, 0, 1}, 512}, {{out, 512, 2}, 512}, last}),
+            (std::vector<uint32_t>{1, 2, 3}));
+  // Two of the client's in one, one in two, across, and none that says any.
+  const std::vector<uint32_t> computed{crc_of(512), crc_of(512), 3};
+  EXPECT_EQ(merged({{{out, 0, 1}, 1024}, last}), computed);
+  EXPECT_EQ(merged({{{out, 0, 1}, 256}, {{out, 256, 2}, 256}, {{out, 512, {}}, 512}, last}),
+            computed);
+  EXPECT_EQ(merged({{{out, 0, 1}, 700}, {{out, 700, 2}, 324}, last}), computed);
 }
 
 TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {

@@ -16,8 +16,12 @@
 //   relay   through the coordinator, one stream
 //
 // The request is transport_bench's: causal with one key, which the last row sees, so that nothing
-// is computed. What is measured is a whole call less the time between the run's begin and end.
+// is computed. What is measured is a whole call less the time between the run's begin and end;
+// beside it each way by itself: the stage of the upload, and from the first output until all is
+// there. --crc32c: with checksums, as calls have them unless told otherwise. --fresh: results go to
+// memory that nobody has touched before (not with host or staged).
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -38,6 +42,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/region.h"
+#include "common/wire/allocator.h"
 #include "common/wire/durations.h"
 #include "tests/bench/tcp_relay.h"
 
@@ -50,6 +55,8 @@ ABSL_FLAG(int, threads, 2, "of the memcpy");
 ABSL_FLAG(int, channels, 2, "direct: connections to each worker");
 ABSL_FLAG(std::string, beside, "", "direct: another program to compare with");
 ABSL_FLAG(int, rounds, 7, "rounds; medians are reported");
+ABSL_FLAG(bool, crc32c, false, "checksums");
+ABSL_FLAG(bool, fresh, false, "results' memory is touched for the first time");
 
 namespace ringattn::bench {
 
@@ -134,9 +141,24 @@ class Beside {
   std::FILE* from_ = nullptr;
 };
 
+// What a call, or what stands for one, took.
+struct Took {
+  double seconds = 0;
+  double up = 0, down = 0;  // each way; 0: not known
+};
+
+// As if it had just been mapped, but for what shares a page with others.
+void Untouch(const MutableBytes& memory) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + memory.size()) / page * page;
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) Die("no madvise");
+}
+
 // `staged_bytes`: what the client library must have copied.
-double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish,
-            uint64_t staged_bytes) {
+Took Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish,
+          uint64_t staged_bytes) {
   ForwardArgs args;
   args.shape.set_batch(1);
   args.shape.set_seq_len_q(rows);
@@ -153,10 +175,11 @@ double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish 
   args.k = tensors.k;
   args.v = tensors.v;
   std::memset(tensors.out.data(), 0xff, tensors.out.size());
+  if (absl::GetFlag(FLAGS_fresh)) Untouch(tensors.out);
   CallOptions options;
   options.transport = wish;
   options.transport_required = wish != TransportWish::kRelay;
-  options.with_crc32c = false;
+  options.with_crc32c = absl::GetFlag(FLAGS_crc32c);
   const CallResult result = client.Forward(args, {.out = tensors.out, .lse = tensors.lse}, options);
   if (!result.ok()) Die(FormatError(result.status()));
   if (result->staged_bytes != staged_bytes) {
@@ -166,7 +189,15 @@ double Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish 
   const uint8_t* last = first + (rows - 1) * kRowBytes;
   const bool zeros = std::all_of(first, last, [](uint8_t byte) { return byte == 0; });
   if (!zeros || std::memcmp(last, tensors.v.data(), kRowBytes) != 0) Die("a wrong result");
-  return result->times.finished_seconds - ToSeconds(result->summary.compute_time());
+  Took took;
+  took.seconds = result->times.finished_seconds - ToSeconds(result->summary.compute_time());
+  if (result->times.first_output_seconds > 0) {
+    took.down = result->times.finished_seconds - result->times.first_output_seconds;
+    for (const v1::StageTime& stage : result->summary.stages()) {
+      if (stage.stage() == v1::STAGE_UPLOAD) took.up = ToSeconds(stage.time());
+    }
+  }
+  return took;
 }
 
 double Median(std::vector<double> values) {
@@ -177,8 +208,14 @@ double Median(std::vector<double> values) {
 struct Path {
   std::string name;
   std::string bound_name;
-  std::function<double()> run;
-  std::vector<double> seconds = {};
+  std::function<Took()> run;
+  std::vector<Took> took = {};
+
+  double Median(double Took::*part) const {
+    std::vector<double> values;
+    for (const Took& one : took) values.push_back(one.*part);
+    return bench::Median(std::move(values));
+  }
 };
 
 // What a path is compared with, round by round.
@@ -192,6 +229,9 @@ struct Ratio {
 class Bench {
  public:
   Bench() : direct_(Has("direct")) {
+    if (absl::GetFlag(FLAGS_fresh) && (Has("host") || Has("staged"))) {
+      Die("--fresh is of direct and relay alone");
+    }
     // Before gRPC has threads, as they fork.
     if (direct_) tcp_.emplace();
     if (!absl::GetFlag(FLAGS_beside).empty()) beside_.emplace(absl::GetFlag(FLAGS_beside));
@@ -227,8 +267,8 @@ class Bench {
   void Run() {
     for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
       for (Path& path : paths_) {
-        const double seconds = path.run();
-        if (round >= 0) path.seconds.push_back(seconds);  // the first: faults and connections
+        const Took took = path.run();
+        if (round >= 0) path.took.push_back(took);  // the first: faults and connections
       }
     }
   }
@@ -238,13 +278,19 @@ class Bench {
                 1e-6 * bytes_, 1e-6 * bytes_, absl::GetFlag(FLAGS_workers),
                 absl::GetFlag(FLAGS_rounds));
     for (size_t i = 0; i < paths_.size(); ++i) {
-      std::printf("%-42s %6.2f", paths_[i].name.c_str(),
-                  2e-9 * static_cast<double>(bytes_) / Median(paths_[i].seconds));
+      const Path& path = paths_[i];
+      std::printf("%-42s %6.2f", path.name.c_str(),
+                  2e-9 * static_cast<double>(bytes_) / path.Median(&Took::seconds));
+      if (const double down = path.Median(&Took::down); down > 0) {
+        std::printf("  up %.2f down %.2f",
+                    1e-9 * static_cast<double>(bytes_) / path.Median(&Took::up),
+                    1e-9 * static_cast<double>(bytes_) / down);
+      }
       for (const Ratio& ratio : ratios_) {
         if (ratio.path != i) continue;
         std::vector<double> shares;
-        for (size_t round = 0; round < paths_[i].seconds.size(); ++round) {
-          shares.push_back(paths_[ratio.bound].seconds[round] / paths_[i].seconds[round]);
+        for (size_t round = 0; round < path.took.size(); ++round) {
+          shares.push_back(paths_[ratio.bound].took[round].seconds / path.took[round].seconds);
         }
         std::printf("  %.2f of %s (%.2f to %.2f)", Median(shares),
                     paths_[ratio.bound].bound_name.c_str(),
@@ -288,12 +334,12 @@ class Bench {
     const size_t copies =
         Add({absl::StrCat("memcpy, twice each way, ", threads, " threads"), "both memcpys",
              [this, threads] {
-               return Seconds([&] {
+               return Took{Seconds([&] {
                  CopySideBySide(between_.data(), plain_->q.data(), bytes_, threads);
                  CopySideBySide(mine_.data(), between_.data(), bytes_, threads);
                  CopySideBySide(between_.data(), mine_.data(), bytes_, threads);
                  CopySideBySide(plain_->out.data(), between_.data(), bytes_, threads);
-               });
+               })};
              }});
     ratios_.push_back({staged, copies});
   }
@@ -305,10 +351,10 @@ class Bench {
       const size_t copy =
           Add({absl::StrCat("memcpy of the same memory, ", threads, " threads"), "the memcpy",
                [this, threads] {
-                 return Seconds([&] {
+                 return Took{Seconds([&] {
                    CopySideBySide(mine_.data(), tensors_->q.data(), bytes_, threads);
                    CopySideBySide(tensors_->out.data(), mine_.data(), bytes_, threads);
-                 });
+                 })};
                }});
       ratios_.push_back({host, copy});
     }
@@ -320,11 +366,11 @@ class Bench {
       const size_t tcp =
           Add({absl::StrCat("plain TCP, one hop, ", streams, " connections"), "plain TCP",
                [this, streams] {
-                 return tcp_->ExchangeWithSink(streams, bytes_ / streams, bytes_ / streams);
+                 return Took{tcp_->ExchangeWithSink(streams, bytes_ / streams, bytes_ / streams)};
                }});
       ratios_.push_back({direct, tcp});
       if (beside_) {
-        const size_t beside = Add({"--beside", "it", [this] { return beside_->Round(); }});
+        const size_t beside = Add({"--beside", "it", [this] { return Took{beside_->Round()}; }});
         ratios_.push_back({direct, beside});
       }
     }
@@ -350,6 +396,7 @@ class Bench {
 }  // namespace ringattn::bench
 
 int main(int argc, char** argv) {
+  ringattn::wire::KeepFreedMemory();  // as the command line does
   absl::ParseCommandLine(argc, argv);
   ringattn::bench::Bench bench;
   bench.Run();
