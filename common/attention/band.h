@@ -56,6 +56,8 @@ struct Piece {
   int64_t stride = 1;
 
   int64_t PositionOf(int64_t row) const { return position + stride * row; }
+
+  bool operator==(const Piece&) const = default;
 };
 
 // Rows begin, begin + step, ..., `count` of them, of a buffer, which are rows from `first` on of a

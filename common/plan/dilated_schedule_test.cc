@@ -82,6 +82,83 @@ TEST(DilatedScheduleTest, SegmentsWithinAShardExchangeNothing) {
   EXPECT_EQ(2 * sent, all);
 }
 
+int64_t StepsWithTransfers(const Schedule& schedule) {
+  int64_t steps = 0;
+  for (const Step& step : schedule.programs[0].steps) steps += step.transfers.empty() ? 0 : 1;
+  return steps;
+}
+
+std::vector<ComputeCall> CallsOf(const Program& program, ComputeCall::Op op) {
+  std::vector<ComputeCall> calls;
+  for (const Step& step : program.steps) {
+    for (const ComputeCall& call : step.calls) {
+      if (call.op == op) calls.push_back(call);
+    }
+  }
+  return calls;
+}
+
+// The parts of a level wait for one exchange, not each for its own, and their results have one way.
+TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
+  const AttentionSpec spec = SpecOf(4096, 8, {{4096, 8}});
+  for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
+                            ScheduleKind::kReplicatedQ}) {
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+    const std::vector<DilatedPart> parts = DilatedPartsOf(spec, plan);
+    ASSERT_EQ(parts.size(), 8u);
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const std::string what = ScheduleKindName(kind);
+      const Schedule all = MakeSchedule(spec, plan, kind, direction, false);
+      const Schedule one = MakeSchedule(parts[0].spec, parts[0].plan, kind, direction, false);
+      EXPECT_EQ(StepsWithTransfers(all), StepsWithTransfers(one)) << what;
+      EXPECT_GT(StepsWithTransfers(all), 0) << what;
+      for (const Program& program : all.programs) {
+        const bool backward = direction == Direction::kBackward;
+        const auto op = backward ? ComputeCall::Op::kScatterAdd : ComputeCall::Op::kScatterMerge;
+        const std::vector<ComputeCall> results = CallsOf(program, op);
+        EXPECT_EQ(results.size(), backward ? 3u : 1u) << what;
+        for (const ComputeCall& call : results) {
+          EXPECT_EQ(call.parts.size(), 8u) << what;
+          EXPECT_TRUE(call.initial && call.final) << what;
+        }
+        // No sum of the whole, zeroed before and rounded behind.
+        EXPECT_TRUE(CallsOf(program, ComputeCall::Op::kConvert).empty()) << what;
+        for (const BufferSpec& buffer : program.buffers) {
+          EXPECT_TRUE(buffer.name != "out_acc" && buffer.name != "dq_acc") << what;
+        }
+      }
+    }
+  }
+}
+
+// The first level makes the partial, or the sums, the last one the results.
+TEST(DilatedScheduleTest, LevelsFollowOneAnother) {
+  const auto flags = [](const AttentionSpec& spec, Direction direction) {
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+    const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+    const auto op = direction == Direction::kBackward ? ComputeCall::Op::kScatterAdd
+                                                      : ComputeCall::Op::kScatterMerge;
+    std::string text;
+    for (const ComputeCall& call : CallsOf(schedule.programs[0], op)) {
+      text += call.initial ? "i" : "";
+      text += call.final ? "f" : "";
+      text += ".";
+    }
+    return text;
+  };
+  // One of everything lies where the others' results come.
+  const AttentionSpec longnet = SpecOf(512, 4, {{64, 1}, {256, 2}, {512, 4}});
+  EXPECT_EQ(flags(longnet, Direction::kForward), ".f.");
+  EXPECT_EQ(flags(longnet, Direction::kBackward), "...f.f.f.");
+  const AttentionSpec thin = SpecOf(512, 4, {{64, 3}, {256, 2}, {512, 4}});
+  EXPECT_EQ(flags(thin, Direction::kForward), "i..f.");
+  EXPECT_EQ(flags(thin, Direction::kBackward), "i.i.i....f.f.f.");
+  const AttentionSpec last = SpecOf(512, 4, {{256, 2}, {64, 1}});
+  EXPECT_EQ(flags(last, Direction::kForward), "i.f.");
+  const AttentionSpec alone = SpecOf(512, 4, {{64, 1}});
+  EXPECT_EQ(flags(alone, Direction::kForward) + flags(alone, Direction::kBackward), "");
+}
+
 // Each part by itself, as a request of its own would be.
 TEST(DilatedScheduleTest, PartsAreRightSchedules) {
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {

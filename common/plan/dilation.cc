@@ -211,6 +211,7 @@ std::vector<DilatedPart> DilatedPartsOf(const AttentionSpec& spec, const ShardPl
       SelectedTokens tokens(spec.shape, selection);
       if (tokens.total() == 0) continue;
       parts.push_back(MakePart(spec, plan, selection, std::move(tokens)));
+      parts.back().level = static_cast<int>(&level - spec.options.dilation_levels.data());
     }
   }
   return parts;

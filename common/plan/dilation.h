@@ -23,6 +23,7 @@
 namespace ringattn {
 
 struct DilatedPart {
+  int level = 0;  // by its number; parts of one have no head in common
   // Of the part's tokens and heads. Without sinks, packed forms and dlse, which the whole has;
   // results in fp32.
   AttentionSpec spec;

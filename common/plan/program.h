@@ -154,10 +154,10 @@ struct PartForm {
   bool heads_first = false;
   int64_t outer = 1;
   int64_t inner_bytes = 0;
-  int64_t rows = 0;  // of the whole tensor, then of the part's
-  int64_t part_rows = 0;
+  int64_t rows = 0;       // of the whole tensor, then of the part's
+  int64_t part_rows = 0;  // kGather: of several parts each has its own
   int64_t heads = 1;
-  int64_t part_heads = 1;
+  int64_t part_heads = 1;  // likewise
 
   int64_t whole_bytes() const { return outer * rows * heads * inner_bytes; }
   int64_t part_bytes() const { return outer * part_rows * part_heads * inner_bytes; }
@@ -193,19 +193,26 @@ struct ComputeCall {
     // out instead, and then sinks where the request has them. Targets may be a part's bytes.
     kMerge,
     kCopy,  // target = source, in runs
-    // Between the whole of a dilated problem and its part (`part`, `form`):
-    kGather,        // target, the part's, = source at the part's rows and heads
-    kScatterAdd,    // target at the part's rows and heads += source, the part's; fp32
-    kScatterMerge,  // the partial q.out_acc, q.lse at them is merged with the part's, parts[0]
+    // Between the whole of a dilated problem and its parts, from `part` on (`form`):
+    kGather,  // target, the part's, = source at the part's rows and heads
+    // The parts' (`parts`, of which there is an out alone) are added to source at their rows and
+    // heads, fp32. An initial one has no source, but 0. Into target: where it is final in the
+    // results' dtype, else source's bytes.
+    kScatterAdd,
+    // The partial q.out_acc, q.lse is merged with `parts` at their rows and heads; an initial one
+    // has none before it. If it is final into out instead, and then sinks where the request has
+    // them.
+    kScatterMerge,
   };
   Op op = Op::kForward;
 
   QOperand q;                 // all but kZero, kAdd, kConvert, kCopy
   std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient, kProbabilities
-  bool initial = false;       // kForward: there is no previous partial; kProbabilities
-  bool final = false;         // kForward, kMerge: write out, in the results' dtype; kProbabilities
-  HeadRange heads;            // kForward, kBackward, kBiasGradient
-  std::vector<PartialOperand> parts;  // kMerge, kScatterMerge
+  bool initial = false;       // kForward: there is no previous partial; kProbabilities, kScatter*
+  // kForward, kMerge: write out, in the results' dtype; kProbabilities, kScatter*
+  bool final = false;
+  HeadRange heads;                    // kForward, kBackward, kBiasGradient
+  std::vector<PartialOperand> parts;  // kMerge, kScatterAdd, kScatterMerge
   ByteRange source;                   // kAdd, kConvert, kCopy, kGather, kScatterAdd
   // kZero, kAdd, kConvert, kCopy, kSinkGradient, kBiasGradient, kProbabilities, kGather,
   // kScatterAdd
@@ -213,12 +220,12 @@ struct ComputeCall {
   CopyForm copy;  // kCopy
 
   // Of a dilated problem: by number in DilatedPartsOf, the part that the call is of. Its operands,
-  // heads, ranks' rows and counts are then the part's.
+  // heads, ranks' rows and counts are then the part's. Of kScatter* the first of several.
   int part = kWhole;
   static constexpr int kWhole = -1;
   int64_t part_query_heads = 0;  // of `of_query_heads`, all
   int64_t of_query_heads = 0;
-  PartForm form;  // kGather, kScatterAdd, kScatterMerge (of out)
+  PartForm form;  // kGather, kScatterAdd, kScatterMerge (of out): with fp32's bytes
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head that the

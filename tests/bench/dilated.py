@@ -4,9 +4,13 @@
 A level of segments w at rate r is as many documents of w / r tokens as there are segments; several levels are the
 documents of all of them. `ringattn bench` verifies each request against fp64 rows before it is timed. What is compared
 is the service's compute stage (gathers, kernels, exchanges and merges), as the packed request has fewer tokens to move:
-a dilated one has all n, of which a level at rate r computes n / r for each head. The whole call is printed beside.
+a dilated one has all n, of which a level at rate r computes n / r for each head. The whole call is printed beside, and
+what the quickest rounds took, of machines that others use.
 
-  tests/bench/dilated.py [--tokens=8192] [--rounds=5]   exits 1 beyond 1.3
+  tests/bench/dilated.py [--tokens=8192] [--rounds=5] [--thin] [--base=BIN]   exits 1 beyond 1.3
+
+--thin: levels that are alone and select few tokens. --base: another build's binaries (as bazel-bin has them), whose
+dilated request is a third in every round.
 """
 import argparse
 import json
@@ -18,7 +22,8 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 
-from cluster import CLI, Cluster  # noqa: E402
+import cluster  # noqa: E402
+from cluster import Cluster  # noqa: E402
 
 GOAL = 1.3
 
@@ -29,6 +34,8 @@ parser.add_argument("--head_dim", type=int, default=64)
 parser.add_argument("--dtype", default="bf16")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--thin", action="store_true")
+parser.add_argument("--base", type=pathlib.Path)
 flags = parser.parse_args()
 n = flags.tokens
 
@@ -40,8 +47,12 @@ CASES = {
 }
 
 
-def bench(ring, backward, *options):
-    command = [CLI, "bench", f"--server={ring.address}", "--json", "--runs=3", "--rows=8", f"--heads={flags.heads}",
+if flags.thin:
+    CASES = {name: levels for name, levels in CASES.items() if len(levels) == 1 and levels[0][1] > 1}
+
+
+def bench(ring, cli, backward, *options):
+    command = [cli, "bench", f"--server={ring.address}", "--json", "--runs=3", "--rows=8", f"--heads={flags.heads}",
                f"--head_dim={flags.head_dim}", f"--dtype={flags.dtype}", f"--world_size={flags.workers}",
                *(["--schedule=ring"] if flags.workers > 1 else []), "--transport=relay", *options]
     done = subprocess.run([*command, *(["--backward"] if backward else [])], capture_output=True, text=True)
@@ -55,31 +66,51 @@ def documents(levels):
     return ",".join(",".join([str(w // r)] * (n // w)) for w, r in levels)
 
 
+def start(directory, binaries):
+    """A ring of that build's processes and its command line."""
+    cluster.SERVER = binaries / "server/ringattn-server"
+    cluster.WORKER = binaries / "worker/ringattn-worker"
+    (directory := pathlib.Path(directory) / str(len(list(pathlib.Path(directory).iterdir())))).mkdir()
+    return Cluster(directory, workers=flags.workers), binaries / "client/ringattn"
+
+
+def report(name, backward, dilated, packed):
+    """One line of a build's rounds; the median of their ratios."""
+    ratios = [ours[0] / theirs[0] for ours, theirs in zip(dilated, packed)]
+    median = lambda times, part: 1e3 * statistics.median(time[part] for time in times)
+    ratio = statistics.median(ratios)
+    quickest = [1e3 * min(time[0] for time in times) for times in (dilated, packed)]
+    print(f"{name:<34} {'backward' if backward else 'forward':<8} compute {median(dilated, 0):7.1f} / "
+          f"{median(packed, 0):7.1f} = {ratio:4.2f} ({min(ratios):4.2f} to {max(ratios):4.2f}), "
+          f"quickest {quickest[0]:6.1f} / {quickest[1]:6.1f} = {quickest[0] / quickest[1]:4.2f}   "
+          f"call {median(dilated, 1):7.1f} / {median(packed, 1):7.1f}", flush=True)
+    return ratio
+
+
 with tempfile.TemporaryDirectory() as directory:
-    ring = Cluster(directory, workers=flags.workers)
+    builds = {"": start(directory, cluster.BIN)}
     good = True
     try:
+        if flags.base:
+            builds["base: "] = start(directory, flags.base)
         print(f"{n} tokens, {flags.heads} heads of {flags.head_dim}, {flags.dtype}, full attention, "
               f"{flags.workers} workers; ms, dilated / packed, medians of {flags.rounds} rounds")
         for name, levels in CASES.items():
             dilation = ",".join(f"{w}:{r}" for w, r in levels)
             for backward in (False, True):
-                pairs = []
+                turns = {build: lambda ring=ring, cli=cli: bench(ring, cli, backward, f"--seq_len={n}",
+                                                                 f"--dilation={dilation}", "--layout=contiguous")
+                         for build, (ring, cli) in builds.items()}
+                turns["packed"] = lambda: bench(*builds[""], backward, f"--documents={documents(levels)}")
+                times = {which: [] for which in turns}
                 for number in range(flags.rounds):
-                    turns = [lambda: bench(ring, backward, f"--seq_len={n}", f"--dilation={dilation}",
-                                           "--layout=contiguous"),
-                             lambda: bench(ring, backward, f"--documents={documents(levels)}")]
-                    # Whoever goes first goes second the next time.
-                    order = (0, 1) if number % 2 else (1, 0)
-                    times = {which: turns[which]() for which in order}
-                    pairs.append((times[0], times[1]))
-                ratios = [dilated[0] / packed[0] for dilated, packed in pairs]
-                median = lambda side, part: 1e3 * statistics.median(pair[side][part] for pair in pairs)
-                ratio = statistics.median(ratios)
-                good &= ratio <= GOAL
-                print(f"{name:<34} {'backward' if backward else 'forward':<8} compute {median(0, 0):7.1f} / "
-                      f"{median(1, 0):7.1f} = {ratio:4.2f} ({min(ratios):4.2f} to {max(ratios):4.2f})   "
-                      f"call {median(0, 1):7.1f} / {median(1, 1):7.1f}", flush=True)
+                    # Whoever goes first goes last the next time.
+                    for which in list(turns)[::1 if number % 2 else -1]:
+                        times[which].append(turns[which]())
+                for build in builds:
+                    ratio = report(build + name, backward, times[build], times["packed"])
+                    good &= ratio <= GOAL or build != ""
     finally:
-        ring.close()
+        for ring, _ in builds.values():
+            ring.close()
 sys.exit(0 if good else 1)

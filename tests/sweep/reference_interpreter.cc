@@ -437,52 +437,106 @@ class Interpreter {
     }
 
     // Rows and heads of a part, by the definition's lists of them.
-    KernelCall Part(PartCall::Kind kind) {
+    struct PartLists {
+      int64_t rows;
+      const std::vector<RowRun>& row_runs;
+      const std::vector<int32_t>& head_of;
+    };
+    PartLists ListsOf(const ReferencePart& of) {
       const PartForm& form = call.form;
-      PartCall made;
-      if (part == nullptr) {
-        Fail("a copy of no part");
-        return made;
-      }
-      const bool of_keys = form.of_keys;
-      const std::vector<int64_t>& rows = (of_keys ? part->kv : part->q)[rank].rows;
-      const auto& heads = form.heads_of == PartForm::Heads::kKeyValue ? part->kv_heads
-                          : form.heads_of == PartForm::Heads::kQuery  ? part->q_heads
-                                                                      : interpreter.only_head_;
+      const std::vector<int64_t>& rows = (form.of_keys ? of.kv : of.q)[rank].rows;
       std::vector<RowRun>& runs = interpreter.runs_.emplace_back();
       for (size_t i = 0; i < rows.size(); ++i) {
         runs.push_back({rows[i], 1, 1, static_cast<int64_t>(i)});
       }
+      const auto& heads = form.heads_of == PartForm::Heads::kKeyValue ? of.kv_heads
+                          : form.heads_of == PartForm::Heads::kQuery  ? of.q_heads
+                                                                      : interpreter.only_head_;
       std::vector<int32_t>& head_of =
           interpreter.heads_of_.emplace_back(heads.begin(), heads.end());
+      return {static_cast<int64_t>(rows.size()), runs, head_of};
+    }
+
+    int64_t RowsOfWhole() const {
+      return RowsIn((call.form.of_keys ? interpreter.plan_.kv : interpreter.plan_.q)[rank]);
+    }
+    int64_t HeadsOfWhole() const {
       const AttentionShape& shape = interpreter.spec_.shape;
-      const Shard& shard = (of_keys ? interpreter.plan_.kv : interpreter.plan_.q)[rank];
-      made.kind = kind;
-      made.heads_first = form.heads_first;
-      made.outer = form.outer;
-      made.inner_bytes = form.inner_bytes;
-      made.rows = RowsIn(shard);
-      made.part_rows = static_cast<int64_t>(rows.size());
-      made.heads = form.heads_of == PartForm::Heads::kKeyValue ? shape.num_kv_heads
-                   : form.heads_of == PartForm::Heads::kQuery  ? shape.num_heads
-                                                               : 1;
-      made.part_heads = static_cast<int64_t>(heads.size());
-      made.row_runs = runs;
-      made.head_of = head_of;
-      const int64_t whole_bytes = made.outer * made.rows * made.heads * made.inner_bytes;
-      const int64_t part_bytes = made.outer * made.part_rows * made.part_heads * made.inner_bytes;
-      if (kind == PartCall::Kind::kMerge) {
-        made.whole = Exactly(call.q.out_acc, whole_bytes);
-        made.part = Exactly(call.parts.at(0).out, part_bytes);
-        const int64_t dim = shape.head_dim_v;
-        if (form.inner_bytes != dim * 4) Fail("a merge of other rows than out's");
-        made.whole_lse = Floats(call.q.lse, whole_bytes / form.inner_bytes);
-        made.part_lse = Floats(call.parts.at(0).lse, part_bytes / form.inner_bytes);
+      return call.form.heads_of == PartForm::Heads::kKeyValue ? shape.num_kv_heads
+             : call.form.heads_of == PartForm::Heads::kQuery  ? shape.num_heads
+                                                              : 1;
+    }
+
+    KernelCall Gather() {
+      GatherCall made;
+      if (part == nullptr) {
+        Fail("a copy of no part");
         return made;
       }
-      const bool gathers = kind == PartCall::Kind::kGather;
-      made.whole = Exactly(gathers ? call.source : call.target, whole_bytes);
-      made.part = Exactly(gathers ? call.target : call.source, part_bytes);
+      const PartLists lists = ListsOf(*part);
+      made.heads_first = call.form.heads_first;
+      made.outer = call.form.outer;
+      made.inner_bytes = call.form.inner_bytes;
+      made.rows = RowsOfWhole();
+      made.part_rows = lists.rows;
+      made.heads = HeadsOfWhole();
+      made.part_heads = static_cast<int64_t>(lists.head_of.size());
+      made.row_runs = lists.row_runs;
+      made.head_of = lists.head_of;
+      made.whole = Exactly(call.source, made.outer * made.rows * made.heads * made.inner_bytes);
+      made.part =
+          Exactly(call.target, made.outer * made.part_rows * made.part_heads * made.inner_bytes);
+      return made;
+    }
+
+    KernelCall Scatter(bool merges) {
+      ScatterCall made;
+      if (part == nullptr || call.part + call.parts.size() > interpreter.parts_.size()) {
+        Fail("results of no part");
+        return made;
+      }
+      const PartForm& form = call.form;
+      const AttentionSpec& whole = interpreter.spec_;
+      made.merges = merges;
+      made.heads_first = form.heads_first;
+      made.initial = call.initial;
+      made.final = call.final;
+      made.dtype = whole.result_dtype();
+      made.outer = form.outer;
+      made.rows = RowsOfWhole();
+      made.heads = HeadsOfWhole();
+      made.width = form.inner_bytes / 4;
+      for (size_t i = 0; i < call.parts.size(); ++i) {
+        const PartLists lists = ListsOf(interpreter.parts_[call.part + i]);
+        const int64_t vectors =
+            made.outer * lists.rows * static_cast<int64_t>(lists.head_of.size());
+        ScatterPart& scattered = made.parts.emplace_back();
+        scattered.rows = lists.rows;
+        scattered.row_runs = lists.row_runs;
+        scattered.head_of = lists.head_of;
+        scattered.values = Floats(call.parts[i].out, vectors * made.width);
+        if (merges) scattered.lse = Floats(call.parts[i].lse, vectors);
+      }
+      const int64_t vectors = made.outer * made.rows * made.heads;
+      const int64_t result_bytes = vectors * made.width * ElementBytes(made.dtype);
+      if (!merges) {
+        if (!call.initial) made.values = Floats(call.source, vectors * made.width);
+        if (call.final) {
+          made.result = Exactly(call.target, result_bytes);
+        } else {
+          made.values = Floats(call.target, vectors * made.width);
+        }
+        return made;
+      }
+      if (made.width != whole.shape.head_dim_v) Fail("a merge of other rows than out's");
+      made.lse = Floats(call.q.lse, vectors);
+      if (!(call.initial && call.final)) {
+        made.values = Floats(call.q.out_acc, vectors * made.width);
+      }
+      if (call.final) made.result = Exactly(call.q.out, result_bytes);
+      if (call.final && whole.options.sinks) {
+        made.sinks = Floats(call.q.Option(TensorId::kSinks), whole.shape.num_heads);
+      }
       return made;
     }
 
@@ -542,11 +596,11 @@ class Interpreter {
         case ComputeCall::Op::kCopy:
           return Copy();
         case ComputeCall::Op::kGather:
-          return Part(PartCall::Kind::kGather);
+          return Gather();
         case ComputeCall::Op::kScatterAdd:
-          return Part(PartCall::Kind::kAdd);
+          return Scatter(/*merges=*/false);
         case ComputeCall::Op::kScatterMerge:
-          return Part(PartCall::Kind::kMerge);
+          return Scatter(/*merges=*/true);
       }
       Fail("an unknown op");
       return ZeroCall{};

@@ -85,14 +85,28 @@ Call DescribeAttention(const BindContext& contexts, const ComputeCall& call) {
   return kernel_call;
 }
 
-PartCall DescribePart(const BindContext& context, const ComputeCall& call) {
+absl::Span<const int32_t> HeadsOf(const DilatedPart& part, PartForm::Heads heads) {
   static constexpr int32_t kOnlyHead[] = {0};
+  switch (heads) {
+    case PartForm::Heads::kNone:
+      return kOnlyHead;
+    case PartForm::Heads::kQuery:
+      return part.q_heads;
+    case PartForm::Heads::kKeyValue:
+      return part.kv_heads;
+  }
+  return {};
+}
+
+const std::vector<RowRun>& RowsOf(const BindContext& context, const DilatedPart& part,
+                                  bool of_keys) {
+  return (of_keys ? part.kv_rows : part.q_rows)[context.rank];
+}
+
+GatherCall DescribeGather(const BindContext& context, const ComputeCall& call) {
   const DilatedPart& part = context.dilated[call.part];
   const PartForm& form = call.form;
-  PartCall made;
-  made.kind = call.op == Op::kGather       ? PartCall::Kind::kGather
-              : call.op == Op::kScatterAdd ? PartCall::Kind::kAdd
-                                           : PartCall::Kind::kMerge;
+  GatherCall made;
   made.heads_first = form.heads_first;
   made.outer = form.outer;
   made.inner_bytes = form.inner_bytes;
@@ -100,17 +114,31 @@ PartCall DescribePart(const BindContext& context, const ComputeCall& call) {
   made.part_rows = form.part_rows;
   made.heads = form.heads;
   made.part_heads = form.part_heads;
-  made.row_runs = (form.of_keys ? part.kv_rows : part.q_rows)[context.rank];
-  switch (form.heads_of) {
-    case PartForm::Heads::kNone:
-      made.head_of = kOnlyHead;
-      break;
-    case PartForm::Heads::kQuery:
-      made.head_of = part.q_heads;
-      break;
-    case PartForm::Heads::kKeyValue:
-      made.head_of = part.kv_heads;
-      break;
+  made.row_runs = RowsOf(context, part, form.of_keys);
+  made.head_of = HeadsOf(part, form.heads_of);
+  return made;
+}
+
+ScatterCall DescribeScatter(const BindContext& context, const ComputeCall& call) {
+  const PartForm& form = call.form;
+  ScatterCall made;
+  made.merges = call.op == Op::kScatterMerge;
+  made.heads_first = form.heads_first;
+  made.initial = call.initial;
+  made.final = call.final;
+  made.dtype = context.whole.problem.out_dtype();
+  made.outer = form.outer;
+  made.rows = form.rows;
+  made.heads = form.heads;
+  made.width = form.inner_bytes / 4;
+  for (size_t i = 0; i < call.parts.size(); ++i) {
+    const DilatedPart& part = context.dilated[call.part + i];
+    ScatterPart& scattered = made.parts.emplace_back();
+    scattered.row_runs = RowsOf(context, part, form.of_keys);
+    scattered.head_of = HeadsOf(part, form.heads_of);
+    if (scattered.row_runs.empty()) continue;
+    const RowRun& last = scattered.row_runs.back();
+    scattered.rows = last.first + last.count;
   }
   return made;
 }
@@ -240,9 +268,10 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
                       call.copy.source_pitch,
                       call.copy.target_pitch};
     case Op::kGather:
+      return DescribeGather(context, call);
     case Op::kScatterAdd:
     case Op::kScatterMerge:
-      return DescribePart(context, call);
+      return DescribeScatter(context, call);
   }
   assert(false && "unknown Op");
   return ZeroCall{};
@@ -316,17 +345,27 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(copy.target, call.target);
       addresses.Set(copy.source, call.source);
     }
-    void operator()(PartCall& part) const {
-      if (part.kind == PartCall::Kind::kMerge) {
-        addresses.Set(part.whole, call.q.out_acc);
-        addresses.Set(part.part, call.parts[0].out);
-        addresses.Set(part.whole_lse, call.q.lse);
-        addresses.Set(part.part_lse, call.parts[0].lse);
+    void operator()(GatherCall& gather) const {
+      addresses.Set(gather.whole, call.source);
+      addresses.Set(gather.part, call.target);
+    }
+    void operator()(ScatterCall& scatter) const {
+      for (size_t i = 0; i < call.parts.size(); ++i) {
+        addresses.Set(scatter.parts[i].values, call.parts[i].out);
+        addresses.Set(scatter.parts[i].lse, call.parts[i].lse);
+      }
+      if (scatter.merges) {
+        addresses.Set(scatter.values, call.q.out_acc);
+        addresses.Set(scatter.result, call.q.out);
+        addresses.Set(scatter.lse, call.q.lse);
         return;
       }
-      const bool gathers = part.kind == PartCall::Kind::kGather;
-      addresses.Set(part.whole, gathers ? call.source : call.target);
-      addresses.Set(part.part, gathers ? call.target : call.source);
+      addresses.Set(scatter.values, call.source);
+      if (call.final) {
+        addresses.Set(scatter.result, call.target);
+      } else {
+        addresses.Set(scatter.values, call.target);
+      }
     }
   };
   std::visit(Visitor{call, Addresses(address)}, kernel_call);
@@ -388,6 +427,7 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
     case Op::kCopy:
     case Op::kGather:
     case Op::kScatterAdd:
+      for (const PartialOperand& part : call.parts) read(part.out);
       read(call.source);
       write(call.target);
       break;

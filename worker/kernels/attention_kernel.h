@@ -226,19 +226,11 @@ struct CopyCall {
   int64_t target_pitch = 0;
 };
 
-// Some rows and heads of a whole tensor, which a part's tensor has by themselves:
+// Some rows and heads of a whole tensor, which a part's tensor has by themselves: part = whole.
 //   whole [outer, rows, heads, inner_bytes], part [outer, part_rows, part_heads, inner_bytes]
 // or, with heads_first, [outer, heads, rows, inner_bytes] both. Two of a part's heads may be one of
-// the whole's, but for kMerge.
-struct PartCall {
-  enum class Kind : uint8_t {
-    kGather,  // part = whole
-    kAdd,     // whole += part, fp32, in the order of the part's heads
-    // As MergeCall of the two, for each row and head: out of fp32 (not heads_first, inner_bytes
-    // is head_dim_v * 4), and lse [outer, heads, rows] fp32.
-    kMerge,
-  };
-  Kind kind = Kind::kGather;
+// the whole's.
+struct GatherCall {
   bool heads_first = false;
   int64_t outer = 1;
   int64_t inner_bytes = 0;
@@ -247,19 +239,49 @@ struct PartCall {
   int64_t heads = 1;
   int64_t part_heads = 1;
   // Host memory, valid until the call has been started. Runs ascend in `first`, from 0 on without
-  // gaps; a head of the whole for each of the part's.
+  // gaps, and in the rows that they name; a head of the whole for each of the part's.
   absl::Span<const RowRun> row_runs;
   absl::Span<const int32_t> head_of;
-  void* whole = nullptr;
-  void* part = nullptr;  // read, but for kGather
-  // kMerge
-  float* whole_lse = nullptr;
-  const float* part_lse = nullptr;
+  const void* whole = nullptr;
+  void* part = nullptr;
 };
 
-using KernelCall =
-    std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall, BiasGradientCall,
-                 ProbabilitiesCall, ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall, PartCall>;
+// What a part has at some rows and heads of a whole tensor: as GatherCall, of fp32.
+struct ScatterPart {
+  int64_t rows = 0;
+  absl::Span<const RowRun> row_runs;
+  absl::Span<const int32_t> head_of;
+  const float* values = nullptr;  // [outer, rows, heads, width], as heads_first says
+  const float* lse = nullptr;     // [outer, heads, rows], where it merges
+};
+
+// The way back, of several parts at once, for each row and head of the whole:
+//   sums    values = before + parts, in the order of parts, and of the heads within one
+//   merges  (values, lse) = (before, its lse) and the parts', as MergeCall. No two heads of parts
+//           are one of the whole's at one row. Not heads_first.
+// There is nothing before where it is initial: 0, of lse -inf. Where it is final the values are
+// rounded into `result` and sinks join, as in ForwardCall; else `values` has them, and may lack
+// what no part has, as that stays. Of heads_first, neither initial nor final.
+struct ScatterCall {
+  bool merges = false;
+  bool heads_first = false;
+  bool initial = false;
+  bool final = false;
+  DType dtype = DType::kFloat32;  // of `result`
+  int64_t outer = 1;
+  int64_t rows = 0;
+  int64_t heads = 1;
+  int64_t width = 0;  // at most 256, but for heads_first
+  std::vector<ScatterPart> parts;
+  float* values = nullptr;       // [outer, rows, heads, width]; read unless initial
+  void* result = nullptr;        // like values; may be the same memory where that is fp32
+  float* lse = nullptr;          // merges: [outer, heads, rows]; read unless initial, written
+  const float* sinks = nullptr;  // merges, final: [heads], or null
+};
+
+using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, BackwardCall,
+                                BiasGradientCall, ProbabilitiesCall, ZeroCall, AddCall, ConvertCall,
+                                MergeCall, CopyCall, GatherCall, ScatterCall>;
 
 // The problem of a call that multiplies q by k; null for the others.
 inline const AttentionProblem* ProductProblem(const KernelCall& call) {

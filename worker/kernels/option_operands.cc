@@ -27,6 +27,7 @@ bool SetOptionOperand(TensorId tensor, void* address, KernelCall& call) {
   switch (tensor) {
     case TensorId::kSinks:
       return Set(&ForwardCall::sinks, address, call) || Set(&MergeCall::sinks, address, call) ||
+             Set(&ScatterCall::sinks, address, call) ||
              Set(&SinkGradientCall::sinks, address, call);
     case TensorId::kDlse:
       return Set(&DeltaCall::dlse, address, call);

@@ -1,8 +1,12 @@
 #include "common/plan/schedule/dilated.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
@@ -21,6 +25,38 @@ bool HasEverything(const DilatedPart& part, const AttentionSpec& whole) {
          of_part.num_kv_heads == of_whole.num_kv_heads;
 }
 
+// Parts [begin, end) are a level's.
+struct LevelParts {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+std::vector<LevelParts> LevelsOf(const std::vector<DilatedPart>& parts) {
+  std::vector<LevelParts> levels;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    if (part == 0 || parts[part].level != parts[part - 1].level) levels.push_back({part, part});
+    levels.back().end = part + 1;
+  }
+  return levels;
+}
+
+// A part's program of one pass; its buffers by those of the whole's.
+struct PartProgram {
+  size_t part = 0;
+  Program program;
+  std::vector<BufferId> buffers;
+  std::optional<BufferId> delta;
+
+  BufferId Output(TensorId id) const {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (program.buffers[i].output == id) return buffers[i];
+    }
+    return kNoBuffer;
+  }
+};
+
+using PartBuilders = std::vector<std::unique_ptr<ScheduleBuilder>>;
+
 class DilatedRank {
  public:
   DilatedRank(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
@@ -28,17 +64,18 @@ class DilatedRank {
       : spec_(spec),
         plan_(plan),
         route_(route),
+        levels_(LevelsOf(route.parts)),
         builder_(spec, plan, rank),
-        shard_(AddShardBuffers(direction, recompute_forward, builder_)) {}
+        shard_(AddShardBuffers(direction, recompute_forward, builder_, Accumulates())) {}
 
   int64_t Forward(int64_t first) {
-    AddOutAccumulator(shard_, builder_);
+    if (Accumulates()) AddOutAccumulator(shard_, builder_);
     int64_t step = first;
-    if (!FirstMakesPartial()) AddForwardOfNoKeys(step++, /*initial=*/true);
-    for (size_t part = 0; part < route_.parts.size(); ++part) {
-      step = AddPart(step, part, *route_.forward[part]);
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      step = AddLevel(step, level, route_.forward);
     }
-    AddForwardOfNoKeys(step, /*initial=*/false);
+    if (LastIsScattered()) return step;
+    AddForwardOfNoKeys(step);
     return step + 1;
   }
 
@@ -46,94 +83,132 @@ class DilatedRank {
     const bool any_tokens = spec_.shape.seq_len_q > 0;
     // Rank 0 has dsinks, also of no tokens.
     if (any_tokens || spec_.options.sinks) builder_.Use(first);
-    StartBackward(first, shard_, builder_);
-    builder_.AddZero(first, builder_.Whole(shard_.dk_acc));
-    builder_.AddZero(first, builder_.Whole(shard_.dv_acc));
+    ShardBuffers start = shard_;
+    start.dq_acc = kNoBuffer;  // the first level's parts begin it
+    StartBackward(first, start, builder_);
+    if (levels_.empty()) {
+      for (BufferId none : {shard_.dq, shard_.dk, shard_.dv}) {
+        builder_.AddZero(first, builder_.Whole(none));
+      }
+    }
     std::vector<int64_t> q_rows;
     for (const Shard& shard : plan_.q) q_rows.push_back(RowsIn(shard));
     AddUpSinkGradients(first + 1, q_rows, shard_, builder_);
     int64_t step = first + 2;
-    for (size_t part = 0; part < route_.parts.size(); ++part) {
-      step = AddPart(step, part, *route_.backward[part]);
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      step = AddLevel(step, level, route_.backward);
     }
-    if (any_tokens && spec_.result_dtype() != DType::kFloat32) builder_.Use(step);
+    if (LastIsScattered() || levels_.empty()) return;
+    if (spec_.result_dtype() != DType::kFloat32) builder_.Use(step);
     FinishBackward(step, shard_, builder_);
   }
 
   Program Finish() { return builder_.Finish(); }
 
  private:
-  bool FirstMakesPartial() const {
-    return !route_.parts.empty() && HasEverything(route_.parts[0], spec_);
+  bool InPlace(size_t level) const {
+    return HasEverything(route_.parts[levels_[level].begin], spec_);
   }
+  // The first level's calls leave their results where the others' are merged into or added to.
+  bool FirstIsInPlace() const { return !levels_.empty() && InPlace(0); }
+  bool LastIsScattered() const { return levels_.size() > 1 || !(levels_.empty() || InPlace(0)); }
+  // Between the first level's results and the last one's there is something.
+  bool Accumulates() const { return levels_.size() > 1 || FirstIsInPlace(); }
 
-  // Makes the partial (0, -inf) of every row, or the results from it.
-  void AddForwardOfNoKeys(int64_t step, bool initial) {
+  // Makes the results of the partial, or of nothing.
+  void AddForwardOfNoKeys(int64_t step) {
     if (spec_.shape.seq_len_q > 0) builder_.Use(step);
     if (builder_.q_rows() == 0) return;
     ComputeCall call;
-    call.initial = initial;
-    call.final = !initial;
+    call.initial = levels_.empty();
+    call.final = true;
     call.q = AllQueries(builder_);
     call.q.q = builder_.Whole(shard_.q);
-    call.q.out_acc = builder_.Whole(shard_.out_acc);
+    if (!call.initial) call.q.out_acc = builder_.Whole(shard_.out_acc);
     call.q.lse = builder_.Whole(shard_.lse);
     AddTermOptions(builder_, call.q);
-    if (call.final) {
-      call.q.out = builder_.Whole(shard_.out);
-      AddFinalOptions(builder_, call.q);
-    }
+    call.q.out = builder_.Whole(shard_.out);
+    AddFinalOptions(builder_, call.q);
     builder_.AddCall(step, std::move(call));
   }
 
-  // One part's program with its copies. Returns the step behind it.
-  int64_t AddPart(int64_t first, size_t part, ScheduleBuilder& part_builder) {
-    Program program = part_builder.MakeProgram(builder_.rank());
-    const std::optional<BufferId> delta = TakeDelta(program);
-    const bool in_place = HasEverything(route_.parts[part], spec_);
-    std::vector<BufferId> buffers(program.buffers.size(), kNoBuffer);
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      const BufferSpec& buffer = program.buffers[i];
-      // Only for delta, which the whole has.
-      if (buffer.input == TensorId::kOut) continue;
-      if (in_place) buffers[i] = WholeBufferFor(part, buffer, delta == static_cast<BufferId>(i));
-      if (buffers[i] == kNoBuffer) buffers[i] = PartBuffer(part, buffer);
+  // The programs of a level's parts with their copies. Returns the step behind them.
+  int64_t AddLevel(int64_t first, size_t level, const PartBuilders& builders) {
+    const bool in_place = InPlace(level);
+    std::vector<PartProgram> parts;
+    size_t steps = 0;
+    for (size_t part = levels_[level].begin; part < levels_[level].end; ++part) {
+      parts.push_back(ProgramOf(level, part, *builders[part]));
+      steps = std::max(steps, parts.back().program.steps.size());
     }
-    const auto last = first + 1 + static_cast<int64_t>(program.steps.size());
-    if (!in_place) builder_.Use(first);
-    const bool makes_partial = part == 0 && in_place && IsForward(program);
-    if (!makes_partial) builder_.Use(last);
-    for (size_t i = 0; i < buffers.size() && !in_place; ++i) {
-      if (program.buffers[i].input.has_value() && buffers[i] != kNoBuffer) {
-        AddGather(first, part, *program.buffers[i].input, buffers[i]);
+    if (!in_place) {
+      builder_.Use(first);
+      // Keys first, as they travel.
+      for (const bool of_keys : {true, false}) {
+        for (const PartProgram& part : parts) AddGathers(first, part, of_keys);
       }
     }
-    if (delta.has_value() && !in_place) {
-      AddGather(first, part, TensorId::kLse, buffers[*delta], shard_.delta);
+    for (size_t i = 0; i < steps; ++i) {
+      for (PartProgram& part : parts) {
+        if (i < part.program.steps.size()) {
+          AddStep(first + 1 + static_cast<int64_t>(i), part, std::move(part.program.steps[i]));
+        }
+      }
     }
-    for (size_t i = 0; i < program.steps.size(); ++i) {
-      AddStep(first + 1 + static_cast<int64_t>(i), part, std::move(program.steps[i]), buffers);
-    }
-    if (!makes_partial) AddResults(last, part, program, buffers);
+    const auto last = first + 1 + static_cast<int64_t>(steps);
+    if (level == 0 && in_place) return last;
+    builder_.Use(last);
+    AddResults(last, level, parts);
     return last + 1;
   }
 
-  static bool IsForward(const Program& program) {
-    return std::any_of(program.buffers.begin(), program.buffers.end(),
-                       [](const BufferSpec& buffer) { return buffer.output == TensorId::kOut; });
+  PartProgram ProgramOf(size_t level, size_t part, ScheduleBuilder& part_builder) {
+    PartProgram made;
+    made.part = part;
+    made.program = part_builder.MakeProgram(builder_.rank());
+    made.delta = TakeDelta(made.program);
+    made.buffers.assign(made.program.buffers.size(), kNoBuffer);
+    for (size_t i = 0; i < made.buffers.size(); ++i) {
+      const BufferSpec& buffer = made.program.buffers[i];
+      // Only for delta, which the whole has.
+      if (buffer.input == TensorId::kOut) continue;
+      BufferId& taken = made.buffers[i];
+      if (InPlace(level)) {
+        taken = WholeBufferFor(level, buffer, made.delta == static_cast<BufferId>(i));
+      }
+      if (taken == kNoBuffer) taken = PartBuffer(part - levels_[level].begin, buffer);
+    }
+    return made;
   }
 
-  // Where a part that has everything finds its input, or leaves the partial; kNoBuffer of others.
-  BufferId WholeBufferFor(size_t part, const BufferSpec& buffer, bool is_delta) {
+  // Where a part that has everything finds its input, or leaves the first level's results;
+  // kNoBuffer of others.
+  BufferId WholeBufferFor(size_t level, const BufferSpec& buffer, bool is_delta) {
     if (is_delta) return shard_.delta;
     if (buffer.input.has_value()) {
       const BufferId whole = WholeBufferOf(*buffer.input);
       builder_.First(whole, buffer.bytes);
       return whole;
     }
-    if (part != 0) return kNoBuffer;
-    if (buffer.output == TensorId::kOut) return shard_.out_acc;
-    return buffer.output == TensorId::kLse ? shard_.lse : kNoBuffer;
+    if (level != 0 || !buffer.output.has_value()) return kNoBuffer;
+    return *buffer.output == TensorId::kLse ? shard_.lse : AccumulatorOf(*buffer.output);
+  }
+
+  BufferId AccumulatorOf(TensorId output) const {
+    switch (output) {
+      case TensorId::kOut:
+        return shard_.out_acc;
+      case TensorId::kDq:
+        return shard_.dq_acc;
+      case TensorId::kDk:
+        return shard_.dk_acc;
+      case TensorId::kDv:
+        return shard_.dv_acc;
+      case TensorId::kDbias:
+        return shard_.dbias;
+      default:
+        return kNoBuffer;
+    }
   }
 
   // Takes the part's own delta out of its program: it is gathered. Its buffer, if there is one.
@@ -150,16 +225,16 @@ class DilatedRank {
     return delta;
   }
 
-  BufferId PartBuffer(size_t part, const BufferSpec& buffer) {
-    const std::string name = absl::StrCat("part", part % 2, ".", buffer.name);
-    for (const auto& [id, taken] : part_buffers_) {
-      if (taken != name) continue;
-      builder_.First(id, buffer.bytes);
-      return id;
+  // `number`: of the part in its level.
+  BufferId PartBuffer(size_t number, const BufferSpec& buffer) {
+    const std::string name = absl::StrCat("part", number, ".", buffer.name);
+    const auto [found, is_new] = part_buffers_.try_emplace(name, kNoBuffer);
+    if (is_new) {
+      found->second = builder_.AddBuffer(name, buffer.bytes);
+    } else {
+      builder_.First(found->second, buffer.bytes);
     }
-    const BufferId id = builder_.AddBuffer(name, buffer.bytes);
-    part_buffers_.emplace_back(id, name);
-    return id;
+    return found->second;
   }
 
   void MakePartCall(size_t part, ComputeCall& call) const {
@@ -168,15 +243,16 @@ class DilatedRank {
     call.of_query_heads = spec_.shape.num_heads;
   }
 
-  void AddStep(int64_t at, size_t part, Step step, const std::vector<BufferId>& buffers) {
+  void AddStep(int64_t at, const PartProgram& part, Step step) {
     builder_.Use(at);
     const auto move = [&](ByteRange& range) {
-      if (range.buffer != kNoBuffer) range.buffer = buffers[range.buffer];
+      if (range.buffer != kNoBuffer) range.buffer = part.buffers[range.buffer];
     };
     for (Transfer& transfer : step.transfers) {
       move(transfer.range);
       builder_.AddTransfer(at, transfer);
     }
+    bool late = false;
     for (ComputeCall& call : step.calls) {
       for (ByteRange* range : {&call.q.q, &call.q.out_acc, &call.q.out, &call.q.lse, &call.q.dout,
                                &call.q.delta, &call.q.dq_acc, &call.source, &call.target}) {
@@ -192,8 +268,14 @@ class DilatedRank {
         move(partial.out);
         move(partial.lse);
       }
-      MakePartCall(part, call);
-      builder_.AddCall(at, std::move(call));
+      MakePartCall(part.part, call);
+      // What waits for others comes behind all parts' calls, as it does behind those of one.
+      late = late || call.op == Op::kAdd || call.op == Op::kMerge;
+      if (late) {
+        builder_.AddLateCall(at, std::move(call));
+      } else {
+        builder_.AddCall(at, std::move(call));
+      }
     }
   }
 
@@ -246,74 +328,94 @@ class DilatedRank {
     }
   }
 
-  void AddGather(int64_t step, size_t part, TensorId id, BufferId target,
-                 BufferId source = kNoBuffer) {
+  // Of the inputs of one axis.
+  void AddGathers(int64_t step, const PartProgram& part, bool of_keys) {
+    for (size_t i = 0; i < part.buffers.size(); ++i) {
+      const std::optional<TensorId>& input = part.program.buffers[i].input;
+      if (!input.has_value() || part.buffers[i] == kNoBuffer) continue;
+      if ((InfoOf(*input).axis == Axis::kKv) != of_keys) continue;
+      AddGather(step, part.part, *input, WholeBufferOf(*input), part.buffers[i]);
+    }
+    if (part.delta.has_value() && !of_keys) {
+      AddGather(step, part.part, TensorId::kLse, shard_.delta, part.buffers[*part.delta]);
+    }
+  }
+
+  void AddGather(int64_t step, size_t part, TensorId id, BufferId source, BufferId target) {
     ComputeCall call;
     call.op = Op::kGather;
     call.form = FormOf(part, id);
     if (call.form.part_bytes() == 0) return;
     MakePartCall(part, call);
-    call.source = {source == kNoBuffer ? WholeBufferOf(id) : source, 0, call.form.whole_bytes()};
+    call.source = {source, 0, call.form.whole_bytes()};
     call.target = {target, 0, call.form.part_bytes()};
     builder_.AddCall(step, std::move(call));
   }
 
-  void AddResults(int64_t step, size_t part, const Program& program,
-                  const std::vector<BufferId>& buffers) {
-    const auto output = [&](TensorId id) {
-      for (size_t i = 0; i < buffers.size(); ++i) {
-        if (program.buffers[i].output == id) return buffers[i];
-      }
-      return kNoBuffer;
-    };
-    if (output(TensorId::kOut) != kNoBuffer) {
-      AddMerge(step, part, output(TensorId::kOut), output(TensorId::kLse));
-    }
-    for (const auto& [id, sum] :
-         {std::pair{TensorId::kDq, shard_.dq_acc}, std::pair{TensorId::kDk, shard_.dk_acc},
-          std::pair{TensorId::kDv, shard_.dv_acc}, std::pair{TensorId::kDbias, shard_.dbias}}) {
-      if (output(id) != kNoBuffer) AddSum(step, part, id, output(id), sum);
+  void AddResults(int64_t step, size_t level, const std::vector<PartProgram>& parts) {
+    for (const auto& [id, result] :
+         {std::pair{TensorId::kOut, shard_.out}, std::pair{TensorId::kDq, shard_.dq},
+          std::pair{TensorId::kDk, shard_.dk}, std::pair{TensorId::kDv, shard_.dv},
+          std::pair{TensorId::kDbias, shard_.dbias}}) {
+      if (parts[0].Output(id) != kNoBuffer) AddScatter(step, level, parts, id, result);
     }
   }
 
-  // Of a result, which a part has in fp32.
+  // Of a result, which parts have in fp32.
   PartForm ResultForm(size_t part, TensorId id) const {
     PartForm form = FormOf(part, id);
     form.inner_bytes = form.inner_bytes / ElementBytes(DTypeOf(spec_, id)) * 4;
     return form;
   }
 
-  void AddMerge(int64_t step, size_t part, BufferId out, BufferId lse) {
+  void AddScatter(int64_t step, size_t level, const std::vector<PartProgram>& parts, TensorId id,
+                  BufferId result) {
+    const bool merges = id == TensorId::kOut;
     ComputeCall call;
-    call.op = Op::kScatterMerge;
-    call.form = ResultForm(part, TensorId::kOut);
-    if (call.form.part_bytes() == 0) return;
-    MakePartCall(part, call);
-    const PartForm statistics = FormOf(part, TensorId::kLse);
-    call.q = AllQueries(builder_);
-    call.q.out_acc = {shard_.out_acc, 0, call.form.whole_bytes()};
-    call.q.lse = {shard_.lse, 0, statistics.whole_bytes()};
-    call.parts.push_back({{out, 0, call.form.part_bytes()}, {lse, 0, statistics.part_bytes()}});
-    builder_.AddCall(step, std::move(call));
-  }
-
-  void AddSum(int64_t step, size_t part, TensorId id, BufferId source, BufferId target) {
-    ComputeCall call;
-    call.op = Op::kScatterAdd;
-    call.form = ResultForm(part, id);
-    if (call.form.part_bytes() == 0) return;
-    MakePartCall(part, call);
-    call.source = {source, 0, call.form.part_bytes()};
-    call.target = {target, 0, call.form.whole_bytes()};
+    call.op = merges ? Op::kScatterMerge : Op::kScatterAdd;
+    // A bias's gradient is zero before the first level, and has its type from the beginning.
+    call.initial = level == 0 && id != TensorId::kDbias;
+    call.final = level + 1 == levels_.size() && id != TensorId::kDbias;
+    bool any_rows = call.initial || call.final;
+    for (const PartProgram& part : parts) {
+      const PartForm form = ResultForm(part.part, id);
+      any_rows = any_rows || form.part_bytes() > 0;
+      PartialOperand& operand = call.parts.emplace_back();
+      operand.out = {part.Output(id), 0, form.part_bytes()};
+      if (!merges) continue;
+      operand.lse = {part.Output(TensorId::kLse), 0,
+                     FormOf(part.part, TensorId::kLse).part_bytes()};
+    }
+    MakePartCall(parts[0].part, call);
+    call.form = ResultForm(parts[0].part, id);
+    call.form.part_rows = call.form.part_heads = 0;
+    if (call.form.whole_bytes() == 0 || !any_rows) return;
+    const BufferId accumulator = AccumulatorOf(id);
+    const ByteRange sum =
+        call.initial && call.final ? kNone : ByteRange{accumulator, 0, call.form.whole_bytes()};
+    const ByteRange rounded = builder_.Whole(result);
+    if (merges) {
+      call.q = AllQueries(builder_);
+      call.q.out_acc = sum;
+      call.q.lse = builder_.Whole(shard_.lse);
+      if (call.final) {
+        call.q.out = rounded;
+        AddFinalOptions(builder_, call.q);
+      }
+    } else {
+      if (!call.initial) call.source = sum;
+      call.target = call.final ? rounded : sum;
+    }
     builder_.AddCall(step, std::move(call));
   }
 
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
   const DilatedRoute& route_;
+  const std::vector<LevelParts> levels_;
   ProgramBuilder builder_;
   ShardBuffers shard_;
-  std::vector<std::pair<BufferId, std::string>> part_buffers_;
+  std::map<std::string, BufferId> part_buffers_;  // by name
 };
 
 }  // namespace

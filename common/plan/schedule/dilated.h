@@ -1,12 +1,12 @@
-// Dilated attention: the programs of its parts (common/plan/dilation.h) one after another, each the
-// same as that of a request of its own, between two copies. What the part has of the inputs is
-// gathered before it, and its results are merged into, or added to, the whole's after it. A part of
-// all tokens and heads (a rate of 1) reads the inputs where they are, and the first of all, if it
-// is one, makes the partial that the others are merged into. Any kind of schedule; what travels is
-// a part's tokens and heads.
+// Dilated attention: level by level, the programs of a level's parts (common/plan/dilation.h), each
+// the same as that of a request of its own, side by side between two copies. What the parts have of
+// the inputs is gathered before them, and their results are merged into, or added to, the whole's
+// after them, by one call for all of them: the first level's makes the partial, or the sum, and the
+// last one's the results. A part of all tokens and heads (a rate of 1) reads the inputs where they
+// are, and the first of all, if it is one, makes what the others are merged into or added to. Any
+// kind of schedule; what travels is a part's tokens and heads, of all parts of a level at once.
 //
-// Parts use two sets of buffers in turn, so that one's may be gathered and travel while the one
-// before it computes.
+// Levels take turns with the same buffers.
 #ifndef RINGATTN_COMMON_PLAN_SCHEDULE_DILATED_H_
 #define RINGATTN_COMMON_PLAN_SCHEDULE_DILATED_H_
 

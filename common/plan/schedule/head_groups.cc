@@ -225,19 +225,25 @@ class HeadGroups {
                                  FirstQueryHead(group), query_heads());
     AddTerms(step, group, call.q);
     builder_.AddZero(step, call.q.dq_acc);
-    builder_.AddCall(step, call);
-    if (shard_.dbias != kNoBuffer) AddBiasGradient(step, group, std::move(call));
+    if (shard_.dbias == kNoBuffer) {
+      builder_.AddCall(step, std::move(call));
+    } else {
+      AddBothGradients(step, group, std::move(call));
+    }
     views_.WriteBack(step);
   }
 
-  void AddBiasGradient(int64_t step, int64_t group, ComputeCall call) {
+  // One behind the other: some devices compute both at once.
+  void AddBothGradients(int64_t step, int64_t group, ComputeCall backward) {
     const PairsOfGroup pairs = PairsOf(TensorId::kDbias);
     assert(pairs.per_head);
+    ComputeCall call = backward;
     call.op = ComputeCall::Op::kBiasGradient;
     call.q.dq_acc = kNone;
     for (KvOperand& keys : call.kv) keys.dk = keys.dv = kNone;
     call.target = views_.Write(shard_.dbias, pairs.form, FirstQueryHead(group), query_heads());
     builder_.AddZero(step, call.target);
+    builder_.AddCall(step, std::move(backward));
     builder_.AddCall(step, std::move(call));
   }
 

@@ -8,11 +8,12 @@ namespace ringattn {
 namespace {
 
 // An fp32 accumulator of an output: the output itself where that is fp32.
-BufferId AddAccumulator(TensorId output, const char* name, BufferId* buffer,
+BufferId AddAccumulator(TensorId output, const char* name, bool accumulates, BufferId* buffer,
                         ProgramBuilder& builder) {
   *buffer = builder.AddOutput(output);
   const DType dtype = DTypeOf(builder.spec(), output);
   if (dtype == DType::kFloat32) return *buffer;
+  if (!accumulates) return kNoBuffer;
   const int64_t elements = builder.ShardBytes(output) / ElementBytes(dtype);
   return builder.AddBuffer(name, elements * ElementBytes(DType::kFloat32));
 }
@@ -101,7 +102,8 @@ void AddProbabilities(int64_t step, const ComputeCall& forward, const ShardBuffe
 
 }  // namespace
 
-ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder) {
+ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder,
+                             bool accumulates) {
   ShardBuffers shard;
   shard.q = builder.AddInput(TensorId::kQ);
   shard.k = builder.AddInput(TensorId::kK);
@@ -122,9 +124,9 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
   shard.lse = add(TensorId::kLse);
   shard.dout = builder.AddInput(TensorId::kDout);
   shard.delta = builder.AddBuffer("delta", builder.ShardBytes(TensorId::kLse));
-  shard.dq_acc = AddAccumulator(TensorId::kDq, "dq_acc", &shard.dq, builder);
-  shard.dk_acc = AddAccumulator(TensorId::kDk, "dk_acc", &shard.dk, builder);
-  shard.dv_acc = AddAccumulator(TensorId::kDv, "dv_acc", &shard.dv, builder);
+  shard.dq_acc = AddAccumulator(TensorId::kDq, "dq_acc", accumulates, &shard.dq, builder);
+  shard.dk_acc = AddAccumulator(TensorId::kDk, "dk_acc", accumulates, &shard.dk, builder);
+  shard.dv_acc = AddAccumulator(TensorId::kDv, "dv_acc", accumulates, &shard.dv, builder);
   AddOptionBuffers(direction, builder, shard);
   return shard;
 }
@@ -166,7 +168,7 @@ void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& buil
   AddOptions(kDeltaOptions, builder, delta.q);
   if (!delta.q.options.empty()) delta.q.lse = builder.Whole(shard.lse);
   builder.AddCall(step, std::move(delta));
-  builder.AddZero(step, builder.Whole(shard.dq_acc));
+  builder.AddZero(step, builder.WholeIfAny(shard.dq_acc));
   builder.AddZero(step, builder.WholeIfAny(shard.dbias));
   if (shard.dsinks == kNoBuffer) return;
   ComputeCall sinks;

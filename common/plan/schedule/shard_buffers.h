@@ -38,7 +38,9 @@ struct ShardBuffers {
   BufferId probabilities = kNoBuffer;
 };
 
-ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder);
+// `accumulates`: outputs that are not fp32 have accumulators.
+ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, ProgramBuilder& builder,
+                             bool accumulates = true);
 
 // Calls of one rank's forward pass with the program steps at which they run, kv operands
 // and counts filled in.
@@ -58,7 +60,7 @@ QOperand AllQueries(const ProgramBuilder& builder);
 void AddTermOptions(const ProgramBuilder& builder, QOperand& operand);
 void AddFinalOptions(const ProgramBuilder& builder, QOperand& operand);
 
-// delta, zeros for dq and dbias, and this rank's part of dsinks.
+// delta, zeros for dq_acc, if there is one, and dbias, and this rank's part of dsinks.
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder);
 // Adds all ranks' parts of dsinks on rank 0, in the order of ranks; nothing without sinks. All
 // ranks call it, with one step behind StartBackward's.

@@ -52,21 +52,98 @@ absl::StatusOr<Kernel> Choose(const KernelCall& call, const KernelChoice& choice
   if (const auto* add = std::get_if<AddCall>(&call)) return Kernel(*add);
   if (const auto* merge = std::get_if<MergeCall>(&call)) return Kernel(*merge);
   if (const auto* copy = std::get_if<CopyCall>(&call)) return Kernel(*copy);
-  if (const auto* part = std::get_if<PartCall>(&call)) return KernelOf(cuda::PreparePart(*part));
+  if (const auto* gather = std::get_if<GatherCall>(&call)) {
+    return KernelOf(cuda::PrepareGather(*gather));
+  }
+  if (const auto* scatter = std::get_if<ScatterCall>(&call)) {
+    return KernelOf(cuda::PrepareScatter(*scatter));
+  }
   return Kernel(std::get<ConvertCall>(call));
+}
+
+void Add(Kernel kernel, Planned& planned) {
+  planned.tables_offsets.push_back(planned.tables_end);
+  if (const auto* attention = std::get_if<Attention>(&kernel)) {
+    planned.tables_end += (*attention)->table_bytes();
+    planned.scratch_bytes = std::max(planned.scratch_bytes, (*attention)->scratch_bytes());
+  }
+  planned.kernels.push_back(std::move(kernel));
+}
+
+// A backward call and the bias's gradient behind it, in the order of the queue, where one kernel
+// computes both; else empty.
+absl::StatusOr<cuda::PreparedGradients> ChooseBoth(const KernelCall& call, const KernelCall& next,
+                                                   const KernelChoice& choice) {
+  const auto* const backward = std::get_if<BackwardCall>(&call);
+  const auto* const gradient = std::get_if<BiasGradientCall>(&next);
+  if (backward == nullptr || gradient == nullptr) return cuda::PreparedGradients();
+  return cuda::PrepareGradients(*backward, *gradient, choice.device, choice.tuning);
+}
+
+bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto* const x = static_cast<const char*>(a);
+  const auto* const y = static_cast<const char*>(b);
+  return x < y + b_bytes && y < x + a_bytes;
+}
+
+// Whether a call that computes no attention may touch what `zero` does.
+bool Touches(const KernelCall& call, const ZeroCall& zero) {
+  const auto touches = [&zero](const void* address, int64_t bytes) {
+    return Overlap(zero.target, zero.bytes, address, bytes);
+  };
+  if (const auto* other = std::get_if<ZeroCall>(&call)) return touches(other->target, other->bytes);
+  if (const auto* copy = std::get_if<CopyCall>(&call)) {
+    const auto bytes = [copy](int64_t pitch) { return copy->runs * pitch + copy->run_bytes; };
+    return touches(copy->source, bytes(copy->source_pitch)) ||
+           touches(copy->target, bytes(copy->target_pitch));
+  }
+  if (const auto* add = std::get_if<AddCall>(&call)) {
+    return touches(add->source, 4 * add->count) || touches(add->target, 4 * add->count);
+  }
+  if (const auto* convert = std::get_if<ConvertCall>(&call)) {
+    return touches(convert->source, 4 * convert->count) ||
+           touches(convert->target, 4 * convert->count);
+  }
+  return std::holds_alternative<GatherCall>(call) || std::holds_alternative<ScatterCall>(call);
+}
+
+// The gradients of a bias that are stored where the zero call at `index` zeroes, before anything
+// else comes there.
+std::vector<const BiasGradientCall*> StoredBehind(const std::vector<KernelCall>& calls,
+                                                  size_t index) {
+  const auto& zero = std::get<ZeroCall>(calls[index]);
+  std::vector<const BiasGradientCall*> stored;
+  if (zero.target == nullptr) return stored;
+  for (size_t i = index + 1; i < calls.size() && !Touches(calls[i], zero); ++i) {
+    const auto* const gradient = std::get_if<BiasGradientCall>(&calls[i]);
+    if (gradient != nullptr && gradient->dbias == zero.target) stored.push_back(gradient);
+  }
+  return stored;
 }
 
 absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelChoice& choice) {
   Planned planned;
-  for (const KernelCall& call : calls) {
-    absl::StatusOr<Kernel> kernel = Choose(call, choice);
-    if (!kernel.ok()) return kernel.status();
-    planned.tables_offsets.push_back(planned.tables_end);
-    if (const auto* attention = std::get_if<Attention>(&*kernel)) {
-      planned.tables_end += (*attention)->table_bytes();
-      planned.scratch_bytes = std::max(planned.scratch_bytes, (*attention)->scratch_bytes());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (i + 1 < calls.size()) {
+      absl::StatusOr<cuda::PreparedGradients> both = ChooseBoth(calls[i], calls[i + 1], choice);
+      if (!both.ok()) return both.status();
+      if (both->backward != nullptr) {
+        Add(std::move(both->backward), planned);
+        Add(std::move(both->bias_gradient), planned);
+        ++i;
+        continue;
+      }
     }
-    planned.kernels.push_back(*std::move(kernel));
+    if (const auto* zero = std::get_if<ZeroCall>(&calls[i])) {
+      Attention kernel = cuda::PrepareZero(*zero, StoredBehind(calls, i));
+      if (kernel != nullptr) {
+        Add(std::move(kernel), planned);
+        continue;
+      }
+    }
+    absl::StatusOr<Kernel> kernel = Choose(calls[i], choice);
+    if (!kernel.ok()) return kernel.status();
+    Add(*std::move(kernel), planned);
   }
   return planned;
 }

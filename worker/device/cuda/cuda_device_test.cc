@@ -94,7 +94,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
         .dtype = DType::kBFloat16, .head_dim = head_dim, .head_dim_v = head_dim, .bands = {Band{}}};
     ForwardCall call;
     call.problem = &problem;
-    PreparedCalls calls = Ready(*device, {call, ZeroCall{}, PartCall{}});
+    PreparedCalls calls = Ready(*device, {call, ZeroCall{}, GatherCall{}, ScatterCall{}});
     spec = {};
     spec.dtype = problem.dtype;
     spec.shape.head_dim = spec.shape.head_dim_v = head_dim;
@@ -102,6 +102,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
     EXPECT_EQ(calls[0]->kernel().kernel_class, "plain");
     EXPECT_TRUE(calls[1]->kernel().empty());
     EXPECT_TRUE(calls[2]->kernel().empty());
+    EXPECT_TRUE(calls[3]->kernel().empty());
   }
 }
 

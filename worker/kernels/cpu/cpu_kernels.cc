@@ -209,11 +209,19 @@ absl::Status RunCall(const CopyCall& call, Workspace& workspace, const Progress&
   });
 }
 
-absl::Status RunCall(const PartCall& call, Workspace& workspace, const Progress& progress) {
-  const int64_t row_bytes = std::max<int64_t>(1, call.part_heads * call.inner_bytes);
-  return ForRanges(call.outer * call.part_rows,
-                   std::max<int64_t>(1, 4 * kElementsPerTask / row_bytes), workspace, progress,
-                   [&](int64_t begin, int64_t end) { DoPartRows(call, begin, end); });
+int64_t RowsPerTask(int64_t row_bytes) {
+  return std::max<int64_t>(1, 4 * kElementsPerTask / std::max<int64_t>(1, row_bytes));
+}
+
+absl::Status RunCall(const GatherCall& call, Workspace& workspace, const Progress& progress) {
+  return ForRanges(call.outer * call.part_rows, RowsPerTask(call.part_heads * call.inner_bytes),
+                   workspace, progress,
+                   [&](int64_t begin, int64_t end) { GatherRows(call, begin, end); });
+}
+
+absl::Status RunCall(const ScatterCall& call, Workspace& workspace, const Progress& progress) {
+  return ForRanges(call.outer * call.rows, RowsPerTask(call.heads * call.width * 4), workspace,
+                   progress, [&](int64_t begin, int64_t end) { ScatterRows(call, begin, end); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/part_rows.h"
 #include "worker/kernels/cuda/probabilities.h"
+#include "worker/kernels/cuda/zero_rows.h"
 
 namespace ringattn::worker::cuda {
 
@@ -28,6 +29,7 @@ absl::Status LoadKernels(const DeviceInfo& device) {
   for (const void* address : ElementwiseKernels()) entries.push_back({address, 0});
   for (const void* address : PartRowsKernels()) entries.push_back({address, 0});
   for (const void* address : ProbabilityKernels()) entries.push_back({address, 0});
+  for (const void* address : ZeroRowsKernels()) entries.push_back({address, 0});
   for (const KernelFamily& family : Families()) {
     for (const KernelEntry& entry : family.entries(device)) entries.push_back(entry);
   }

@@ -28,6 +28,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,14 +46,20 @@ absl::StatusOr<DeviceInfo> QueryDevice(int device);
 // wait then for work of the device that waits for that launch.
 absl::Status LoadKernels(const DeviceInfo& device);
 
-// Copies between a whole tensor and a part's. Its family has no name, as it computes no attention.
-// The call's lists are read until WriteTables has returned, and not after it.
-absl::StatusOr<std::unique_ptr<PreparedKernel>> PreparePart(const PartCall& call);
+// Between a whole tensor and its parts'. Their family has no name, as they compute no attention.
+// The calls' lists are read until WriteTables has returned, and not after it.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareGather(const GatherCall& call);
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareScatter(const ScatterCall& call);
 
 // Softmax weights of chosen rows. One kernel serves every problem, whatever family computes its
 // attention, by the arithmetic of "simt", whose name it has.
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const ProbabilitiesCall& call,
                                                                      const DeviceInfo& device);
+
+// A call that zeroes what it must of a bias's gradient, `call`'s target, whose address the calls
+// `behind` have: not what they store themselves. Null where all is to be zeroed.
+std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
+                                            const std::vector<const BiasGradientCall*>& behind);
 
 // The calls that need no preparation.
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream);

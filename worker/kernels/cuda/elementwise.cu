@@ -104,49 +104,81 @@ __global__ void convert_from_fp32(T* target, const float* source, int64_t count)
   for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] = FromFloat<T>(source[i]);
 }
 
-// One block per (tile, packed head group, batch), one warp per row.
+// The larger of two, or the one that is a NaN.
+__device__ __forceinline__ float LargerOrNan(float x, float y) { return y > x || y != y ? y : x; }
+
+// One block per (tile, packed head group, batch), one warp per row: its lanes ask for the lse of
+// all slots at once, and each for four columns of one slot after another.
 template <typename T>
 __global__ void attention_combine(const __grid_constant__ CombineParams params) {
   const ForwardParams& forward = params.forward;
   const CommonParams& common = forward.common;
-  if (Stopped(common.stop_word)) return;
   const CombineTile combine = params.tiles[blockIdx.x];
+#if __CUDA_ARCH__ >= 900
+  // It may have been started beside the forward, whose results are there from here on.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  if (Stopped(common.stop_word)) return;
   const int pack = forward.head_pack;
   const int groups = common.num_heads / pack;
   const int64_t batch = blockIdx.z;
   const int lane = threadIdx.x & 31;
+  const int columns = common.head_dim_v;
+  const bool vectors = columns % 4 == 0;
   ForwardTile tile;
   tile.q_row_begin = combine.q_row_begin;
   tile.q_rows = combine.q_rows;
-  const auto slot_row = [&](int slot, int row) {
-    return ((int64_t{slot} * common.batch + batch) * groups + blockIdx.y) * forward.tile_rows + row;
-  };
+  const int slots = combine.slot_end - combine.slot_begin;
+  const int64_t slot_rows = int64_t{common.batch} * groups * forward.tile_rows;
   for (int row = threadIdx.x / 32; row < combine.q_rows * pack; row += kThreads / 32) {
+    const int64_t first =
+        ((int64_t{combine.slot_begin} * common.batch + batch) * groups + blockIdx.y) *
+            forward.tile_rows +
+        row;
+    const float* const slot_lse = forward.partial_lse + first;
     float max = NegativeInfinity();
-    for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
-      const float lse = forward.partial_lse[slot_row(slot, row)];
-      max = lse > max || lse != lse ? lse : max;
+    for (int slot = lane; slot < slots; slot += 32) {
+      max = LargerOrNan(max, slot_lse[slot * slot_rows]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      max = LargerOrNan(max, __shfl_xor_sync(0xffffffff, max, step));
     }
     const float safe = max == NegativeInfinity() ? 0.0f : max;
     float sum = 0.0f;
-    for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
-      sum += expf(forward.partial_lse[slot_row(slot, row)] - safe);
-    }
+    for (int slot = lane; slot < slots; slot += 32) sum += expf(slot_lse[slot * slot_rows] - safe);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     const float lse = sum == 0.0f ? NegativeInfinity() : max + logf(sum);
     ForwardRow target(forward, tile, blockIdx.y * pack, batch, row, lse,
                       sum == 0.0f ? 0.0f : 1.0f / sum);
     __syncwarp();  // all lanes have read the previous lse
-    for (int column = lane * 2; column < common.head_dim_v; column += 64) {
-      float x0 = 0.0f;
-      float x1 = 0.0f;
-      for (int slot = combine.slot_begin; slot < combine.slot_end; ++slot) {
-        const int64_t at = slot_row(slot, row);
-        const float weight = expf(forward.partial_lse[at] - safe);
-        const float* source = forward.partial_out + at * common.head_dim_v + column;
-        x0 = fmaf(weight, source[0], x0);
-        if (column + 1 < common.head_dim_v) x1 = fmaf(weight, source[1], x1);
+    for (int begin = 0; begin < columns; begin += 128) {
+      const int column = begin + lane * 4;
+      float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      for (int chunk = 0; chunk < slots; chunk += 32) {
+        const int slot = chunk + lane;
+        const float lane_weight = slot < slots ? expf(slot_lse[slot * slot_rows] - safe) : 0.0f;
+        const float* source = forward.partial_out + (first + chunk * slot_rows) * columns + column;
+        const int count = min(slots - chunk, 32);
+#pragma unroll 8
+        for (int i = 0; i < count; ++i, source += slot_rows * columns) {
+          const float weight = __shfl_sync(0xffffffff, lane_weight, i);
+          alignas(16) float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+          if (!vectors) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              if (column + j < columns) part[j] = source[j];
+            }
+          } else if (column < columns) {
+            *reinterpret_cast<float4*>(part) = *reinterpret_cast<const float4*>(source);
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x[j] = fmaf(weight, part[j], x[j]);
+        }
       }
-      target.template Store2<T>(column, x0, x1);
+      target.template Store2<T>(column, x[0], x[1]);
+      target.template Store2<T>(column + 2, x[2], x[3]);
     }
     if (lane == 0) target.StoreLse();
   }
@@ -341,22 +373,28 @@ cudaError_t LaunchCopy(const CopyCall& call, cudaStream_t stream) {
 }
 
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, bool early) {
   const CommonParams& common = params.forward.common;
-  const dim3 grid(static_cast<unsigned>(tile_count), common.num_heads / params.forward.head_pack,
-                  static_cast<unsigned>(common.batch));
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>(tile_count), common.num_heads / params.forward.head_pack,
+           static_cast<unsigned>(common.batch));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  cudaLaunchAttribute beside = {};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &beside;
+  config.numAttrs = early ? 1 : 0;
   switch (dtype) {
     case DType::kFloat32:
-      attention_combine<float><<<grid, kThreads, 0, stream>>>(params);
-      break;
+      return cudaLaunchKernelEx(&config, attention_combine<float>, params);
     case DType::kBFloat16:
-      attention_combine<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
-      break;
+      return cudaLaunchKernelEx(&config, attention_combine<__nv_bfloat16>, params);
     case DType::kFloat16:
-      attention_combine<__half><<<grid, kThreads, 0, stream>>>(params);
-      break;
+      return cudaLaunchKernelEx(&config, attention_combine<__half>, params);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 std::vector<const void*> ElementwiseKernels() {

@@ -20,10 +20,10 @@ cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);
 cudaError_t LaunchMerge(const MergeCall& call, cudaStream_t stream);
 cudaError_t LaunchCopy(const CopyCall& call, cudaStream_t stream);
 
-// Merges the partials of `tile_count` q tiles in slot order, then with the
-// previous partial, and writes the outputs of params.forward.
+// Merges the partials of `tile_count` q tiles, always in one order, then with the previous
+// partial, and writes the outputs of params.forward. `early`: SplitKeys::Combine.
 cudaError_t LaunchCombine(DType dtype, const CombineParams& params, int64_t tile_count,
-                          cudaStream_t stream);
+                          cudaStream_t stream, bool early);
 
 // All kernels that these functions launch.
 std::vector<const void*> ElementwiseKernels();

@@ -21,8 +21,14 @@ __device__ __forceinline__ int64_t FirstItem() {
 }
 __device__ __forceinline__ int64_t ItemStep() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
+// Of numbers >= 0; most are small, and a division of 64 bits is slow.
+__device__ __forceinline__ int64_t Divide(int64_t number, int64_t by) {
+  if (((number | by) >> 32) != 0) return number / by;
+  return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
+}
+
 // The whole's row that the part has as part_row: the last run that begins at or before it.
-__device__ __forceinline__ int64_t RowOf(const PartRowsParams& params, int64_t part_row) {
+__device__ __forceinline__ int64_t RowOf(const GatherParams& params, int64_t part_row) {
   int64_t low = 0, high = params.run_count;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
@@ -44,18 +50,18 @@ __device__ __forceinline__ int64_t PlaceOf(bool heads_first, int64_t outer, int6
 
 // `Unit` bytes at a time, to which everything is a multiple; in the part's order.
 template <typename Unit>
-__global__ void gather_rows(PartRowsParams params) {
+__global__ void gather_rows(GatherParams params) {
   const int64_t units = params.inner_bytes / static_cast<int64_t>(sizeof(Unit));
   const int64_t count = params.outer * params.part_rows * params.part_heads * units;
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
-    const int64_t unit = i % units;
-    int64_t place = i / units;
+    const int64_t place = Divide(i, units);
+    const int64_t unit = i - place * units;
     const int64_t inner = params.heads_first ? params.part_rows : params.part_heads;
-    const int64_t fast = place % inner;
-    place /= inner;
     const int64_t middle = params.heads_first ? params.part_heads : params.part_rows;
-    const int64_t slow = place % middle;
-    const int64_t outer = place / middle;
+    const int64_t next = Divide(place, inner);
+    const int64_t fast = place - next * inner;
+    const int64_t outer = Divide(next, middle);
+    const int64_t slow = next - outer * middle;
     const int64_t row = RowOf(params, params.heads_first ? fast : slow);
     const int64_t head = params.head_of[params.heads_first ? slow : fast];
     const int64_t source = PlaceOf(params.heads_first, outer, params.rows, params.heads, row, head);
@@ -64,103 +70,249 @@ __global__ void gather_rows(PartRowsParams params) {
   }
 }
 
-// A thread has all heads of an element: two of them may be one of the whole's.
-__global__ void add_rows(PartRowsParams params) {
-  const int64_t floats = params.inner_bytes / 4;
-  const int64_t count = params.outer * params.part_rows * floats;
-  float* const whole = reinterpret_cast<float*>(params.whole);
-  const float* const part = reinterpret_cast<const float*>(params.part);
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
-    const int64_t element = i % floats;
-    const int64_t part_row = i / floats % params.part_rows;
-    const int64_t outer = i / floats / params.part_rows;
-    const int64_t row = RowOf(params, part_row);
-    for (int64_t h = 0; h < params.part_heads; ++h) {
-      const int64_t target =
-          PlaceOf(params.heads_first, outer, params.rows, params.heads, row, params.head_of[h]);
-      const int64_t source =
-          PlaceOf(params.heads_first, outer, params.part_rows, params.part_heads, part_row, h);
-      whole[target * floats + element] += part[source * floats + element];
+// The part's number of the whole's row, or -1.
+__device__ __forceinline__ int64_t PartRowOf(const RowRun* runs, int64_t run_count, int64_t row) {
+  int64_t low = 0, high = run_count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (runs[middle].begin <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  if (high == 0) return -1;
+  const RowRun& run = runs[low];
+  const int64_t behind = row - run.begin;
+  if (behind < 0 || behind > (run.count - 1) * run.step) return -1;
+  const int64_t number = Divide(behind, run.step);
+  return number * run.step == behind ? run.first + number : -1;
+}
+
+// A row and head of the whole, by its place in memory.
+struct WarpRow {
+  int64_t outer;
+  int64_t row;
+  int64_t head;
+};
+
+__device__ __forceinline__ WarpRow WarpRowAt(const ScatterParams& params, int64_t place) {
+  const int64_t inner = params.heads_first ? params.rows : params.heads;
+  const int64_t middle = params.heads_first ? params.heads : params.rows;
+  const int64_t next = Divide(place, inner);
+  const int64_t fast = place - next * inner;
+  const int64_t outer = Divide(next, middle);
+  const int64_t slow = next - outer * middle;
+  return {outer, params.heads_first ? fast : slow, params.heads_first ? slow : fast};
+}
+
+// A lane's elements of up to kRowElements of a row: four by four where the row's address and width
+// allow it, else every 32nd. Loads wait for nothing between them.
+constexpr int kLaneElements = 8;
+constexpr int kRowElements = 32 * kLaneElements;
+
+template <bool kFours>
+__device__ __forceinline__ int ElementOf(int lane, int e) {
+  return kFours ? 4 * lane + 128 * (e / 4) + e % 4 : lane + 32 * e;
+}
+
+template <bool kFours>
+__device__ __forceinline__ void LoadRow(const float* row, int64_t width, int lane,
+                                        float (&values)[kLaneElements]) {
+#pragma unroll
+  for (int e = 0; e < kLaneElements; e += kFours ? 4 : 1) {
+    const int element = ElementOf<kFours>(lane, e);
+    if constexpr (kFours) {
+      float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (element < width) four = *reinterpret_cast<const float4*>(row + element);
+      values[e] = four.x, values[e + 1] = four.y, values[e + 2] = four.z, values[e + 3] = four.w;
+    } else {
+      values[e] = element < width ? row[element] : 0.0f;
     }
   }
 }
 
-// One warp per row and head, as common/attention/merge.h.
-__global__ void merge_rows(PartRowsParams params) {
-  const int lane = threadIdx.x & 31;
-  const int64_t floats = params.inner_bytes / 4;
-  const int64_t count = params.outer * params.part_rows * params.part_heads;
-  float* const whole = reinterpret_cast<float*>(params.whole);
-  const float* const part = reinterpret_cast<const float*>(params.part);
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32; i < count;
-       i += warps) {
-    const int64_t h = i % params.part_heads;
-    const int64_t part_row = i / params.part_heads % params.part_rows;
-    const int64_t outer = i / params.part_heads / params.part_rows;
-    const int64_t head = params.head_of[h];
-    const int64_t row = RowOf(params, part_row);
-    float* const lse =
-        params.whole_lse + PlaceOf(true, outer, params.rows, params.heads, row, head);
-    const float before = *lse;
-    const float with =
-        params.part_lse[PlaceOf(true, outer, params.part_rows, params.part_heads, part_row, h)];
-    // What a row that saw no key has is 0, and of no weight.
-    if (with == NegativeInfinity()) continue;
-    const float max = before > with || isnan(before) ? before : with;
-    const float first = before == NegativeInfinity() ? 0.0f : expf(before - max);
-    const float second = expf(with - max);
-    const float sum = first + second;
-    float* const target =
-        whole + PlaceOf(false, outer, params.rows, params.heads, row, head) * floats;
-    const float* const source = part + i * floats;
-    for (int64_t element = lane; element < floats; element += 32) {
-      target[element] = fmaf(first / sum, target[element], second / sum * source[element]);
+__device__ __forceinline__ void StoreFour(float* target, float a, float b, float c, float d) {
+  *reinterpret_cast<float4*>(target) = {a, b, c, d};
+}
+template <typename T>
+__device__ __forceinline__ void StoreFour(T* target, float a, float b, float c, float d) {
+  *reinterpret_cast<uint2*>(target) = {Pack<T>(a, b), Pack<T>(c, d)};
+}
+
+template <bool kFours, typename T>
+__device__ __forceinline__ void StoreRow(const float (&values)[kLaneElements], int64_t width,
+                                         int lane, T* row) {
+#pragma unroll
+  for (int e = 0; e < kLaneElements; e += kFours ? 4 : 1) {
+    const int element = ElementOf<kFours>(lane, e);
+    if (element >= width) continue;
+    if constexpr (kFours) {
+      StoreFour(row + element, values[e], values[e + 1], values[e + 2], values[e + 3]);
+    } else {
+      row[element] = FromFloat<T>(values[e]);
     }
+  }
+}
+
+__device__ __forceinline__ float2 WeightsOf(float& lse, float with) {
+  const float max = lse > with || isnan(lse) ? lse : with;
+  const float first = lse == NegativeInfinity() ? 0.0f : expf(lse - max);
+  const float second = expf(with - max);
+  const float sum = first + second;
+  lse = max + logf(sum);
+  return {first / sum, second / sum};
+}
+
+// Tables that are no larger lie in shared memory: a row's way through them is short, and nothing
+// else is read to find that no part has it.
+constexpr int64_t kSharedTables = 16 << 10;
+
+// The tables' address, for all threads of the block.
+__device__ __forceinline__ const char* TablesOf(const ScatterParams& params) {
+  __shared__ uint4 tables[kSharedTables / sizeof(uint4)];
+  if (params.table_bytes > kSharedTables) return params.tables;
+  const auto count = static_cast<int>(params.table_bytes / static_cast<int64_t>(sizeof(uint4)));
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    tables[i] = reinterpret_cast<const uint4*>(params.tables)[i];
+  }
+  __syncthreads();
+  return reinterpret_cast<const char*>(tables);
+}
+
+// One warp per row and head of the whole: sums, or as common/attention/merge.h. A block has
+// neighbours: which of them a part has differs from row to row.
+template <typename Out, bool kMerges, bool kFours>
+__global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams params) {
+  const char* const tables = TablesOf(params);
+  const auto* const parts = reinterpret_cast<const ScatterSource*>(tables);
+  const auto* const runs = reinterpret_cast<const RowRun*>(tables + params.runs_offset);
+  const auto* const begins = reinterpret_cast<const int32_t*>(tables + params.begin_offset);
+  const auto* const heads_of = reinterpret_cast<const ScatterHead*>(tables + params.heads_offset);
+  const int lane = threadIdx.x & 31;
+  const int64_t count = params.outer * params.rows * params.heads;
+  const int64_t per_block = (count + gridDim.x - 1) / gridDim.x;
+  const int64_t end = min(count, (blockIdx.x + 1) * per_block);
+  for (int64_t i = blockIdx.x * per_block + threadIdx.x / 32; i < end; i += kThreads / 32) {
+    const WarpRow at = WarpRowAt(params, i);
+    const int64_t lse_at = PlaceOf(true, at.outer, params.rows, params.heads, at.row, at.head);
+    float lse = NegativeInfinity();
+    if (kMerges && !params.initial) lse = params.lse[lse_at];
+    const int32_t heads_begin = begins[at.head];
+    const int32_t heads_end = begins[at.head + 1];
+    bool any = params.initial || params.final;
+    for (int64_t base = 0; base < params.width; base += kRowElements) {
+      float values[kLaneElements] = {};
+      const int64_t first = i * params.width + base;
+      const int64_t left = params.width - base;
+      if (!params.initial) LoadRow<kFours>(params.values + first, left, lane, values);
+      for (int32_t n = heads_begin; n < heads_end; ++n) {
+        const ScatterHead head = heads_of[n];
+        const ScatterSource& part = parts[head.part];
+        const int64_t part_row = PartRowOf(runs + part.first_run, part.run_count, at.row);
+        if (part_row < 0) continue;
+        float terms[kLaneElements];
+        const int64_t from =
+            PlaceOf(params.heads_first, at.outer, part.rows, part.heads, part_row, head.head);
+        LoadRow<kFours>(part.values + from * params.width + base, left, lane, terms);
+        float2 weights = {1.0f, 1.0f};
+        if (kMerges) {
+          const float with =
+              part.lse[PlaceOf(true, at.outer, part.rows, part.heads, part_row, head.head)];
+          // What a row that saw no key has is 0, and of no weight.
+          if (with == NegativeInfinity()) continue;
+          weights = WeightsOf(lse, with);
+        }
+        any = true;
+#pragma unroll
+        for (int e = 0; e < kLaneElements; ++e) {
+          values[e] =
+              kMerges ? fmaf(weights.x, values[e], weights.y * terms[e]) : values[e] + terms[e];
+        }
+      }
+      if (kMerges && params.sinks != nullptr && params.sinks[at.head] != NegativeInfinity()) {
+        const float2 weights = WeightsOf(lse, params.sinks[at.head]);
+#pragma unroll
+        for (int e = 0; e < kLaneElements; ++e) values[e] *= weights.x;
+      }
+      if (!any) break;
+      if (params.final) {
+        StoreRow<kFours>(values, left, lane, static_cast<Out*>(params.result) + first);
+      } else {
+        StoreRow<kFours>(values, left, lane, params.values + first);
+      }
+    }
+    if (!kMerges || !any) continue;
     __syncwarp();  // every lane has read lse
-    if (lane == 0) *lse = max + logf(sum);
+    if (lane == 0) params.lse[lse_at] = lse;
   }
 }
 
 template <typename Unit>
-cudaError_t Gather(const PartRowsParams& params, cudaStream_t stream) {
+cudaError_t Gather(const GatherParams& params, cudaStream_t stream) {
   const int64_t count = params.outer * params.part_rows * params.part_heads *
                         (params.inner_bytes / static_cast<int64_t>(sizeof(Unit)));
   gather_rows<Unit><<<BlocksFor(count), kThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 
+template <typename Out, bool kMerges>
+cudaError_t Scatter(const ScatterParams& params, cudaStream_t stream) {
+  const int blocks = BlocksFor(params.outer * params.rows * params.heads * 32);
+  if (params.fours) {
+    scatter_parts<Out, kMerges, true><<<blocks, kThreads, 0, stream>>>(params);
+  } else {
+    scatter_parts<Out, kMerges, false><<<blocks, kThreads, 0, stream>>>(params);
+  }
+  return cudaGetLastError();
+}
+
+template <typename Out>
+cudaError_t Scatter(const ScatterParams& params, cudaStream_t stream) {
+  return params.merges ? Scatter<Out, true>(params, stream) : Scatter<Out, false>(params, stream);
+}
+
+template <typename Out>
+void AddScatterKernels(std::vector<const void*>& kernels) {
+  kernels.push_back(reinterpret_cast<const void*>(&scatter_parts<Out, true, true>));
+  kernels.push_back(reinterpret_cast<const void*>(&scatter_parts<Out, true, false>));
+  kernels.push_back(reinterpret_cast<const void*>(&scatter_parts<Out, false, true>));
+  kernels.push_back(reinterpret_cast<const void*>(&scatter_parts<Out, false, false>));
+}
+
 }  // namespace
 
-cudaError_t LaunchPartRows(PartCall::Kind kind, const PartRowsParams& params, cudaStream_t stream) {
-  const int64_t rows = params.outer * params.part_rows;
-  switch (kind) {
-    case PartCall::Kind::kGather: {
-      const uint64_t bits = reinterpret_cast<uintptr_t>(params.whole) |
-                            reinterpret_cast<uintptr_t>(params.part) |
-                            static_cast<uint64_t>(params.inner_bytes);
-      if (bits % 16 == 0) return Gather<uint4>(params, stream);
-      if (bits % 4 == 0) return Gather<uint32_t>(params, stream);
-      if (bits % 2 == 0) return Gather<uint16_t>(params, stream);
-      return Gather<uint8_t>(params, stream);
-    }
-    case PartCall::Kind::kAdd:
-      add_rows<<<BlocksFor(rows * (params.inner_bytes / 4)), kThreads, 0, stream>>>(params);
-      return cudaGetLastError();
-    case PartCall::Kind::kMerge:
-      merge_rows<<<BlocksFor(rows * params.part_heads * 32), kThreads, 0, stream>>>(params);
-      return cudaGetLastError();
+cudaError_t LaunchGather(const GatherParams& params, cudaStream_t stream) {
+  const uint64_t bits = reinterpret_cast<uintptr_t>(params.whole) |
+                        reinterpret_cast<uintptr_t>(params.part) |
+                        static_cast<uint64_t>(params.inner_bytes);
+  if (bits % 16 == 0) return Gather<uint4>(params, stream);
+  if (bits % 4 == 0) return Gather<uint32_t>(params, stream);
+  if (bits % 2 == 0) return Gather<uint16_t>(params, stream);
+  return Gather<uint8_t>(params, stream);
+}
+
+cudaError_t LaunchScatter(const ScatterParams& params, cudaStream_t stream) {
+  switch (params.dtype) {
+    case DType::kFloat32:
+      return Scatter<float>(params, stream);
+    case DType::kBFloat16:
+      return Scatter<__nv_bfloat16>(params, stream);
+    case DType::kFloat16:
+      return Scatter<__half>(params, stream);
   }
   return cudaErrorInvalidValue;
 }
 
 std::vector<const void*> PartRowsKernels() {
-  return {reinterpret_cast<const void*>(&gather_rows<uint4>),
-          reinterpret_cast<const void*>(&gather_rows<uint32_t>),
-          reinterpret_cast<const void*>(&gather_rows<uint16_t>),
-          reinterpret_cast<const void*>(&gather_rows<uint8_t>),
-          reinterpret_cast<const void*>(&add_rows),
-          reinterpret_cast<const void*>(&merge_rows)};
+  std::vector<const void*> kernels = {reinterpret_cast<const void*>(&gather_rows<uint4>),
+                                      reinterpret_cast<const void*>(&gather_rows<uint32_t>),
+                                      reinterpret_cast<const void*>(&gather_rows<uint16_t>),
+                                      reinterpret_cast<const void*>(&gather_rows<uint8_t>)};
+  AddScatterKernels<float>(kernels);
+  AddScatterKernels<__nv_bfloat16>(kernels);
+  AddScatterKernels<__half>(kernels);
+  return kernels;
 }
 
 }  // namespace ringattn::worker::cuda

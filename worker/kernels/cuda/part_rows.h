@@ -1,4 +1,5 @@
-// Between a tensor and one that has some of its rows and heads (PartCall): the kernels.
+// Between a tensor and those that have some of its rows and heads (GatherCall, ScatterCall): the
+// kernels.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PART_ROWS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PART_ROWS_H_
 
@@ -11,15 +12,13 @@
 
 namespace ringattn::worker::cuda {
 
-// As PartCall; the lists in device memory.
-struct PartRowsParams {
+// As GatherCall; the lists in device memory.
+struct GatherParams {
   const RowRun* runs = nullptr;
   int64_t run_count = 0;
   const int32_t* head_of = nullptr;
-  char* whole = nullptr;
+  const char* whole = nullptr;
   char* part = nullptr;
-  float* whole_lse = nullptr;
-  const float* part_lse = nullptr;
   int64_t outer = 1;
   int64_t inner_bytes = 0;
   int64_t rows = 0;
@@ -29,10 +28,51 @@ struct PartRowsParams {
   bool heads_first = false;
 };
 
-// Enqueues; the launch's error. REQUIRES: part_rows > 0, inner_bytes > 0.
-cudaError_t LaunchPartRows(PartCall::Kind kind, const PartRowsParams& params, cudaStream_t stream);
+// As ScatterPart; its runs are `run_count` of all parts' from `first_run` on.
+struct ScatterSource {
+  const float* values = nullptr;
+  const float* lse = nullptr;
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t first_run = 0;
+  int64_t run_count = 0;
+};
 
-// All kernels that it launches.
+// A part's head.
+struct ScatterHead {
+  int32_t part = 0;
+  int32_t head = 0;
+};
+
+// As ScatterCall; the lists in device memory, one behind another.
+struct ScatterParams {
+  const char* tables = nullptr;
+  int64_t table_bytes = 0;   // a multiple of 16
+  int64_t runs_offset = 0;   // RowRun, of all parts; before them ScatterSource, by part
+  int64_t begin_offset = 0;  // int32_t [heads + 1]: where a head's of the whole's begin in
+  int64_t heads_offset = 0;  // ScatterHead
+  bool merges = false;
+  bool heads_first = false;
+  bool initial = false;
+  bool final = false;
+  bool fours = false;  // every row's address is a multiple of four elements'
+  DType dtype = DType::kFloat32;
+  int64_t outer = 1;
+  int64_t rows = 0;
+  int64_t heads = 1;
+  int64_t width = 0;
+  float* values = nullptr;
+  void* result = nullptr;
+  float* lse = nullptr;
+  const float* sinks = nullptr;
+};
+
+// Enqueue; the launch's error. REQUIRES: part_rows > 0, inner_bytes > 0.
+cudaError_t LaunchGather(const GatherParams& params, cudaStream_t stream);
+// REQUIRES: rows > 0, width > 0.
+cudaError_t LaunchScatter(const ScatterParams& params, cudaStream_t stream);
+
+// All kernels that they launch.
 std::vector<const void*> PartRowsKernels();
 
 }  // namespace ringattn::worker::cuda

@@ -150,41 +150,108 @@ void ForwardRow(const ForwardCall& call, const ForwardOperands& operands, const 
   }
 }
 
-// One row and head of a part.
-void DoPart(const PartCall& call, int64_t outer, int64_t row, int64_t head, int64_t part_row,
-            int64_t part_head) {
-  const auto at = [&](int64_t rows, int64_t heads, int64_t r, int64_t h, bool heads_first) {
-    return heads_first ? (outer * heads + h) * rows + r : (outer * rows + r) * heads + h;
+int64_t PlaceOf(bool heads_first, int64_t outer, int64_t rows, int64_t heads, int64_t row,
+                int64_t head) {
+  return heads_first ? (outer * heads + head) * rows + row : (outer * rows + row) * heads + head;
+}
+
+// body(part's row, whole's row, part's head, whole's head)
+template <typename Body>
+void ForEachOfPart(absl::Span<const RowRun> runs, absl::Span<const int32_t> heads,
+                   const Body& body) {
+  for (const RowRun& run : runs) {
+    for (int64_t r = 0; r < run.count; ++r) {
+      for (size_t h = 0; h < heads.size(); ++h) {
+        body(run.first + r, run.begin + r * run.step, static_cast<int64_t>(h), heads[h]);
+      }
+    }
+  }
+}
+
+// One row and head of a scatter.
+struct ScatterState {
+  std::vector<double> values;
+  double lse = -kInfinity;
+};
+
+ScatterState BeforeScatter(const ScatterCall& call, int64_t at, int64_t lse_at) {
+  ScatterState state;
+  for (int64_t i = 0; i < call.width; ++i) {
+    state.values.push_back(call.initial ? 0.0 : call.values[at * call.width + i]);
+  }
+  if (call.merges && !call.initial) state.lse = call.lse[lse_at];
+  return state;
+}
+
+void JoinScatter(const std::vector<double>& values, double lse, ScatterState& state) {
+  if (lse == -kInfinity) return;
+  const double max = state.lse > lse || std::isnan(state.lse) ? state.lse : lse;
+  const double before = state.lse == -kInfinity ? 0.0 : std::exp(state.lse - max);
+  const double with = std::exp(lse - max);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double kept = before == 0.0 ? 0.0 : before * state.values[i];
+    state.values[i] = (kept + with * values[i]) / (before + with);
+  }
+  state.lse = max + std::log(before + with);
+}
+
+// All rows and heads at once, in fp64, from the words of attention_kernel.h.
+void DoScatter(const ScatterCall& call) {
+  std::vector<ScatterState> states;
+  for (int64_t o = 0; o < call.outer; ++o) {
+    for (int64_t row = 0; row < call.rows; ++row) {
+      for (int64_t h = 0; h < call.heads; ++h) {
+        states.push_back(BeforeScatter(call,
+                                       PlaceOf(call.heads_first, o, call.rows, call.heads, row, h),
+                                       PlaceOf(true, o, call.rows, call.heads, row, h)));
+      }
+    }
+  }
+  const auto state_of = [&](int64_t o, int64_t row, int64_t h) -> ScatterState& {
+    return states[(o * call.rows + row) * call.heads + h];
   };
-  char* const whole = static_cast<char*>(call.whole) +
-                      at(call.rows, call.heads, row, head, call.heads_first) * call.inner_bytes;
-  char* const part =
-      static_cast<char*>(call.part) +
-      at(call.part_rows, call.part_heads, part_row, part_head, call.heads_first) * call.inner_bytes;
-  if (call.kind == PartCall::Kind::kGather) {
-    std::memcpy(part, whole, call.inner_bytes);
-    return;
+  for (int64_t o = 0; o < call.outer; ++o) {
+    for (const ScatterPart& part : call.parts) {
+      const auto heads = static_cast<int64_t>(part.head_of.size());
+      ForEachOfPart(
+          part.row_runs, part.head_of,
+          [&](int64_t part_row, int64_t row, int64_t part_head, int64_t head) {
+            const float* const from =
+                part.values +
+                PlaceOf(call.heads_first, o, part.rows, heads, part_row, part_head) * call.width;
+            ScatterState& state = state_of(o, row, head);
+            if (!call.merges) {
+              // fp32, as attention_kernel.h says.
+              for (int64_t i = 0; i < call.width; ++i) {
+                state.values[i] = static_cast<float>(state.values[i]) + from[i];
+              }
+              return;
+            }
+            const double lse = part.lse[PlaceOf(true, o, part.rows, heads, part_row, part_head)];
+            JoinScatter(std::vector<double>(from, from + call.width), lse, state);
+          });
+    }
   }
-  auto* const sum = reinterpret_cast<float*>(whole);
-  const auto* const term = reinterpret_cast<const float*>(part);
-  const int64_t count = call.inner_bytes / 4;
-  if (call.kind == PartCall::Kind::kAdd) {
-    for (int64_t i = 0; i < count; ++i) sum[i] += term[i];
-    return;
+  for (int64_t o = 0; o < call.outer; ++o) {
+    for (int64_t row = 0; row < call.rows; ++row) {
+      for (int64_t h = 0; h < call.heads; ++h) {
+        ScatterState& state = state_of(o, row, h);
+        if (call.final && call.sinks != nullptr) {
+          JoinScatter(std::vector<double>(call.width, 0.0), call.sinks[h], state);
+        }
+        const int64_t at = PlaceOf(call.heads_first, o, call.rows, call.heads, row, h);
+        for (int64_t i = 0; i < call.width; ++i) {
+          if (call.final) {
+            Store(call.dtype, call.result, at * call.width + i, state.values[i]);
+          } else {
+            call.values[at * call.width + i] = static_cast<float>(state.values[i]);
+          }
+        }
+        if (!call.merges) continue;
+        call.lse[PlaceOf(true, o, call.rows, call.heads, row, h)] = static_cast<float>(state.lse);
+      }
+    }
   }
-  float& lse = call.whole_lse[at(call.rows, call.heads, row, head, true)];
-  const double part_lse =
-      call.part_lse[at(call.part_rows, call.part_heads, part_row, part_head, true)];
-  if (part_lse == -kInfinity) return;
-  const double before = lse;
-  const double max = before > part_lse ? before : part_lse;
-  const double old_weight = before == -kInfinity ? 0.0 : std::exp(before - max);
-  const double new_weight = std::exp(part_lse - max);
-  for (int64_t i = 0; i < count; ++i) {
-    const double kept = old_weight == 0.0 ? 0.0 : old_weight * sum[i];
-    sum[i] = static_cast<float>((kept + new_weight * term[i]) / (old_weight + new_weight));
-  }
-  lse = static_cast<float>(max + std::log(old_weight + new_weight));
 }
 
 void MergeRow(const MergeCall& call, int64_t b, int64_t i, int64_t h) {
@@ -368,18 +435,21 @@ struct Runner {
   void operator()(const MergeCall& call) const {
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) { MergeRow(call, b, i, h); });
   }
-  // One element after another, from the words of attention_kernel.h.
-  void operator()(const PartCall& call) const {
+  void operator()(const GatherCall& call) const {
     for (int64_t o = 0; o < call.outer; ++o) {
-      for (const RowRun& run : call.row_runs) {
-        for (int64_t r = 0; r < run.count; ++r) {
-          for (int64_t h = 0; h < call.part_heads; ++h) {
-            DoPart(call, o, run.begin + r * run.step, call.head_of[h], run.first + r, h);
-          }
-        }
-      }
+      ForEachOfPart(call.row_runs, call.head_of,
+                    [&](int64_t part_row, int64_t row, int64_t part_head, int64_t head) {
+                      const int64_t to = PlaceOf(call.heads_first, o, call.part_rows,
+                                                 call.part_heads, part_row, part_head);
+                      const int64_t from =
+                          PlaceOf(call.heads_first, o, call.rows, call.heads, row, head);
+                      std::memcpy(static_cast<char*>(call.part) + to * call.inner_bytes,
+                                  static_cast<const char*>(call.whole) + from * call.inner_bytes,
+                                  call.inner_bytes);
+                    });
     }
   }
+  void operator()(const ScatterCall& call) const { DoScatter(call); }
   void operator()(const CopyCall& call) const {
     for (int64_t r = 0; r < call.runs; ++r) {
       std::memcpy(static_cast<char*>(call.target) + r * call.target_pitch,

@@ -173,10 +173,12 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
 
 // The directions that a run with terms must have come across, and by whom.
 std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string& family) {
-  return {{family, "forward"},
-          {family, "backward"},
-          {family, "bias gradient"},
-          {"simt", "probabilities"}};
+  std::vector<std::pair<std::string, std::string>> kernels = {{family, "forward"},
+                                                              {family, "backward"},
+                                                              {family, "bias gradient"},
+                                                              {"simt", "probabilities"}};
+  if (family == "sm90") kernels.push_back({family, "backward with dbias"});
+  return kernels;
 }
 
 // Each case twice: the exact kernels give the same bits every time, every forward does.

@@ -2,8 +2,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "common/attention/dtype.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
@@ -11,30 +15,27 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-constexpr int64_t kOuter = 2, kRows = 200, kHeads = 7, kPartRows = 70;
-const std::vector<RowRun> kRuns = {{3, 2, 40, 0}, {90, 3, 30, 40}};
+constexpr int64_t kOuter = 2, kRows = 200, kHeads = 7;
 
-int64_t RowOf(int64_t part_row) {
-  const RowRun& run = kRuns[part_row < kRuns[1].first ? 0 : 1];
-  return run.begin + (part_row - run.first) * run.step;
-}
+// A part by the definition: which rows and heads of the whole it has.
+struct Lists {
+  std::vector<RowRun> runs;
+  std::vector<int32_t> heads;
+
+  std::vector<int64_t> Rows() const {
+    std::vector<int64_t> rows;
+    for (const RowRun& run : runs) {
+      for (int64_t i = 0; i < run.count; ++i) rows.push_back(run.begin + i * run.step);
+    }
+    return rows;
+  }
+};
+
+const std::vector<RowRun> kRuns = {{3, 2, 40, 0}, {90, 3, 30, 40}};
+const std::vector<RowRun> kOtherRuns = {{0, 1, 1, 0}, {1, 7, 9, 1}, {60, 1, 140, 10}};
 
 int64_t Place(bool heads_first, int64_t o, int64_t rows, int64_t heads, int64_t row, int64_t head) {
   return heads_first ? (o * heads + head) * rows + row : (o * rows + row) * heads + head;
-}
-
-PartCall CallOf(const std::vector<int32_t>& heads, bool heads_first, int64_t inner) {
-  PartCall call;
-  call.heads_first = heads_first;
-  call.outer = kOuter;
-  call.inner_bytes = inner * 4;
-  call.rows = kRows;
-  call.part_rows = kPartRows;
-  call.heads = kHeads;
-  call.part_heads = static_cast<int64_t>(heads.size());
-  call.row_runs = kRuns;
-  call.head_of = heads;
-  return call;
 }
 
 std::vector<float> Values(int64_t count, uint32_t seed) {
@@ -45,37 +46,37 @@ std::vector<float> Values(int64_t count, uint32_t seed) {
   return values;
 }
 
-// What is gathered, and then added where it came from.
-bool Copies(bool heads_first, int64_t inner) {
-  const std::vector<int32_t> heads = {1, 4, 4, 6};
-  PartCall call = CallOf(heads, heads_first, inner);
+bool Gathers(bool heads_first, int64_t inner) {
+  const Lists part{kRuns, {1, 4, 4, 6}};
+  const std::vector<int64_t> rows = part.Rows();
+  GatherCall call;
+  call.heads_first = heads_first;
+  call.outer = kOuter;
+  call.inner_bytes = inner * 4;
+  call.rows = kRows;
+  call.part_rows = static_cast<int64_t>(rows.size());
+  call.heads = kHeads;
+  call.part_heads = static_cast<int64_t>(part.heads.size());
+  call.row_runs = part.runs;
+  call.head_of = part.heads;
   const std::vector<float> values = Values(kOuter * kRows * kHeads * inner, 1);
-  Buffer whole(static_cast<int64_t>(values.size()) * 4);
-  Buffer part(kOuter * kPartRows * call.part_heads * inner * 4);
+  Buffer whole(values.size() * 4), gathered(kOuter * call.part_rows * call.part_heads * inner * 4);
   whole.Upload(values);
   call.whole = whole.get();
-  call.part = part.get();
-  call.kind = PartCall::Kind::kGather;
-  LaunchAndWait(PreparePart(call));
-  const std::vector<float> gathered = part.Download<float>();
-  call.kind = PartCall::Kind::kAdd;
-  LaunchAndWait(PreparePart(call));
-  std::vector<float> expected = values;
-  bool passed = true;
+  call.part = gathered.get();
+  LaunchAndWait(PrepareGather(call));
+  const std::vector<float> found = gathered.Download<float>();
+  bool passed = gathered.GuardsIntact();
   for (int64_t o = 0; o < kOuter; ++o) {
-    for (int64_t r = 0; r < kPartRows; ++r) {
+    for (int64_t r = 0; r < call.part_rows; ++r) {
       for (int64_t h = 0; h < call.part_heads; ++h) {
-        const int64_t from = Place(heads_first, o, kRows, kHeads, RowOf(r), heads[h]) * inner;
-        const int64_t to = Place(heads_first, o, kPartRows, call.part_heads, r, h) * inner;
-        for (int64_t i = 0; i < inner; ++i) {
-          passed = passed && gathered[to + i] == values[from + i];
-          expected[from + i] += values[from + i];
-        }
+        const int64_t from = Place(heads_first, o, kRows, kHeads, rows[r], part.heads[h]) * inner;
+        const int64_t to = Place(heads_first, o, call.part_rows, call.part_heads, r, h) * inner;
+        for (int64_t i = 0; i < inner; ++i) passed = passed && found[to + i] == values[from + i];
       }
     }
   }
-  return passed && whole.Download<float>() == expected && whole.GuardsIntact() &&
-         part.GuardsIntact();
+  return passed;
 }
 
 std::vector<float> Statistics(int64_t count, uint32_t seed) {
@@ -84,61 +85,180 @@ std::vector<float> Statistics(int64_t count, uint32_t seed) {
   return lse;
 }
 
-bool Merges() {
-  constexpr int64_t kDim = 33;
-  const std::vector<int32_t> heads = {1, 4, 6};
-  PartCall call = CallOf(heads, /*heads_first=*/false, kDim);
-  call.kind = PartCall::Kind::kMerge;
-  const int64_t count = kOuter * kRows * kHeads, part_count = kOuter * kPartRows * call.part_heads;
-  std::vector<float> lse = Statistics(count, 2);
-  const std::vector<float> part_lse = Statistics(part_count, 3);
-  const std::vector<float> values = Values(count * kDim, 4), terms = Values(part_count * kDim, 5);
-  Buffer whole(count * kDim * 4), part(part_count * kDim * 4), whole_lse(count * 4),
-      part_lses(part_count * 4);
-  whole.Upload(values);
-  part.Upload(terms);
-  whole_lse.Upload(lse);
-  part_lses.Upload(part_lse);
-  call.whole = whole.get();
-  call.part = part.get();
-  call.whole_lse = whole_lse.get<float>();
-  call.part_lse = part_lses.get<float>();
-  LaunchAndWait(PreparePart(call));
-  std::vector<double> expected(values.begin(), values.end());
+// What a row of lse -inf has is 0.
+void ZeroWhereNothing(const std::vector<float>& lse, int64_t rows, int64_t heads, int64_t width,
+                      std::vector<float>& values) {
   for (int64_t o = 0; o < kOuter; ++o) {
-    for (int64_t r = 0; r < kPartRows; ++r) {
-      for (int64_t h = 0; h < call.part_heads; ++h) {
-        float& before = lse[Place(true, o, kRows, kHeads, RowOf(r), heads[h])];
-        const float with = part_lse[Place(true, o, kPartRows, call.part_heads, r, h)];
-        const double max = std::fmax(before, with);
-        if (max == -INFINITY) continue;
-        const double first = std::exp(before - max), second = std::exp(with - max);
-        for (int64_t d = 0; d < kDim; ++d) {
-          double& element = expected[Place(false, o, kRows, kHeads, RowOf(r), heads[h]) * kDim + d];
-          const double term = terms[Place(false, o, kPartRows, call.part_heads, r, h) * kDim + d];
-          element = (first * element + second * term) / (first + second);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t h = 0; h < heads; ++h) {
+        if (lse[Place(true, o, rows, heads, r, h)] != -INFINITY) continue;
+        for (int64_t i = 0; i < width; ++i) {
+          values[Place(false, o, rows, heads, r, h) * width + i] = 0.0f;
         }
-        before = static_cast<float>(max + std::log(first + second));
       }
     }
   }
-  bool passed = true;
-  const std::vector<float> out = whole.Download<float>(), merged = whole_lse.Download<float>();
-  for (int64_t i = 0; i < count * kDim; ++i) {
-    passed = passed && std::fabs(out[i] - expected[i]) < 1e-5;
+}
+
+struct Setting {
+  bool merges;
+  bool heads_first;
+  bool initial;
+  bool final;
+  bool sinks;
+  DType dtype;
+  int64_t width;
+};
+
+// One row and head.
+struct Expected {
+  std::vector<double> values;
+  double lse = -INFINITY;
+
+  void Merge(const float* terms, double with) {
+    const double max = std::fmax(lse, with);
+    if (max == -INFINITY) return;
+    const double first = std::exp(lse - max), second = std::exp(with - max);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double term = terms == nullptr ? 0.0 : terms[i];
+      values[i] = (first * values[i] + second * term) / (first + second);
+    }
+    lse = max + std::log(first + second);
   }
-  for (int64_t i = 0; i < count; ++i) {
-    passed = passed && (merged[i] == lse[i] || std::fabs(merged[i] - lse[i]) < 1e-4);
+};
+
+bool Scatters(const Setting& setting) {
+  // Heads of two parts at one row are others where they are merged.
+  const std::vector<Lists> lists = {
+      {kRuns, setting.merges ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{1, 4, 4, 6}},
+      {kOtherRuns, {0, 6}},
+      {{}, {2}}};
+  const int64_t width = setting.width, count = kOuter * kRows * kHeads;
+  std::vector<float> before_lse = Statistics(count, 2), before = Values(count * width, 4);
+  if (setting.merges) ZeroWhereNothing(before_lse, kRows, kHeads, width, before);
+  const std::vector<float> sinks = Statistics(kHeads, 9);
+  std::vector<Expected> expected(count);
+  const auto at = [&](int64_t o, int64_t row, int64_t head) {
+    return Place(setting.heads_first, o, kRows, kHeads, row, head);
+  };
+  for (int64_t i = 0; i < count; ++i) expected[i].values.assign(width, 0.0);
+  for (int64_t o = 0; o < kOuter && !setting.initial; ++o) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t h = 0; h < kHeads; ++h) {
+        Expected& one = expected[at(o, r, h)];
+        for (int64_t i = 0; i < width; ++i) one.values[i] = before[at(o, r, h) * width + i];
+        if (setting.merges) one.lse = before_lse[Place(true, o, kRows, kHeads, r, h)];
+      }
+    }
   }
-  return passed && whole.GuardsIntact() && whole_lse.GuardsIntact();
+  ScatterCall call;
+  call.merges = setting.merges;
+  call.heads_first = setting.heads_first;
+  call.initial = setting.initial;
+  call.final = setting.final;
+  call.dtype = setting.dtype;
+  call.outer = kOuter;
+  call.rows = kRows;
+  call.heads = kHeads;
+  call.width = width;
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  const auto upload = [&](const std::vector<float>& values) {
+    buffers.push_back(std::make_unique<Buffer>(values.size() * 4));
+    buffers.back()->Upload(values);
+    return buffers.back()->get<float>();
+  };
+  for (size_t p = 0; p < lists.size(); ++p) {
+    const std::vector<int64_t> rows = lists[p].Rows();
+    const auto part_rows = static_cast<int64_t>(rows.size());
+    const auto heads = static_cast<int64_t>(lists[p].heads.size());
+    const int64_t part_count = kOuter * part_rows * heads;
+    const std::vector<float> lse = Statistics(part_count, 3 + p);
+    std::vector<float> values = Values(part_count * width, 5 + p);
+    if (setting.merges) ZeroWhereNothing(lse, part_rows, heads, width, values);
+    for (int64_t o = 0; o < kOuter; ++o) {
+      for (int64_t r = 0; r < part_rows; ++r) {
+        for (int64_t h = 0; h < heads; ++h) {
+          Expected& one = expected[at(o, rows[r], lists[p].heads[h])];
+          const float* const terms =
+              values.data() + Place(setting.heads_first, o, part_rows, heads, r, h) * width;
+          if (setting.merges) {
+            one.Merge(terms, lse[Place(true, o, part_rows, heads, r, h)]);
+          } else {
+            for (int64_t i = 0; i < width; ++i) one.values[i] += terms[i];
+          }
+        }
+      }
+    }
+    call.parts.push_back({part_rows, lists[p].runs, lists[p].heads, upload(values),
+                          setting.merges ? upload(lse) : nullptr});
+  }
+  if (setting.sinks) {
+    call.sinks = upload(sinks);
+    for (int64_t i = 0; i < count; ++i) expected[i].Merge(nullptr, sinks[i % kHeads]);
+  }
+  const int64_t element_bytes = ElementBytes(setting.dtype);
+  Buffer sums(count * width * 4), result(count * width * element_bytes), lses(count * 4);
+  if (!setting.initial) sums.Upload(before), lses.Upload(before_lse);
+  if (!(setting.initial && setting.final)) call.values = sums.get<float>();
+  if (setting.final) call.result = result.get();
+  if (setting.merges) call.lse = lses.get<float>();
+  LaunchAndWait(PrepareScatter(call));
+
+  std::vector<float> found(count * width);
+  if (setting.final) {
+    ConvertToFloat(setting.dtype, result.Download<char>().data(), found.data(), count * width);
+  } else {
+    found = sums.Download<float>();
+  }
+  const double bound = setting.final && setting.dtype != DType::kFloat32 ? 1.0 / 128 : 1e-5;
+  bool passed = sums.GuardsIntact() && result.GuardsIntact() && lses.GuardsIntact();
+  for (int64_t i = 0; i < count * width; ++i) {
+    const double value = expected[i / width].values[i % width];
+    passed = passed && std::fabs(found[i] - value) <= bound * std::fmax(1.0, std::fabs(value));
+  }
+  const std::vector<float> found_lse = lses.Download<float>();
+  for (int64_t o = 0; o < kOuter && setting.merges; ++o) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t h = 0; h < kHeads; ++h) {
+        const double value = expected[at(o, r, h)].lse;
+        const float lse = found_lse[Place(true, o, kRows, kHeads, r, h)];
+        passed = passed && (lse == value || std::fabs(lse - value) < 1e-4);
+      }
+    }
+  }
+  if (!passed) {
+    std::printf("scatter: merges %d heads_first %d initial %d final %d sinks %d %s width %d\n",
+                setting.merges, setting.heads_first, setting.initial, setting.final, setting.sinks,
+                std::string(DTypeName(setting.dtype)).c_str(), static_cast<int>(width));
+  }
+  return passed;
 }
 
 }  // namespace
 
 bool PartsAreParts() {
-  bool passed = Merges();
+  bool passed = true;
   for (const bool heads_first : {false, true}) {
-    for (const int64_t inner : {1, 3, 12}) passed = Copies(heads_first, inner) && passed;
+    for (const int64_t inner : {1, 3, 12}) passed = Gathers(heads_first, inner) && passed;
+    for (const int64_t width : {1, 33, 300}) {
+      if (width > 256 && !heads_first) continue;
+      passed =
+          Scatters({false, heads_first, false, false, false, DType::kFloat32, width}) && passed;
+    }
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t width : {5, 64, 256}) {
+      for (const bool merges : {false, true}) {
+        for (const bool initial : {false, true}) {
+          for (const bool final : {false, true}) {
+            passed = Scatters({merges, false, initial, final, false, dtype, width}) && passed;
+          }
+          if (merges) {
+            passed = Scatters({true, false, initial, true, true, dtype, width}) && passed;
+          }
+        }
+      }
+    }
   }
   return passed;
 }

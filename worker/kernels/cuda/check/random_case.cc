@@ -78,6 +78,29 @@ void AddBias(std::mt19937& random, AttentionOptions& options) {
                           .gradient = random() % 3 != 0};
 }
 
+// A bias whose gradient sm90's backward can store: of each head, in rows of whole vectors.
+void FitStores(Case& c) {
+  AttentionShape& shape = c.spec.shape;
+  BiasForm& bias = *c.spec.options.bias;
+  bias.per_head = true;
+  bias.per_batch = !shape.packed;
+  bias.float32 = false;
+  if (c.layout == Layout::kStriped) c.layout = Layout::kZigzag;
+  // Shards begin at multiples of eight keys; of packed documents the longest decides how many
+  // columns there are.
+  const int64_t step = 8 * (shape.packed ? 1 : 2 * c.world);
+  if (shape.packed) c.world = 1;
+  const int64_t longest = PairColumns(shape);
+  int64_t before = 0, end = 0;
+  for (int64_t& position : shape.cu_seqlens_k) {
+    const int64_t keys = position - before;
+    before = position;
+    end += keys < longest ? keys : (keys + step - 1) / step * step;
+    position = end;
+  }
+  shape.seq_len_kv = end;
+}
+
 void AddDropout(std::mt19937& random, AttentionOptions& options) {
   options.dropout.threshold = Pick<uint32_t>(random, {1, 6554, 32768, 60000});
   options.dropout.seed = (uint64_t{random()} << 32) | random();
@@ -178,7 +201,9 @@ std::string Case::ToString() const {
   if (const auto& bias = options.bias) {
     line += std::string(" bias(") + (bias->per_batch ? "B" : "1") + (bias->per_head ? ",H" : ",1") +
             (bias->float32 ? ",fp32" : "") + (bias->before_softcap ? ",before cap" : "") +
-            (bias->gradient ? ",dbias)" : ")");
+            (!bias->gradient ? ")"
+             : apart         ? ",dbias apart)"
+                             : ",dbias)");
   }
   if (const auto& mask = options.mask) {
     line += std::string(" mask(") + (mask->per_batch ? "B" : "1") + (mask->per_head ? ",H" : ",1") +
@@ -220,6 +245,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
   c.few_sms = c.seed / 3 % 4 == 0;
+  c.apart = c.seed / 12 % 4 == 0;
   AddProbabilityRows(random, c.spec);
   return c;
 }
@@ -251,6 +277,7 @@ Case RandomHopperTermCase(std::mt19937& random, bool small) {
   options.deterministic = false;
   if (!HasScoreTerms(options)) AddDropout(random, options);
   if (random() % 2) options.softcap = 0;  // whose backward is another family's
+  if (options.bias.has_value() && options.bias->gradient && random() % 2) FitStores(c);
   c.hostile = false;
   c.family = "sm90";
   return c;

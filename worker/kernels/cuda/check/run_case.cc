@@ -342,8 +342,9 @@ class CaseRun {
     memory.lse.Upload(lse);
     memory.delta.Upload(delta);
     Check(StartZero({memory.dq_acc.get(), rows * shape_.head_dim * 4}, nullptr));
+    std::vector<BackwardCall> calls;
     for (int step = 0; step < steps(); ++step) {
-      BackwardCall call;
+      BackwardCall& call = calls.emplace_back();
       call.problem = &problem_;
       call.q_rows = shard.rows();
       call.q_pieces = shard.pieces;
@@ -354,37 +355,74 @@ class CaseRun {
       call.dq_acc = memory.dq_acc.get<float>();
       call.blocks = BlocksOf(rank, step);
       call.terms = terms.operands();
+    }
+    if (has_dbias()) PlaceDbias(shard, calls, terms);
+    for (const BackwardCall& call : calls) {
+      if (has_dbias() && BothGradients(call, BiasGradientOf(call, terms))) continue;
       const Prepared prepared = ByFamily(
           [&](const KernelTuning& tuning) { return PrepareBackward(call, device_, tuning); });
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "backward");
+      if (has_dbias()) BiasGradient(BiasGradientOf(call, terms));
     }
-    if (has_dbias()) BiasGradient(rank, memory, terms);
     Check(StartConvert(
         {problem_.dtype, memory.dq.get(), memory.dq_acc.get<float>(), rows * shape_.head_dim},
         nullptr));
   }
 
-  void BiasGradient(int rank, QueryMemory& memory, TermMemory& terms) {
-    const Shard& shard = q_shards_[rank];
-    terms.dbias.Upload(DbiasBefore(shard));
-    for (int step = 0; step < steps(); ++step) {
-      BiasGradientCall call;
-      call.problem = &problem_;
-      call.q_rows = shard.rows();
-      call.q_pieces = shard.pieces;
-      call.q = memory.q.get();
-      call.dout = memory.dout.get();
-      call.lse = memory.lse.get<float>();
-      call.delta = memory.delta.get<float>();
-      call.blocks = BlocksOf(rank, step);
-      call.terms = terms.operands();
-      call.dbias = terms.dbias.get();
-      const Prepared prepared = ByFamily(
-          [&](const KernelTuning& tuning) { return PrepareBiasGradient(call, device_, tuning); });
-      LaunchAndWait(prepared);
-      splits_.Count(**prepared, "bias gradient");
-    }
+  static BiasGradientCall BiasGradientOf(const BackwardCall& backward, const TermMemory& terms) {
+    BiasGradientCall call;
+    call.problem = backward.problem;
+    call.q_rows = backward.q_rows;
+    call.q_pieces = backward.q_pieces;
+    call.q = backward.q;
+    call.dout = backward.dout;
+    call.lse = backward.lse;
+    call.delta = backward.delta;
+    call.blocks = backward.blocks;
+    call.terms = backward.terms;
+    call.dbias = terms.dbias.get();
+    return call;
+  }
+
+  // By one kernel, if the case asks for that where it can be; false if not.
+  bool BothGradients(const BackwardCall& call, const BiasGradientCall& gradient) {
+    if (case_.apart) return false;
+    const KernelTuning tuning{.family = case_.family};
+    absl::StatusOr<PreparedGradients> both = PrepareGradients(call, gradient, device_, tuning);
+    if (absl::IsInvalidArgument(both.status())) return false;  // another family's
+    Check(both.status());
+    if (both->backward == nullptr) return false;
+    const Prepared prepared = std::move(both->backward);
+    LaunchAndWait(prepared);
+    splits_.Count(**prepared, "backward");
+    splits_.Count(**prepared, "backward with dbias");
+    LaunchAndWait(Prepared(std::move(both->bias_gradient)));
+    return true;
+  }
+
+  void BiasGradient(const BiasGradientCall& call) {
+    const Prepared prepared = ByFamily(
+        [&](const KernelTuning& tuning) { return PrepareBiasGradient(call, device_, tuning); });
+    LaunchAndWait(prepared);
+    splits_.Count(**prepared, "bias gradient");
+  }
+
+  // What is left of NaN by the zeroing that knows the calls; or, where they are none that it knows,
+  // as DbiasBefore.
+  void PlaceDbias(const Shard& shard, const std::vector<BackwardCall>& calls, TermMemory& terms) {
+    std::vector<BiasGradientCall> gradients;
+    for (const BackwardCall& call : calls) gradients.push_back(BiasGradientOf(call, terms));
+    std::vector<const BiasGradientCall*> behind;
+    for (const BiasGradientCall& gradient : gradients) behind.push_back(&gradient);
+    std::vector<char> before = DbiasBefore(shard);
+    const int64_t bytes = static_cast<int64_t>(before.size());
+    Prepared zero = PrepareZero({terms.dbias.get(), bytes}, behind);
+    if (*zero == nullptr) return terms.dbias.Upload(before);
+    std::fill(before.begin(), before.end(), static_cast<char>(0xff));
+    terms.dbias.Upload(before);
+    LaunchAndWait(zero);
+    splits_.Count(**zero, "zeros beside dbias");
   }
 
   // What a rank's dbias holds before its calls: NaN where they have a pair that the band shows,

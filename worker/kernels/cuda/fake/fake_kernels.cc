@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "worker/kernels/cpu/cpu_kernels.h"
@@ -34,12 +35,19 @@ int64_t NextNumber() {
   return ++last;
 }
 
+// A call, and what its kernel computes beside it.
+struct FakeWork {
+  KernelCall call;
+  std::optional<BiasGradientCall> gradient;
+};
+
 class FakeKernel : public PreparedKernel {
  public:
-  FakeKernel(KernelCall call, int64_t scratch_bytes)
+  FakeKernel(KernelCall call, int64_t scratch_bytes,
+             std::optional<BiasGradientCall> gradient = std::nullopt)
       : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
-        call_(std::make_shared<const KernelCall>(std::move(call))) {
+        work_(std::make_shared<const FakeWork>(std::move(call), std::move(gradient))) {
     table_bytes_ = kTableBytes;
     scratch_bytes_ = scratch_bytes;
   }
@@ -48,13 +56,14 @@ class FakeKernel : public PreparedKernel {
   void DropTables() override {}
 
   absl::Status Launch(const TableLaunch& launch) const override {
-    FakeCudaEnqueue(launch.stream, [number = number_, call = call_, launch] {
+    FakeCudaEnqueue(launch.stream, [number = number_, work = work_, launch] {
       int64_t table = 0;
       std::memcpy(&table, launch.tables, sizeof(table));
       if (table != number) std::abort();
       const volatile uint32_t* stop_word = launch.stop_word;
       if (stop_word != nullptr && *stop_word != 0) return;
-      Compute(*call);
+      Compute(work->call);
+      if (work->gradient.has_value()) Compute(*work->gradient);
     });
     return absl::OkStatus();
   }
@@ -71,7 +80,21 @@ class FakeKernel : public PreparedKernel {
   }
 
   const int64_t number_;
-  const std::shared_ptr<const KernelCall> call_;
+  const std::shared_ptr<const FakeWork> work_;
+};
+
+// Zeroes all.
+class FakeZero : public PreparedKernel {
+ public:
+  explicit FakeZero(const ZeroCall& call) : PreparedKernel(std::string_view()), call_(call) {}
+  void WriteTables(void*) const override {}
+  void DropTables() override {}
+  absl::Status Launch(const TableLaunch& launch) const override {
+    return Enqueue(call_, launch.stream);
+  }
+
+ private:
+  const ZeroCall call_;
 };
 
 bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
@@ -93,6 +116,13 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBiasGradient(
   return std::make_unique<FakeKernel>(call, 0);
 }
 
+// Of each head's own gradient, as a GPU's families may.
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBothGradients(
+    const BackwardCall& call, const BiasGradientCall& gradient, const DeviceInfo&) {
+  if (!call.problem->terms.bias->per_head) return nullptr;
+  return std::make_unique<FakeKernel>(call, 0, gradient);
+}
+
 std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 
 }  // namespace
@@ -104,6 +134,7 @@ const std::vector<KernelFamily>& Families() {
     family.float8 = true;
     family.terms = true;
     family.prepare_bias_gradient = PrepareFakeBiasGradient;
+    family.prepare_both_gradients = PrepareFakeBothGradients;
     return new std::vector<KernelFamily>{family};
   }();
   return *families;
@@ -113,13 +144,21 @@ absl::StatusOr<DeviceInfo> QueryDevice(int) { return DeviceInfo{132, 9, 227 << 1
 
 absl::Status LoadKernels(const DeviceInfo&) { return absl::OkStatus(); }
 
-absl::StatusOr<std::unique_ptr<PreparedKernel>> PreparePart(const PartCall& call) {
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareGather(const GatherCall& call) {
+  return std::make_unique<FakeKernel>(call, 0);
+}
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareScatter(const ScatterCall& call) {
   return std::make_unique<FakeKernel>(call, 0);
 }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const ProbabilitiesCall& call,
                                                                      const DeviceInfo&) {
   return std::make_unique<FakeKernel>(call, 0);
+}
+
+std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
+                                            const std::vector<const BiasGradientCall*>& behind) {
+  return behind.empty() ? nullptr : std::make_unique<FakeZero>(call);
 }
 
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
