@@ -75,9 +75,9 @@ struct Handle {
   AttentionProblem problem;
   ReadyKernel forward;
   ReadyKernel backward;
+  ReadyKernel zero_dbias;
   ReadyKernel bias_gradient;
   void* dbias = nullptr;
-  int64_t dbias_bytes = 0;
   int64_t q_rows = 0;
   int64_t kv_rows = 0;
   void *out = nullptr, *dout = nullptr;
@@ -191,10 +191,12 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
     backward.dq_acc = dq;
     backward.blocks = {block};
     backward.terms = operands;
-    if (!handle->backward.Init(ringattn::worker::cuda::PrepareBackward(backward, *info, tuning))) {
-      return nullptr;
-    }
-    if (terms != nullptr && terms->dbias != nullptr) {
+    if (terms == nullptr || terms->dbias == nullptr) {
+      if (!handle->backward.Init(
+              ringattn::worker::cuda::PrepareBackward(backward, *info, tuning))) {
+        return nullptr;
+      }
+    } else {
       ringattn::worker::BiasGradientCall gradient;
       gradient.problem = &problem;
       gradient.q_rows = q_rows;
@@ -207,10 +209,22 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
       gradient.terms = operands;
       gradient.dbias = terms->dbias;
       handle->dbias = terms->dbias;
-      handle->dbias_bytes =
+      const int64_t bytes =
           terms->bias_heads * q_rows * kv_rows * ringattn::ElementBytes(problem.dtype);
-      if (!handle->bias_gradient.Init(
-              ringattn::worker::cuda::PrepareBiasGradient(gradient, *info, tuning))) {
+      if (!handle->zero_dbias.Init(
+              ringattn::worker::cuda::PrepareZero({terms->dbias, bytes}, {&gradient}))) {
+        return nullptr;
+      }
+      auto both = ringattn::worker::cuda::PrepareGradients(backward, gradient, *info, tuning);
+      if (Failed(both.status())) return nullptr;
+      if (both->backward == nullptr) {
+        auto first = ringattn::worker::cuda::PrepareBackward(backward, *info, tuning);
+        auto second = ringattn::worker::cuda::PrepareBiasGradient(gradient, *info, tuning);
+        if (Failed(first.status()) || Failed(second.status())) return nullptr;
+        *both = {*std::move(first), *std::move(second)};
+      }
+      if (!handle->backward.Init(std::move(both->backward)) ||
+          !handle->bias_gradient.Init(std::move(both->bias_gradient))) {
         return nullptr;
       }
     }
@@ -251,10 +265,9 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
          Failed(StartZero({handle->dq, dq_count * 4}, stream)) ||
          Failed(StartZero({handle->dk, dk_count * 4}, stream)) ||
          Failed(StartZero({handle->dv, dv_count * 4}, stream)) ||
+         (handle->dbias != nullptr && handle->zero_dbias.Launch(stream) != 0) ||
          ringattn_backward_kernel(opaque, stream) != 0 ||
-         (handle->dbias != nullptr &&
-          (Failed(StartZero({handle->dbias, handle->dbias_bytes}, stream)) ||
-           handle->bias_gradient.Launch(stream) != 0)) ||
+         (handle->dbias != nullptr && handle->bias_gradient.Launch(stream) != 0) ||
          Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream)) ||
          Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream)) ||
          Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream));

@@ -1,5 +1,8 @@
 #include "worker/kernels/cuda/choose.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -59,6 +62,35 @@ absl::StatusOr<const KernelFamily*> Choose(
       untaken ? ", from these pieces and addresses" : "",
       tuning.family.empty() ? "" : ": the kernel family was forced"));
 }
+
+// Of a call of the family that serves the problem, and takes it.
+absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const DeviceInfo& device,
+                                             const KernelTuning& tuning) {
+  return Choose(&KernelFamily::serves_backward, "backward", *call.problem, device, tuning,
+                [&call](const KernelFamily& family) {
+                  return family.takes_backward == nullptr || family.takes_backward(call);
+                });
+}
+
+bool SameOperands(const BackwardCall& a, const BiasGradientCall& b) {
+  return a.problem == b.problem && a.q_rows == b.q_rows && a.q_pieces == b.q_pieces && a.q == b.q &&
+         a.dout == b.dout && a.lse == b.lse && a.delta == b.delta && a.terms.bias == b.terms.bias &&
+         a.terms.mask == b.terms.mask && a.terms.q_segment_ids == b.terms.q_segment_ids &&
+         std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(),
+                    [](const KvBlock& x, const KvBlock& y) {
+                      return x.rows == y.rows && x.pieces == y.pieces && x.k == y.k && x.v == y.v &&
+                             x.segment_ids == y.segment_ids;
+                    });
+}
+
+// A call that another one's kernel has computed.
+class NothingLeft : public PreparedKernel {
+ public:
+  explicit NothingLeft(const KernelName& name) : PreparedKernel(name.family, name.kernel_class) {}
+  void WriteTables(void*) const override {}
+  void DropTables() override {}
+  absl::Status Launch(const TableLaunch&) const override { return absl::OkStatus(); }
+};
 
 }  // namespace
 
@@ -122,13 +154,27 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning& tuning) {
-  absl::StatusOr<const KernelFamily*> family =
-      Choose(&KernelFamily::serves_backward, "backward", *call.problem, device, tuning,
-             [&call](const KernelFamily& family) {
-               return family.takes_backward == nullptr || family.takes_backward(call);
-             });
+  absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
   if (!family.ok()) return family.status();
   return (*family)->prepare_backward(call, device, tuning);
+}
+
+absl::StatusOr<PreparedGradients> PrepareGradients(const BackwardCall& call,
+                                                   const BiasGradientCall& gradient,
+                                                   const DeviceInfo& device,
+                                                   const KernelTuning& tuning) {
+  absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
+  if (!family.ok()) return family.status();
+  PreparedGradients gradients;
+  if ((*family)->prepare_both_gradients == nullptr || !SameOperands(call, gradient)) {
+    return gradients;
+  }
+  auto prepared = (*family)->prepare_both_gradients(call, gradient, device);
+  if (!prepared.ok()) return prepared.status();
+  if (*prepared == nullptr) return gradients;
+  gradients.bias_gradient = std::make_unique<NothingLeft>((*prepared)->name());
+  gradients.backward = *std::move(prepared);
+  return gradients;
 }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGradientCall& call,

@@ -44,6 +44,18 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(
     const BiasGradientCall& call, const DeviceInfo& device, const KernelTuning& tuning = {});
 
+// A backward call and, from the same operands, the gradient of its bias.
+struct PreparedGradients {
+  std::unique_ptr<PreparedKernel> backward;       // computes both
+  std::unique_ptr<PreparedKernel> bias_gradient;  // has nothing left to do, under the same name
+};
+// Both by one kernel; empty where there is none for them, or their operands differ: each then is
+// prepared by itself. Errors as PrepareBackward's.
+absl::StatusOr<PreparedGradients> PrepareGradients(const BackwardCall& call,
+                                                   const BiasGradientCall& gradient,
+                                                   const DeviceInfo& device,
+                                                   const KernelTuning& tuning = {});
+
 }  // namespace ringattn::worker::cuda
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_CHOOSE_H_

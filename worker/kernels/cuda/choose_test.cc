@@ -223,7 +223,8 @@ TEST(ChooseTest, PreparedCallsSayFamilyAndClass) {
   ProbabilitiesCall rows;
   rows.problem = &problem;
   EXPECT_EQ((*PrepareProbabilities(rows, kH200))->name(), (KernelName{"simt", "terms", ""}));
-  EXPECT_TRUE((*PreparePart(PartCall()))->name().empty());
+  EXPECT_TRUE((*PrepareGather(GatherCall()))->name().empty());
+  EXPECT_TRUE((*PrepareScatter(ScatterCall()))->name().empty());
 }
 
 TEST(ChooseTest, ABackwardThatIsNotTakenFallsToTheNextFamily) {
@@ -298,6 +299,53 @@ TEST(ChooseTest, PreparedKernelsNameTheirFamily) {
     ASSERT_TRUE(prepared_backward.ok()) << prepared_backward.status();
     EXPECT_EQ((*prepared_backward)->family(), hopper ? "sm90" : name);
   }
+}
+
+// One kernel computes a backward and the gradient of its bias, where a family has one for both and
+// they are of the same operands.
+TEST(ChooseTest, BothGradientsByOneKernelWhereThereIsOne) {
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 128);
+  problem.num_heads = 4;
+  problem.bands = {Band{.upper = 0}};
+  problem.terms.shifts = {0};
+  problem.terms.columns = 304;
+  problem.terms.bias = BiasForm{.per_head = true, .gradient = true};
+  const Piece piece{.length = 304};
+  BackwardCall backward;
+  backward.problem = &problem;
+  backward.q_rows = 304;
+  backward.q_pieces = {piece};
+  backward.blocks = {{304, {piece}}};
+  BiasGradientCall gradient;
+  gradient.problem = &problem;
+  gradient.q_rows = 304;
+  gradient.q_pieces = {piece};
+  gradient.blocks = {{304, {piece}}};
+  const auto joined = [&](const DeviceInfo& device, const std::string& family = "") {
+    const auto both = PrepareGradients(backward, gradient, device, {.family = family});
+    EXPECT_TRUE(both.ok()) << both.status();
+    EXPECT_EQ(both->backward == nullptr, both->bias_gradient == nullptr);
+    if (both->backward == nullptr) return false;
+    EXPECT_EQ(both->backward->name(), both->bias_gradient->name());
+    EXPECT_EQ(both->bias_gradient->table_bytes() + both->bias_gradient->scratch_bytes(), 0);
+    return true;
+  };
+  for (bool deterministic : {false, true}) {
+    problem.deterministic = deterministic;
+    EXPECT_EQ(joined(kH200), HaveHopper());
+    EXPECT_FALSE(joined(kH200, "simt"));
+    EXPECT_FALSE(joined(kA100));
+  }
+  problem.terms.bias->float32 = true;
+  EXPECT_FALSE(joined(kH200));
+  problem.terms.bias->float32 = false;
+  gradient.q_pieces[0].position = 1;
+  EXPECT_FALSE(joined(kH200));
+  gradient.q_pieces = backward.q_pieces;
+  gradient.terms.bias = &problem;
+  EXPECT_FALSE(joined(kH200));
+  gradient.terms = {};
+  EXPECT_EQ(joined(kH200), HaveHopper());
 }
 
 // Every kernel that is launched with more than the 48 KB that need no permission is loaded with

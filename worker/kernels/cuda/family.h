@@ -70,6 +70,11 @@ struct KernelFamily {
   // Of a problem with a bias; not null in families with terms.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(
       const BiasGradientCall& call, const DeviceInfo& device) = nullptr;
+  // A backward call that it serves and takes, and the gradient of its bias from the same operands,
+  // by one kernel; a null pointer where that is two kernels' work. Null: it always is.
+  absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_both_gradients)(
+      const BackwardCall& call, const BiasGradientCall& gradient,
+      const DeviceInfo& device) = nullptr;
 };
 
 }  // namespace ringattn::worker::cuda

@@ -21,12 +21,13 @@ void SplitKeys::Place(void* scratch, ForwardParams& params) const {
 }
 
 absl::Status SplitKeys::Combine(DType dtype, const ForwardParams& params,
-                                const CombineTile* combines, cudaStream_t stream) const {
+                                const CombineTile* combines, cudaStream_t stream,
+                                bool early) const {
   if (combine_count_ == 0) return absl::OkStatus();
   CombineParams combine;
   combine.forward = params;
   combine.tiles = combines;
-  return ToStatus(LaunchCombine(dtype, combine, combine_count_, stream), "combine launch");
+  return ToStatus(LaunchCombine(dtype, combine, combine_count_, stream, early), "combine launch");
 }
 
 }  // namespace ringattn::worker::cuda

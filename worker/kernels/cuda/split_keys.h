@@ -29,8 +29,9 @@ class SplitKeys {
 
   // Enqueues the combination, if there is one, behind the kernel that was given `params`.
   // `combines`: the plan's table on the device. INTERNAL with CUDA's text if that fails.
+  // `early` (compute capability 9.0): its blocks may start, and wait, beside that kernel's.
   absl::Status Combine(DType dtype, const ForwardParams& params, const CombineTile* combines,
-                       cudaStream_t stream) const;
+                       cudaStream_t stream, bool early = false) const;
 
  private:
   int64_t combine_count_ = 0;

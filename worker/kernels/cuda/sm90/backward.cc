@@ -65,9 +65,15 @@ constexpr BackwardKernel (*kOrderedTermKernels[][3])() = {
     {BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128,
      BackwardKernel_ordered_terms_d128}};
 
+// With the gradient of the bias; in a fixed order second.
+constexpr BackwardKernel (*kStoringKernels[][2])() = {
+    {BackwardKernel_stores_d64, BackwardKernel_ordered_stores_d64},
+    {BackwardKernel_stores_d128, BackwardKernel_ordered_stores_d128}};
+
 // REQUIRES: ServesTerms.
-BackwardKernel TermKernelOf(const AttentionProblem& problem) {
+BackwardKernel TermKernelOf(const AttentionProblem& problem, bool stores = false) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
+  if (stores) return kStoringKernels[wide][problem.deterministic ? 1 : 0]();
   const auto& kernels = problem.deterministic ? kOrderedTermKernels : kTermKernels;
   return kernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
@@ -105,6 +111,16 @@ bool TakesBackward(const BackwardCall& call) {
          TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
 }
 
+bool StoresBiasGradient(const BackwardCall& call, const void* dbias) {
+  const AttentionProblem& problem = *call.problem;
+  if (!problem.terms.bias.has_value()) return false;
+  const BiasForm& form = *problem.terms.bias;
+  const bool of_each_head =
+      (form.per_head || problem.num_heads == 1) && (form.per_batch || problem.batch == 1);
+  return of_each_head && !form.float32 && Aligned16(dbias) &&
+         BiasInVectors(problem, call.blocks, StrideOf(call.q_pieces, call.blocks));
+}
+
 std::vector<KernelEntry> BackwardEntries() {
   std::vector<KernelEntry> entries;
   const auto add = [&entries](const BackwardKernel& kernel) {
@@ -121,6 +137,9 @@ std::vector<KernelEntry> BackwardEntries() {
   for (const auto& of_class : kTermKernels) {
     for (const auto& kernel : of_class) add(kernel());
   }
+  for (const auto& of_class : kStoringKernels) {
+    for (const auto& kernel : of_class) add(kernel());
+  }
   for (const auto& of_class : kOrderedTermKernels) {
     add(of_class[static_cast<int>(TermKind::kPairs)]());
     add(of_class[static_cast<int>(TermKind::kAll)]());
@@ -129,19 +148,20 @@ std::vector<KernelEntry> BackwardEntries() {
 }
 
 absl::StatusOr<std::unique_ptr<PreparedBackward>> PreparedBackward::Create(
-    const BackwardCall& call, const DeviceInfo& device) {
+    const BackwardCall& call, const DeviceInfo& device, std::optional<void*> dbias) {
   std::unique_ptr<PreparedBackward> prepared(
       new PreparedBackward(call.problem->terms.any() ? kTermKernelClass : kPlainKernelClass));
-  if (absl::Status status = prepared->Init(call, device); !status.ok()) return status;
+  if (absl::Status status = prepared->Init(call, device, dbias); !status.ok()) return status;
   return prepared;
 }
 
-absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& device) {
+absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& device,
+                                    std::optional<void*> dbias) {
   const AttentionProblem& problem = *call.problem;
   const HeadDimClass& head_dim_class = *ClassOf(problem);
   dtype_ = problem.dtype;
   const bool terms = problem.terms.any();
-  kernel_ = terms ? TermKernelOf(problem) : head_dim_class.KernelOf(problem);
+  kernel_ = terms ? TermKernelOf(problem, dbias.has_value()) : head_dim_class.KernelOf(problem);
   const bool ordered = problem.deterministic;
   plan_ = PlanBackwardTiles(call, kernel_.tile_keys, ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
@@ -150,6 +170,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.common = CommonOf(problem, call.q_rows);
   params.lse = call.lse;
   params.delta = call.delta;
+  params.dbias = dbias.value_or(nullptr);
   params.heads_per_block =
       HeadsPerBlock(params.common.group_size, problem.num_heads, tiles * problem.batch,
                     int64_t{kBlocksPerSm} * device.sm_count);
@@ -177,7 +198,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   turns_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
   terms_offset_ = turns_offset_ + turns_.table_bytes();
   if (terms) {
-    status = terms_.Init(call, plan_, kernel_.tile_rows, problem.num_heads);
+    status = terms_.Init(call, plan_, kernel_.tile_keys, kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
     params.stride = StrideOf(call.q_pieces, call.blocks);
     params.keys = PhiloxKeysOf(problem);
@@ -187,7 +208,10 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   table_bytes_ = terms_offset_ + terms_.table_bytes();
   bias_scratch_offset_ = terms_.scratch_bytes();
   turns_scratch_offset_ = bias_scratch_offset_ + bias_.scratch_bytes();
-  scratch_bytes_ = turns_scratch_offset_ + turns_.scratch_bytes();
+  sorted_scratch_offset_ = turns_scratch_offset_ + turns_.scratch_bytes();
+  // Ordered blocks take their turns by the plan's order.
+  sorts_ = problem.terms.segment_ids && !ordered && tiles <= kMostSortedTiles;
+  scratch_bytes_ = sorted_scratch_offset_ + (sorts_ ? TableBytes(plan_.tiles) : 0);
   return absl::OkStatus();
 }
 
@@ -230,6 +254,14 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
                          BackwardBiasRows(kernel_.tile_rows, bias_.element_bytes()), launch.stream,
                          params.bias);
     if (!status.ok()) return status;
+    if (sorts_) {
+      auto* const sorted = reinterpret_cast<BackwardTile*>(static_cast<char*>(launch.scratch) +
+                                                           sorted_scratch_offset_);
+      status = ToStatus(LaunchSortedTiles(params, kernel_.tile_rows, sorted, launch.stream),
+                        "sorted tiles launch");
+      if (!status.ok()) return status;
+      params.tiles = sorted;
+    }
   }
   OrderedBackwardKernelParams ordered;
   OrderedTermBackwardKernelParams ordered_terms;

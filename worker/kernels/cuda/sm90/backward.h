@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,14 +32,20 @@ bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
 bool TakesBackward(const BackwardCall& call);
 
+// Whether its kernel can store the gradient of the call's bias at `dbias` too, all that a
+// BiasGradientCall of the same operands would: a head of a batch row has a plane for itself, of
+// the call's 16-bit type, in whole vectors.
+bool StoresBiasGradient(const BackwardCall& call, const void* dbias);
+
 // All kernels of the backward.
 std::vector<KernelEntry> BackwardEntries();
 
 class PreparedBackward : public PreparedKernel {
  public:
-  // REQUIRES: ServesBackward and TakesBackward.
+  // REQUIRES: ServesBackward and TakesBackward; with a `dbias`, StoresBiasGradient.
   static absl::StatusOr<std::unique_ptr<PreparedBackward>> Create(const BackwardCall& call,
-                                                                  const DeviceInfo& device);
+                                                                  const DeviceInfo& device,
+                                                                  std::optional<void*> dbias = {});
 
   void WriteTables(void* target) const override;
   void DropTables() override;
@@ -46,7 +53,7 @@ class PreparedBackward : public PreparedKernel {
 
  private:
   explicit PreparedBackward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
-  absl::Status Init(const BackwardCall& call, const DeviceInfo& device);
+  absl::Status Init(const BackwardCall& call, const DeviceInfo& device, std::optional<void*> dbias);
 
   BackwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
@@ -66,6 +73,8 @@ class PreparedBackward : public PreparedKernel {
   int64_t terms_offset_ = 0;
   int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
   int64_t turns_scratch_offset_ = 0;
+  int64_t sorted_scratch_offset_ = 0;
+  bool sorts_ = false;  // tiles by what segment ids leave of them
 };
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -10,6 +10,7 @@
 //   [stage dQ; on to the next tile, whose S is issued behind dK]
 // The second group issues its scores when the first one has issued its own: their exponentials,
 // which one unit computes for a warp of each, then come one after the other, each beside products.
+// The rows' statistics come with S and dP (backward_addends.cuh).
 // What was written for the copy engine is fenced after the next products have been issued, for the
 // fence waits until the writes are there.
 // dK and dV leave by the staged boxes too, at the end.
@@ -18,6 +19,7 @@
 
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/primitives/tma.cuh"
+#include "worker/kernels/cuda/sm90/backward_addends.cuh"
 #include "worker/kernels/cuda/sm90/backward_scores.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
@@ -35,8 +37,15 @@ struct BackwardConsumer {
   using Sum = float[kDim / 2];  // dK or dV
   using DqTile = float[32];
 
-  // Issues scores = a b^T: a is K or V, b q or dout.
-  static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t a, uint32_t b) {
+  // Issues scores = a b^T: a is K or V, b q or dout; kAdds: with the rows' addends of that stage.
+  template <bool kAdds>
+  static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t a, uint32_t b,
+                                                     uint32_t shared, int stage, Addend addend) {
+    uint32_t weights[4] = {};
+    if constexpr (kAdds) {
+      weights[0] = weights[1] = Addends<Shape>::Weights();
+      PinRegisters(weights);
+    }
     ProductFence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
@@ -45,6 +54,7 @@ struct BackwardConsumer {
       MultiplyShared<T>(scores, a + DescriptorBytes(panel * Shape::kKeyPanelBytes + within),
                         b + DescriptorBytes(panel * Shape::kRowPanelBytes + within), step > 0);
     }
+    if constexpr (kAdds) Addends<Shape>::Issue(scores, weights, shared, stage, addend);
     CommitProducts();
   }
 
@@ -119,8 +129,7 @@ struct BackwardConsumer {
 
   // Everybody in the warp has left, or written, what `barrier` guards.
   static __device__ __forceinline__ void Release(uint32_t barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(barrier);
+    ArriveWarp(barrier, threadIdx.x % 32);
   }
 
   // The group's staged boxes.
@@ -212,8 +221,11 @@ struct BackwardConsumer {
 #pragma unroll 1
     do {
       WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
+      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
       if (group == 1) SyncThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
-      IssueScores(scores, operands.k_rows, operands.q_rows + at.stage * kStageStep);
+      IssueScores<Shape::kAddsOffsets>(scores, operands.k_rows,
+                                       operands.q_rows + at.stage * kStageStep, shared, at.stage,
+                                       Addend::kOffset);
       if (!first) boxes.Announce();
       WaitProducts<1>();  // the last tile's dK
       if (first) {
@@ -224,15 +236,17 @@ struct BackwardConsumer {
         Release(shared + Shape::kQEmpty + 8 * last_stage);
       }
       WaitBarrier(shared + Shape::kDoutFull + 8 * at.stage, at.phase);
-      IssueScores(gradients, operands.v_rows, operands.dout_rows + at.stage * kStageStep);
+      IssueScores<Shape::kAddsDeltas>(gradients, operands.v_rows,
+                                      operands.dout_rows + at.stage * kStageStep, shared, at.stage,
+                                      Addend::kDelta);
       if (group == 0) ArriveThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
-      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
-      const QueryTile tile = tiles[at.stage];
-      last = tile.flags & QueryTile::kLast;
+      const QueryTile& tile = tiles[at.stage];
+      const int32_t flags = tile.flags;
+      last = flags & QueryTile::kLast;
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
       WaitProducts<1>();
       PinRegisters(scores);
-      Rules::Exponentials(scores, tile_statistics, tile, key, row, keys, common);
+      Rules::Exponentials(scores, tile_statistics, flags, tile, key, row, keys, common);
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
@@ -242,7 +256,7 @@ struct BackwardConsumer {
       FenceBulkReads();
       SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
       // Everybody has left the statistics.
-      if (threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
+      if (kAllArrive || threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
               operands.k_columns);
       IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);

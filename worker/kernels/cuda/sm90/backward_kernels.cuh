@@ -18,14 +18,15 @@ __device__ __forceinline__ void InitBackwardBarriers(uint32_t shared) {
   InitBarrier(shared + Shape::kVFull, 1);
   for (int stage = 0; stage < Shape::kStages; ++stage) {
     InitBarrier(shared + Shape::kQFull + 8 * stage, 1);
-    InitBarrier(shared + Shape::kQEmpty + 8 * stage, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kQEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
     InitBarrier(shared + Shape::kDoutFull + 8 * stage, 1);
-    InitBarrier(shared + Shape::kDoutEmpty + 8 * stage, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kDoutEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
     InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
-    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, 1);
+    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, ArrivalsOf(Shape::kGroups * 128));
   }
   for (int group = 0; group < Shape::kGroups; ++group) {
-    InitBarrier(shared + Shape::kStagedFull + 8 * group, Shape::kConsumerWarps / Shape::kGroups);
+    InitBarrier(shared + Shape::kStagedFull + 8 * group,
+                ArrivalsOf(32) * Shape::kConsumerWarps / Shape::kGroups);
     InitBarrier(shared + Shape::kStagedEmpty + 8 * group, 1);
   }
   FenceBarrierInit();

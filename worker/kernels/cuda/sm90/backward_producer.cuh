@@ -9,6 +9,7 @@
 #include "worker/kernels/cuda/primitives/numerics.cuh"
 #include "worker/kernels/cuda/primitives/tma.cuh"
 #include "worker/kernels/cuda/score_rule.cuh"
+#include "worker/kernels/cuda/sm90/backward_addends.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
 #include "worker/kernels/cuda/sm90/backward_turns.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
@@ -140,6 +141,45 @@ struct BackwardProducer {
     });
   }
 
+  // Whether the lane's rows' offsets can be addends of scores.
+  template <int kCount>
+  __device__ __forceinline__ bool Added(const float (&lse)[kCount]) const {
+    const float multiplier = fabsf(params.common.scale_log2);
+    bool all = multiplier > kLeastMultiplier && multiplier < kLargestMultiplier;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      all &= lse[i] == NegativeInfinity() || fabsf(lse[i]) < kLargestAddedLse;
+    }
+    return all;
+  }
+  // The lane's rows' addends. Those of a wide tile's scores are 0: it reads lse.
+  template <int kCount>
+  __device__ __forceinline__ void WriteAddends(const float (&lse)[kCount],
+                                               const float (&delta)[kCount], bool wide,
+                                               int stage) const {
+    static_assert(Shape::kRows == kCount * 32);
+    char* const row = memory + (threadIdx.x & 31) * 16;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      Addends<Shape>::Write(row + Addends<Shape>::Place(stage, Addend::kDelta) + i * 32 * 16,
+                            -delta[i]);
+    }
+    if constexpr (Shape::kAddsOffsets) {
+      const float multiplier = params.common.scale_log2;
+      const float inverse = __fdividef(1.0f, multiplier);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float offset = fmaf(lse[i], -kLog2E, static_cast<float>(Shape::kShift));
+        float x = offset * inverse;
+        x = fmaf(fmaf(-x, multiplier, offset), inverse, x);
+        if (lse[i] == NegativeInfinity()) x = copysignf(lse[i], -multiplier);
+        if (wide) x = 0.0f;
+        Addends<Shape>::Write(row + Addends<Shape>::Place(stage, Addend::kOffset) + i * 32 * 16, x);
+      }
+    }
+    FenceBulkReads();
+  }
+
   // Executed by one whole warp. Rows without keys, and rows that do not exist, get the offset
   // -inf: their probabilities are zero.
   __device__ __forceinline__ void Describe() const {
@@ -150,6 +190,7 @@ struct BackwardProducer {
       tiles_left += (params.ranges[index].row_count + Shape::kRows - 1) / Shape::kRows;
     }
     tiles_left *= params.heads_per_block;
+    if constexpr (Shape::kAddsDeltas) Addends<Shape>::Clear(memory);
     Position at;
     Walk([&](const QRange& range, int row, int head) {
       const int64_t first =
@@ -172,12 +213,18 @@ struct BackwardProducer {
         if (i * 32 + lane >= Shape::kRows) continue;
         const bool keyless = lse[i] == NegativeInfinity();
         wide |= !keyless && IsWide(lse[i]);
-        statistics[Shape::kOffsets + i * 32] =
-            keyless ? lse[i] : fmaf(lse[i], -kLog2E, static_cast<float>(Shape::kShift));
-        statistics[Shape::kDeltas + i * 32] = Shape::kUnshift * delta[i];
+        if constexpr (!Shape::kAddsOffsets) {
+          statistics[Shape::kOffsets + i * 32] =
+              keyless ? lse[i] : fmaf(lse[i], -kLog2E, static_cast<float>(Shape::kShift));
+        }
+        if constexpr (!Shape::kAddsDeltas) {
+          statistics[Shape::kDeltas + i * 32] = Shape::kUnshift * delta[i];
+        }
         statistics[Shape::kLse + i * 32] = lse[i];
       }
+      if constexpr (Shape::kAddsOffsets) wide |= !Added(lse);
       wide = __any_sync(0xffffffff, wide);
+      if constexpr (Shape::kAddsDeltas) WriteAddends(lse, delta, wide, at.stage);
       if (lane == 0) {
         int32_t flags = --tiles_left == 0 ? QueryTile::kLast : 0;
         if (row < range.full_begin || min(row + Shape::kRows, range.row_count) > range.full_end) {

@@ -40,23 +40,33 @@ struct BackwardScores {
   static __device__ __forceinline__ float2 Pair(const float* first, int n) {
     return *reinterpret_cast<const float2*>(first + n * 8);
   }
+  // The rows' offsets and deltas; 0 if the products have them already.
+  static __device__ __forceinline__ float2 Offsets(const float* statistics, int n) {
+    if constexpr (Shape::kAddsOffsets) return {};
+    return Pair(statistics + Shape::kOffsets, n);
+  }
+  static __device__ __forceinline__ float2 Deltas(const float* statistics, int n) {
+    if constexpr (Shape::kAddsDeltas) return {};
+    return Pair(statistics + Shape::kDeltas, n);
+  }
   // Scores become what is multiplied with the gradients later, in place: P or, with a softcap, the
   // tangents. (P is rounded only then too: its registers are too many beside dP's.) `statistics`
-  // are those of the thread's first row.
+  // are those of the thread's first row; `flags` are the tile's, which lies in shared memory.
   static __device__ __forceinline__ void Exponentials(Scores& scores, const float* statistics,
-                                                      const QueryTile& tile, int key, int row,
-                                                      int keys, const CommonParams& common) {
+                                                      int32_t flags, const QueryTile& tile, int key,
+                                                      int row, int keys,
+                                                      const CommonParams& common) {
     if constexpr (Shape::kCapped) {
       const Softcap cap(common);
 #pragma unroll
       for (int i = 0; i < Shape::kRows / 2; ++i) scores[i] = cap.Tangent(scores[i]);
     } else {
-      if (tile.flags & QueryTile::kWide) {
+      if (flags & QueryTile::kWide) {
         Wide(scores, statistics + Shape::kLse, common.scale_log2);
       } else {
-        Narrow(scores, statistics + Shape::kOffsets, common.scale_log2);
+        Narrow(scores, statistics, common.scale_log2);
       }
-      if (tile.flags & QueryTile::kMasked) Mask(scores, VisibleRows(tile, key, row, keys));
+      if (flags & QueryTile::kMasked) Mask(scores, VisibleRows(tile, key, row, keys));
     }
   }
 
@@ -71,13 +81,13 @@ struct BackwardScores {
     } else {
 #pragma unroll
       for (int n = 0; n < Shape::kRows / 8; ++n) {
-        const float2 delta = Pair(statistics + Shape::kDeltas, n);
+        const float2 delta = Deltas(statistics, n);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int i = n * 4 + half * 2;
           p[i / 2] = Pack<T>(scores[i], scores[i + 1]);
-          ds[i / 2] = Pack<T>(scores[i] * fmaf(gradients[i], Shape::kUnshift, -delta.x),
-                              scores[i + 1] * fmaf(gradients[i + 1], Shape::kUnshift, -delta.y));
+          ds[i / 2] = Pack<T>(scores[i] * Away(gradients[i], delta.x),
+                              scores[i + 1] * Away(gradients[i + 1], delta.y));
         }
       }
     }
@@ -93,7 +103,7 @@ struct BackwardScores {
       CappedProbabilities(scores, p, weights, statistics, VisibleRows(tile, key, row, keys),
                           common);
     } else {
-      Exponentials(scores, statistics, tile, key, row, keys, common);
+      Exponentials(scores, statistics, tile.flags, tile, key, row, keys, common);
 #pragma unroll
       for (int i = 0; i < Shape::kRows / 4; ++i) {
         p[i] = weights[i] = Pack<T>(scores[i * 2], scores[i * 2 + 1]);
@@ -105,18 +115,24 @@ struct BackwardScores {
                                                Packed& ds, const float* statistics) {
 #pragma unroll
     for (int n = 0; n < Shape::kRows / 8; ++n) {
-      const float2 delta = Pair(statistics + Shape::kDeltas, n);
+      const float2 delta = Deltas(statistics, n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = n * 4 + half * 2;
         const float2 weight = Unpack<T>(weights[i / 2]);
-        ds[i / 2] = Pack<T>(weight.x * fmaf(gradients[i], Shape::kUnshift, -delta.x),
-                            weight.y * fmaf(gradients[i + 1], Shape::kUnshift, -delta.y));
+        ds[i / 2] = Pack<T>(weight.x * Away(gradients[i], delta.x),
+                            weight.y * Away(gradients[i + 1], delta.y));
       }
     }
   }
 
  private:
+  // dP - delta, times kUnshift.
+  static __device__ __forceinline__ float Away(float gradient, float delta) {
+    if constexpr (Shape::kAddsDeltas) return gradient * Shape::kUnshift;
+    return fmaf(gradient, Shape::kUnshift, -delta);
+  }
+
   static __device__ __forceinline__ void CappedProbabilities(Scores& scores, Packed& p,
                                                              Packed& weights,
                                                              const float* statistics,
@@ -126,7 +142,7 @@ struct BackwardScores {
     constexpr float kLargest = Shape::kShift;
 #pragma unroll
     for (int n = 0; n < Shape::kRows / 8; ++n) {
-      const float2 offset = Pair(statistics + Shape::kOffsets, n);
+      const float2 offset = Offsets(statistics, n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float probability[2], weight[2];
@@ -144,11 +160,11 @@ struct BackwardScores {
     }
   }
 
-  static __device__ __forceinline__ void Narrow(Scores& scores, const float* offsets,
+  static __device__ __forceinline__ void Narrow(Scores& scores, const float* statistics,
                                                 float scale_log2) {
 #pragma unroll
     for (int n = 0; n < Shape::kRows / 8; ++n) {
-      const float2 offset = Pair(offsets, n);
+      const float2 offset = Offsets(statistics, n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& x = scores[n * 4 + half * 2];
@@ -177,8 +193,8 @@ struct BackwardScores {
     constexpr float kLargest = Shape::kShift;
 #pragma unroll
     for (int n = 0; n < Shape::kRows / 8; ++n) {
-      const float2 offset = Pair(statistics + Shape::kOffsets, n);
-      const float2 delta = Pair(statistics + Shape::kDeltas, n);
+      const float2 offset = Offsets(statistics, n);
+      const float2 delta = Deltas(statistics, n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float probability[2], gradient[2];
@@ -188,9 +204,8 @@ struct BackwardScores {
           const float exponent = fmaf(tangent, cap_log2, i == 0 ? offset.x : offset.y);
           const float x = Exp2(exponent > kLargest ? kLargest : exponent);  // NaN stays NaN
           probability[i] = visible.Sees(half, n * 8 + i) ? x : 0.0f;
-          gradient[i] =
-              probability[i] * Softcap::Derivative(tangent) *
-              fmaf(gradients[n * 4 + half * 2 + i], Shape::kUnshift, i == 0 ? -delta.x : -delta.y);
+          gradient[i] = probability[i] * Softcap::Derivative(tangent) *
+                        Away(gradients[n * 4 + half * 2 + i], i == 0 ? delta.x : delta.y);
         }
         p[n * 2 + half] = Pack<T>(probability[0], probability[1]);
         ds[n * 2 + half] = Pack<T>(gradient[0], gradient[1]);

@@ -47,8 +47,9 @@ struct BackwardItem {
 
 // kRows q rows by kKeys keys. Two warpgroups of consumers have 64 of the keys each, one more
 // warpgroup loads q and dout, prepares the rows' statistics and adds dq.
-// kCapped_: with a softcap; a kernel of its own, for its registers are more.
-template <typename T_, int kDim_, int kRows_, bool kCapped_>
+// kCapped_: with a softcap; a kernel of its own, for its registers are more. kAdds_: the rows'
+// statistics are addends of products (backward_addends.cuh) rather than read from shared memory.
+template <typename T_, int kDim_, int kRows_, bool kCapped_, bool kAdds_ = true>
 struct BackwardShape {
   using T = T_;
   using Params = BackwardKernelParams;
@@ -58,7 +59,9 @@ struct BackwardShape {
   static constexpr int kRows = kRows_;
   static constexpr int kKeys = 128;
   static constexpr bool kCapped = kCapped_;
-  static constexpr int kStages = 2;  // of q, dout, their statistics, and dS
+  static constexpr bool kAddsDeltas = kAdds_;
+  static constexpr bool kAddsOffsets = kAdds_ && !kCapped;  // the tangent comes between
+  static constexpr int kStages = 2;                         // of q, dout, their statistics, and dS
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
@@ -80,7 +83,8 @@ struct BackwardShape {
   static constexpr int kStagedBoxBytes = kStagedRows * 128;  // 32 columns, fp32
   static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of a group
 
-  // Of a row: what is added to its scores, its delta, its lse.
+  // Of a row: what is added to its scores, its delta, its lse; those that are addends are not
+  // there.
   static constexpr int kOffsets = 0;
   static constexpr int kDeltas = kRows;
   static constexpr int kLse = 2 * kRows;
@@ -95,7 +99,10 @@ struct BackwardShape {
   static constexpr int kStaged = kScores + kStages * kScoreBytes;
   static constexpr int kRowStatistics = kStaged + kGroups * kStagedBytes;
   static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
-  static constexpr int kKFull = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kAddends = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kAddendBytes = kRows * 16;  // of one statistic of a tile
+  static constexpr int kAddendZeros = kAddends + 2 * kStages * kAddendBytes;
+  static constexpr int kKFull = kAdds_ ? kAddendZeros + kAddendBytes : kAddends;
   static constexpr int kVFull = kKFull + 8;
   static constexpr int kQFull = kVFull + 8;
   static constexpr int kQEmpty = kQFull + 8 * kStages;

@@ -125,6 +125,42 @@ TEST(Sm90BackwardTest, TakesAlignedAddresses) {
   EXPECT_FALSE(TakesBackward(request.call));
 }
 
+// Of each head's own plane, in the call's type and in whole vectors.
+TEST(Sm90BackwardTest, StoresGradientsOfBiases) {
+  Request request(1000);
+  AttentionProblem& problem = request.problem;
+  const auto stores = [&request](uintptr_t address = 0) {
+    return StoresBiasGradient(request.call, reinterpret_cast<const void*>(address));
+  };
+  EXPECT_FALSE(stores());
+  problem.terms.columns = 1000;
+  problem.terms.bias = BiasForm{.per_head = true};
+  EXPECT_TRUE(stores());
+  EXPECT_TRUE(stores(32));
+  EXPECT_FALSE(stores(8));
+  problem.terms.bias->float32 = true;
+  EXPECT_FALSE(stores());
+  problem.terms.bias = BiasForm{.per_batch = true};
+  EXPECT_FALSE(stores());
+  problem.terms.bias->per_head = true;
+  problem.batch = 2;
+  EXPECT_TRUE(stores());
+  problem.terms.bias->per_batch = false;
+  EXPECT_FALSE(stores());
+  problem.terms.bias->per_batch = true;
+  problem.terms.columns = 1001;
+  EXPECT_FALSE(stores());
+  problem.terms.columns = 1016;
+  EXPECT_TRUE(stores());
+  request.call.blocks[0].pieces[0].position = 8;
+  EXPECT_TRUE(stores());
+  request.call.blocks[0].pieces[0].position = 4;
+  EXPECT_FALSE(stores());
+  request.call.blocks[0].pieces[0] = {0, 1000, 0, 0, 2};
+  request.call.q_pieces[0].stride = 2;
+  EXPECT_FALSE(stores());
+}
+
 TEST(Sm90BackwardTest, TakesOneStride) {
   Request request(128);
   request.call.q_pieces[0].stride = 4;

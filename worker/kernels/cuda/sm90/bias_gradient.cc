@@ -79,7 +79,7 @@ absl::Status PreparedBiasGradient::Init(const BiasGradientCall& call, const Devi
 
   const ForwardCall view = QueryView(call);
   ForwardTileShape shape;
-  shape.q_rows = kernel_.tile_rows;
+  params.forward.tile_rows = shape.q_rows = kernel_.tile_rows;
   shape.keys = kernel_.tile_keys;
   shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(view, shape);
@@ -120,7 +120,7 @@ absl::Status PreparedBiasGradient::Init(const BiasGradientCall& call, const Devi
   if (absl::Status s = EncodeMap(dtype_, queries, params.dout_map); !s.ok()) return s;
   absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, maps_);
   if (!status.ok()) return status;
-  status = terms_.Init(view, plan_, kPairKeys, problem.num_heads);
+  status = terms_.Init(view, plan_, kernel_.tile_rows, kPairKeys, problem.num_heads);
   if (!status.ok()) return status;
   status = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
   if (!status.ok()) return status;

@@ -159,10 +159,7 @@ struct BiasGradientConsumer {
     constexpr uint32_t kStageStep = DescriptorBytes(Shape::kKvBytes);
     const GradientTile* tiles = reinterpret_cast<const GradientTile*>(memory + Shape::kTermTiles);
     const TermRows own = {reinterpret_cast<TermRow*>(memory + Shape::kRowTerms) + row};
-    const auto release = [lane](uint32_t barrier) {
-      __syncwarp();
-      if (lane == 0) Arrive(barrier);
-    };
+    const auto release = [lane](uint32_t barrier) { ArriveWarp(barrier, lane); };
     ForwardBias<Shape> bias(shared, group);
     RowStatistics rows = {};
     Scores scores, gradients, sums;
@@ -190,7 +187,7 @@ struct BiasGradientConsumer {
         slot.tile = *item.tile;
         slot.first_head = tile.head;
         slot.batch = tile.batch;
-        own.Load<true>(params, slot, row, tile);
+        own.Load<true, true>(params, slot, row, tile);
         rows.Load(params, slot, row);
         WaitBarrier(shared + Shape::kQFull, q_phase);
         q_phase ^= 1;

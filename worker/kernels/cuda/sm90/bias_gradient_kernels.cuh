@@ -18,17 +18,17 @@ __device__ __forceinline__ void RunBiasGradient(const BiasGradientKernelParams& 
                                              static_cast<int>(threadIdx.x) & 31};
   if (threadIdx.x == 0) {
     InitBarrier(shared + Shape::kQFull, 1);
-    InitBarrier(shared + Shape::kQEmpty, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kQEmpty, ArrivalsOf(32) * Shape::kConsumerWarps);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       InitBarrier(shared + Shape::kKFull + 8 * stage, 1);
       InitBarrier(shared + Shape::kVFull + 8 * stage, 1);
-      InitBarrier(shared + Shape::kKvEmpty + 8 * stage, Shape::kConsumerWarps);
+      InitBarrier(shared + Shape::kKvEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
       InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
-      InitBarrier(shared + Shape::kTileEmpty + 8 * stage, Shape::kConsumerWarps);
+      InitBarrier(shared + Shape::kTileEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
     }
     for (int i = 0; i < Shape::kGroups * Shape::kBiasStages; ++i) {
       InitBarrier(shared + Shape::kBiasFull + 8 * i, 1);
-      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, 4);  // a group's warps
+      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, ArrivalsOf(32) * 4);  // a group's warps
     }
     FenceBarrierInit();
   }

@@ -41,12 +41,6 @@ bool WholeVectors(const std::vector<KvBlock>& blocks, int64_t first, int32_t str
   return true;
 }
 
-bool NeedsCopy(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
-               int32_t stride) {
-  return stride != 1 || problem.terms.columns * ElementBytes(DTypeOf(problem)) % kRowBytes != 0 ||
-         !WholeVectors(blocks, 0, 1);
-}
-
 // A tensor [planes, rows, pitch], of which `columns` of a row exist; what lies outside reads as
 // zero.
 absl::Status EncodeBiasMap(DType dtype, const void* data, int64_t planes, int64_t rows,
@@ -77,11 +71,18 @@ absl::Status EncodeBiasMap(DType dtype, const void* data, int64_t planes, int64_
 
 }  // namespace
 
+bool BiasInVectors(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
+                   int32_t stride) {
+  return stride == 1 && problem.terms.columns * ElementBytes(DTypeOf(problem)) % kRowBytes == 0 &&
+         WholeVectors(blocks, 0, 1);
+}
+
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride) {
   if (!problem.terms.bias.has_value()) return true;
-  return NeedsCopy(problem, blocks, stride) ? WholeVectors(blocks, FirstPosition(blocks), stride)
-                                            : Aligned16(operands.bias);
+  return BiasInVectors(problem, blocks, stride)
+             ? Aligned16(operands.bias)
+             : WholeVectors(blocks, FirstPosition(blocks), stride);
 }
 
 absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands& operands,
@@ -98,7 +99,7 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
   planes_ = (form.per_batch ? problem.batch : 1) * (form.per_head ? problem.num_heads : 1);
   q_rows_ = q_rows;
   columns_ = problem.terms.columns;
-  if (!NeedsCopy(problem, blocks, stride)) return absl::OkStatus();
+  if (BiasInVectors(problem, blocks, stride)) return absl::OkStatus();
 
   // The columns from the first key's to the last one's.
   const int64_t first = FirstPosition(blocks);

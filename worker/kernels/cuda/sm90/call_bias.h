@@ -27,6 +27,12 @@ inline constexpr int32_t kBiasKeyAlign = 8;
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride);
 
+// Whether the bias's rows, and the keys' pieces in them, begin at multiples of 16 bytes: then the
+// copy engine reads it as it lies, and tiles of its gradient are whole vectors.
+// REQUIRES: the problem has a bias.
+bool BiasInVectors(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
+                   int32_t stride);
+
 // A value; without Init that of a call without a bias. Thread-safe for readers.
 class CallBias {
  public:

@@ -1,6 +1,7 @@
 #include "worker/kernels/cuda/sm90/call_terms.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -11,7 +12,8 @@ namespace ringattn::worker::cuda::sm90 {
 namespace {
 
 constexpr int64_t kWidestClass = 128;
-constexpr int64_t kSide = 128;  // rows of a pair's mask words, of `step` bits each
+// Of a slope over the scale, to be in three numbers of bf16 and, times a stride, finite.
+constexpr float kLeastSlope = 0x1p-60f, kMostSlope = 0x1p60f;
 
 }  // namespace
 
@@ -23,6 +25,18 @@ bool ServesTerms(const AttentionProblem& problem, bool backward) {
 TermKind TermKindOf(const AttentionProblem& problem) {
   if (problem.terms.bias.has_value()) return TermKind::kAll;
   return problem.terms.dropout.threshold != 0 ? TermKind::kDrops : TermKind::kPairs;
+}
+
+bool AlibiInProduct(const AttentionProblem& problem) {
+  const std::vector<float>& slopes = problem.terms.alibi_slopes;
+  if (slopes.empty() || TermKindOf(problem) != TermKind::kPairs || problem.softcap > 0 ||
+      !(problem.softmax_scale > 0)) {
+    return false;
+  }
+  return std::all_of(slopes.begin(), slopes.end(), [&problem](float slope) {
+    const float size = std::abs(slope / problem.softmax_scale);
+    return size == 0 || (size >= kLeastSlope && size <= kMostSlope);
+  });
 }
 
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem) {
@@ -44,7 +58,7 @@ int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>&
 
 absl::Status CallTerms::Init(const AttentionProblem& problem, const TermOperands& operands,
                              std::vector<TermRange> ranges, const std::vector<int64_t>& begins,
-                             int32_t step, int64_t mask_heads) {
+                             int32_t pair_size, int64_t mask_heads) {
   any_ = true;
   const ScoreTerms& terms = problem.terms;
   const int64_t pairs = begins.back();
@@ -70,7 +84,7 @@ absl::Status CallTerms::Init(const AttentionProblem& problem, const TermOperands
   table_bytes_ = slopes_offset_ + TableBytes(slopes_);
   mask_classes_offset_ = terms.segment_ids ? AlignUp(problem.batch * pairs) : 0;
   mask_words_offset_ = mask_classes_offset_ + AlignUp(planes * pairs);
-  scratch_bytes_ = mask_words_offset_ + AlignUp(planes * pairs * (kSide * step / 8));
+  scratch_bytes_ = mask_words_offset_ + AlignUp(planes * pairs * (pair_size / 8));
   return absl::OkStatus();
 }
 

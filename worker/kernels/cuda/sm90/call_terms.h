@@ -23,6 +23,11 @@ bool ServesTerms(const AttentionProblem& problem, bool backward);
 enum class TermKind { kPairs, kDrops, kAll };
 TermKind TermKindOf(const AttentionProblem& problem);
 
+// Whether a forward's ALiBi can be a part of its product (terms_forward_alibi.cuh): beside segment
+// ids and masks at most, and with slopes that stay far from fp32's ends when they are divided by
+// the scale.
+bool AlibiInProduct(const AttentionProblem& problem);
+
 // The keys of its dropout's rounds.
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem);
 
@@ -43,12 +48,14 @@ int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>&
 // A value; without Init that of a call without terms. Thread-safe for readers.
 class CallTerms {
  public:
-  // `step` as above; `mask_heads`: planes that a batch row has in a mask with heads of its own.
-  // RESOURCE_EXHAUSTED for more pairs than tables can count.
+  // `step` as above; `rows`: of the scores' accumulators in a tile; `mask_heads`: planes that a
+  // batch row has in a mask with heads of its own. RESOURCE_EXHAUSTED for more pairs than tables
+  // can count.
   template <typename Call, typename Plan>
-  absl::Status Init(const Call& call, const Plan& plan, int32_t step, int64_t mask_heads) {
+  absl::Status Init(const Call& call, const Plan& plan, int32_t rows, int32_t step,
+                    int64_t mask_heads) {
     return Init(*call.problem, call.terms, TermRangesOf(call, plan), PairBegins(plan.ranges, step),
-                step, mask_heads);
+                rows * step, mask_heads);
   }
 
   bool any() const { return any_; }
@@ -62,8 +69,8 @@ class CallTerms {
 
  private:
   absl::Status Init(const AttentionProblem& problem, const TermOperands& operands,
-                    std::vector<TermRange> ranges, const std::vector<int64_t>& begins, int32_t step,
-                    int64_t mask_heads);
+                    std::vector<TermRange> ranges, const std::vector<int64_t>& begins,
+                    int32_t pair_size, int64_t mask_heads);
 
   bool any_ = false;
   TermParams params_;  // tables unset

@@ -57,17 +57,17 @@ TEST(CallTermsTest, ScratchHoldsClassesAndMaskWords) {
 
   problem.terms.alibi_slopes.assign(4, 0.5f);
   CallTerms alibi;
-  ASSERT_TRUE(alibi.Init(call, plan, 128, 4).ok());
+  ASSERT_TRUE(alibi.Init(call, plan, 128, 128, 4).ok());
   EXPECT_EQ(alibi.scratch_bytes(), 0);
 
   problem.terms.segment_ids = true;
   CallTerms ids;
-  ASSERT_TRUE(ids.Init(call, plan, 128, 4).ok());
+  ASSERT_TRUE(ids.Init(call, plan, 128, 128, 4).ok());
   EXPECT_EQ(ids.scratch_bytes(), 256);  // 2 * 36 bytes, rounded up
 
   problem.terms.mask = MaskForm{.per_batch = true, .per_head = true};
   CallTerms all;
-  ASSERT_TRUE(all.Init(call, plan, 128, 4).ok());
+  ASSERT_TRUE(all.Init(call, plan, 128, 128, 4).ok());
   EXPECT_EQ(all.scratch_bytes(), 256 + 512 + 8 * 36 * (128 * 128 / 8));
 
   // Each table is where the kernels look for it.
@@ -97,7 +97,7 @@ TEST(CallTermsTest, TooManyPairsAreRefused) {
   for (KvRange& range : plan.ranges) range.row_count = 2'000'000'000;
   plan.tiles = {};
   CallTerms terms;
-  EXPECT_EQ(terms.Init(call, plan, 16, 4).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(terms.Init(call, plan, 128, 16, 4).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(CallTermsTest, WhatIsServed) {
@@ -130,6 +130,29 @@ TEST(CallTermsTest, DropoutHasKernelsOfItsOwnAndABiasThoseOfAllTerms) {
   EXPECT_EQ(TermKindOf(problem), TermKind::kAll);
   problem.terms.bias.reset();
   EXPECT_EQ(TermKindOf(problem), TermKind::kDrops);
+}
+
+// Far from fp32's ends and beside nothing but segment ids and masks.
+TEST(CallTermsTest, AlibiIsAPartOfTheProduct) {
+  AttentionProblem problem = ProblemOf(64);
+  problem.terms.segment_ids = true;
+  EXPECT_FALSE(AlibiInProduct(problem));
+  const auto with = [&problem](float slope) {
+    problem.terms.alibi_slopes = {0.5f, slope, 0.0f, -0.3f};
+    return AlibiInProduct(problem);
+  };
+  for (float slope : {1.0f, 0.0f, -2.0f, 1e-12f, 1e12f}) EXPECT_TRUE(with(slope)) << slope;
+  for (float slope : {1e-30f, 1e30f, -1e30f, 1e-40f}) EXPECT_FALSE(with(slope)) << slope;
+  for (float scale : {0.0f, -1.0f, 1e-30f}) {
+    problem.softmax_scale = scale;
+    EXPECT_FALSE(with(1.0f)) << scale;
+  }
+  problem.softmax_scale = 1.0f;
+  problem.softcap = 30.0f;
+  EXPECT_FALSE(with(1.0f));
+  problem.softcap = 0.0f;
+  problem.terms.dropout.threshold = 1;
+  EXPECT_FALSE(with(1.0f));
 }
 
 // A prepared call has its tables and scratch memory behind those of the plan; plain calls none.

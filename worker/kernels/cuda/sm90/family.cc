@@ -31,6 +31,12 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGr
   return simt::Family().prepare_bias_gradient(call, device);
 }
 
+absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBothGradients(
+    const BackwardCall& call, const BiasGradientCall& gradient, const DeviceInfo& device) {
+  if (!StoresBiasGradient(call, gradient.dbias)) return nullptr;
+  return PreparedBackward::Create(call, device, gradient.dbias);
+}
+
 std::vector<KernelEntry> Entries(const DeviceInfo& device) {
   if (device.compute_major != 9) return {};
   std::vector<KernelEntry> entries = ForwardEntries();
@@ -52,6 +58,7 @@ std::optional<KernelFamily> Family() {
   family.terms = true;  // what its kernels do not take of them goes to the exact family
   family.float8 = true;
   family.prepare_bias_gradient = PrepareBiasGradient;
+  family.prepare_both_gradients = PrepareBothGradients;
   return family;
 }
 

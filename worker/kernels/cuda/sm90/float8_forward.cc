@@ -266,7 +266,7 @@ absl::Status PreparedFloat8Forward::Launch(const TableLaunch& launch) const {
                     "attention kernel launch");
   if (!status.ok()) return status;
   return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
-                        launch.stream);
+                        launch.stream, /*early=*/true);
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -53,9 +53,12 @@ constexpr ForwardKernel (*kTermKernels[][3])() = {
     {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_terms_d64},
     {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_terms_d128}};
 
+constexpr ForwardKernel (*kAlibiKernels[])() = {ForwardKernel_alibi_d64, ForwardKernel_alibi_d128};
+
 // REQUIRES: ServesTerms.
 ForwardKernel TermKernelOf(const AttentionProblem& problem) {
   const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
+  if (AlibiInProduct(problem)) return kAlibiKernels[wide]();
   return kTermKernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
@@ -139,6 +142,7 @@ std::vector<KernelEntry> ForwardEntries() {
   for (const auto& of_class : kTermKernels) {
     for (const auto& kernel : of_class) add(kernel());
   }
+  for (const auto& kernel : kAlibiKernels) add(kernel());
   return entries;
 }
 
@@ -228,10 +232,11 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   terms_offset_ = maps_offset_ + TableBytes(maps_);
   split_ = SplitKeys(plan, forward);
   if (terms) {
-    if (absl::Status s = terms_.Init(call, plan, kernel.tile_keys, packs); !s.ok()) return s;
+    absl::Status s = terms_.Init(call, plan, kernel.tile_rows, kernel.tile_keys, packs);
+    if (!s.ok()) return s;
     params.stride = StrideOf(call.q_pieces, call.blocks);
     params.keys = PhiloxKeysOf(problem);
-    const absl::Status s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
+    s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
     if (!s.ok()) return s;
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();
@@ -289,7 +294,7 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
                                  "attention kernel launch");
   if (!status.ok()) return status;
   return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
-                        launch.stream);
+                        launch.stream, /*early=*/true);
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -42,8 +42,8 @@ struct ForwardProducts {
     return ColumnDescriptor(address, Shape::kKvPanelBytes);
   }
 
-  // Issues scores = q K^T, from the operands' descriptors.
-  static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t q, uint32_t k) {
+  // Issues scores = q K^T, from the operands' descriptors, but for the end of the batch.
+  static __device__ __forceinline__ void MultiplyKeys(Scores& scores, uint32_t q, uint32_t k) {
     ProductFence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
@@ -52,6 +52,9 @@ struct ForwardProducts {
       MultiplyShared<T>(scores, q + DescriptorBytes(panel * Shape::kQPanelBytes + within),
                         k + DescriptorBytes(panel * Shape::kKvPanelBytes + within), step > 0);
     }
+  }
+  static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t q, uint32_t k) {
+    MultiplyKeys(scores, q, k);
     CommitProducts();
   }
 
@@ -71,11 +74,10 @@ struct ForwardProducts {
   // `transform`: scores are made ready before the softmax.
   struct Scales {
     float multiplier;
-    float headroom;
+    static constexpr float kHeadroom = kOffsetHeadroom;
 
     __device__ __forceinline__ Scales(const Params& params, bool transform)
-        : multiplier(transform ? 1.0f : params.forward.common.scale_log2),
-          headroom(kOffsetHeadroom / multiplier) {}
+        : multiplier(transform ? 1.0f : params.forward.common.scale_log2) {}
     __device__ __forceinline__ void Begin(const Params&, bool, int, int) {}
     __device__ __forceinline__ void Transform(Scores& scores, const CommonParams& common) const {
       TransformScores(scores, common);
@@ -160,10 +162,7 @@ struct ForwardConsumer : Products {
     const KeyTile* key_tiles = reinterpret_cast<const KeyTile*>(memory + Shape::kKeyTiles);
     RingPosition<Shape::kStages> k, v;
     // A stage is free once all lanes of all warps have left it.
-    const auto release = [lane](uint32_t barrier) {
-      __syncwarp();
-      if (lane == 0) Arrive(barrier);
-    };
+    const auto release = [lane](uint32_t barrier) { ArriveWarp(barrier, lane); };
     if (group == Shape::kGroups - 1) PassTurn(group);
 
     typename Products::Sums sums;
@@ -219,7 +218,7 @@ struct ForwardConsumer : Products {
       PinRegisters(scores);
       finish_scores();
       release_keys(0);
-      Settle(scores, scales.multiplier, scales.headroom, rows, factor);
+      SettleByBits(scores, scales.multiplier, scales.kHeadroom, rows, factor);
       scales.Probabilities(scores, rows);
       Products::Pack(scores, p);
 
@@ -237,7 +236,7 @@ struct ForwardConsumer : Products {
         finish_scores();
         if constexpr (!Products::kPackEarly) release_keys(0);
         const float before[2] = {factor[0], factor[1]};
-        const bool moved = Settle(scores, scales.multiplier, scales.headroom, rows, factor);
+        const bool moved = SettleByBits(scores, scales.multiplier, scales.kHeadroom, rows, factor);
         scales.Probabilities(scores, rows);
         if constexpr (Products::kPackEarly) {
           // ptxas would move all of the softmax behind the wait. So the keys' release waits for

@@ -2,5 +2,5 @@
 #include "worker/kernels/cuda/sm90/terms_forward_kernels.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_TERM_FORWARD(drops_d128, 128, false, true)
+RINGATTN_SM90_TERM_FORWARD(drops_d128, 384, 128, 128, false, true)
 }  // namespace ringattn::worker::cuda::sm90

@@ -18,12 +18,12 @@ __device__ __forceinline__ void InitForwardBarriers(const ForwardKernelParams& p
   if (threadIdx.x == 0) {
     PrefetchMap(&params.q_map);
     InitBarrier(shared + Shape::kQFull, 1);
-    InitBarrier(shared + Shape::kQEmpty, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kQEmpty, ArrivalsOf(32) * Shape::kConsumerWarps);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       InitBarrier(shared + Shape::kKFull + 8 * stage, 1);
-      InitBarrier(shared + Shape::kKEmpty + 8 * stage, Shape::kConsumerWarps);
+      InitBarrier(shared + Shape::kKEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
       InitBarrier(shared + Shape::kVFull + 8 * stage, 1);
-      InitBarrier(shared + Shape::kVEmpty + 8 * stage, Shape::kConsumerWarps);
+      InitBarrier(shared + Shape::kVEmpty + 8 * stage, ArrivalsOf(32) * Shape::kConsumerWarps);
     }
     FenceBarrierInit();
   }

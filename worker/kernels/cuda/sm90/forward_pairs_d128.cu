@@ -2,5 +2,5 @@
 #include "worker/kernels/cuda/sm90/terms_forward_kernels.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_TERM_FORWARD(pairs_d128, 128, false, false)
+RINGATTN_SM90_TERM_FORWARD(pairs_d128, 384, 128, 128, false, false)
 }  // namespace ringattn::worker::cuda::sm90

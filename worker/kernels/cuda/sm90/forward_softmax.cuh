@@ -90,14 +90,9 @@ __device__ __forceinline__ void SubtractLimits(float (&scores)[kCount], float mu
   }
 }
 
-// Before the exponentials of a tile: moves the offsets of rows whose maximum grew beyond their
-// limit, and makes the scores of wide rows relative to that. factor[half] is then what the
-// row's output is to be multiplied with. False, the usual case, if nothing was to be done.
+// The largest score of the quad in each of its two rows.
 template <int kCount>
-__device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier, float headroom,
-                                       RowStates& rows, float (&factor)[2]) {
-  float max[2];
-  bool rare = rows.wide;
+__device__ __forceinline__ void RowMaxima(const float (&scores)[kCount], float (&max)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // Two chains, so that the comparisons do not wait for one another.
@@ -110,12 +105,38 @@ __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier
     }
     x = fmaxf(x, y);
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-    max[half] = x;
-    rare |= x > rows.limit[half];
-    factor[half] = 1.0f;
+    max[half] = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
   }
-  if (!__any_sync(0xffffffff, rare)) return false;
+}
+
+// The same of their bits as integers, three at a time: right where it is not negative, else less.
+template <int kCount>
+__device__ __forceinline__ void RowMaximaOfBits(const float (&scores)[kCount], int (&max)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto bits = [&scores, half](int n, int i) {
+      return __float_as_int(scores[n * 4 + half * 2 + i]);
+    };
+    int x = ::max(bits(0, 0), bits(0, 1));
+    int y = ::max(bits(1, 0), bits(1, 1));
+#pragma unroll
+    for (int n = 2; n < kCount / 4; n += 2) {
+      x = ::max(::max(x, bits(n, 0)), bits(n, 1));
+      y = ::max(::max(y, bits(n + 1, 0)), bits(n + 1, 1));
+    }
+    x = ::max(x, y);
+    x = ::max(x, __shfl_xor_sync(0xffffffff, x, 1));
+    max[half] = ::max(x, __shfl_xor_sync(0xffffffff, x, 2));
+  }
+}
+
+// Moves the offsets of rows whose maximum grew beyond their limit, and makes the scores of wide
+// rows relative to that; factor[half] is then what the row's output is to be multiplied with.
+// `headroom`: of RowBase.
+template <int kCount>
+__device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float (&max)[2],
+                                            float multiplier, float headroom, RowStates& rows,
+                                            float (&factor)[2]) {
   bool grew_wide = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -130,6 +151,49 @@ __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier
   }
   rows.wide |= __any_sync(0xffffffff, grew_wide);
   if (rows.wide) SubtractLimits(scores, multiplier, rows);
+}
+
+// Before the exponentials of a tile: MoveOffsets where a row needs it; factor[half] is 1 where it
+// does not. False, the usual case, if nothing was to be done. `headroom`: of RowBase.
+template <int kCount>
+__device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier, float headroom,
+                                       RowStates& rows, float (&factor)[2]) {
+  float max[2];
+  RowMaxima(scores, max);
+  bool rare = rows.wide;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    rare |= max[half] > rows.limit[half];
+    factor[half] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, rare)) return false;
+  MoveOffsets(scores, max, multiplier, headroom, rows, factor);
+  return true;
+}
+
+// The same with maxima of bits, which need more registers: kernels with score terms have none left.
+// `headroom_log2`: by how much scores may exceed an offset, which is RowBase's times the
+// multiplier.
+template <int kCount>
+__device__ __forceinline__ bool SettleByBits(float (&scores)[kCount], float multiplier,
+                                             float headroom_log2, RowStates& rows,
+                                             float (&factor)[2]) {
+  int bits[2];
+  RowMaximaOfBits(scores, bits);
+  bool rare = rows.wide;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // Below 0 they are those of the least score: no limit of 0 or more is exceeded then.
+    rare |= __int_as_float(bits[half]) > rows.limit[half] ||
+            (bits[half] & __float_as_int(rows.limit[half])) < 0;
+    factor[half] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, rare)) return false;
+  float max[2];
+  RowMaxima(scores, max);
+  rare = rows.wide || max[0] > rows.limit[0] || max[1] > rows.limit[1];
+  if (!__any_sync(0xffffffff, rare)) return false;
+  MoveOffsets(scores, max, multiplier, __fdividef(headroom_log2, multiplier), rows, factor);
   return true;
 }
 

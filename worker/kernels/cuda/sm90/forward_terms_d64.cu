@@ -2,5 +2,5 @@
 #include "worker/kernels/cuda/sm90/terms_forward_kernels.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_TERM_FORWARD(terms_d64, 64, true, true)
+RINGATTN_SM90_TERM_FORWARD(terms_d64, 384, 64, 128, true, true)
 }  // namespace ringattn::worker::cuda::sm90

@@ -21,9 +21,10 @@ template <typename T, int kDim, int kRows, bool kCapped>
 using OrderedBackwardShape = OrderedShape<BackwardShape<T, kDim, kRows, kCapped>>;
 template <typename T, int kDim, bool kCapped>
 using OrderedWideBackwardShape = OrderedShape<WideBackwardShape<T, kDim, kCapped>>;
-template <typename T, int kDim, int kRows, bool kBiased, bool kDrops>
-using OrderedTermBackwardShape = OrderedShape<TermBackwardShape<T, kDim, kRows, kBiased, kDrops>,
-                                              OrderedTermBackwardKernelParams>;
+template <typename T, int kDim, int kRows, bool kBiased, bool kDrops, bool kStores = false>
+using OrderedTermBackwardShape =
+    OrderedShape<TermBackwardShape<T, kDim, kRows, kBiased, kDrops, kStores>,
+                 OrderedTermBackwardKernelParams>;
 
 }  // namespace ringattn::worker::cuda::sm90
 

@@ -19,6 +19,22 @@ __device__ __forceinline__ void FenceBarrierInit() {
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+
+// Who arrives for threads that have left, or written, what a barrier guards: one for all that it
+// has met before. Built with RINGATTN_RACECHECK each for itself (README.md, "What racecheck
+// reports").
+#ifdef RINGATTN_RACECHECK
+inline constexpr bool kAllArrive = true;
+#else
+inline constexpr bool kAllArrive = false;
+#endif
+inline constexpr int ArrivalsOf(int threads) { return kAllArrive ? threads : 1; }
+// Its warp's, of which ArrivalsOf(32) are counted.
+__device__ __forceinline__ void ArriveWarp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (kAllArrive || lane == 0) Arrive(barrier);
+}
+
 // Arrives, and the phase also waits for so many bytes of copies.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

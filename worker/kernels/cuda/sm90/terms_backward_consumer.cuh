@@ -50,6 +50,8 @@ struct TermBackwardConsumer {
         keep_words.Write(params, tiles[next.stage], next.stage);
       }
     };
+    // The products take the tile's statistics: it must be described before they are issued.
+    constexpr bool kAdds = Shape::kAddsOffsets || Shape::kAddsDeltas;
     bool first = true, last;
     uint32_t last_stage = 0;
     look_ahead(at);
@@ -57,7 +59,12 @@ struct TermBackwardConsumer {
 #pragma unroll 1
     do {
       WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
-      Plain::IssueScores(scores, operands.k_rows, operands.q_rows + at.stage * kStageStep);
+      if constexpr (kAdds) WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+      if (group == 1) SyncThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
+      Plain::template IssueScores<Shape::kAddsOffsets>(scores, operands.k_rows,
+                                                       operands.q_rows + at.stage * kStageStep,
+                                                       shared, at.stage, Addend::kOffset);
+      if (!first) boxes.Announce();
       WaitProducts<1>();  // the last tile's dK
       if (first) {
         WaitBarrier(shared + Shape::kVFull, 0);
@@ -67,8 +74,11 @@ struct TermBackwardConsumer {
         Plain::Release(shared + Shape::kQEmpty + 8 * last_stage);
       }
       WaitBarrier(shared + Shape::kDoutFull + 8 * at.stage, at.phase);
-      Plain::IssueScores(gradients, operands.v_rows, operands.dout_rows + at.stage * kStageStep);
-      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+      Plain::template IssueScores<Shape::kAddsDeltas>(gradients, operands.v_rows,
+                                                      operands.dout_rows + at.stage * kStageStep,
+                                                      shared, at.stage, Addend::kDelta);
+      if (group == 0) ArriveThreads<Shape::kGroups * 128>(Shape::kScoresTurn);
+      if constexpr (!kAdds) WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
       const TermQueryTile& tile = tiles[at.stage];
       last = tile.flags & QueryTile::kLast;
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
@@ -91,11 +101,11 @@ struct TermBackwardConsumer {
       if constexpr (Shape::kKeepWords) keep_words.Read(at.stage, keep);
       Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, tile, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
-      FenceBulkReads();
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
+      FenceBulkReads();
       SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
       // Everybody has left the statistics.
-      if (threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
+      if (kAllArrive || threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       Plain::IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
                      operands.k_columns);
       Plain::IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);
@@ -104,8 +114,9 @@ struct TermBackwardConsumer {
       if (!last) look_ahead(at);
       WaitProducts<1>();
       PinRegisters(dq);
-      boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
+      boxes.Write(dq, 0, common.softmax_scale, boxes.dq);
     } while (!last);
+    boxes.Announce();
     WaitProducts<0>();
     PinRegisters(dk);
     PinRegisters(dv);

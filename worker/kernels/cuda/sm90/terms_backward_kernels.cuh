@@ -16,7 +16,7 @@ __device__ __forceinline__ void RunTermBackward(const typename Shape::Params& pa
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kGroups * Shape::kBiasStages; ++i) {
       InitBarrier(shared + Shape::kBiasFull + 8 * i, 1);
-      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, 4);  // a group's warps
+      InitBarrier(shared + Shape::kBiasEmpty + 8 * i, ArrivalsOf(32) * 4);  // a group's warps
     }
     InitBackwardBarriers<Shape>(shared);  // and fences
   }

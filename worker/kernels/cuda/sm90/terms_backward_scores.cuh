@@ -185,7 +185,7 @@ struct TermBackwardScores {
     const float factor = drops ? Shape::kUnshift * terms.keep_scale : Shape::kUnshift;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 delta = Plain::Pair(statistics + Shape::kDeltas, n);
+      const float2 delta = Plain::Deltas(statistics, n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int e = n * 4 + half * 2;
@@ -211,7 +211,8 @@ struct TermBackwardScores {
   // Nothing of a hidden pair counts: v's or dout's rows may hold anything then.
   template <bool kHides>
   static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
-    return kHides && p == 0.0f ? 0.0f : p * fmaf(dp, factor, -delta);
+    const float away = Shape::kAddsDeltas ? dp * factor : fmaf(dp, factor, -delta);
+    return kHides && p == 0.0f ? 0.0f : p * away;
   }
 
   // ALiBi's distance; whole numbers, exact below 2^24.
@@ -235,11 +236,10 @@ struct TermBackwardScores {
                                                 const TermBackwardKernelParams& params,
                                                 const TermQueryTile& tile, const TermKeys& keys,
                                                 float multiplier) {
-    const float* const offsets = statistics + Shape::kOffsets;
     if (params.terms.slopes == nullptr) {
 #pragma unroll
       for (int n = 0; n < kRows / 8; ++n) {
-        const float2 offset = Plain::Pair(offsets, n);
+        const float2 offset = Plain::Offsets(statistics, n);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& x = scores[n * 4 + e];
@@ -251,7 +251,7 @@ struct TermBackwardScores {
     const float slope = tile.slope * kLog2E;
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
-      const float2 offset = Plain::Pair(offsets, n);
+      const float2 offset = Plain::Offsets(statistics, n);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& x = scores[n * 4 + e];

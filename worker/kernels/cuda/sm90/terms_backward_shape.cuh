@@ -23,17 +23,25 @@ struct TermQueryTile : QueryTile {
   float slope;          // of ALiBi
 };
 
+// Whether rows' statistics are addends of products. Dropout takes dP away and leaves delta; at 128
+// dimensions the registers are too few beside the masks' (C7512).
+constexpr bool AddsStatistics(int dim, bool drops) { return dim <= 64 && !drops; }
+
 // kBiased_, kDrops_: with a bias, with dropout; ALiBi, segment ids and masks do not wait for their
 // registers.
 //
 // A bias arrives ahead of its scores, in chunks of some rows by a group's 64 keys, as many rows as
 // kBiasChunkBytes hold; each group has a ring of its own of them.
-template <typename T_, int kDim_, int kRows_, bool kBiased_, bool kDrops_>
-struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
+//
+// kStores_: the bias's gradient is stored too (TermBackwardKernelParams::dbias), which takes
+// registers of the producers.
+template <typename T_, int kDim_, int kRows_, bool kBiased_, bool kDrops_, bool kStores_ = false>
+struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDim_, kDrops_)> {
   using Params = TermBackwardKernelParams;
-  using Base = BackwardShape<T_, kDim_, kRows_, false>;
+  using Base = BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDim_, kDrops_)>;
   static constexpr bool kBiased = kBiased_;
   static constexpr bool kDrops = kDrops_;
+  static constexpr bool kStores = kStores_;
   // Whether dropout's bits are KeepWords.
   static constexpr bool kKeepWords = kDrops && !kBiased;
   // Kernels with dropout and without a bias are for calls that drop.
@@ -61,6 +69,7 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false> {
   static constexpr int kProducerRegisters = kDim_ <= 64 ? 40 : 24;
   static constexpr int kConsumerRegisters = kDim_ <= 64 ? 232 : 240;
 
+  static_assert(kBiased || !kStores);
   static_assert(sizeof(TermQueryTile) % 8 == 0 && kIds % 16 == 0 && kBiasFull % 8 == 0);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };

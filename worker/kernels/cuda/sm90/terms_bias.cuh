@@ -89,8 +89,7 @@ struct BiasRing {
   }
   // All lanes of the warp have read the panel.
   __device__ __forceinline__ void Leave() {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) Arrive(empty + 8 * at.stage);
+    ArriveWarp(empty + 8 * at.stage, threadIdx.x & 31);
     at.Advance();
   }
 };

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kSide = 128;  // rows of a pair's words: queries, or keys in the backward
+constexpr int kSide = 128;  // keys of a pair
 // Blocks that share a tile's pairs where the mask is packed, and where ids are compared: of which a
 // warp waits for one pair's at a time.
 constexpr int kMaskParts = 8;
@@ -90,6 +90,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A tile's place is the number of those that come before it. One block.
+constexpr int kSortThreads = 1024;
+__global__ void __launch_bounds__(kSortThreads)
+    sm90_sort_tiles(const __grid_constant__ TermBackwardKernelParams params, int32_t step,
+                    BackwardTile* sorted) {
+  __shared__ int32_t work[kMostSortedTiles];  // pairs that somebody sees, of all batch rows
+  const int lane = threadIdx.x % 32;
+  for (int t = threadIdx.x / 32; t < params.tile_count; t += kSortThreads / 32) {
+    const BackwardTile& tile = params.tiles[t];
+    int count = 0;
+    if (tile.range_begin < tile.range_end) {
+      const int last = tile.range_end - 1;
+      const int begin = params.pairs.pair_begin[tile.range_begin];
+      const int end =
+          params.pairs.pair_begin[last] + (params.ranges[last].row_count - 1) / step + 1;
+      for (int batch = 0; batch < params.common.batch; ++batch) {
+        const uint8_t* classes = params.pairs.id_classes + int64_t{batch} * params.pairs.pairs;
+#pragma unroll 8
+        for (int pair = begin + lane; pair < end; pair += 32) count += classes[pair] & kPairSeen;
+      }
+    }
+    count = __reduce_add_sync(0xffffffff, count);
+    if (lane == 0) work[t] = count;
+  }
+  __syncthreads();
+  for (int t = threadIdx.x; t < params.tile_count; t += kSortThreads) {
+    const int own = work[t];
+    int place = 0;
+    for (int i = 0; i < params.tile_count; ++i) place += work[i] > own || (work[i] == own && i < t);
+    sorted[place] = params.tiles[t];
+  }
+}
+
 // A row of the mask in 32 keys: bit l is lane l's. Executed by one whole warp.
 struct MaskRow {
   const uint8_t* mask;  // null: the row does not exist
@@ -126,7 +159,8 @@ __device__ __forceinline__ void StoreMaskClass(const PairTables& tables, int64_t
   tables.mask_classes[pair] = MaskClass(some, whole);
 }
 
-// Grid: tiles times planes, kMaskParts. 128 queries, packed heads included, by 128 keys.
+// Grid: tiles times planes, kMaskParts. forward.tile_rows queries, packed heads included, by 128
+// keys.
 __global__ void __launch_bounds__(kThreads)
     sm90_pack_mask_forward(const __grid_constant__ TermForwardKernelParams params) {
   const TermParams& terms = params.terms;
@@ -137,6 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   const int plane = blockIdx.x / params.tiles;
   const int first_head = plane % packs * pack;
   const int64_t batch = plane / packs;
+  const int rows = params.forward.tile_rows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t* const words = static_cast<uint32_t*>(params.pairs.mask_words);
   for (int index = tile.range_begin; index < tile.range_end; ++index) {
@@ -147,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t key =
           terms.ranges[index].k_position + int64_t{params.stride} * (int64_t{t} * kSide);
       bool any = false, all = true;
-      for (int row = warp; row < kSide; row += kWarps) {
+      for (int row = warp; row < rows; row += kWarps) {
         const bool exists = row < tile.q_rows * pack;
         const MaskRow source(terms, common, batch, first_head + row % pack,
                              tile.q_row_begin + row / pack, exists, key, params.stride);
@@ -159,7 +194,7 @@ __global__ void __launch_bounds__(kThreads)
           all &= !exists || word == ColumnsBelow(w * 32, columns);
           packed |= PairsOf(word, lane & 3) << (8 * w);
         }
-        if (lane < 4) words[(pair * kSide + row) * 4 + lane] = packed;
+        if (lane < 4) words[(pair * rows + row) * 4 + lane] = packed;
       }
       StoreMaskClass(params.pairs, pair, any, all);
     }
@@ -279,6 +314,13 @@ cudaError_t LaunchPairClasses(const TermBackwardKernelParams& params, int32_t ti
                 params, dim3(params.tile_count * params.pairs.mask_planes, kMaskParts), stream);
 }
 
+cudaError_t LaunchSortedTiles(const TermBackwardKernelParams& params, int32_t tile_rows,
+                              BackwardTile* sorted, cudaStream_t stream) {
+  void* arguments[] = {const_cast<TermBackwardKernelParams*>(&params), &tile_rows, &sorted};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&sm90_sort_tiles), dim3(1),
+                          dim3(kSortThreads), arguments, 0, stream);
+}
+
 cudaError_t LaunchPairTurns(const OrderedTermBackwardKernelParams& params, cudaStream_t stream) {
   const TurnParams& turns = params.turns;
   if (turns.pair_turns == nullptr) return cudaSuccess;
@@ -290,6 +332,7 @@ cudaError_t LaunchPairTurns(const OrderedTermBackwardKernelParams& params, cudaS
 std::vector<const void*> PairClassEntries() {
   return {reinterpret_cast<const void*>(&sm90_classify_ids<ForwardSide>),
           reinterpret_cast<const void*>(&sm90_classify_ids<BackwardSide>),
+          reinterpret_cast<const void*>(&sm90_sort_tiles),
           reinterpret_cast<const void*>(&sm90_pack_mask_forward),
           reinterpret_cast<const void*>(&sm90_pack_mask_backward<64>),
           reinterpret_cast<const void*>(&sm90_pack_mask_backward<128>),

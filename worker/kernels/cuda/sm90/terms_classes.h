@@ -20,6 +20,15 @@ cudaError_t LaunchPairClasses(const TermForwardKernelParams& params, int32_t til
 cudaError_t LaunchPairClasses(const TermBackwardKernelParams& params, int32_t tile_rows,
                               cudaStream_t stream);
 
+// Most key tiles that are sorted: more are many waves of blocks, whose end is a small part.
+inline constexpr int32_t kMostSortedTiles = 2048;
+
+// `sorted` becomes the backward's tiles by what they compute, the most first, once the classes are
+// there: the plan's order knows nothing of segments. REQUIRES: the call has segment ids, and at
+// most kMostSortedTiles.
+cudaError_t LaunchSortedTiles(const TermBackwardKernelParams& params, int32_t tile_rows,
+                              BackwardTile* sorted, cudaStream_t stream);
+
 // Of an ordered backward: turns.pair_turns, once the classes are there. Nothing happens where that
 // is null.
 cudaError_t LaunchPairTurns(const OrderedTermBackwardKernelParams& params, cudaStream_t stream);

@@ -1,88 +1,144 @@
-// ALiBi in a forward's consumer thread, where nothing but the scale comes between a product and it:
-// one multiply-add to a score, whose addend is a constant.
+// ALiBi in a forward's consumer thread as one more k16 step of the product, of which no instruction
+// to a score is left.
 //
-// Scores are kept in positions, score / slope: a key one position nearer is one more. Of a tile
-// whose keys lie all before the row (or all behind it) they are relative to the nearest key's
-// distance, `shift`, which the maximum and the offset of the row take up instead, once for a tile
-// and row:
-//   score / slope = product (scale / slope) - (away - shift) - shift
+// Of a tile whose keys lie all before its rows (or all behind them) the distance is linear: the
+// row's from the tile's nearest column, and that column's from the key's. The second is a whole
+// number from -127 to 0, exact in bf16, and the same for all rows: B, a panel that is written once.
+// A has slope / scale in three numbers of bf16 whose sum has all of its 24 bits. So scores are
+// products of a larger k, relative to
+//   shift = slope / scale * distance of the row from the nearest column,
+// which the maximum and the offset of the row take up, once for a tile and row. No part of such a
+// sum is larger than the distance's own share of the score. Of other tiles, which both kinds of
+// keys share, B is zero, and each score has its own multiply-add.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_ALIBI_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_FORWARD_ALIBI_CUH_
 
+#include "worker/kernels/cuda/primitives/tma.cuh"
+#include "worker/kernels/cuda/sm90/forward_consumer.cuh"
 #include "worker/kernels/cuda/sm90/forward_softmax.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_shape.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Of kernels with a bias or dropout, whose registers are all taken, it serves nothing.
+// B: row c of the panel is key c's, and a step is 32 bytes of it.
 template <typename Shape>
-struct AlibiPositions {
+struct AlibiOffsets {
   static constexpr int kKeys = Shape::kKeys;
-  static constexpr bool kServes = !Shape::kBiased && !Shape::kDrops;
-  using Scores = float[kKeys / 2];
+  static constexpr uint32_t kKeysBefore = 0, kKeysBehind = 32, kMixed = 64;
 
-  bool serves = false;  // the item; else its scores are made elsewhere
-  float factor = 0.0f;  // scale / slope
-
-  // Of the thread's first column in a tile: its distance from the two rows; and what scores are
-  // relative to.
-  float distance[2];
-  float shift[2] = {0.0f, 0.0f};
-
-  // Slopes for which products in positions and their multiplier stay far from fp32's ends. Rows of
-  // packed heads have slopes of their own.
-  __device__ __forceinline__ void Begin(const TermForwardKernelParams& params, bool alone,
-                                        float slope) {
-    if constexpr (!kServes) return;
-    const CommonParams& common = params.forward.common;
-    constexpr float kLeast = 1.0f / (1 << 30), kMost = 1 << 30;
-    factor = common.softmax_scale / slope;
-    // A vote: or branches would be taken for those of single threads.
-    serves = __all_sync(0xffffffff, alone && params.forward.head_pack == 1 && params.stride == 1 &&
-                                        slope > kLeast && slope < kMost && factor > kLeast &&
-                                        factor < kMost);
-    shift[0] = shift[1] = 0.0f;
+  // Executed by all threads of the block, ahead of its barrier.
+  static __device__ __forceinline__ void Write(char* memory) {
+    for (int i = threadIdx.x; i < kKeys * 8; i += Shape::kThreads) {
+      const int key = i / 8, part = i % 8 * 16;
+      const float offset = part == kKeysBefore   ? static_cast<float>(key - (kKeys - 1))
+                           : part == kKeysBehind ? static_cast<float>(-key)
+                                                 : 0.0f;
+      const uint32_t pair = Pack<__nv_bfloat16>(offset, offset);
+      *reinterpret_cast<uint4*>(memory + Shape::kOffsets + key * kPanelRowBytes +
+                                (part ^ (key & 7) * 16)) = make_uint4(pair, pair, 0, 0);
+    }
+    FenceBulkReads();
   }
 
-  // `column` is the thread's first.
-  __device__ __forceinline__ void Place(const TermKeyTile& tile, int flags, const int (&q_rows)[2],
-                                        int column) {
+  // What the producer says of a tile: `distance` from row 0's aligned key to column 0.
+  static __device__ __forceinline__ AlibiKeyTile Describe(int64_t distance, int64_t stride) {
+    const float step = static_cast<float>(stride);
+    const int64_t width = stride * (kKeys - 1);
+    if (distance >= width) return {static_cast<float>(distance - width), step, kKeysBefore, 0};
+    if (distance + stride * (Shape::kRows - 1) <= 0) {
+      return {static_cast<float>(-distance), -step, kKeysBehind, 0};
+    }
+    return {0.0f, 0.0f, kMixed, 0};
+  }
+};
+
+// The thread's two rows.
+template <typename Shape>
+struct AlibiRows {
+  using Offsets = AlibiOffsets<Shape>;
+  using Scores = float[Shape::kKeys / 2];
+
+  const uint32_t panel;  // B's descriptor
+  float slope[2];        // over the scale
+  uint32_t pieces[2];    // A's, of the thread's columns
+  uint32_t offsets;      // of the tile
+  float shift[2];
+
+  explicit __device__ __forceinline__ AlibiRows(uint32_t shared)
+      : panel(RowDescriptor(shared + Shape::kOffsets)) {}
+
+  // Of a new item.
+  __device__ __forceinline__ void Begin(const TermForwardKernelParams& params,
+                                        const float (&slopes)[2]) {
+    const int column = threadIdx.x & 3;  // the first two of A, the next, and so on
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Whole numbers, exact below 2^24.
-      distance[half] = tile.distance + static_cast<float>(q_rows[half] - column);
-      shift[half] = flags & TermKeyTile::kKeysBefore   ? distance[half] - kNearest
-                    : flags & TermKeyTile::kKeysBehind ? -distance[half]
-                                                       : 0.0f;
+      slope[half] = slopes[half] / params.forward.common.softmax_scale;
+      const float whole = slope[half] * static_cast<float>(params.stride);
+      const float first = Rounded(whole), second = Rounded(whole - first);
+      pieces[half] = column == 0   ? Pack<__nv_bfloat16>(first, second)
+                     : column == 1 ? Pack<__nv_bfloat16>(whole - first - second, 0.0f)
+                                   : 0;
     }
   }
 
-  __device__ __forceinline__ void Apply(Scores& scores, int flags) const {
-    if (flags & TermKeyTile::kKeysBefore) {
-      OneSided<1>(scores);
-    } else if (flags & TermKeyTile::kKeysBehind) {
-      OneSided<-1>(scores);
-    } else {
+  // Before its product.
+  __device__ __forceinline__ void Place(const AlibiKeyTile& tile, int packed_rows) {
+    offsets = tile.offsets;
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) {
-        const float away = distance[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
-        scores[i] = fmaf(scores[i], factor, -fabsf(away));
+    for (int half = 0; half < 2; ++half) {
+      const int row = half == 0 ? packed_rows & 0xffff : packed_rows >> 16;
+      // Whole numbers, exact below 2^24.
+      shift[half] = slope[half] * fmaf(tile.step, static_cast<float>(row), tile.first);
+    }
+  }
+
+  // Behind those of q k^T, in the same batch.
+  __device__ __forceinline__ void Multiply(Scores& scores) const {
+    const uint32_t a[4] = {pieces[0], pieces[1], 0, 0};
+    MultiplyRowsByRegisters<__nv_bfloat16>(scores, a,
+                                           WholeDescriptor(panel + DescriptorBytes(offsets)), 1);
+  }
+
+  // Of a tile with both kinds of keys: `column` is the thread's first.
+  __device__ __forceinline__ void Apply(Scores& scores, const TermKeyTile& tile, int packed_rows,
+                                        int column, int stride) const {
+    if (offsets != Offsets::kMixed) return;
+    const float step = static_cast<float>(stride);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half == 0 ? packed_rows & 0xffff : packed_rows >> 16;
+      const float distance = tile.distance + step * static_cast<float>(row - column);
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[n * 4 + half * 2 + i];
+          const float away = fabsf(fmaf(-step, static_cast<float>(n * 8 + i), distance));
+          score = fmaf(-slope[half], away, score);
+        }
       }
     }
   }
 
  private:
-  static constexpr int kNearest = kKeys - 7;  // the thread's last column
-
-  template <int kSign>
-  __device__ __forceinline__ void OneSided(Scores& scores) const {
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) {
-      const int column = i / 4 * 8 + i % 2;
-      scores[i] =
-          fmaf(scores[i], factor, static_cast<float>(kSign > 0 ? column - kNearest : -column));
-    }
+  static __device__ __forceinline__ float Rounded(float x) {
+    return __bfloat162float(__float2bfloat16_rn(x));
   }
+};
+
+// Of kernels without it: scores are made elsewhere, and relative to nothing.
+struct NoAlibi {
+  explicit __device__ __forceinline__ NoAlibi(uint32_t) {}
+};
+
+template <typename Shape>
+struct AlibiOrNot {
+  using Type = NoAlibi;
+};
+template <typename Shape>
+requires(Shape::kAlibi) struct AlibiOrNot<Shape> {
+  using Type = AlibiRows<Shape>;
 };
 
 // As Settle (forward_softmax.cuh), of scores that are relative to -shift. `shift` becomes 0 where

@@ -25,7 +25,8 @@ struct TermForwardConsumer {
     const int lane = threadIdx.x & 31;
     const int row = group * 64 + (threadIdx.x & 127) / 32 * 16 + lane / 4;
     const int column = lane % 4 * 2;
-    const bool alibi_alone = terms.slopes != nullptr && Rules::AlibiAlone(params);
+    const int pack = params.forward.head_pack;
+    const int packed_rows = row / pack | (row + 8) / pack << 16;  // in one register
 
     const uint32_t q = RowDescriptor(shared + Shape::kQ + group * 64 * kPanelRowBytes);
     const uint32_t k_stages = RowDescriptor(shared + Shape::kK);
@@ -36,10 +37,7 @@ struct TermForwardConsumer {
     RingPosition<Shape::kStages> k, v;
     typename BiasOrNot<Shape, ForwardBias>::Type bias(shared, group);
     // A stage is free once all lanes of all warps have left it.
-    const auto release = [lane](uint32_t barrier) {
-      __syncwarp();
-      if (lane == 0) Arrive(barrier);
-    };
+    const auto release = [lane](uint32_t barrier) { ArriveWarp(barrier, lane); };
     if (group == Shape::kGroups - 1) Plain::PassTurn(group);
 
     typename Plain::Output output;
@@ -47,6 +45,7 @@ struct TermForwardConsumer {
     typename Plain::Probabilities p;
     RowStates rows;
     const TermRows own = {reinterpret_cast<TermRow*>(memory + Shape::kRowTerms) + row};
+    typename AlibiOrNot<Shape>::Type alibi(shared);
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       WaitBarrier(shared + Shape::kQFull, round & 1);
@@ -54,7 +53,6 @@ struct TermForwardConsumer {
       if (slot.valid == 0) break;
       float factor[2];
       bool last;
-      AlibiPositions<Shape> alibi;
       bool transforms;
       float multiplier, headroom;
       int flags;
@@ -64,10 +62,7 @@ struct TermForwardConsumer {
       const auto look_ahead = [&] {
         const TermKeyTile& tile = tiles[k.stage];
         flags = tile.flags;
-        if (alibi.serves) {
-          const int q_rows[2] = {own.Of(0).q_row, own.Of(1).q_row};
-          alibi.Place(tile, flags, q_rows, column);
-        }
+        if (Shape::kPairsAlone && (flags & TermKeyTile::kIds)) own.LoadIds(params, slot, row);
         if (flags & TermKeyTile::kMaskWords) {
           const uint32_t* const pair = reinterpret_cast<const uint32_t*>(
               memory + Shape::kWords + k.stage * Shape::kWordBytes);
@@ -82,7 +77,9 @@ struct TermForwardConsumer {
       };
       // Its scores have arrived: it is free afterwards, and after the last one q is.
       const auto finish_scores = [&] {
-        if (alibi.serves) alibi.Apply(scores, flags);
+        if constexpr (Shape::kAlibi) {
+          alibi.Apply(scores, tiles[k.stage], packed_rows, column, params.stride);
+        }
         Rules::Apply(
             scores, params, tiles[k.stage], flags, own, column, words,
             reinterpret_cast<const int32_t*>(memory + Shape::kIds + k.stage * Shape::kIdBytes),
@@ -92,21 +89,53 @@ struct TermForwardConsumer {
         if (last) release(shared + Shape::kQEmpty);
         k.Advance();
       };
+      const auto settle = [&] {
+        if constexpr (Shape::kAlibi) {
+          return SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
+        } else {
+          return Settle(scores, multiplier, headroom, rows, factor);
+        }
+      };
+      const auto exponentials = [&] {
+        if constexpr (Shape::kAlibi) {
+          ExponentialsShifted(scores, multiplier, alibi.shift, rows);
+        } else {
+          Exponentials(scores, multiplier, rows);
+        }
+      };
       const auto drop = [&] {
         if constexpr (Shape::kDrops) {
           if (Shape::Drops(terms)) Rules::Drop(scores, keep);
         }
       };
 
+      const auto place = [&] {
+        if constexpr (Shape::kAlibi) {
+          alibi.Place(reinterpret_cast<const AlibiKeyTile*>(memory + Shape::kAlibiTiles)[k.stage],
+                      packed_rows);
+        }
+      };
+      const auto issue_scores = [&] {
+        Plain::MultiplyKeys(scores, q, k_stages + k.stage * kStageStep);
+        if constexpr (Shape::kAlibi) alibi.Multiply(scores);
+        CommitProducts();
+      };
+
       WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
-      Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
-      own.template Load<Shape::kDrops>(params, slot, row, tiles[k.stage]);
-      // By way of no thread's row, so that what follows from it branches for whole warps.
-      const float slope =
-          terms.slopes == nullptr ? 0.0f : SlopeOf(params, slot, tiles[k.stage], slot.first_head);
-      alibi.Begin(params, alibi_alone, slope);
-      transforms = !alibi.serves && Rules::Transforms(params);
-      multiplier = alibi.serves ? slope * kLog2E : transforms ? kLog2E : common.scale_log2;
+      if constexpr (Shape::kAlibi) {
+        float slopes[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          slopes[half] =
+              SlopeOf(params, slot, tiles[k.stage], HeadOf(params, slot, row + half * 8));
+        }
+        alibi.Begin(params, slopes);
+      }
+      place();
+      issue_scores();
+      own.template Load<Shape::kDrops, !Shape::kPairsAlone>(params, slot, row, tiles[k.stage]);
+      transforms = Rules::Transforms(params);
+      multiplier = transforms ? kLog2E : common.scale_log2;
       headroom = kOffsetHeadroom / multiplier;
       look_ahead();
       rows.Reset();
@@ -115,16 +144,17 @@ struct TermForwardConsumer {
       WaitProducts<0>();
       PinRegisters(scores);
       finish_scores();
-      SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
-      ExponentialsShifted(scores, multiplier, alibi.shift, rows);
+      settle();
+      exponentials();
       drop();
       PackProbabilities<T>(scores, p);
 
 #pragma unroll 1
       while (!last) {
         WaitBarrier(shared + Shape::kKFull + 8 * k.stage, k.phase);
+        place();
         Plain::AwaitTurn(group);
-        Plain::IssueScores(scores, q, k_stages + k.stage * kStageStep);
+        issue_scores();
         WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
         Plain::IssueValues(output, p, v_stages + v.stage * kStageStep);
         Plain::PassTurn(group);
@@ -132,8 +162,8 @@ struct TermForwardConsumer {
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
-        const bool moved = SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
-        ExponentialsShifted(scores, multiplier, alibi.shift, rows);
+        const bool moved = settle();
+        exponentials();
         drop();
         PinRegisters(scores);  // or the exponentials would sink below the wait
         WaitProducts<0>();

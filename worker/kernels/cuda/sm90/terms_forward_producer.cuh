@@ -8,6 +8,7 @@
 #include "worker/kernels/cuda/sm90/forward_producer.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
 #include "worker/kernels/cuda/sm90/terms_bias.cuh"
+#include "worker/kernels/cuda/sm90/terms_forward_alibi.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_shape.cuh"
 #include "worker/kernels/cuda/sm90/terms_pairs.cuh"
 
@@ -35,6 +36,7 @@ struct TermForwardProducer {
     int range_begin, range_end;
     int kv_head, batch;
     int64_t plane;  // of the mask's tables
+    uint32_t last;  // the classes of its last pairs: PairClasses::BatchOf
   };
 
   __device__ __forceinline__ void LoadValues(const Item& item, const Found& tile) {
@@ -74,17 +76,17 @@ struct TermForwardProducer {
       target.first_key = place.k_position + int64_t{params.stride} * tile.row;
       target.first_query = place.q_position;
       const int64_t distance = place.q_position + place.shift - target.first_key;
-      if (distance >= int64_t{params.stride} * (Shape::kKeys - 1))
-        flags |= TermKeyTile::kKeysBefore;
-      if (distance + int64_t{params.stride} * (Shape::kRows - 1) <= 0) {
-        flags |= TermKeyTile::kKeysBehind;
-      }
       target.flags = flags;
       target.distance = static_cast<float>(distance);
+      if constexpr (Shape::kAlibi) {
+        reinterpret_cast<AlibiKeyTile*>(memory + Shape::kAlibiTiles)[k.stage] =
+            AlibiOffsets<Shape>::Describe(distance, params.stride);
+      }
       target.batch_row = params.terms.packed ? place.document : item.batch;
       const int64_t pair = item.plane * params.pairs.pairs + params.pairs.pair_begin[tile.range] +
                            tile.row / Shape::kKeys;
-      target.words = static_cast<const uint32_t*>(params.pairs.mask_words) + pair * (128 * 4);
+      target.words =
+          static_cast<const uint32_t*>(params.pairs.mask_words) + pair * (Shape::kRows * 4);
     }
     __syncwarp();
   }
@@ -103,6 +105,7 @@ struct TermForwardProducer {
     Describe(item, tile, last);
     Position at = k;
     k.Advance();
+    if (kAllArrive && lane != 0) Arrive(shared + Shape::kKFull + 8 * at.stage);
     if (lane == 0) {
       if (tile.checks & PairClasses::kCheckMask) {
         const uint32_t full = shared + Shape::kKFull + 8 * at.stage;
@@ -117,6 +120,10 @@ struct TermForwardProducer {
     if (before.range >= 0) LoadValues(item, before);
   }
 
+  __device__ __forceinline__ int TilesOf(int range) const {
+    return (params.forward.ranges[range].row_count - 1) / Shape::kKeys + 1;
+  }
+
   // visit(tile, last) of all tiles of an item that somebody sees, from the last key to the first,
   // or of one of them. A tile is known to be the last once there is no next one. Whoever asks gets
   // the same tiles: what producers and consumers count on. Executed by one whole warp.
@@ -127,17 +134,17 @@ struct TermForwardProducer {
 #pragma unroll 1
     for (int index = item.range_end - 1; index >= item.range_begin; --index) {
       const int first_pair = params.pairs.pair_begin[index];
-      const int tiles = (params.forward.ranges[index].row_count - 1) / Shape::kKeys + 1;
-      uint32_t batch = 0;
-      bool loaded = false;
+      const int tiles = TilesOf(index);
+      uint32_t batch = item.last;
+      bool loaded = index == item.range_end - 1;
 #pragma unroll 1
       for (int base = (tiles - 1) / 32 * 32; base >= 0; base -= 32) {
         const int row = base / 32 % (PairClasses::kBatch / 32);
-        if (!loaded || row == PairClasses::kBatch / 32 - 1) {
+        if (!loaded) {
           const int first = base - row * 32 + lane;
           batch = classes.BatchOf(first_pair + first, tiles - first);
-          loaded = true;
         }
+        loaded = row != 0;
         const uint32_t own = batch >> (4 * row) & PairClasses::kAll;
         uint32_t seen = __ballot_sync(0xffffffff, own & PairClasses::kSeen);
 #pragma unroll 1
@@ -166,8 +173,17 @@ struct TermForwardProducer {
   __device__ __forceinline__ Item ItemOf(const ForwardTile& tile, int head, int batch) const {
     const CommonParams& common = params.forward.common;
     const int pack = params.forward.head_pack;
-    return {tile.range_begin, tile.range_end, head / common.group_size, batch,
-            MaskPlane(params.terms, batch, head / pack, common.num_heads / pack)};
+    Item item = {tile.range_begin,
+                 tile.range_end,
+                 head / common.group_size,
+                 batch,
+                 MaskPlane(params.terms, batch, head / pack, common.num_heads / pack),
+                 0};
+    const int index = tile.range_end - 1, tiles = TilesOf(index);
+    const int first = (tiles - 1) / PairClasses::kBatch * PairClasses::kBatch + lane;
+    item.last = PairClasses(params.pairs, batch, item.plane)
+                    .BatchOf(params.pairs.pair_begin[index] + first, tiles - first);
+    return item;
   }
 
   __device__ __forceinline__ void Run() {
@@ -197,6 +213,9 @@ struct TermForwardProducer {
         tile = params.forward.tiles[rest / heads];
       }
       const int head = packed_head % packs * pack;
+      // Everything that is read from memory is asked for before the wait for q's buffer.
+      Item own = {};
+      if (valid) own = ItemOf(tile, head, batch);
       WorkSlot& slot = slots[round & 1];
       WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
       if (lane == 0) {
@@ -218,7 +237,7 @@ struct TermForwardProducer {
                   static_cast<int>(tile.q_row_begin), batch, kEvictFirst);
         }
       }
-      LoadItem(ItemOf(tile, head, batch));
+      LoadItem(own);
       __syncwarp();
       item = __shfl_sync(0xffffffff, next, 0);
       ++round;
@@ -259,8 +278,7 @@ struct TermForwardProducer {
         }
         __syncwarp();
       });
-      __syncwarp();  // all lanes have read the slot
-      if (lane == 0) Arrive(shared + Shape::kQEmpty);
+      ArriveWarp(shared + Shape::kQEmpty, lane);  // all lanes have read the slot
     }
   }
   // One panel for each group. What lies outside the bias reads as zero and counts as copied; of

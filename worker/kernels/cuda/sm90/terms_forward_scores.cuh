@@ -13,6 +13,13 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
+// The head of a packed row of an item.
+__device__ __forceinline__ int HeadOf(const TermForwardKernelParams& params, const WorkSlot& slot,
+                                      int packed_row) {
+  const int pack = params.forward.head_pack;
+  return slot.first_head + (pack == 1 ? 0 : packed_row % pack);
+}
+
 // ALiBi's slope of a head of an item. `tile`: any of the item's. REQUIRES: there are slopes.
 __device__ __forceinline__ float SlopeOf(const TermForwardKernelParams& params,
                                          const WorkSlot& slot, const TermKeyTile& tile, int head) {
@@ -25,27 +32,27 @@ __device__ __forceinline__ float SlopeOf(const TermForwardKernelParams& params,
 struct TermRows {
   TermRow* upper;  // the lower one is eight on
 
+  static constexpr int32_t kUnread = -2;
+
   __device__ __forceinline__ const TermRow& Of(int half) const { return upper[half * 8]; }
 
-  // Executed by one whole warp. `tile`: any of the item's.
-  template <bool kDrops>
+  // kIds: the ids, too. Executed by one whole warp. `tile`: any of the item's.
+  template <bool kDrops, bool kIds>
   __device__ __forceinline__ void Load(const TermForwardKernelParams& params, const WorkSlot& slot,
                                        int packed_row, const TermKeyTile& tile) const {
     const TermParams& terms = params.terms;
-    const CommonParams& common = params.forward.common;
     const int pack = params.forward.head_pack;
     __syncwarp();  // everybody has left the rows of the last item
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int packed = packed_row + half * 8;
-      const int head = slot.first_head + (pack == 1 ? 0 : packed % pack);
-      TermRow row = {0.0f, -1, packed / pack, 0, 0, 0, {}};
+      const int head = HeadOf(params, slot, packed);
+      TermRow row = {0.0f, kIds ? -1 : kUnread, packed / pack, 0, 0, 0, {}};
       if (terms.slopes != nullptr) {
         row.slope = SlopeOf(params, slot, tile, head);
       }
-      if (packed < slot.tile.q_rows * pack && terms.q_segment_ids != nullptr) {
-        const int64_t local_row = slot.tile.q_row_begin + row.q_row;
-        row.id = terms.q_segment_ids[slot.batch * common.q_rows + local_row];
+      if (kIds && packed < slot.tile.q_rows * pack && terms.q_segment_ids != nullptr) {
+        row.id = IdOf(params, slot, row.q_row);
       }
       if (kDrops && terms.threshold != 0) {
         row.query = static_cast<uint32_t>(tile.first_query + int64_t{params.stride} * row.q_row) +
@@ -58,6 +65,28 @@ struct TermRows {
     }
     __syncwarp();
   }
+
+  // The ids, once for an item: where segments are long, few tiles ask for them. Executed by one
+  // whole warp.
+  __device__ __forceinline__ void LoadIds(const TermForwardKernelParams& params,
+                                          const WorkSlot& slot, int packed_row) const {
+    if (!__any_sync(0xffffffff, Of(0).id == kUnread)) return;
+    const int rows = slot.tile.q_rows * params.forward.head_pack;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t id = packed_row + half * 8 < rows ? IdOf(params, slot, Of(half).q_row) : -1;
+      __syncwarp();
+      if ((threadIdx.x & 3) == 0) upper[half * 8].id = id;
+    }
+    __syncwarp();
+  }
+
+ private:
+  static __device__ __forceinline__ int32_t IdOf(const TermForwardKernelParams& params,
+                                                 const WorkSlot& slot, int q_row) {
+    const int64_t row = slot.tile.q_row_begin + q_row;
+    return max(params.terms.q_segment_ids[slot.batch * params.forward.common.q_rows + row], -1);
+  }
 };
 
 template <typename Shape>
@@ -66,15 +95,12 @@ struct TermForwardScores {
   static constexpr int kKeys = Shape::kKeys;
   using Scores = float[kKeys / 2];
 
-  // Whether what is added to scores, or done to them, is ALiBi's at most.
-  static __device__ __forceinline__ bool AlibiAlone(const TermForwardKernelParams& params) {
-    return params.forward.common.softcap <= 0.0f &&
-           !(Shape::kBiased && params.terms.bias != nullptr);
-  }
   // Whether scores leave Apply in natural units, finished; else as the product left them.
   static __device__ __forceinline__ bool Transforms(const TermForwardKernelParams& params) {
-    return !AlibiAlone(params) || params.forward.common.scale_log2 <= 0.0f ||
-           params.terms.slopes != nullptr;
+    if constexpr (Shape::kAlibi) return false;
+    const CommonParams& common = params.forward.common;
+    return common.softcap > 0.0f || common.scale_log2 <= 0.0f || params.terms.slopes != nullptr ||
+           (Shape::kBiased && params.terms.bias != nullptr);
   }
 
   // `flags` are the tile's; `column` is the thread's first, 2 (lane mod 4). `words` are the mask's,

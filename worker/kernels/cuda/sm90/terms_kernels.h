@@ -10,6 +10,10 @@ namespace ringattn::worker::cuda::sm90 {
 ForwardKernel ForwardKernel_pairs_d64();
 ForwardKernel ForwardKernel_pairs_d128();
 
+// The same with ALiBi as a part of the product: faster, for problems that AlibiInProduct takes.
+ForwardKernel ForwardKernel_alibi_d64();
+ForwardKernel ForwardKernel_alibi_d128();
+
 // With dropout as well.
 ForwardKernel ForwardKernel_drops_d64();
 ForwardKernel ForwardKernel_drops_d128();
@@ -26,11 +30,17 @@ BackwardKernel BackwardKernel_drops_d128();
 BackwardKernel BackwardKernel_terms_d64();
 BackwardKernel BackwardKernel_terms_d128();
 
+// Every term, and the gradient of the bias stored.
+BackwardKernel BackwardKernel_stores_d64();
+BackwardKernel BackwardKernel_stores_d128();
+
 // Likewise in a fixed order of sums, launched with OrderedTermBackwardKernelParams.
 BackwardKernel BackwardKernel_ordered_pairs_d64();
 BackwardKernel BackwardKernel_ordered_pairs_d128();
 BackwardKernel BackwardKernel_ordered_terms_d64();
 BackwardKernel BackwardKernel_ordered_terms_d128();
+BackwardKernel BackwardKernel_ordered_stores_d64();
+BackwardKernel BackwardKernel_ordered_stores_d128();
 
 }  // namespace ringattn::worker::cuda::sm90
 

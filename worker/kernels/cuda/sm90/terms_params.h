@@ -28,7 +28,7 @@ struct PairTables {
   uint8_t* mask_classes = nullptr;  // [mask_planes, pairs], or null: without a mask
   // The mask's bits as threads hold scores, lowest first: for each row of the scores' accumulator
   // (a query, packed heads included; in the backward a key) and q < 4, those of columns
-  // 8 n + 2 q + i, at 2 n + i. [mask_planes, pairs, 128, 4] words of columns / 4 bits.
+  // 8 n + 2 q + i, at 2 n + i. [mask_planes, pairs, rows, 4] words of columns / 4 bits.
   void* mask_words = nullptr;
 };
 
@@ -65,6 +65,10 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   BiasMap bias;
   PhiloxKeys keys;  // of dropout
   int32_t stride = 1;
+  // Where the bias's gradient goes, device: like the bias, of which every head has a plane for
+  // itself, in the call's 16-bit type; keys' positions are multiples of 8 where their tiles begin.
+  // Kernels that store it alone read this.
+  void* dbias = nullptr;
 };
 
 // Of an ordered backward (ordered_backward.h).

@@ -38,6 +38,13 @@ __device__ __forceinline__ uint32_t ColumnDescriptor(uint32_t address, uint32_t 
 // The same, so many bytes on: shared addresses never carry beyond their 14 bits.
 __device__ __forceinline__ constexpr uint32_t DescriptorBytes(uint32_t bytes) { return bytes >> 4; }
 
+// Of an operand without swizzle that is read along its rows: groups of 8 rows by 8 columns, each in
+// 128 bytes one row after the other. Those of the second 8 columns lie `columns_bytes` behind the
+// first ones', those of the next 8 rows right behind.
+__device__ __forceinline__ uint64_t PlainDescriptor(uint32_t address, uint32_t columns_bytes) {
+  return uint64_t{128u >> 4} << 32 | columns_bytes >> 4 << 16 | address >> 4;
+}
+
 __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
   return uint64_t{kDescriptorHigh} << 32 | low;
 }
@@ -130,6 +137,15 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
                : RINGATTN_D##count(d)                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 
+// The same, but B is read along its rows.
+#define RINGATTN_WGMMA_ROWS(n, count, type, p0, p1, p2, p3, p4, p5)                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p5                                              \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                     \
+               " {" RINGATTN_S##count "}, {" p0 "," p1 "," p2 "," p3 "}, " p4 ", p, 1, 1, 0;\n}\n" \
+               : RINGATTN_D##count(d)                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+
 #define RINGATTN_WGMMA(kind, n, count, ...)               \
   if constexpr (__is_same(T, __half)) {                   \
     RINGATTN_WGMMA_##kind(n, count, "f16", __VA_ARGS__);  \
@@ -182,6 +198,18 @@ __device__ __forceinline__ void MultiplyRegisters(float (&d)[kCount], const uint
   }
 }
 
+// One step of scores: A in registers; the whole descriptor of B, read along its rows.
+template <typename T, int kCount>
+__device__ __forceinline__ void MultiplyRowsByRegisters(float (&d)[kCount], const uint32_t (&a)[4],
+                                                        uint64_t b, int accumulate) {
+  if constexpr (kCount == 32) {
+    RINGATTN_WGMMA(ROWS, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+  } else {
+    static_assert(kCount == 64, "no product of this width");
+    RINGATTN_WGMMA(ROWS, 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+  }
+}
+
 // The same product as MultiplyRegisters with A in shared memory, read along its rows.
 template <typename T, int kCount>
 __device__ __forceinline__ void MultiplySharedColumns(float (&d)[kCount], uint32_t a_descriptor,
@@ -196,6 +224,7 @@ __device__ __forceinline__ void MultiplySharedColumns(float (&d)[kCount], uint32
 #undef RINGATTN_WGMMA_SHARED
 #undef RINGATTN_WGMMA_COLUMNS
 #undef RINGATTN_WGMMA_REGISTERS
+#undef RINGATTN_WGMMA_ROWS
 
 }  // namespace ringattn::worker::cuda::sm90
 

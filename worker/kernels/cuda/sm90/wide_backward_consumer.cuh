@@ -155,11 +155,16 @@ struct WideBackwardConsumer {
     bool last;
     WaitBarrier(shared + (kValues ? Shape::kKFull : Shape::kVFull), 0);
     if (!kValues) WaitBarrier(shared + Shape::kKFull, 0);  // for dQ
+    const auto issue_scores = [&] {
+      Narrow::template IssueScores<kValues ? Shape::kAddsOffsets : Shape::kAddsDeltas>(
+          scores, place.own_rows, place.other_rows + scores_at.stage * kSlotStep, shared, at.stage,
+          kValues ? Addend::kOffset : Addend::kDelta);
+    };
     WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, 0);
-    Narrow::IssueScores(scores, place.own_rows, place.other_rows + scores_at.stage * kSlotStep);
+    WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+    issue_scores();
 #pragma unroll 1
     do {
-      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
       const QueryTile tile = tiles[at.stage];
       last = tile.flags & QueryTile::kLast;
       const float* const tile_statistics = statistics + at.stage * Shape::kStatistics;
@@ -189,7 +194,9 @@ struct WideBackwardConsumer {
         SyncThreads<128>(Shape::kOwnGradientsReady);
       }
       // Everybody has left the statistics.
-      if (kValues && threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
+      if (kAllArrive || (kValues && threadIdx.x == 128)) {
+        Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
+      }
 #pragma unroll
       for (int panel = 0; panel < kPanelCount; ++panel) {
         Narrow::IssueDq(dq, place.ds_rows,
@@ -203,9 +210,9 @@ struct WideBackwardConsumer {
             at.Advance();
             scores_at.AdvanceTwo();
             WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, scores_at.phase);
+            WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
           }
-          Narrow::IssueScores(scores, place.own_rows,
-                              place.other_rows + scores_at.stage * kSlotStep);
+          issue_scores();
           WaitProducts<1>();
         }
         PinRegisters(dq);

@@ -15,14 +15,15 @@ __device__ __forceinline__ void InitWideBackwardBarriers(uint32_t shared) {
   InitBarrier(shared + Shape::kVFull, 1);
   for (int slot = 0; slot < Shape::kSlots; ++slot) {
     InitBarrier(shared + Shape::kSlotFull + 8 * slot, 1);
-    InitBarrier(shared + Shape::kSlotEmpty + 8 * slot, Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kSlotEmpty + 8 * slot, ArrivalsOf(32) * Shape::kConsumerWarps);
   }
   for (int stage = 0; stage < Shape::kStages; ++stage) {
     InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
-    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, 1);
+    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, ArrivalsOf(Shape::kGroups * 128));
   }
   for (int box = 0; box < Shape::kGroups * Shape::kBoxes; ++box) {
-    InitBarrier(shared + Shape::kStagedFull + 8 * box, Shape::kConsumerWarps / Shape::kGroups);
+    InitBarrier(shared + Shape::kStagedFull + 8 * box,
+                ArrivalsOf(32) * Shape::kConsumerWarps / Shape::kGroups);
     InitBarrier(shared + Shape::kStagedEmpty + 8 * box, 1);
   }
   FenceBarrierInit();

@@ -29,9 +29,13 @@ struct WideBackwardShape {
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;
   static constexpr bool kCapped = kCapped_;
-  static constexpr int kStages = 2;                   // of the tiles' statistics
-  static constexpr int kSlots = kDim == 256 ? 3 : 4;  // of q and dout
-  static constexpr int kBoxes = kDim == 256 ? 3 : 4;  // that a group stages
+  // With 192 dimensions the addends (backward_addends.cuh) have the place of a fourth box of each
+  // group; with 256 there is none for them.
+  static constexpr bool kAddsDeltas = kDim == 192 && !kCapped;
+  static constexpr bool kAddsOffsets = kAddsDeltas;
+  static constexpr int kStages = 2;                                  // of the tiles' statistics
+  static constexpr int kSlots = kDim == 256 ? 3 : 4;                 // of q and dout
+  static constexpr int kBoxes = kDim == 256 || kAddsDeltas ? 3 : 4;  // that a group stages
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
@@ -67,7 +71,10 @@ struct WideBackwardShape {
   static constexpr int kHanded = kStaged + kGroups * kStagedBytes;
   static constexpr int kRowStatistics = kHanded + kHandedBytes;
   static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
-  static constexpr int kKFull = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kAddends = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
+  static constexpr int kAddendBytes = kRows * 16;  // of one statistic of a tile
+  static constexpr int kAddendZeros = kAddends + 2 * kStages * kAddendBytes;
+  static constexpr int kKFull = kAddsDeltas ? kAddendZeros + kAddendBytes : kAddends;
   static constexpr int kVFull = kKFull + 8;
   static constexpr int kSlotFull = kVFull + 8;
   static constexpr int kSlotEmpty = kSlotFull + 8 * kSlots;

@@ -1,0 +1,124 @@
+#include "worker/kernels/cuda/stored_rows.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace ringattn::worker::cuda {
+namespace {
+
+using Pairs = std::set<std::pair<int64_t, int64_t>>;  // local row, key's position
+
+AttentionProblem ProblemOf(std::vector<Band> bands) {
+  AttentionProblem problem;
+  problem.terms.bias = BiasForm{};
+  problem.bands = std::move(bands);
+  return problem;
+}
+
+BiasGradientCall CallOf(const AttentionProblem& problem, std::vector<Piece> queries,
+                        std::vector<Piece> keys) {
+  BiasGradientCall call;
+  call.problem = &problem;
+  for (const Piece& piece : queries) call.q_rows += piece.length;
+  call.q_pieces = std::move(queries);
+  call.blocks = {{0, std::move(keys)}};
+  return call;
+}
+
+// What the calls store by their contract.
+Pairs SeenBy(const std::vector<const BiasGradientCall*>& calls) {
+  Pairs pairs;
+  for (const BiasGradientCall* call : calls) {
+    for (const Piece& q : call->q_pieces) {
+      const Band& band = call->problem->bands[q.document];
+      for (const Piece& k : call->blocks[0].pieces) {
+        if (k.document != q.document) continue;
+        for (int64_t i = 0; i < q.length; ++i) {
+          for (int64_t j = 0; j < k.length; ++j) {
+            const int64_t away = k.PositionOf(j) - q.PositionOf(i);
+            if (away < band.lower || away > band.upper) continue;
+            pairs.emplace(q.local_begin + i, k.PositionOf(j));
+          }
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+Pairs PairsOf(const std::vector<StoredRows>& rows) {
+  Pairs pairs;
+  for (const StoredRows& stored : rows) {
+    for (int64_t r = 0; r < stored.count; ++r) {
+      const int64_t begin = std::max(stored.low, stored.first + r);
+      for (int64_t j = begin; j < std::min(stored.high, stored.end + r); ++j) {
+        EXPECT_TRUE(pairs.emplace(stored.begin + r, j).second);
+      }
+    }
+  }
+  return pairs;
+}
+
+TEST(StoredRowsTest, NothingWithoutCalls) { EXPECT_TRUE(StoredRowsOf({}).empty()); }
+
+TEST(StoredRowsTest, AllThatTheBandShows) {
+  for (const Band& band : {Band{}, Band{.upper = 0}, Band{.lower = -3, .upper = 2},
+                           Band{.lower = 5}, Band{.upper = -30}}) {
+    const AttentionProblem problem = ProblemOf({band});
+    const BiasGradientCall call = CallOf(problem, {{.length = 20}}, {{.length = 24}});
+    EXPECT_EQ(PairsOf(StoredRowsOf({&call})), SeenBy({&call}));
+  }
+}
+
+// A rank's steps of a ring: zigzag's keys come in another order than their positions.
+TEST(StoredRowsTest, StepsTogether) {
+  const AttentionProblem problem = ProblemOf({{.upper = 0}});
+  const std::vector<Piece> queries = {{.length = 8, .position = 8},
+                                      {.local_begin = 8, .length = 8, .position = 16}};
+  const BiasGradientCall own =
+      CallOf(problem, queries, {{.length = 8, .position = 8}, {.length = 8, .position = 16}});
+  const BiasGradientCall other =
+      CallOf(problem, queries, {{.length = 8}, {.length = 8, .position = 24}});
+  EXPECT_EQ(PairsOf(StoredRowsOf({&own, &other})), SeenBy({&own, &other}));
+  EXPECT_EQ(PairsOf(StoredRowsOf({&own})), SeenBy({&own}));
+}
+
+TEST(StoredRowsTest, OfKeysWithGapsOneRun) {
+  const AttentionProblem problem = ProblemOf({{}});
+  const BiasGradientCall call =
+      CallOf(problem, {{.length = 2}}, {{.length = 3}, {.length = 5, .position = 4}});
+  const std::vector<StoredRows> rows = StoredRowsOf({&call});
+  ASSERT_EQ(rows.size(), 1);
+  EXPECT_EQ(rows[0].low, 4);
+  EXPECT_EQ(rows[0].high, 9);
+}
+
+TEST(StoredRowsTest, DocumentsApart) {
+  const AttentionProblem problem = ProblemOf({{.upper = 0}, {}, {}});
+  const BiasGradientCall call =
+      CallOf(problem,
+             {{.length = 5, .document = 0},
+              {.local_begin = 5, .length = 4, .document = 1},
+              {.local_begin = 9, .length = 3, .document = 2}},
+             {{.length = 6, .document = 0}, {.length = 2, .document = 1}});
+  EXPECT_EQ(PairsOf(StoredRowsOf({&call})), SeenBy({&call}));
+}
+
+TEST(StoredRowsTest, LeavesOutWhatItCannotSay) {
+  const AttentionProblem problem = ProblemOf({{}});
+  const BiasGradientCall rows = CallOf(problem, {{.length = 4, .stride = 2}}, {{.length = 4}});
+  EXPECT_TRUE(StoredRowsOf({&rows}).empty());
+  const BiasGradientCall keys = CallOf(problem, {{.length = 4}}, {{.length = 4, .stride = 2}});
+  EXPECT_TRUE(StoredRowsOf({&keys}).empty());
+  const BiasGradientCall plain = CallOf(problem, {{.length = 4}}, {{.length = 4}});
+  const BiasGradientCall others = CallOf(problem, {{.length = 3}}, {{.length = 9}});
+  EXPECT_EQ(PairsOf(StoredRowsOf({&plain, &others})), SeenBy({&plain}));
+}
+
+}  // namespace
+}  // namespace ringattn::worker::cuda
