@@ -35,16 +35,17 @@ class Pulse {
     std::thread([this] { Run(); }).detach();
   }
 
-  // Afterwards nothing of gRPC is in use here.
+  // Afterwards nothing of gRPC is in use here, but for a user who has come meanwhile: the thread
+  // may not even notice that there was none for a moment.
   void RemoveUser() {
     absl::MutexLock lock(&mutex_);
-    if (--users_ == 0) mutex_.Await(absl::Condition(this, &Pulse::Idle));
+    if (--users_ == 0) mutex_.Await(absl::Condition(this, &Pulse::IdleOrWanted));
   }
 
  private:
   bool Wanted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return users_ > 0; }
   bool Unwanted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return users_ == 0; }
-  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return idle_; }
+  bool IdleOrWanted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return idle_ || Wanted(); }
   bool Answered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answered_; }
 
   void Run() {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include <grpcpp/client_context.h>
@@ -9,6 +11,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
@@ -56,6 +59,24 @@ TEST(KeepAwakeTest, ACallAfterAPauseIsAnsweredAtOnce) {
 TEST(KeepAwakeTest, EndsAndBeginsAgain) {
   for (int i = 0; i < 20; ++i) {
     const KeepAwake awake;
+  }
+}
+
+// One that ends while another begins does not wait for the other's end.
+TEST(KeepAwakeTest, EndsWhileAnotherBegins) {
+  for (int round = 0; round < 200; ++round) {
+    auto first = std::make_unique<KeepAwake>();
+    absl::SleepFor(absl::Microseconds(10 * round));
+    absl::Notification ended;
+    std::thread ending([&] {
+      first.reset();
+      ended.Notify();
+    });
+    std::optional<KeepAwake> second(std::in_place);
+    const bool in_time = ended.WaitForNotificationWithTimeout(absl::Seconds(10));
+    second.reset();
+    ending.join();
+    ASSERT_TRUE(in_time) << "round " << round;
   }
 }
 
