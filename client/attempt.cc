@@ -22,7 +22,8 @@
 namespace ringattn::client {
 namespace {
 
-// How many chunks are put into place at a time; one more may wait in the stream's window.
+// How many chunks are put into place at a time, and held whole for it; what fits into the stream's
+// window of one more may wait there.
 constexpr int kChunksSideBySide = 2;
 
 // How long the coordinator's word is waited for when a stream to a worker has failed.
@@ -62,8 +63,9 @@ absl::Status ServerError(absl::string_view what) {
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on
 // one thread at a time, but side by side. They meet in gate_, borrowed_ and
-// context_; all else belongs to one side. Only the bytes of some chunks are put into place beside
-// the reading side, which ends after them.
+// context_; all else belongs to one side. Beside the reading side, which ends after them, the
+// bytes of some chunks are put into place and reported; those threads meet in filling_, failure_
+// and progress_mutex_.
 class StreamAttempt final : public Attempt,
                             public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             public std::enable_shared_from_this<StreamAttempt> {
@@ -248,15 +250,26 @@ class StreamAttempt final : public Attempt,
     if (filling_.fetch_add(1) + 1 < kChunksSideBySide) StartRead(&read_buffer_);
     absl::Status status =
         assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());
-    if (!status.ok()) {
+    if (status.ok()) {
+      ReportFilled();
+    } else {
       Break(std::move(status));
-    } else if (plan_->on_progress) {
-      // Never backwards: who comes later here says no less.
-      const std::lock_guard lock(progress_mutex_);
-      plan_->on_progress(TransferProgress(v1::OPERATION_STATE_DOWNLOADING,
-                                          assembler_.received_bytes(), assembler_.total_bytes()));
     }
     if (filling_.fetch_sub(1) == kChunksSideBySide) StartRead(&read_buffer_);
+  }
+
+  // Who comes later says no less. One of gRPC's few threads at a time is in a callback that lasts,
+  // as a terminal's may; who finds one there leaves it to the next chunk, but for the last.
+  void ReportFilled() {
+    if (!plan_->on_progress) return;
+    std::unique_lock lock(progress_mutex_, std::defer_lock);
+    if (assembler_.received_bytes() == assembler_.total_bytes()) {
+      lock.lock();
+    } else if (!lock.try_lock()) {
+      return;
+    }
+    plan_->on_progress(TransferProgress(v1::OPERATION_STATE_DOWNLOADING,
+                                        assembler_.received_bytes(), assembler_.total_bytes()));
   }
 
   absl::Status TakeAccepted(v1::Accepted accepted) {

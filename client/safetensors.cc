@@ -183,45 +183,14 @@ void SafetensorsWriter::ReleasePages() {
   if (mapping_ != nullptr) madvise(mapping_, mapped_bytes_, MADV_DONTNEED);
 }
 
-void SafetensorsWriter::TouchAhead() {
-  toucher_ = std::thread([this] { Touch(); });
-}
+void SafetensorsWriter::TouchAhead() { toucher_.emplace(absl::MakeSpan(mapping_, mapped_bytes_)); }
 
 void SafetensorsWriter::NoteFilled(double share) {
-  {
-    const std::lock_guard lock(touch_mutex_);
-    filled_bytes_ =
-        std::max(filled_bytes_, static_cast<uint64_t>(share * static_cast<double>(mapped_bytes_)));
-  }
-  touch_changed_.notify_all();
-}
-
-void SafetensorsWriter::Touch() {
-  constexpr size_t kStep = 16 << 20;
-  for (size_t at = 0; at < mapped_bytes_; at += kStep) {
-    {
-      std::unique_lock lock(touch_mutex_);
-      touch_changed_.wait(lock, [&] { return !touches_ || at < filled_bytes_ + kTouchedAhead; });
-      if (!touches_) return;
-    }
-    const size_t bytes = std::min(kStep, mapped_bytes_ - at);
-    if (madvise(mapping_ + at, bytes, MADV_POPULATE_WRITE) != 0) return;
-    madvise(mapping_ + at, bytes, MADV_DONTNEED);
-  }
-}
-
-void SafetensorsWriter::StopTouching() {
-  if (!toucher_.joinable()) return;
-  {
-    const std::lock_guard lock(touch_mutex_);
-    touches_ = false;
-  }
-  touch_changed_.notify_all();
-  toucher_.join();
+  if (toucher_.has_value()) toucher_->NoteFilled(share);
 }
 
 absl::Status SafetensorsWriter::Commit() {
-  StopTouching();
+  toucher_.reset();
   munmap(mapping_, mapped_bytes_);
   mapping_ = nullptr;
   data_.clear();
@@ -243,7 +212,7 @@ absl::Status SafetensorsWriter::Commit() {
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
-  StopTouching();
+  toucher_.reset();
   if (mapping_ != nullptr) munmap(mapping_, mapped_bytes_);
   if (descriptor_ >= 0) close(descriptor_);
   if (!temporary_path_.empty()) unlink(temporary_path_.c_str());

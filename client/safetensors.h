@@ -11,21 +11,19 @@
 #ifndef RINGATTN_CLIENT_SAFETENSORS_H_
 #define RINGATTN_CLIENT_SAFETENSORS_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "client/page_toucher.h"
 
 namespace ringattn::client {
 
@@ -134,12 +132,10 @@ class SafetensorsWriter {
   // As SafetensorsFile's; what was written stays written.
   void ReleasePages();
 
-  // A thread touches the pages ahead of whoever fills them in the file's order: the file system
-  // takes about as long to make room for a page as the network for its bytes. They wait in the
-  // page cache, not in this process, and no more than kTouchedAhead of them, lest they reach
-  // the disk before they are filled. Without Linux 5.14 nothing happens. Once.
+  // From now on a thread makes the pages ahead of whoever fills them in the file's order
+  // (PageToucher). Once.
   void TouchAhead();
-  // So much of the file has been filled by now. Thread safe.
+  // So much of the file has been filled by now, from its beginning. Thread safe.
   void NoteFilled(double share);
 
   // Gives the file its name. A process killed before leaves the old file; contents
@@ -149,11 +145,7 @@ class SafetensorsWriter {
  private:
   SafetensorsWriter() = default;
 
-  static constexpr uint64_t kTouchedAhead = uint64_t{512} << 20;
-
   absl::Status OpenTemporary();
-  void Touch();
-  void StopTouching();
 
   std::string path_;
   std::string temporary_path_;  // empty while the file has no name
@@ -161,12 +153,7 @@ class SafetensorsWriter {
   uint8_t* mapping_ = nullptr;
   size_t mapped_bytes_ = 0;
   std::map<std::string, absl::Span<uint8_t>, std::less<>> data_;
-
-  std::thread toucher_;
-  std::mutex touch_mutex_;  // the next two
-  uint64_t filled_bytes_ = 0;
-  bool touches_ = true;
-  std::condition_variable touch_changed_;
+  std::optional<PageToucher> toucher_;  // of mapping_
 };
 
 }  // namespace ringattn::client

@@ -24,12 +24,15 @@ std::string StateName(v1::OperationState state) {
 // Keeps the process small while tensors pass through its mappings.
 class PageTrimmer {
  public:
-  explicit PageTrimmer(OpenedFiles& files) : files_(files) {}
+  // `fills_meanwhile`: results come into the output file as they are reported. Those that workers
+  // write elsewhere are copied there in the end.
+  PageTrimmer(OpenedFiles& files, bool fills_meanwhile)
+      : files_(files), fills_meanwhile_(fills_meanwhile) {}
 
   // Called as tensors move, on one thread at a time.
   void OnProgress(const v1::Progress& progress) {
     constexpr double kTrimBytes = 64 << 20;
-    if (progress.state() == v1::OPERATION_STATE_DOWNLOADING) {
+    if (fills_meanwhile_ && progress.state() == v1::OPERATION_STATE_DOWNLOADING) {
       files_.output->NoteFilled(progress.fraction_done());
     }
     const double moved = progress.fraction_done() * static_cast<double>(files_.tensor_bytes);
@@ -42,6 +45,7 @@ class PageTrimmer {
 
  private:
   OpenedFiles& files_;
+  const bool fills_meanwhile_;
   v1::OperationState state_ = v1::OPERATION_STATE_UNSPECIFIED;
   double trimmed_at_ = 0;
 };
@@ -69,7 +73,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
                       .with_timeline = !flags.trace.empty(),
                       .traceparent = flags.traceparent};
   SetTransport(flags.transport, &options);
-  PageTrimmer trimmer(files);
+  PageTrimmer trimmer(files, flags.transport != "host" && flags.transport != "cuda");
   options.on_progress = [&](const v1::Progress& progress) {
     trimmer.OnProgress(progress);
     bar.Update(StateName(progress.state()), progress.fraction_done());
