@@ -9,6 +9,7 @@
 #include "common/wire/proto_values.h"
 #include "ringattn/v1/shard.pb.h"
 #include "server/edge/error_details.h"
+#include "server/edge/run_soon.h"
 
 namespace ringattn::server {
 namespace {
@@ -243,7 +244,13 @@ void CoordinatorRelay::Pump() {
     if (std::exchange(pumping_, true)) return;
   }
   bool drained = false;
+  int chunks = 0;
   for (bool more = true; more;) {
+    if (chunks == kChunksAtATime) {
+      absl::MutexLock lock(&merge_mutex_);
+      pumping_ = false;
+      return RunSoon([self = shared_from_this()] { self->Pump(); });
+    }
     std::optional<DownloadMerger::Chunk> chunk;
     std::vector<int> readers;
     {
@@ -258,7 +265,9 @@ void CoordinatorRelay::Pump() {
     }
     // Reading first: members send on while the chunk is being written.
     for (int rank : readers) streams_[rank]->Read();
-    if (chunk.has_value()) listener_->OnOutput(std::move(chunk->message), chunk->payload_bytes);
+    if (!chunk.has_value()) continue;
+    ++chunks;
+    listener_->OnOutput(std::move(chunk->message), chunk->payload_bytes);
   }
   if (drained) listener_->OnDrained();
 }

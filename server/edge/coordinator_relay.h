@@ -4,9 +4,9 @@
 // What it holds of a tensor is bounded, whatever the tensor's size:
 //   up    kUploadWindowBytes + one chunk, as the client's next message is read only
 //         while less than the window waits for the members
-//   down  kDownloadWindowBytes + two chunks for the client, and kReadAheadBytes + one
-//         chunk for each member: one chunk is on its way, the next waits behind it, and the one
-//         after that may come
+//   down  kDownloadWindowBytes + two chunks for the client (one is on its way, the next waits
+//         behind it, and the one after that may come), and kReadAheadBytes + one chunk for each
+//         member
 // So a slow client or member stalls this request and no other.
 #ifndef RINGATTN_SERVER_EDGE_COORDINATOR_RELAY_H_
 #define RINGATTN_SERVER_EDGE_COORDINATOR_RELAY_H_
@@ -43,6 +43,7 @@ class CoordinatorRelay final : public DataPlane,
   static constexpr int64_t kUploadWindowBytes = 2 * kMiB;
   static constexpr int64_t kDownloadWindowBytes = 2 * kMiB;
   static constexpr int64_t kReadAheadBytes = 1 * kMiB;
+  static constexpr int kChunksAtATime = 8;
 
   // `channels` is used by Open only.
   CoordinatorRelay(TransferSpec spec, std::shared_ptr<TransferListener> listener,
@@ -77,7 +78,8 @@ class CoordinatorRelay final : public DataPlane,
 
   std::optional<Failure> Route(const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  // Moves outputs on as far as they go, unless another thread does so already: then that one.
+  // Moves outputs on as far as they go, unless another thread does so already: then that one. After
+  // kChunksAtATime another of gRPC's threads goes on, so that this one serves whoever waits.
   void Pump() ABSL_LOCKS_EXCLUDED(merge_mutex_, state_mutex_);
   std::optional<DownloadMerger::Chunk> NextForClient() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_)
       ABSL_LOCKS_EXCLUDED(state_mutex_);

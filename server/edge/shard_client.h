@@ -50,7 +50,8 @@ class ShardChannels {
 };
 
 // Who hears about a stream. Called from gRPC's threads, never under the stream's
-// lock, one call at a time of each kind.
+// lock, one call at a time of each kind; but a message's may begin before the last one's has
+// returned, once the next was asked for (Read).
 class ShardStreamOwner {
  public:
   virtual ~ShardStreamOwner() = default;
