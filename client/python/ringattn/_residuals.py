@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,6 +48,11 @@ def _release(client: Any, handle: str) -> None:
         client.release_residuals([handle])
     except RuntimeError:
         pass  # the client is closed
+
+
+def _delete(client: Any, handle: str, deadline: float) -> None:
+    with contextlib.suppress(RingattnError, RuntimeError):  # its time passes without us, too
+        client.delete_residual(handle, deadline=deadline)
 
 
 class Keeper:
@@ -90,20 +97,34 @@ class Keeper:
         with self._lock:
             return len(self._kept)
 
-    def _delete(self, handle: str, deadline: float) -> None:
+    def _let_go(self, handle: str) -> Any:
+        """Its client, unless it is gone already; from now on nothing but its time keeps it."""
         with self._lock:
             kept = self._kept.pop(handle, None)
         if kept is None:
-            return
+            return None
         _release(kept[1], handle)
-        try:
-            kept[1].delete_residual(handle, deadline=deadline)
-        except (RingattnError, RuntimeError):
-            pass  # its time passes without us, too
+        return kept[1]
+
+    def _take_dropped(self) -> list[tuple[str, Any]]:
+        """Waits for one. All there are, each with its client: a service that answers late keeps none but the one that
+        it is asked to delete for longer than a minute."""
+        handles = [self._dropped.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                handles.append(self._dropped.get_nowait())
+        return [(handle, client) for handle in handles if (client := self._let_go(handle)) is not None]
 
     def _delete_dropped(self) -> None:
         while True:
-            self._delete(self._dropped.get(), 5.0)
+            try:
+                dropped = self._take_dropped()
+                while dropped:
+                    handle, client = dropped.pop(0)
+                    _delete(client, handle, 5.0)
+                    del client  # the last reference may be this one, which ends its connection
+            except Exception as error:  # a thread that ends would keep all that is dropped from now on
+                warnings.warn(f"residuals are left to their time: {error!r}", RuntimeWarning, stacklevel=1)
 
     def _delete_all(self) -> None:
         if self._process != os.getpid():
@@ -114,4 +135,5 @@ class Keeper:
         for handle in handles:
             if (left := end - time.monotonic()) <= 0:
                 return
-            self._delete(handle, left)
+            if (client := self._let_go(handle)) is not None:
+                _delete(client, handle, left)
