@@ -25,6 +25,16 @@ struct Selection {
 
 int64_t Heads(const DilationLevel& level) { return level.head_end - level.head_begin; }
 
+// At most so many of them have heads.
+int64_t OffsetCount(const DilationLevel& level) {
+  return level.offset.has_value() ? 1 : std::min(level.dilation_rate, Heads(level));
+}
+
+// Of a document of so many tokens.
+int64_t SegmentsOf(int64_t tokens, const DilationLevel& level) {
+  return tokens / level.segment_length + (tokens % level.segment_length != 0 ? 1 : 0);
+}
+
 std::vector<Selection> SelectionsOf(const DilationLevel& level) {
   if (level.offset.has_value()) {
     return {{&level, *level.offset, {level.head_begin, 1, Heads(level)}}};
@@ -219,17 +229,31 @@ std::vector<DilatedPart> DilatedPartsOf(const AttentionSpec& spec, const ShardPl
 
 int64_t DilatedPartCount(const AttentionOptions& options) {
   int64_t count = 0;
-  for (const DilationLevel& level : options.dilation_levels) {
-    count += level.offset.has_value() ? 1 : std::min(level.dilation_rate, Heads(level));
-  }
+  for (const DilationLevel& level : options.dilation_levels) count += OffsetCount(level);
   return count;
 }
 
 int64_t SegmentCount(const AttentionShape& shape, const DilationLevel& level) {
   int64_t count = 0;
   for (int64_t d = 0; d < shape.num_documents(); ++d) {
+    count += SegmentsOf(shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d], level);
+  }
+  return count;
+}
+
+// A shape's tokens times its heads are far from overflowing.
+int64_t PlannedDocuments(const AttentionSpec& spec) {
+  const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
+  const AttentionShape& shape = spec.shape;
+  if (levels.empty()) return shape.num_documents();
+  int64_t count = 0;
+  // Empty documents, of which there may be many whatever the limit on segments, cost no division.
+  for (int64_t d = 0; d < shape.num_documents(); ++d) {
     const int64_t tokens = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
-    count += tokens / level.segment_length + (tokens % level.segment_length != 0 ? 1 : 0);
+    if (tokens == 0) continue;
+    for (const DilationLevel& level : levels) {
+      count += SegmentsOf(tokens, level) * OffsetCount(level);
+    }
   }
   return count;
 }

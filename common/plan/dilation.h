@@ -46,6 +46,8 @@ std::vector<DilatedPart> DilatedPartsOf(const AttentionSpec& spec, const ShardPl
 int64_t DilatedPartCount(const AttentionOptions& options);
 // Segments of all documents of a level.
 int64_t SegmentCount(const AttentionShape& shape, const DilationLevel& level);
+// Documents that a plan has: segments, once for each offset, of a dilated problem.
+int64_t PlannedDocuments(const AttentionSpec& spec);
 
 }  // namespace ringattn
 

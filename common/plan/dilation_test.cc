@@ -190,5 +190,13 @@ TEST(DilationTest, CountsPartsAndSegments) {
   EXPECT_EQ(DilatedPartCount(options), 3 + 4 + 1);
 }
 
+TEST(DilationTest, SegmentsAreDocumentsOfThePlan) {
+  AttentionSpec spec = SpecOf({0, 40, 40, 100}, 4, 4);
+  EXPECT_EQ(PlannedDocuments(spec), 3);
+  // 5 and 8 segments of 8, of 3 and of 4 offsets; of the whole, at one offset, 2.
+  spec.options.dilation_levels = {LevelOf(8, 3, 4), LevelOf(8, 9, 4), LevelOf(1000, 9, 4, 0)};
+  EXPECT_EQ(PlannedDocuments(spec), 13 * 3 + 13 * 4 + 2);
+}
+
 }  // namespace
 }  // namespace ringattn

@@ -8,18 +8,10 @@ namespace {
 
 // Plans hold a document for each segment of each offset.
 void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& violations) {
-  const std::string field = "options.dilation_levels";
-  const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
-  int64_t segments = 0;
-  for (const DilationLevel& level : levels) {
-    AttentionOptions alone;
-    alone.dilation_levels = {level};
-    // A shape's tokens times its heads are far from overflowing.
-    segments += SegmentCount(spec.shape, level) * DilatedPartCount(alone);
-  }
+  const int64_t segments = PlannedDocuments(spec);
   if (segments <= limits.max_dilated_segments) return;
   violations.OverLimit(
-      field,
+      "options.dilation_levels",
       absl::StrCat("have ", segments, " segments, counted once for each offset, the limit is ",
                    limits.max_dilated_segments, ": longer segments have fewer"));
 }

@@ -486,5 +486,34 @@ a reserved 1-10
 )");
 }
 
+// One document of 2,048 segments, which the plan has as documents of their own.
+TEST(AdmissionTest, SegmentsOfADilatedLevelTakeNoExpressPlace) {
+  EXPECT_SCENARIO(R"(
+join a options=dilation_levels
+wait 300ms
+> serving 1
+accepted s1 client=x
+> s1: accepted 1-1 on a
+accepted s2 client=x
+> s2: accepted 1-2 on a
+accepted s3 client=x
+> s3: accepted 1-3 on a
+accepted s4 client=x
+> s4: accepted 1-4 on a
+accepted s5 client=x
+> s5: accepted 1-5 on a
+accepted s6 client=x
+> s6: accepted 1-6 on a
+request long client=y tokens=8192 segment_length=4
+accepted short client=y tokens=8192 segment_length=8192
+> short: accepted 1-7 on a
+end s4
+> s4: failed CANCELLED CLIENT_CANCELLED
+> a: reserve 1-8 [0]
+a reserved 1-8
+> long: accepted 1-8 on a
+)");
+}
+
 }  // namespace
 }  // namespace ringattn::server

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/many_documents.h"
 #include "common/security/token.h"
 #include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
@@ -393,7 +392,7 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   wanted.cost_seconds = order_.CostOf(request.stream());
   wanted.buffer_bytes = LargestBuffers(*request.plan);
   wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
-  wanted.many_documents = request.spec->shape.num_documents() > kManyDocuments;
+  wanted.many_documents = request.many_documents;
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
     return PlaceReader(*residual, wanted, *sites, only_express);
   }

@@ -4,6 +4,8 @@
 #include <cassert>
 
 #include "common/attention/tensors.h"
+#include "common/base/many_documents.h"
+#include "common/plan/dilation.h"
 #include "server/core/client_failures.h"
 #include "server/core/plan_summary.h"
 
@@ -57,6 +59,7 @@ Request& Requests::Add(RequestArrived arrived) {
   request.arrived_at = turn_.now();
   request.bytes = bytes;
   request.query_tokens = request.spec->shape.batch * request.spec->shape.seq_len_q;
+  request.many_documents = PlannedDocuments(*request.spec) > kManyDocuments;
   stream_by_name_[NameOf(request)] = request.stream();
   SetState(request, v1::OPERATION_STATE_QUEUED);
   return request;

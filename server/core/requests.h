@@ -24,8 +24,9 @@ struct Request {
   RequestArrived arrived;                     // without its spec
   std::shared_ptr<const AttentionSpec> spec;  // until it is accepted
   absl::Time arrived_at;
-  int64_t bytes = 0;         // of all inputs
-  int64_t query_tokens = 0;  // of all batch rows
+  int64_t bytes = 0;            // of all inputs
+  int64_t query_tokens = 0;     // of all batch rows
+  bool many_documents = false;  // a plan of it has more than kManyDocuments
   v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
   std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
   uint64_t plan_generation = 0;

@@ -188,6 +188,10 @@ class Scenario {
     request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
     request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
     if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
+    if (const int64_t length = std::atoll(Option(words, "segment_length", "0").c_str());
+        length > 0) {
+      request.spec.options.dilation_levels = {{length, 1, std::nullopt, 0, 1}};
+    }
     request.choice.tuning.tile_q = std::atoi(Option(words, "tile_q", "0").c_str());
     const std::string members = Option(words, "members", "");
     if (!members.empty()) request.choice.members = absl::StrSplit(members, ',');

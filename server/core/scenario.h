@@ -26,7 +26,7 @@
 //   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
 //             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
-//             [option=segment_ids] [residual_bytes=N]
+//             [option=segment_ids] [segment_length=N] [residual_bytes=N]   # of one dilated level
 //             [members=A,B,... with world=N] [tile_q=N]
 //             [region=R [required=1]]     # all tensors lie in it
 //             [direct=1 [required=1]]     # its client can stream to the workers

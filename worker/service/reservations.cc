@@ -1,5 +1,6 @@
 #include "worker/service/reservations.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,28 @@
 
 namespace ringattn::worker {
 namespace {
+
+// At least as many documents as the plan will have, by the message alone: a segment of a dilated
+// level is one, once for each offset.
+bool MayHaveManyDocuments(const v1::Reserve& reserve) {
+  constexpr uint64_t kMany = kManyDocuments;
+  const v1::AttentionShape& shape = reserve.shape();
+  const uint64_t documents = std::max(1, shape.packed().cu_seqlens_q_size() - 1);
+  const auto& levels = reserve.options().dilation_levels();
+  if (levels.empty()) return documents > kMany;
+  uint64_t planned = 0;
+  for (const v1::DilationLevel& level : levels) {
+    const uint64_t whole = shape.seq_len_q() / std::max<uint64_t>(1, level.segment_length());
+    if (whole > kMany) return true;
+    const uint64_t offsets =
+        level.has_offset()
+            ? 1
+            : std::min<uint64_t>(std::max<uint64_t>(1, level.dilation_rate()), shape.num_heads());
+    planned += (whole + documents) * offsets;  // each of the two below 2^32
+    if (planned > kMany) return true;
+  }
+  return false;
+}
 
 //   residual  what the operation reads; null: nothing
 absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
@@ -51,7 +74,7 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace
     return done_(*reserve,
                  absl::NotFoundError(absl::StrCat("no residual of ", reserve->residual())), 0);
   }
-  if (reserve->shape().packed().cu_seqlens_q_size() <= kManyDocuments) {
+  if (!MayHaveManyDocuments(*reserve)) {
     return Admit(*reserve, DecodeAndBind(*reserve, place, residual, device_));
   }
   auto pending = std::make_shared<Pending>();

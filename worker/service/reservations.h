@@ -1,9 +1,10 @@
 // Reservations: Reserve messages on their way to becoming operations.
 //
-// Decoding one takes time in proportion to its documents: 0.2 s of a processor for 2^17 of them. So
-// those with more than kManyDocuments are decoded on a thread of their own, at low priority and one
-// after the other; what a worker is told meanwhile, above all the Reserve of a small request, does
-// not wait for them.
+// Decoding one takes time in proportion to its documents: 0.2 s of a processor for 2^17 of them. A
+// segment of a dilated level is a document too, once for each offset. So those that may have more
+// than kManyDocuments are decoded on a thread of their own, at low priority and one after the
+// other; what a worker is told meanwhile, above all the Reserve of a small request, does not wait
+// for them.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 #define RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +21,7 @@ using testing::ElementsAre;
 
 constexpr int kLong = 2 * kManyDocuments;
 
-// Binding a call of many documents waits until it is let go.
+// Binding a call of many documents waits until it is let go, which a test does soon.
 class HeldDevice : public DeviceWrapper {
  public:
   using DeviceWrapper::DeviceWrapper;
@@ -29,7 +30,7 @@ class HeldDevice : public DeviceWrapper {
     if (std::get<ForwardCall>(calls.front()).problem->bands.size() > 1) {
       absl::MutexLock lock(&mutex_);
       ++bound_;
-      mutex_.Await(absl::Condition(&let_go_));
+      mutex_.AwaitWithTimeout(absl::Condition(&let_go_), absl::Seconds(20));
     }
     return DeviceWrapper::WorkspaceBytes(calls);
   }
@@ -76,6 +77,19 @@ std::shared_ptr<const v1::Reserve> ReserveOf(const std::string& id, int document
   return reserve;
 }
 
+// One document, which a level cuts into so many segments of four tokens.
+std::shared_ptr<const v1::Reserve> DilatedReserveOf(const std::string& id, int segments) {
+  auto reserve = std::make_shared<v1::Reserve>(*ReserveOf(id, 1));
+  v1::AttentionShape* shape = reserve->mutable_shape();
+  shape->clear_packed();
+  shape->set_seq_len_q(4 * segments);
+  shape->set_seq_len_kv(4 * segments);
+  v1::DilationLevel* level = reserve->mutable_options()->add_dilation_levels();
+  level->set_segment_length(4);
+  level->set_dilation_rate(1);
+  return reserve;
+}
+
 class ReservationsTest : public testing::Test {
  protected:
   ~ReservationsTest() override {
@@ -87,10 +101,9 @@ class ReservationsTest : public testing::Test {
   void OnControl(std::function<void()> work) {
     (void)Post(std::move(work))->Wait(absl::InfiniteFuture());
   }
-  void Reserve(const std::string& id, int documents) {
-    OnControl([this, reserve = ReserveOf(id, documents)] {
-      reservations_.Reserve(reserve, {0, 1});
-    });
+  void Reserve(const std::string& id, int documents) { Reserve(ReserveOf(id, documents)); }
+  void Reserve(std::shared_ptr<const v1::Reserve> reserve) {
+    OnControl([&] { reservations_.Reserve(std::move(reserve), {0, 1}); });
   }
   void Release(const std::string& id) {
     OnControl([&] { reservations_.Release(id, 1); });
@@ -153,6 +166,16 @@ TEST_F(ReservationsTest, AShortOneDoesNotWaitForLongOnes) {
   Drain();
   EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long", "reserved longer"));
   EXPECT_NE(registry_.Find("long", 1), nullptr);
+}
+
+TEST_F(ReservationsTest, NorForOneDocumentOfManyDilatedSegments) {
+  Reserve(DilatedReserveOf("long", kLong));
+  device_.AwaitBinding();
+  Reserve(DilatedReserveOf("short", 1));
+  EXPECT_THAT(said(), ElementsAre("reserved short"));
+  device_.LetGo();
+  Drain();
+  EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long"));
 }
 
 // Its memory was never taken, and what was not begun is not decoded any more.
