@@ -21,12 +21,18 @@ int64_t PlaceOf(bool heads_first, int64_t outer, int64_t rows, int64_t heads, in
   return heads_first ? (outer * heads + head) * rows + row : (outer * rows + row) * heads + head;
 }
 
-// A part's rows in the order of the whole's.
+// A part's rows in the order of the whole's, from one of them on. A dilated problem has many runs
+// and tasks of few rows: none looks through the runs before its own.
 class RowCursor {
  public:
-  explicit RowCursor(absl::Span<const RowRun> runs) : runs_(runs) {}
+  RowCursor(absl::Span<const RowRun> runs, int64_t from) : runs_(runs) {
+    const auto behind =
+        std::upper_bound(runs.begin(), runs.end(), from,
+                         [](int64_t row, const RowRun& run) { return row < run.begin; });
+    if (behind != runs.begin()) run_ = static_cast<size_t>(behind - runs.begin()) - 1;
+  }
 
-  // The part's number of the whole's row, or -1. Rows ascend from call to call.
+  // The part's number of the whole's row, or -1. Rows ascend from call to call, from `from` on.
   int64_t Find(int64_t row) {
     while (run_ < runs_.size()) {
       const RowRun& run = runs_[run_];
@@ -48,12 +54,13 @@ class RowCursor {
   int64_t in_run_ = 0;
 };
 
-// Rows of one batch row. Both ways to give a row its parts go from part to part, as a row has few.
+// Rows of one batch row, ascending from `first` on. Both ways to give a row its parts go from part
+// to part, as a row has few.
 class Scatter {
  public:
-  Scatter(const ScatterCall& call, int64_t outer)
+  Scatter(const ScatterCall& call, int64_t outer, int64_t first)
       : call_(call), outer_(outer), part_rows_(call.parts.size()) {
-    for (const ScatterPart& part : call.parts) cursors_.emplace_back(part.row_runs);
+    for (const ScatterPart& part : call.parts) cursors_.emplace_back(part.row_runs, first);
     if (call_.merges) {
       merged_.resize(call.heads);
       row_.resize(call.width);
@@ -231,7 +238,7 @@ void ScatterRows(const ScatterCall& call, int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end;) {
     const int64_t outer = at / call.rows;
     const int64_t row_end = std::min(call.rows, at % call.rows + end - at);
-    Scatter scatter(call, outer);
+    Scatter scatter(call, outer, at % call.rows);
     for (int64_t row = at % call.rows; row < row_end; ++row, ++at) scatter.Do(row);
   }
 }
