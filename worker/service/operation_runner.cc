@@ -9,9 +9,14 @@
 namespace ringattn::worker {
 namespace {
 
+// Query heads that a call works on.
+int64_t HeadsOf(const AttentionShape& shape, const ComputeCall& call) {
+  if (call.part != ComputeCall::kWhole) return call.part_query_heads;
+  return call.heads.all() ? shape.num_heads : call.heads.count * shape.group_size();
+}
+
 int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
-  const int64_t kv_heads = call.heads.all() ? shape.num_kv_heads : call.heads.count;
-  const int64_t pairs = call.pairs * shape.batch * kv_heads * shape.group_size();
+  const int64_t pairs = call.pairs * shape.batch * HeadsOf(shape, call);
   switch (call.op) {
     case ComputeCall::Op::kForward:
       return pairs * ForwardPairWork(shape.head_dim, shape.head_dim_v);

@@ -60,6 +60,42 @@ TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
   EXPECT_EQ(FractionDone(spec, program, 0, 3), 0.75);
 }
 
+// A part of a dilated problem has some heads: two thirds of the pairs, but one third of the work.
+TEST(FractionDone, PartsOfADilatedProblemCostTheirOwnHeads) {
+  AttentionSpec spec = SpecOf(64);
+  spec.shape.num_heads = 8;
+  spec.shape.num_kv_heads = 4;
+  Program program;
+  for (const int64_t heads : {2, 8}) {
+    program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, heads == 2 ? 2000 : 1000)}});
+    ComputeCall& call = program.steps.back().calls[0];
+    call.part = static_cast<int>(program.steps.size()) - 1;
+    call.part_query_heads = heads;
+    call.of_query_heads = spec.shape.num_heads;
+  }
+  const int64_t first = 2000 * 2 * 2 * 2 * 64, second = 1000 * 2 * 8 * 2 * 64;
+  EXPECT_DOUBLE_EQ(FractionDone(spec, program, 0, 1), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(FractionDone(spec, program, first, 0), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(FractionDone(spec, program, first + second, 1), 1.0);
+}
+
+// The numbers of MakeSchedule: three levels, some of whose parts have a head or two of eight.
+TEST(FractionDone, AScheduleOfDilatedLevelsIsDoneByItsWork) {
+  AttentionSpec spec = SpecOf(64);
+  spec.shape.num_heads = spec.shape.num_kv_heads = 8;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 96;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 96};
+  spec.options.dilation_levels = {{96, 1, std::nullopt, 0, 8}, {48, 5, std::nullopt, 0, 8}};
+  const Schedule schedule = MakeSchedule(spec, MakeShardPlan(spec, Layout::kContiguous, 1),
+                                         ScheduleKind::kSingle, Direction::kForward, false);
+  // Level 0 sees all pairs; of level 1 each head sees 10 of 48 in both, but for the offsets 3 and
+  // 4, that see 9: heads 3 and 4 alone.
+  const int64_t pairs = 8 * 96 * 96 + 2 * (6 * 10 * 10 + 2 * 9 * 9);
+  const int64_t work = pairs * 2 * 2 * 64;
+  EXPECT_DOUBLE_EQ(FractionDone(spec, schedule.programs[0], work / 2, 0), 0.5);
+  EXPECT_DOUBLE_EQ(FractionDone(spec, schedule.programs[0], work, 0), 1.0);
+}
+
 TEST(FractionDone, AProgramWithoutPairsIsDoneWhenItsCallsAre) {
   Program program;
   program.steps.push_back({{}, {CallOf(ComputeCall::Op::kZero, 0)}});
