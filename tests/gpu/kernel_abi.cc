@@ -48,6 +48,8 @@ class ReadyKernel {
     kernel_->DropTables();
     return cudaMemcpy(tables_, tables.data(), tables.size(), cudaMemcpyHostToDevice) == cudaSuccess;
   }
+  // False of one that was never initialized.
+  bool ready() const { return kernel_ != nullptr; }
   int Launch(cudaStream_t stream) const {
     return Failed(kernel_->Launch({stream, tables_, scratch_, nullptr}));
   }
@@ -78,6 +80,7 @@ struct Handle {
   ReadyKernel zero_dbias;
   ReadyKernel bias_gradient;
   void* dbias = nullptr;
+  int64_t dbias_bytes = 0;
   int64_t q_rows = 0;
   int64_t kv_rows = 0;
   void *out = nullptr, *dout = nullptr;
@@ -98,6 +101,11 @@ void SetTerms(const Terms& terms, int64_t heads, int64_t q_rows, int64_t kv_rows
   if (terms.mask != nullptr) target.mask = ringattn::MaskForm{.bits = true};
   target.segment_ids = terms.q_segments != nullptr;
   target.dropout = {.threshold = terms.threshold, .seed = terms.seed};
+}
+
+int ZeroDbias(const Handle& handle, cudaStream_t stream) {
+  if (handle.zero_dbias.ready()) return handle.zero_dbias.Launch(stream);
+  return Failed(ringattn::worker::cuda::StartZero({handle.dbias, handle.dbias_bytes}, stream));
 }
 
 }  // namespace
@@ -209,12 +217,11 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
       gradient.terms = operands;
       gradient.dbias = terms->dbias;
       handle->dbias = terms->dbias;
-      const int64_t bytes =
+      handle->dbias_bytes =
           terms->bias_heads * q_rows * kv_rows * ringattn::ElementBytes(problem.dtype);
-      if (!handle->zero_dbias.Init(
-              ringattn::worker::cuda::PrepareZero({terms->dbias, bytes}, {&gradient}))) {
-        return nullptr;
-      }
+      auto zero =
+          ringattn::worker::cuda::PrepareZero({handle->dbias, handle->dbias_bytes}, {&gradient});
+      if (zero != nullptr && !handle->zero_dbias.Init(std::move(zero))) return nullptr;
       auto both = ringattn::worker::cuda::PrepareGradients(backward, gradient, *info, tuning);
       if (Failed(both.status())) return nullptr;
       if (both->backward == nullptr) {
@@ -265,7 +272,7 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
          Failed(StartZero({handle->dq, dq_count * 4}, stream)) ||
          Failed(StartZero({handle->dk, dk_count * 4}, stream)) ||
          Failed(StartZero({handle->dv, dv_count * 4}, stream)) ||
-         (handle->dbias != nullptr && handle->zero_dbias.Launch(stream) != 0) ||
+         (handle->dbias != nullptr && ZeroDbias(*handle, stream) != 0) ||
          ringattn_backward_kernel(opaque, stream) != 0 ||
          (handle->dbias != nullptr && handle->bias_gradient.Launch(stream) != 0) ||
          Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream)) ||

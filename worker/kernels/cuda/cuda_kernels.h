@@ -57,7 +57,8 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const Proba
                                                                      const DeviceInfo& device);
 
 // A call that zeroes what it must of a bias's gradient, `call`'s target, whose address the calls
-// `behind` have: not what they store themselves. Null where all is to be zeroed.
+// `behind` have: not what they store themselves. Null where all is to be zeroed, by StartZero: as
+// PartlyStoredOf, and of more than 2^31 - 1 rows in all planes.
 std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
                                             const std::vector<const BiasGradientCall*>& behind);
 

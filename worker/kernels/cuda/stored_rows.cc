@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/attention/band.h"
+#include "common/attention/dtype.h"
 
 namespace ringattn::worker::cuda {
 namespace {
@@ -57,6 +58,23 @@ std::vector<StoredRows> StoredRowsOf(const std::vector<const BiasGradientCall*>&
                       .high = high});
   }
   return stored;
+}
+
+std::optional<PartlyStored> PartlyStoredOf(const ZeroCall& zero,
+                                           const std::vector<const BiasGradientCall*>& behind) {
+  if (behind.empty() || !behind.front()->problem->terms.bias.has_value()) return std::nullopt;
+  const AttentionProblem& problem = *behind.front()->problem;
+  const BiasForm& form = *problem.terms.bias;
+  PartlyStored partly;
+  partly.planes = (form.per_batch ? problem.batch : 1) * (form.per_head ? problem.num_heads : 1);
+  partly.rows = behind.front()->q_rows;
+  partly.columns = problem.terms.columns;
+  partly.element_bytes = ElementBytes(form.float32 ? DType::kFloat32 : problem.dtype);
+  if (partly.planes * partly.rows * partly.columns * partly.element_bytes != zero.bytes) {
+    return std::nullopt;
+  }
+  partly.stored = StoredRowsOf(behind);
+  return partly.stored.empty() ? std::nullopt : std::optional(std::move(partly));
 }
 
 }  // namespace ringattn::worker::cuda

@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_STORED_ROWS_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "worker/kernels/attention_kernel.h"
@@ -24,6 +25,21 @@ struct StoredRows {
 // Some of what the calls, in every plane of one gradient, store. At most one for each piece of the
 // queries; none where positions are not consecutive.
 std::vector<StoredRows> StoredRowsOf(const std::vector<const BiasGradientCall*>& calls);
+
+// A bias's gradient [planes, rows, columns], of which calls store some.
+struct PartlyStored {
+  int64_t planes = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t element_bytes = 0;
+  std::vector<StoredRows> stored;  // in every plane; the rest is to be zeroed
+};
+
+// What `zero` may leave out, whose target the calls `behind` have as their gradient. Nothing if all
+// is to be zeroed: they store nothing for certain, have no bias, or their gradient is of another
+// size.
+std::optional<PartlyStored> PartlyStoredOf(const ZeroCall& zero,
+                                           const std::vector<const BiasGradientCall*>& behind);
 
 }  // namespace ringattn::worker::cuda
 

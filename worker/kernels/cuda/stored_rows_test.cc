@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -118,6 +119,42 @@ TEST(StoredRowsTest, LeavesOutWhatItCannotSay) {
   const BiasGradientCall plain = CallOf(problem, {{.length = 4}}, {{.length = 4}});
   const BiasGradientCall others = CallOf(problem, {{.length = 3}}, {{.length = 9}});
   EXPECT_EQ(PairsOf(StoredRowsOf({&plain, &others})), SeenBy({&plain}));
+}
+
+TEST(PartlyStoredTest, IsOfTheWholeGradient) {
+  AttentionProblem problem = ProblemOf({{.upper = 0}});
+  problem.dtype = DType::kFloat16;
+  problem.batch = 3;
+  problem.num_heads = 2;
+  problem.terms.columns = 24;
+  problem.terms.bias = BiasForm{.per_batch = true, .per_head = true, .gradient = true};
+  const BiasGradientCall call = CallOf(problem, {{.length = 20}}, {{.length = 24}});
+  std::optional<PartlyStored> partly = PartlyStoredOf({nullptr, 6 * 20 * 24 * 2}, {&call});
+  ASSERT_TRUE(partly.has_value());
+  EXPECT_EQ(partly->planes, 6);
+  EXPECT_EQ(partly->rows, 20);
+  EXPECT_EQ(partly->columns, 24);
+  EXPECT_EQ(partly->element_bytes, 2);
+  EXPECT_EQ(PairsOf(partly->stored), SeenBy({&call}));
+  problem.terms.bias->float32 = true;
+  problem.terms.bias->per_batch = false;
+  partly = PartlyStoredOf({nullptr, 2 * 20 * 24 * 4}, {&call});
+  ASSERT_TRUE(partly.has_value());
+  EXPECT_EQ(partly->planes, 2);
+  EXPECT_EQ(partly->element_bytes, 4);
+}
+
+TEST(PartlyStoredTest, ElseAllIsZeroed) {
+  AttentionProblem problem = ProblemOf({{}});
+  problem.terms.columns = 4;
+  const BiasGradientCall call = CallOf(problem, {{.length = 4}}, {{.length = 4}});
+  EXPECT_TRUE(PartlyStoredOf({nullptr, 64}, {&call}).has_value());
+  EXPECT_FALSE(PartlyStoredOf({nullptr, 64}, {}).has_value());
+  EXPECT_FALSE(PartlyStoredOf({nullptr, 32}, {&call}).has_value()) << "a half of it";
+  const BiasGradientCall strided = CallOf(problem, {{.length = 4, .stride = 2}}, {{.length = 4}});
+  EXPECT_FALSE(PartlyStoredOf({nullptr, 64}, {&strided}).has_value());
+  problem.terms.bias.reset();
+  EXPECT_FALSE(PartlyStoredOf({nullptr, 64}, {&call}).has_value()) << "no bias";
 }
 
 }  // namespace
