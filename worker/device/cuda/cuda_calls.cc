@@ -1,6 +1,7 @@
 #include "worker/device/cuda/cuda_calls.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -113,7 +114,6 @@ std::vector<const BiasGradientCall*> StoredBehind(const std::vector<KernelCall>&
                                                   size_t index) {
   const auto& zero = std::get<ZeroCall>(calls[index]);
   std::vector<const BiasGradientCall*> stored;
-  if (zero.target == nullptr) return stored;
   for (size_t i = index + 1; i < calls.size() && !Touches(calls[i], zero); ++i) {
     const auto* const gradient = std::get_if<BiasGradientCall>(&calls[i]);
     if (gradient != nullptr && gradient->dbias == zero.target) stored.push_back(gradient);
@@ -121,7 +121,19 @@ std::vector<const BiasGradientCall*> StoredBehind(const std::vector<KernelCall>&
   return stored;
 }
 
+// Addresses of gradients of a bias: of the calls that zero, which may be as many as all others,
+// these alone are worth a look at what comes behind.
+std::set<const void*> BiasGradientsOf(const std::vector<KernelCall>& calls) {
+  std::set<const void*> gradients;
+  for (const KernelCall& call : calls) {
+    const auto* const gradient = std::get_if<BiasGradientCall>(&call);
+    if (gradient != nullptr && gradient->dbias != nullptr) gradients.insert(gradient->dbias);
+  }
+  return gradients;
+}
+
 absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelChoice& choice) {
+  const std::set<const void*> bias_gradients = BiasGradientsOf(calls);
   Planned planned;
   for (size_t i = 0; i < calls.size(); ++i) {
     if (i + 1 < calls.size()) {
@@ -134,7 +146,8 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
         continue;
       }
     }
-    if (const auto* zero = std::get_if<ZeroCall>(&calls[i])) {
+    const auto* const zero = std::get_if<ZeroCall>(&calls[i]);
+    if (zero != nullptr && bias_gradients.count(zero->target) > 0) {
       Attention kernel = cuda::PrepareZero(*zero, StoredBehind(calls, i));
       if (kernel != nullptr) {
         Add(std::move(kernel), planned);
