@@ -35,6 +35,8 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   SplitCounts splits;
   ExpectAllPass(cases, GivesTheSame, splits);
   EXPECT_GT(splits.CallsOf("fake", "bias gradient"), 0);
+  EXPECT_GT(splits.CallsOf("fake", "backward with dbias"), 0);
+  EXPECT_GT(splits.CallsOf("", "zeros beside dbias"), 0);
   EXPECT_GT(splits.CallsOf("fake", "probabilities"), 10);
 }
 

@@ -171,12 +171,13 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
-// The directions that a run with terms must have come across, and by whom.
+// The directions that a run with terms must have come across, and by whom; zeros are of no family.
 std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string& family) {
   std::vector<std::pair<std::string, std::string>> kernels = {{family, "forward"},
                                                               {family, "backward"},
                                                               {family, "bias gradient"},
-                                                              {"simt", "probabilities"}};
+                                                              {"simt", "probabilities"},
+                                                              {"", "zeros beside dbias"}};
   if (family == "sm90") kernels.push_back({family, "backward with dbias"});
   return kernels;
 }

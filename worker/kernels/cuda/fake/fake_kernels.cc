@@ -1,15 +1,19 @@
 // A family of kernels on the CPU's and the fake runtime's streams, in the place of all others:
 // what CudaDevice makes of calls is tested where there is no GPU. A call's "table" is a number that
 // has to arrive in device memory before the call runs.
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
+#include "worker/kernels/cuda/stored_rows.h"
 #include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace ringattn::worker::cuda {
@@ -83,18 +87,37 @@ class FakeKernel : public PreparedKernel {
   const std::shared_ptr<const FakeWork> work_;
 };
 
-// Zeroes all.
+// Zeroes what it must, and leaves NaN where the calls behind it store: they must come, and
+// nobody else may read there before.
 class FakeZero : public PreparedKernel {
  public:
-  explicit FakeZero(const ZeroCall& call) : PreparedKernel(std::string_view()), call_(call) {}
+  FakeZero(const ZeroCall& call, PartlyStored partly)
+      : PreparedKernel(std::string_view()), call_(call), partly_(std::move(partly)) {}
   void WriteTables(void*) const override {}
   void DropTables() override {}
   absl::Status Launch(const TableLaunch& launch) const override {
-    return Enqueue(call_, launch.stream);
+    FakeCudaEnqueue(launch.stream, [call = call_, partly = partly_] { Fill(call, partly); });
+    return absl::OkStatus();
   }
 
  private:
+  static void Fill(const ZeroCall& call, const PartlyStored& partly) {
+    std::memset(call.target, 0, call.bytes);
+    for (int64_t plane = 0; plane < partly.planes; ++plane) {
+      for (const StoredRows& stored : partly.stored) {
+        for (int64_t r = 0; r < stored.count; ++r) {
+          const int64_t begin = std::clamp(stored.first + r, stored.low, stored.high);
+          const int64_t end = std::clamp(stored.end + r, begin, stored.high);
+          const int64_t at = (plane * partly.rows + stored.begin + r) * partly.columns + begin;
+          std::memset(static_cast<char*>(call.target) + at * partly.element_bytes, 0xff,
+                      (end - begin) * partly.element_bytes);
+        }
+      }
+    }
+  }
+
   const ZeroCall call_;
+  const PartlyStored partly_;
 };
 
 bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
@@ -158,7 +181,8 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareProbabilities(const Proba
 
 std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
                                             const std::vector<const BiasGradientCall*>& behind) {
-  return behind.empty() ? nullptr : std::make_unique<FakeZero>(call);
+  std::optional<PartlyStored> partly = PartlyStoredOf(call, behind);
+  return partly.has_value() ? std::make_unique<FakeZero>(call, *std::move(partly)) : nullptr;
 }
 
 absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
