@@ -82,6 +82,8 @@ TEST(PartRowsTest, ScattersAsTheNaiveTwin) {
     call.initial = !call.heads_first && draw.Below(2) == 0;
     call.final = !call.heads_first && draw.Below(2) == 0;
     call.dtype = static_cast<DType>(draw.Below(3));
+    const bool same =
+        call.final && !call.initial && call.dtype == DType::kFloat32 && draw.Below(2) == 0;
     call.outer = 1 + draw.Below(3);
     call.rows = 1 + draw.Below(60);
     call.heads = 1 + draw.Below(6);
@@ -108,7 +110,9 @@ TEST(PartRowsTest, ScattersAsTheNaiveTwin) {
       }
       found[which].resize(count * call.width * 4);
       call.values = call.initial && call.final ? nullptr : found_values[which].data();
-      call.result = call.final ? found[which].data() : nullptr;
+      call.result = !call.final ? nullptr
+                    : same      ? static_cast<void*>(found_values[which].data())
+                                : found[which].data();
       call.lse = call.merges ? found_lse[which].data() : nullptr;
       if (which == 0) {
         RunNaively(call);
@@ -118,7 +122,7 @@ TEST(PartRowsTest, ScattersAsTheNaiveTwin) {
         ScatterRows(call, 0, middle);
       }
     }
-    if (call.final) {
+    if (call.final && !same) {
       for (const int which : {0, 1}) {
         found_values[which].resize(values.size());
         ConvertToFloat(call.dtype, found[which].data(), found_values[which].data(),

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,10 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-constexpr int64_t kOuter = 2, kRows = 200, kHeads = 7;
+constexpr int64_t kOuter = 2, kHeads = 7;
+// Of the whole: with a few runs of them in a part, and with as many runs as a part has rows, which
+// are more than a block's shared memory takes.
+constexpr int64_t kFewRows = 200, kManyRows = 6000;
 
 // A part by the definition: which rows and heads of the whole it has.
 struct Lists {
@@ -31,8 +35,21 @@ struct Lists {
   }
 };
 
-const std::vector<RowRun> kRuns = {{3, 2, 40, 0}, {90, 3, 30, 40}};
-const std::vector<RowRun> kOtherRuns = {{0, 1, 1, 0}, {1, 7, 9, 1}, {60, 1, 140, 10}};
+// Of every step-th row, by itself.
+std::vector<RowRun> SingleRows(int64_t rows, int64_t step) {
+  std::vector<RowRun> runs;
+  for (int64_t row = 0; row < rows; row += step) runs.push_back({row, 1, 1, row / step});
+  return runs;
+}
+
+std::vector<RowRun> RunsOf(int64_t rows) {
+  if (rows != kFewRows) return SingleRows(rows, 2);
+  return {{3, 2, 40, 0}, {90, 3, 30, 40}};
+}
+std::vector<RowRun> OtherRunsOf(int64_t rows) {
+  if (rows != kFewRows) return SingleRows(rows, 3);
+  return {{0, 1, 1, 0}, {1, 7, 9, 1}, {60, 1, 140, 10}};
+}
 
 int64_t Place(bool heads_first, int64_t o, int64_t rows, int64_t heads, int64_t row, int64_t head) {
   return heads_first ? (o * heads + head) * rows + row : (o * rows + row) * heads + head;
@@ -46,35 +63,41 @@ std::vector<float> Values(int64_t count, uint32_t seed) {
   return values;
 }
 
-bool Gathers(bool heads_first, int64_t inner) {
-  const Lists part{kRuns, {1, 4, 4, 6}};
-  const std::vector<int64_t> rows = part.Rows();
+// `inner`: bytes.
+bool Gathers(bool heads_first, int64_t rows, int64_t inner) {
+  const Lists part{RunsOf(rows), {1, 4, 4, 6}};
+  const std::vector<int64_t> row_of = part.Rows();
   GatherCall call;
   call.heads_first = heads_first;
   call.outer = kOuter;
-  call.inner_bytes = inner * 4;
-  call.rows = kRows;
-  call.part_rows = static_cast<int64_t>(rows.size());
+  call.inner_bytes = inner;
+  call.rows = rows;
+  call.part_rows = static_cast<int64_t>(row_of.size());
   call.heads = kHeads;
   call.part_heads = static_cast<int64_t>(part.heads.size());
   call.row_runs = part.runs;
   call.head_of = part.heads;
-  const std::vector<float> values = Values(kOuter * kRows * kHeads * inner, 1);
-  Buffer whole(values.size() * 4), gathered(kOuter * call.part_rows * call.part_heads * inner * 4);
+  std::vector<uint8_t> values(kOuter * rows * kHeads * inner);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = (i * 2654435761u) >> 16;
+  Buffer whole(values.size()), gathered(kOuter * call.part_rows * call.part_heads * inner);
   whole.Upload(values);
   call.whole = whole.get();
   call.part = gathered.get();
   LaunchAndWait(PrepareGather(call));
-  const std::vector<float> found = gathered.Download<float>();
+  const std::vector<uint8_t> found = gathered.Download<uint8_t>();
   bool passed = gathered.GuardsIntact();
   for (int64_t o = 0; o < kOuter; ++o) {
     for (int64_t r = 0; r < call.part_rows; ++r) {
       for (int64_t h = 0; h < call.part_heads; ++h) {
-        const int64_t from = Place(heads_first, o, kRows, kHeads, rows[r], part.heads[h]) * inner;
+        const int64_t from = Place(heads_first, o, rows, kHeads, row_of[r], part.heads[h]) * inner;
         const int64_t to = Place(heads_first, o, call.part_rows, call.part_heads, r, h) * inner;
-        for (int64_t i = 0; i < inner; ++i) passed = passed && found[to + i] == values[from + i];
+        passed = passed && std::memcmp(&found[to], &values[from], inner) == 0;
       }
     }
+  }
+  if (!passed) {
+    std::printf("gather: heads_first %d rows %d bytes %d\n", heads_first, static_cast<int>(rows),
+                static_cast<int>(inner));
   }
   return passed;
 }
@@ -108,6 +131,8 @@ struct Setting {
   bool sinks;
   DType dtype;
   int64_t width;
+  int64_t rows = kFewRows;
+  bool same = false;  // fp32, final, not initial: the result's memory is the values'
 };
 
 // One row and head.
@@ -130,24 +155,25 @@ struct Expected {
 bool Scatters(const Setting& setting) {
   // Heads of two parts at one row are others where they are merged.
   const std::vector<Lists> lists = {
-      {kRuns, setting.merges ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{1, 4, 4, 6}},
-      {kOtherRuns, {0, 6}},
+      {RunsOf(setting.rows),
+       setting.merges ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{1, 4, 4, 6}},
+      {OtherRunsOf(setting.rows), {0, 6}},
       {{}, {2}}};
-  const int64_t width = setting.width, count = kOuter * kRows * kHeads;
+  const int64_t rows = setting.rows, width = setting.width, count = kOuter * rows * kHeads;
   std::vector<float> before_lse = Statistics(count, 2), before = Values(count * width, 4);
-  if (setting.merges) ZeroWhereNothing(before_lse, kRows, kHeads, width, before);
+  if (setting.merges) ZeroWhereNothing(before_lse, rows, kHeads, width, before);
   const std::vector<float> sinks = Statistics(kHeads, 9);
   std::vector<Expected> expected(count);
   const auto at = [&](int64_t o, int64_t row, int64_t head) {
-    return Place(setting.heads_first, o, kRows, kHeads, row, head);
+    return Place(setting.heads_first, o, rows, kHeads, row, head);
   };
   for (int64_t i = 0; i < count; ++i) expected[i].values.assign(width, 0.0);
   for (int64_t o = 0; o < kOuter && !setting.initial; ++o) {
-    for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t r = 0; r < rows; ++r) {
       for (int64_t h = 0; h < kHeads; ++h) {
         Expected& one = expected[at(o, r, h)];
         for (int64_t i = 0; i < width; ++i) one.values[i] = before[at(o, r, h) * width + i];
-        if (setting.merges) one.lse = before_lse[Place(true, o, kRows, kHeads, r, h)];
+        if (setting.merges) one.lse = before_lse[Place(true, o, rows, kHeads, r, h)];
       }
     }
   }
@@ -158,7 +184,7 @@ bool Scatters(const Setting& setting) {
   call.final = setting.final;
   call.dtype = setting.dtype;
   call.outer = kOuter;
-  call.rows = kRows;
+  call.rows = rows;
   call.heads = kHeads;
   call.width = width;
   std::vector<std::unique_ptr<Buffer>> buffers;
@@ -168,8 +194,8 @@ bool Scatters(const Setting& setting) {
     return buffers.back()->get<float>();
   };
   for (size_t p = 0; p < lists.size(); ++p) {
-    const std::vector<int64_t> rows = lists[p].Rows();
-    const auto part_rows = static_cast<int64_t>(rows.size());
+    const std::vector<int64_t> row_of = lists[p].Rows();
+    const auto part_rows = static_cast<int64_t>(row_of.size());
     const auto heads = static_cast<int64_t>(lists[p].heads.size());
     const int64_t part_count = kOuter * part_rows * heads;
     const std::vector<float> lse = Statistics(part_count, 3 + p);
@@ -178,7 +204,7 @@ bool Scatters(const Setting& setting) {
     for (int64_t o = 0; o < kOuter; ++o) {
       for (int64_t r = 0; r < part_rows; ++r) {
         for (int64_t h = 0; h < heads; ++h) {
-          Expected& one = expected[at(o, rows[r], lists[p].heads[h])];
+          Expected& one = expected[at(o, row_of[r], lists[p].heads[h])];
           const float* const terms =
               values.data() + Place(setting.heads_first, o, part_rows, heads, r, h) * width;
           if (setting.merges) {
@@ -200,12 +226,12 @@ bool Scatters(const Setting& setting) {
   Buffer sums(count * width * 4), result(count * width * element_bytes), lses(count * 4);
   if (!setting.initial) sums.Upload(before), lses.Upload(before_lse);
   if (!(setting.initial && setting.final)) call.values = sums.get<float>();
-  if (setting.final) call.result = result.get();
+  if (setting.final) call.result = setting.same ? sums.get() : result.get();
   if (setting.merges) call.lse = lses.get<float>();
   LaunchAndWait(PrepareScatter(call));
 
   std::vector<float> found(count * width);
-  if (setting.final) {
+  if (setting.final && !setting.same) {
     ConvertToFloat(setting.dtype, result.Download<char>().data(), found.data(), count * width);
   } else {
     found = sums.Download<float>();
@@ -218,18 +244,21 @@ bool Scatters(const Setting& setting) {
   }
   const std::vector<float> found_lse = lses.Download<float>();
   for (int64_t o = 0; o < kOuter && setting.merges; ++o) {
-    for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t r = 0; r < rows; ++r) {
       for (int64_t h = 0; h < kHeads; ++h) {
         const double value = expected[at(o, r, h)].lse;
-        const float lse = found_lse[Place(true, o, kRows, kHeads, r, h)];
+        const float lse = found_lse[Place(true, o, rows, kHeads, r, h)];
         passed = passed && (lse == value || std::fabs(lse - value) < 1e-4);
       }
     }
   }
   if (!passed) {
-    std::printf("scatter: merges %d heads_first %d initial %d final %d sinks %d %s width %d\n",
-                setting.merges, setting.heads_first, setting.initial, setting.final, setting.sinks,
-                std::string(DTypeName(setting.dtype)).c_str(), static_cast<int>(width));
+    std::printf(
+        "scatter: merges %d heads_first %d initial %d final %d sinks %d %s width %d rows %d same "
+        "%d\n",
+        setting.merges, setting.heads_first, setting.initial, setting.final, setting.sinks,
+        std::string(DTypeName(setting.dtype)).c_str(), static_cast<int>(width),
+        static_cast<int>(rows), setting.same);
   }
   return passed;
 }
@@ -238,12 +267,17 @@ bool Scatters(const Setting& setting) {
 
 bool PartsAreParts() {
   bool passed = true;
-  for (const bool heads_first : {false, true}) {
-    for (const int64_t inner : {1, 3, 12}) passed = Gathers(heads_first, inner) && passed;
-    for (const int64_t width : {1, 33, 300}) {
-      if (width > 256 && !heads_first) continue;
-      passed =
-          Scatters({false, heads_first, false, false, false, DType::kFloat32, width}) && passed;
+  for (const int64_t rows : {kFewRows, kManyRows}) {
+    for (const bool heads_first : {false, true}) {
+      for (const int64_t inner : {2, 4, 7, 12, 48}) {
+        passed = Gathers(heads_first, rows, inner) && passed;
+      }
+      for (const int64_t width : {1, 33, 300}) {
+        if (width > (rows != kFewRows ? 1 : heads_first ? 300 : 256)) continue;
+        passed =
+            Scatters({false, heads_first, false, false, false, DType::kFloat32, width, rows}) &&
+            passed;
+      }
     }
   }
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -257,7 +291,17 @@ bool PartsAreParts() {
             passed = Scatters({true, false, initial, true, true, dtype, width}) && passed;
           }
         }
+        if (dtype == DType::kFloat32) {
+          passed = Scatters({merges, false, false, true, merges, dtype, width, kFewRows, true}) &&
+                   passed;
+        }
       }
+    }
+  }
+  for (const bool merges : {false, true}) {
+    for (const int64_t width : {5, 8}) {
+      passed = Scatters({merges, false, false, true, merges, DType::kBFloat16, width, kManyRows}) &&
+               passed;
     }
   }
   return passed;

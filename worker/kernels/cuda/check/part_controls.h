@@ -4,10 +4,11 @@
 
 namespace ringattn::worker::cuda::check {
 
-// Against the definition: rows and heads of a part, two runs of 70 of 200 rows, four heads of seven
-// with one of them twice, in both orders of the axes; and sums and merges of three parts, one of no
-// rows, with and without something before them, rounded or not, with and without sinks, of some
-// rows without keys.
+// Against the definition: rows and heads of a part, two runs of 70 of 200 rows and 3,000 runs of a
+// row each of 6,000, four heads of seven with one of them twice, in both orders of the axes, of 2
+// to 48 bytes; and sums and merges of three parts, one of no rows, with and without something
+// before them, rounded or not, into memory of its own or the values', with and without sinks, of
+// some rows without keys.
 bool PartsAreParts();
 
 }  // namespace ringattn::worker::cuda::check
