@@ -313,7 +313,8 @@ void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int6
   }
 }
 
-// The gradient of a bias, into sums of double that the call's own pairs begin at 0.
+// The gradient of a bias, into sums of double. They begin at 0 for all pairs of the call that the
+// band shows, also where other terms hide them.
 class BiasGradients {
  public:
   explicit BiasGradients(const BiasGradientCall& call)
@@ -324,6 +325,12 @@ class BiasGradients {
 
   void Run() {
     std::map<int64_t, double> sums;  // by element of dbias
+    const int64_t planes = (bias_.per_batch ? p_.batch : 1) * (bias_.per_head ? p_.num_heads : 1);
+    for (int64_t plane = 0; plane < planes; ++plane) {
+      for (int64_t i = 0; i < call_.q_rows; ++i) {
+        for (int64_t position : keys_.PositionsShownTo(i)) sums[ElementOf(plane, i, position)] = 0;
+      }
+    }
     for (int64_t b = 0; b < p_.batch; ++b) {
       for (int64_t h = 0; h < p_.num_heads; ++h) {
         for (int64_t i = 0; i < call_.q_rows; ++i) AddRow(b, i, h, sums);
@@ -334,21 +341,24 @@ class BiasGradients {
   }
 
  private:
+  int64_t ElementOf(int64_t plane, int64_t row, int64_t position) const {
+    return (plane * call_.q_rows + row) * p_.terms.columns + position;
+  }
+
   void AddRow(int64_t b, int64_t i, int64_t h, std::map<int64_t, double>& sums) const {
     const int64_t statistic = (b * p_.num_heads + h) * call_.q_rows + i;
     const double lse = call_.lse[statistic];
     if (lse == -kInfinity) return;
     const int64_t dout_offset = RowOffset(b, call_.q_rows, i, p_.num_heads, h, p_.head_dim_v);
-    const int64_t plane =
-        (bias_.per_batch ? b : 0) * (bias_.per_head ? p_.num_heads : 1) + (bias_.per_head ? h : 0);
+    const int64_t plane = PlaneOf(bias_, p_.num_heads, b, h);
     for (const SeenKey& key : keys_.Of({b, i, h})) {
       const KvBlock& block = call_.blocks[key.block];
       const int64_t v_offset =
           RowOffset(b, block.rows, key.row, p_.num_kv_heads, KvHeadOf(p_, h), p_.head_dim_v);
       const double dp = Dot(p_.dtype, call_.dout, dout_offset, block.v, v_offset, p_.head_dim_v);
       const double ds = std::exp(key.score - lse) * (key.keep * dp - call_.delta[statistic]);
-      const int64_t at = (plane * call_.q_rows + i) * p_.terms.columns + keys_.PositionOf(key);
-      sums[at] += ds * (bias_.before_softcap ? key.slope : 1.0);
+      sums.at(ElementOf(plane, i, keys_.PositionOf(key))) +=
+          ds * (bias_.before_softcap ? key.slope : 1.0);
     }
   }
 

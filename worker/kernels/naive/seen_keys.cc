@@ -130,4 +130,14 @@ std::vector<SeenKey> SeenKeys::Of(const QueryHead& query) const {
   return seen;
 }
 
+std::vector<int64_t> SeenKeys::PositionsShownTo(int64_t row) const {
+  std::vector<int64_t> positions;
+  for (const std::vector<Place>& places : k_places_) {
+    for (const Place& place : places) {
+      if (Sees(q_places_[row], place)) positions.push_back(place.position);
+    }
+  }
+  return positions;
+}
+
 }  // namespace ringattn::worker

@@ -53,6 +53,9 @@ class SeenKeys {
   // In the order of blocks and their rows.
   std::vector<SeenKey> Of(const QueryHead& query) const;
 
+  // Of keys that the band shows to a row, whatever else may hide them.
+  std::vector<int64_t> PositionsShownTo(int64_t row) const;
+
  private:
   // Where a row is: its document and position there.
   struct Place {
