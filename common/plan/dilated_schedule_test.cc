@@ -159,6 +159,24 @@ TEST(DilatedScheduleTest, LevelsFollowOneAnother) {
   EXPECT_EQ(flags(alone, Direction::kForward) + flags(alone, Direction::kBackward), "");
 }
 
+TEST(DilatedScheduleTest, AScatterSaysWhichPartsItTakes) {
+  const AttentionSpec spec = SpecOf(64, 8, {{16, 8}, {64, 4}});
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  const auto text = [&](Direction direction) {
+    return ToString(MakeSchedule(spec, plan, ScheduleKind::kSingle, direction, false), spec);
+  };
+  const auto has = [](const std::string& text, const std::string& call) {
+    return text.find(call) != std::string::npos;
+  };
+  const std::string forward = text(Direction::kForward);
+  EXPECT_TRUE(has(forward, "gather part 7 ")) << forward;
+  EXPECT_TRUE(has(forward, "scatter_merge parts[0,8) initial\n")) << forward;
+  EXPECT_TRUE(has(forward, "scatter_merge parts[8,12) final\n")) << forward;
+  const std::string backward = text(Direction::kBackward);
+  EXPECT_TRUE(has(backward, "scatter_add parts[0,8) dq_acc initial;")) << backward;
+  EXPECT_TRUE(has(backward, "scatter_add parts[8,12) dq final;")) << backward;
+}
+
 // Each part by itself, as a request of its own would be.
 TEST(DilatedScheduleTest, PartsAreRightSchedules) {
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {

@@ -40,9 +40,22 @@ std::string TransfersOf(const Step& step, Transfer::Kind kind) {
   return parts.empty() ? "-" : absl::StrJoin(parts, ", ");
 }
 
+bool IsScatter(const ComputeCall& call) {
+  return call.op == ComputeCall::Op::kScatterAdd || call.op == ComputeCall::Op::kScatterMerge;
+}
+
+// A scatter is of several parts, which follow one another.
+std::string PartText(const ComputeCall& call) {
+  if (call.part == ComputeCall::kWhole) return "";
+  if (!IsScatter(call)) return absl::StrCat(" part ", call.part);
+  return absl::StrFormat(" parts[%d,%d)", call.part,
+                         call.part + static_cast<int64_t>(call.parts.size()));
+}
+
 std::string CallText(const ComputeCall& call, const Program& program) {
-  std::string text = OpName(call.op);
-  if (call.part != ComputeCall::kWhole) absl::StrAppend(&text, " part ", call.part);
+  std::string text = OpName(call.op) + PartText(call);
+  const std::string flags =
+      absl::StrCat(call.initial ? " initial" : "", call.final ? " final" : "");
   if (!call.kv.empty() || call.op == ComputeCall::Op::kForward) {
     if (call.q.source_rank != program.rank)
       absl::StrAppendFormat(&text, " q%d", call.q.source_rank);
@@ -53,14 +66,13 @@ std::string CallText(const ComputeCall& call, const Program& program) {
     for (const KvOperand& kv : call.kv) {
       absl::StrAppendFormat(&text, " kv%d[%d,%d)", kv.source_rank, kv.row_begin, kv.row_end);
     }
-    absl::StrAppendFormat(&text, " %d tiles", call.tiles);
-    if (call.initial) absl::StrAppend(&text, " initial");
-    if (call.final) absl::StrAppend(&text, " final");
+    absl::StrAppendFormat(&text, " %d tiles%s", call.tiles, flags);
   } else if (call.op == ComputeCall::Op::kMerge) {
     absl::StrAppendFormat(&text, " %d partials%s", call.parts.size(), call.final ? " final" : "");
   } else if (call.target.buffer != kNoBuffer) {
     absl::StrAppend(&text, " ", program.buffers[call.target.buffer].name);
   }
+  if (IsScatter(call)) absl::StrAppend(&text, flags);
   return text;
 }
 
