@@ -225,7 +225,8 @@ struct ComputeCall {
   static constexpr int kWhole = -1;
   int64_t part_query_heads = 0;  // of `of_query_heads`, all
   int64_t of_query_heads = 0;
-  PartForm form;  // kGather, kScatterAdd, kScatterMerge (of out): with fp32's bytes
+  // kGather: of the tensor's own bytes. kScatterAdd, kScatterMerge (of out): of fp32's.
+  PartForm form;
 
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head that the

@@ -273,7 +273,8 @@ struct ScatterCall {
   int64_t heads = 1;
   int64_t width = 0;  // at most 256, but for heads_first
   std::vector<ScatterPart> parts;
-  float* values = nullptr;       // [outer, rows, heads, width]; read unless initial
+  // [outer, rows, heads, width]; read unless initial, and null where it is initial and final
+  float* values = nullptr;
   void* result = nullptr;        // like values; may be the same memory where that is fp32
   float* lse = nullptr;          // merges: [outer, heads, rows]; read unless initial, written
   const float* sinks = nullptr;  // merges, final: [heads], or null

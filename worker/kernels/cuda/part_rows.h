@@ -67,9 +67,9 @@ struct ScatterParams {
   const float* sinks = nullptr;
 };
 
-// Enqueue; the launch's error. REQUIRES: part_rows > 0, inner_bytes > 0.
+// Enqueue; the launch's error. REQUIRES: outer, part_rows, part_heads, inner_bytes > 0.
 cudaError_t LaunchGather(const GatherParams& params, cudaStream_t stream);
-// REQUIRES: rows > 0, width > 0.
+// REQUIRES: outer, rows, heads, width > 0.
 cudaError_t LaunchScatter(const ScatterParams& params, cudaStream_t stream);
 
 // All kernels that they launch.
