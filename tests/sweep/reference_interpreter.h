@@ -9,30 +9,21 @@
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_INTERPRETER_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_INTERPRETER_H_
 
-#include <cstdint>
 #include <functional>
-#include <map>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/plan/schedule.h"
 #include "common/plan/shard_plan.h"
+#include "tests/sweep/reference_memory.h"
+#include "tests/sweep/reference_problems.h"
 #include "worker/kernels/attention_kernel.h"
 
 namespace ringattn::tests {
 
 using namespace ringattn::worker;  // what is under test
 
-// Whole tensors in the layouts of common/attention/attention_spec.h.
-using TensorMap = std::map<TensorId, std::vector<uint8_t>>;
-
 using Kernels = std::function<absl::Status(const KernelCall&)>;
-
-enum class Cut {
-  kPieces,  // as CutIntoPieces does: what a worker passes to its kernels
-  kRows,    // one piece per row, from the plan's spans alone
-};
 
 // INTERNAL with the rank, step and reason if the schedule breaks a rule above;
 // otherwise the output tensors, or what `kernels` returned.
