@@ -85,7 +85,6 @@ class Coordinator::Impl {
 
   // coordinator_requests.cc: the clients
   void On(RequestArrived& event);
-  void On(const Planned& event);
   void On(const RequestEnded& event);
   void On(const UploadProgressed& event);
   void On(const DownloadProgressed& event);
@@ -100,11 +99,13 @@ class Coordinator::Impl {
   FailRequest EndQuietly(Request& request, const Failure& failure);
   void TellHeldFailures();
   void FinishDownload(Operation& operation);
-  std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
-  static std::string TokenOf(const Request& request, int ring_rank);
   Operation* OperationOf(StreamId stream);
   std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
-  // From the queue to a result.
+  void StartDueRuns();
+  void ConcludeRun(Operation& operation);
+
+  // coordinator_planning.cc
+  void On(const Planned& event);
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
@@ -112,16 +113,18 @@ class Coordinator::Impl {
   // In the ring; nothing if it is not there.
   std::optional<int> RankOf(const std::string& worker) const;
   Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
+
+  // coordinator_admission.cc: from the queue to Accepted
   void AdmitQueued();
   std::vector<StreamId> Admissible() const;
   std::vector<Site> Sites() const;
   Placement PlaceRequest(const Request& request, std::vector<Site>* sites, bool only_express) const;
+  std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
   void StartOperation(Request& request, const Placement& placement);
+  static std::string TokenOf(const Request& request, int ring_rank);
   void Refuse(Operation& operation, const Operation::Member& by, const v1::Reserved& reserved);
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
-  void StartDueRuns();
-  void ConcludeRun(Operation& operation);
 
   // coordinator_residuals.cc
   struct KeptResidual {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_join.h"
 #include "common/request/option_fields.h"
@@ -23,6 +24,11 @@ std::optional<Failure> WhyNotTuned(const v1::Register& worker, const char* name,
 }
 
 }  // namespace
+
+bool MayServe(const PlanChoice& choice, const std::string& worker) {
+  const std::vector<std::string>& named = choice.members;
+  return named.empty() || std::find(named.begin(), named.end(), worker) != named.end();
+}
 
 std::optional<Failure> WhyNotServedBy(const v1::Register& worker, const AttentionSpec& spec,
                                       const PlanChoice& choice) {

@@ -3,6 +3,7 @@
 #define RINGATTN_SERVER_CORE_WORKER_OFFERS_H_
 
 #include <optional>
+#include <string>
 
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
@@ -10,6 +11,9 @@
 #include "server/core/events.h"
 
 namespace ringattn::server {
+
+// Whether the client would have this worker: all, unless it names its members.
+bool MayServe(const PlanChoice& choice, const std::string& worker);
 
 // Nothing if it serves the request; else UNIMPLEMENTED, OPTION_NOT_SERVED with the field that its
 // device has no kernels for, or INVALID_ARGUMENT, TUNING_NOT_OFFERED with the values that it takes.

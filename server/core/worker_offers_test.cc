@@ -17,6 +17,14 @@ v1::Register Worker() {
   return worker;
 }
 
+TEST(WorkerOffers, NamedMembersAloneMayServe) {
+  PlanChoice choice;
+  EXPECT_TRUE(MayServe(choice, "a"));
+  choice.members = {"b", "c"};
+  EXPECT_FALSE(MayServe(choice, "a"));
+  EXPECT_TRUE(MayServe(choice, "c"));
+}
+
 TEST(WorkerOffers, WhatIsOfferedIsServed) {
   AttentionSpec spec;
   PlanChoice choice;

@@ -1,0 +1,286 @@
+// Coordinator: a request's way from the queue to members that have reserved its memory.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/security/token.h"
+#include "server/core/client_failures.h"
+#include "server/core/coordinator_impl.h"
+#include "server/core/placement.h"
+#include "server/core/reserve_message.h"
+#include "server/core/worker_offers.h"
+
+namespace ringattn::server {
+namespace {
+
+// Written for every member on the core's thread; at an estimated 20 ns each, 3 ms.
+constexpr int64_t kMaxDocumentsPerTurn = int64_t{1} << 17;
+
+// Members are chosen before ranks, so each must have room for the largest.
+int64_t LargestBuffers(const Plan& plan) {
+  return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
+}
+
+}  // namespace
+
+// Each when its turn comes; as many at once as there is room for. One that waits for memory
+// holds up those behind it, so that small ones cannot starve a big one; one that waits for
+// a place lets only those pass that take an express place.
+void Coordinator::Impl::AdmitQueued() {
+  if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
+  int64_t documents = 0;  // that Reserve messages of this turn list
+  bool only_express = false;
+  std::vector<Site> sites = Sites();
+  for (StreamId stream : Admissible()) {
+    Request* const found = requests_.Find(stream);
+    if (found == nullptr) continue;  // its residual made room for another
+    Request& request = *found;
+    if (request.blocked_until_release > operations_.releases()) return;
+    if (operations_.OneReservesAlone()) return;
+    if (request.reserves_alone && operations_.OthersReserve(nullptr)) return;
+    const Residual* residual = residuals_.Find(request.arrived.residual);
+    if (residual != nullptr && !IsInRing(*residual)) {
+      LoseResidual(residual->handle);
+      continue;
+    }
+    Placement placement = PlaceRequest(request, &sites, only_express);
+    if (placement.answer == Placement::Answer::kWaitsForMemory && MakeRoomFor(request)) {
+      sites = Sites();
+      placement = PlaceRequest(request, &sites, only_express);
+    }
+    switch (placement.answer) {
+      case Placement::Answer::kWaitsForMemory:
+        return;
+      case Placement::Answer::kWaitsForPlaces:
+        only_express = true;
+        break;
+      case Placement::Answer::kNeverFits: {
+        if (request.retains()) {
+          StopRetaining(request, "no worker has the memory to keep the inputs as they are");
+          break;
+        }
+        if (residual != nullptr) {  // the tensors themselves may fit: they need not stay
+          LoseResidual(residual->handle);
+          break;
+        }
+        const ConnectionId on = ring_.members()[placement.roomiest_rank];
+        EndRequest(stream, NeverFits(placement.roomiest_rank, roster_.NameOf(on),
+                                     LargestBuffers(*request.plan), request.WorkspaceOn(on),
+                                     roster_.at(on).registration.memory_bytes()));
+        break;
+      }
+      case Placement::Answer::kPlaced:
+        if (std::optional<Failure> why = ChooseTransport(request, placement)) {
+          EndRequest(stream, *why);
+          break;
+        }
+        documents += request.spec->shape.num_documents() * placement.ranks.size();
+        StartOperation(request, placement);
+        sites = Sites();
+        // The next event goes on: nobody's heartbeat waits for more than this.
+        if (documents > kMaxDocumentsPerTurn) return;
+        break;
+    }
+  }
+}
+
+// Those with a plan, by turns.
+std::vector<StreamId> Coordinator::Impl::Admissible() const {
+  std::vector<StreamId> streams;
+  for (const auto& [stream, entry] : queue_.entries()) {
+    const Request& request = *requests_.Find(stream);
+    if (request.plan != nullptr && request.plan_generation == ring_.generation()) {
+      streams.push_back(stream);
+    }
+  }
+  order_.Sort(&streams);
+  return streams;
+}
+
+std::vector<Site> Coordinator::Impl::Sites() const {
+  std::vector<Site> sites;
+  for (ConnectionId member : ring_.members()) {
+    sites.push_back(operations_.SiteOf(member));
+    sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
+    const auto kept = residuals_.bytes_by_worker().find(member);
+    if (kept != residuals_.bytes_by_worker().end()) sites.back().reserved_bytes += kept->second;
+  }
+  return sites;
+}
+
+Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Site>* sites,
+                                          bool only_express) const {
+  for (size_t rank = 0; rank < sites->size(); ++rank) {
+    const ConnectionId member = ring_.members()[rank];
+    (*sites)[rank].workspace_bytes = request.WorkspaceOn(member);
+    const v1::Register& registration = roster_.at(member).registration;
+    const PlanChoice& choice = request.arrived.choice;
+    (*sites)[rank].serves = MayServe(choice, registration.name()) &&
+                            !WhyNotServedBy(registration, *request.spec, choice).has_value();
+  }
+  PlacementRequest wanted;
+  wanted.client = request.arrived.client;
+  wanted.cost_seconds = order_.CostOf(request.stream());
+  wanted.buffer_bytes = LargestBuffers(*request.plan);
+  wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
+  wanted.many_documents = request.many_documents;
+  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
+    return PlaceReader(*residual, wanted, *sites, only_express);
+  }
+  Placement placement = Place(
+      *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
+  const std::vector<std::string>& named = request.arrived.choice.members;
+  if (placement.answer != Placement::Answer::kPlaced || named.empty()) return placement;
+  // They are the only ones that may serve it; the order is the client's.
+  placement.ranks.clear();
+  for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
+  return placement;
+}
+
+// The failure, if the request requires what it cannot have.
+std::optional<Failure> Coordinator::Impl::ChooseTransport(Request& request,
+                                                          const Placement& placement) const {
+  TransportRoute route;
+  for (int rank : placement.ranks) route.members.push_back(ring_.members()[rank]);
+  route.spans = request.plan->spans;
+  route.max_ticket_spans = config_.limits.max_ticket_spans;
+  std::variant<TransportDecision, Failure> decision =
+      DecideTransport(request.arrived.transport, regions_, roster_, route);
+  if (auto* failure = std::get_if<Failure>(&decision)) return *std::move(failure);
+  request.transport = std::get<TransportDecision>(std::move(decision));
+  return std::nullopt;
+}
+
+void Coordinator::Impl::StartOperation(Request& request, const Placement& placement) {
+  queue_.Remove(request.stream());
+  const Plan& plan = *request.plan;
+  request.operation_id = operations_.NextId(ring_.generation());
+  Operations::Order order;
+  order.stream = request.stream();
+  order.client = request.arrived.client;
+  order.cost_seconds = order_.CostOf(request.stream());
+  order.planning_seconds = request.planning_seconds;
+  order.run_seconds = plan.predicted_compute_seconds;
+  order.step_seconds = plan.predicted_step_seconds;
+  order.is_express = placement.is_express;
+  order.reserves_alone = request.reserves_alone;
+  order.bytes = plan.buffer_bytes;
+  const Residual* residual = residuals_.Find(request.arrived.residual);
+  if (residual != nullptr) {
+    order.residual = residual->handle;
+    for (size_t rank = 0; rank < order.bytes.size(); ++rank) {
+      order.bytes[rank] -= residual->members[rank].bytes;
+    }
+  }
+  for (int rank : placement.ranks) {
+    const ConnectionId member = ring_.members()[rank];
+    order.bytes[order.members.size()] += request.WorkspaceOn(member);
+    order.members.push_back(member);
+  }
+  order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
+                              ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
+  if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
+  if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
+      request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
+    AddPlaces(request.arrived.transport, &order.reserve);
+  } else if (request.transport.transport == v1::TRANSPORT_DIRECT_STREAM) {
+    for (size_t rank = 0; rank < order.members.size(); ++rank) {
+      order.tokens.push_back(TokenOf(request, static_cast<int>(rank)));
+    }
+  }
+  operations_.Start(order);
+}
+
+// What a client shows to the member of its operation, and to no other one. The operation's id
+// has the generation in it, and no id comes twice.
+std::string Coordinator::Impl::TokenOf(const Request& request, int ring_rank) {
+  return DeriveToken(request.arrived.token_seed,
+                     absl::StrCat(request.operation_id, " ", ring_rank));
+}
+
+// All or nothing: what the others set aside goes back before the next attempt.
+void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by,
+                               const v1::Reserved& reserved) {
+  Request& request = *requests_.Find(*operation.stream);
+  operation.was_refused = true;
+  if (reserved.residual_missing()) {
+    const StreamId stream = request.stream();
+    LoseResidual(request.arrived.residual);
+    return EndRequest(stream, ResidualGone(ResidualEnd::kLost));
+  }
+  if (reserved.malformed()) {
+    return EndRequest(request.stream(),
+                      ReserveMalformed(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
+                                       reserved.reason()));
+  }
+  // The plan knows the buffers alone. What the kernels need beside them is news once:
+  // with it admission decides anew whether the request waits, fits elsewhere or never does.
+  const bool is_news = by.workspace_bytes > request.WorkspaceOn(by.connection);
+  if (is_news) {
+    request.workspace_bytes[by.connection] = by.workspace_bytes;
+  } else if (operations_.OthersHoldMemoryOn(by.connection)) {
+    request.blocked_until_release = operations_.releases() + 1;
+  } else if (operations_.OthersReserve(&operation)) {
+    // Each may have had what the other lacked.
+    request.reserves_alone = true;
+  } else if (request.retains()) {
+    Requeue(operation);
+    operations_.Withdraw(operation);
+    return StopRetaining(request, "a worker lacks the memory to keep the inputs as they are");
+  } else if (EvictOneOn(by.connection, request.arrived.residual)) {
+    // Tried again now.
+  } else {
+    return EndRequest(request.stream(),
+                      ReserveRefused(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
+                                     by.bytes, reserved.reason(), config_.retry_after));
+  }
+  Requeue(operation);
+  operations_.Withdraw(operation);
+}
+
+// It keeps its turn.
+void Coordinator::Impl::Requeue(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
+  request.operation_id.clear();
+  queue_.Add(request.stream(), request.arrived.client, request.bytes);
+}
+
+void Coordinator::Impl::Accept(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
+  request.accepted_at = turn_.now();
+  request.generation = ring_.generation();
+
+  Plan plan = *request.plan;
+  plan.workspace_bytes.clear();
+  for (const Operation::Member& member : operation.members) {
+    plan.workspace_bytes.push_back(member.workspace_bytes);
+  }
+  request.plan = std::make_shared<const Plan>(std::move(plan));
+
+  AcceptRequest accept;
+  accept.stream = request.stream();
+  accept.request_id = request.arrived.request_id;
+  accept.operation_id = operation.id;
+  accept.generation = ring_.generation();
+  accept.plan = request.plan;
+  accept.transport = request.transport.transport;
+  accept.transport_reason = request.transport.reason;
+  if (!request.retains()) request.spec.reset();  // nobody needs it any more
+  for (const Operation::Member& member : operation.members) {
+    const v1::Register& registration = roster_.at(member.connection).registration;
+    RingMember& told = accept.members.emplace_back(
+        RingMember{member.connection, registration.name(), registration.data_address()});
+    if (accept.transport == v1::TRANSPORT_DIRECT_STREAM) {
+      told.client_data_address = registration.client_data_address();
+      told.token = TokenOf(request, static_cast<int>(accept.members.size()) - 1);
+    }
+    request.member_names.push_back(registration.name());
+  }
+  turn_.Emit(std::move(accept));
+  requests_.SetState(request, v1::OPERATION_STATE_UPLOADING);
+  operations_.Accept(operation);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,115 @@
+// Coordinator: plans for what is queued.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/core/client_failures.h"
+#include "server/core/coordinator_impl.h"
+#include "server/core/measured_inputs.h"
+#include "server/core/planning_cost.h"
+#include "server/core/worker_offers.h"
+
+namespace ringattn::server {
+
+// For another ring, plans are others.
+void Coordinator::Impl::AskForPlans() {
+  if (!ring_.ready() || plans_asked_ == ring_.generation()) return;
+  plans_asked_ = ring_.generation();
+  for (const auto& [stream, entry] : queue_.entries()) AskForPlan(*requests_.Find(stream));
+}
+
+void Coordinator::Impl::AskForPlan(Request& request) {
+  if (request.asked_generation == ring_.generation()) return;
+  request.asked_generation = ring_.generation();
+  PlanThis ask;
+  ask.stream = request.stream();
+  ask.generation = ring_.generation();
+  ask.client = request.arrived.client;
+  ask.fingerprint = request.arrived.fingerprint;
+  ask.spec = request.spec;
+  ask.direction = request.arrived.direction;
+  ask.choice = request.arrived.choice;
+  ask.choice.recompute_forward = request.arrived.recompute_forward;
+  ask.choice.keeps_inputs = request.retains();
+  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
+    ask.fingerprint = residual->fingerprint + 1;  // its own differs from every other's
+  }
+  ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
+  ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
+  turn_.Emit(std::move(ask));
+}
+
+void Coordinator::Impl::StopPlanning(Request& request) {
+  if (std::exchange(request.asked_generation, 0) != 0) turn_.Emit(CancelPlan{request.stream()});
+}
+
+void Coordinator::Impl::On(const Planned& event) {
+  Request* request = requests_.Find(event.stream);
+  if (request == nullptr || request->asked_generation != event.generation || !ring_.ready() ||
+      event.generation != ring_.generation()) {
+    return;
+  }
+  request->asked_generation = 0;
+  request->planning_seconds += event.seconds;
+  const Residual* residual = residuals_.Find(request->arrived.residual);
+  if (residual != nullptr && !IsInRing(*residual)) return LoseResidual(residual->handle);
+  for (const std::string& name : request->arrived.choice.members) {
+    if (!RankOf(name).has_value()) return EndRequest(event.stream, MemberNotReady(name));
+  }
+  if (!event.plan.ok()) {
+    return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
+  }
+  const Plan& plan = **event.plan;
+  if (std::optional<Failure> why = WhyNotServed(*request, plan.shards.world_size)) {
+    return EndRequest(event.stream, *why);
+  }
+  const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
+  const absl::Duration left = request->arrived.deadline - turn_.now();
+  if (predicted / config_.run_time_factor > left) {
+    return EndRequest(event.stream, DeadlineTooShort(predicted, left));
+  }
+  request->plan = *event.plan;
+  request->plan_generation = ring_.generation();
+  request->blocked_until_release = 0;
+  request->reserves_alone = false;
+  request->workspace_bytes.clear();
+  // What it will occupy, and what it has taken already, are its client's.
+  if (!order_.Has(event.stream)) {
+    const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
+    order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
+                 request->arrived.terms.weight);
+  }
+}
+
+// The failure, if too few members have kernels for a request of this many.
+std::optional<Failure> Coordinator::Impl::WhyNotServed(const Request& request,
+                                                       int world_size) const {
+  const PlanChoice& choice = request.arrived.choice;
+  int serving = 0;
+  std::optional<Failure> first_why;
+  for (ConnectionId member : ring_.members()) {
+    const v1::Register& registration = roster_.at(member).registration;
+    if (!MayServe(choice, registration.name())) continue;
+    const std::optional<Failure> why = WhyNotServedBy(registration, *request.spec, choice);
+    serving += why.has_value() ? 0 : 1;
+    if (!first_why.has_value()) first_why = why;
+  }
+  if (serving >= world_size) return std::nullopt;
+  return first_why;
+}
+
+std::optional<int> Coordinator::Impl::RankOf(const std::string& worker) const {
+  for (size_t rank = 0; rank < ring_.members().size(); ++rank) {
+    if (roster_.NameOf(ring_.members()[rank]) == worker) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Status& status) const {
+  if (absl::IsDeadlineExceeded(status)) return PlanningTooLong(status);
+  if (absl::IsResourceExhausted(status)) return PlannerBusy(status, config_.retry_after);
+  const bool due = ring_.ReplacementIsDue(request.arrived.choice.world_size.value_or(0));
+  return due ? WorkersMissing(status, config_.retry_after) : NotPlannable(status);
+}
+
+}  // namespace ringattn::server
