@@ -22,7 +22,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -36,7 +35,7 @@ sys.path[:0] = [str(ROOT / "tests/e2e"), str(ROOT / "tests/chaos")]
 import client_faults  # noqa: E402
 import process_faults  # noqa: E402
 from attention import assert_close, make_inputs, reference, run  # noqa: E402
-from cluster import Cluster, open_descriptors, resident_bytes, wait_until  # noqa: E402
+from cluster import Cluster, free_port, open_descriptors, resident_bytes, wait_until  # noqa: E402
 from loaders import Loader, compare_counts, metric, metrics_of  # noqa: E402
 from proxy import Proxy  # noqa: E402
 
@@ -55,17 +54,6 @@ def usage(pid):
             "threads": len(os.listdir(f"/proc/{pid}/task"))}
 
 
-def free_port(rng):
-    """Below those that the system gives to clients: who dials such a port while nobody listens
-    there may be connected to itself, and keep the coordinator from taking it again."""
-    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(1000):
-        port = rng.randrange(10000, max(first, 10001))
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
-
-
 class ChaosCluster(Cluster):
     """Workers reach the coordinator through a relay that can be cut."""
 
@@ -73,8 +61,7 @@ class ChaosCluster(Cluster):
 
     def start_server(self):
         if self.ports is None:
-            rng = random.SystemRandom()
-            self.ports = {name: f"127.0.0.1:{free_port(rng)}"
+            self.ports = {name: f"127.0.0.1:{free_port()}"
                           for name in ("listen", "control", "metrics")}
         super().start_server()
 

@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import secrets
 import signal
+import socket
 import subprocess
 import time
 
@@ -33,6 +35,20 @@ def wait_until(condition, seconds, what):
             return value
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def free_port(count=1):
+    """The first of so many free ports in a row, of those that the system gives to nobody: a client's
+    connection may take one that was free, and who dials such a port while nobody listens there may be
+    connected to itself."""
+    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(10000, max(first, 20000) - count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for each in range(port, port + count):
+                held.enter_context(socket.create_server(("127.0.0.1", each)))
+            return port
+    raise AssertionError("no port is free")
 
 
 class Cluster:

@@ -3,14 +3,13 @@
 import json
 import math
 import pathlib
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
-from cluster import wait_until
+from cluster import free_port, wait_until
 
 
 class Prometheus:
@@ -27,9 +26,7 @@ class Prometheus:
                        "evaluation_interval": "500ms"},
             "rule_files": [str(rules)] if rules else [], "scrape_configs": jobs}))
         subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.log = open(directory / "prometheus.log", "wb")
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory}/data",

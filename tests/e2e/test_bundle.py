@@ -3,12 +3,11 @@ installed or built."""
 
 import os
 import shutil
-import socket
 import subprocess
 
 import pytest
 
-from cluster import BIN
+from cluster import BIN, free_port
 from stubs import ROOT
 
 # What a run must not need: they are found first in PATH and fail.
@@ -38,10 +37,7 @@ def bare_environment(tmp_path):
     for name in FORBIDDEN:
         (tools / name).write_text(f"#!/bin/sh\necho {name} $* >>{tmp_path}/forbidden\nexit 97\n")
         (tools / name).chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    yield {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(tmp_path), "RINGATTN_PORT": str(port),
+    yield {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(tmp_path), "RINGATTN_PORT": str(free_port()),
            "RINGATTN_STATE_DIR": str(tmp_path / "state")}
     assert not (tmp_path / "forbidden").exists(), (tmp_path / "forbidden").read_text()
 

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import time
 
 import pytest
 
-from cluster import BIN, CLI, SERVER, WORKER, wait_until
+from cluster import BIN, CLI, SERVER, WORKER, free_port, wait_until
 
 OPTIONS = ["--causal", "--schedule=ring", "--world_size=4"]
 
@@ -495,12 +494,6 @@ def test_the_example_runs(ring):
     done = subprocess.run([str(BIN / "client/examples/forward_example"), ring.address],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def children(pid):

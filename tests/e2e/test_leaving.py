@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from attention import assert_close, make_inputs, reference, run
-from cluster import BIN, CLI, wait_until
+from cluster import BIN, CLI, free_port, wait_until
 from stubs import attention_pb2 as pb, cluster_pb2
 from test_probes import NOT_SERVING, SERVING, health
 
@@ -92,7 +92,7 @@ def group(make_ring):
     """A coordinator, and two workers of one `ringattn workers`."""
     ring = make_ring(workers=0)
     log = open(ring.directory / "group.log", "wb")
-    port = 20000 + os.getpid() % 20000
+    port = free_port(3)  # of the group, and the workers'
     process = subprocess.Popen(
         [CLI, "workers", "--count=2", f"--bin_dir={BIN}", "--", "--name=pod",
          f"--coordinator={ring.control_address}", f"--secret_file={ring.secret}", "--device=cpu",

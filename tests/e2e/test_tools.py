@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from attention import make_inputs, run
-from cluster import wait_until
+from cluster import free_port, wait_until
 from stubs import ROOT, admin_pb2, attention_pb2 as pb
 
 GRPCURL = os.environ.get("RINGATTN_GRPCURL", str(ROOT / ".deps/bin/grpcurl"))
@@ -110,10 +110,7 @@ def test_metrics_pass_promtool_and_count(ring):
 
 
 def test_a_real_prometheus_scrapes_and_answers(ring, tmp_path):
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text(f"""
 global: {{scrape_interval: 1s}}
