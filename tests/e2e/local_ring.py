@@ -17,14 +17,27 @@ def local_flags(directory):
     return ["--local_memory=host", f"--local_socket_dir={directory}"]
 
 
-@pytest.fixture(scope="module")
-def ring(tmp_path_factory):
+# Each call of a kernel takes so much longer, on any machine.
+SLOW = ["--fault_injection=slow_step_ms:300"]
+
+
+def cluster_of_four(directory, flags=()):
     from cluster import Cluster
-    directory = tmp_path_factory.mktemp("host")
-    cluster = Cluster(directory, workers=4, worker_flags=local_flags(directory))
+    cluster = Cluster(directory, workers=4, worker_flags=local_flags(directory) + list(flags))
     yield cluster
     print(cluster.tail())
     cluster.close()
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    yield from cluster_of_four(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(scope="module")
+def slow_ring(tmp_path_factory):
+    """Where a call is still computing when a test does something about it."""
+    yield from cluster_of_four(tmp_path_factory.mktemp("slow"), SLOW)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_pings_are_accepted_down_to_the_interval(make_ring):
 
 # ------------------------------------------------------------------------ ends
 
-SLOW = "--fault_injection=slow_step_ms:2500"
+SLOW = "--fault_injection=slow_step_ms:5000"
 
 
 def slow_request(ring):

@@ -82,7 +82,7 @@ def test_the_level_above_the_threshold_is_the_last(ring):
 
 
 def test_failures_are_counted_by_what_they_are(ring):
-    done = bench(ring, "--concurrency_range=2", "--deadline=1ms", "--json", code=3)
+    done = bench(ring, "--concurrency_range=2", "--deadline=100us", "--json", code=3)
     assert "DEADLINE_EXCEEDED" in done.stderr  # the first call already
     done = bench(ring, "--concurrency_range=2", "--world_size=9", code=3)
     assert "plan.world_size" in done.stderr

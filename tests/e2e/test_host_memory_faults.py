@@ -21,8 +21,8 @@ from attention import error_of, make_inputs, reason_of
 from cluster import await_state, open_descriptors, wait_until
 from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, FOREIGN_USER, NO_SUCH_TOKEN,
                           NOT_UNDERSTOOD, HostCall, Region, answer_of, connect, make_memfd, show)
-from local_ring import (HERE, RING, await_unmapped, make_local_ring, mapped, region, relayed,
-                        ring)
+from local_ring import (HERE, RING, SLOW, await_unmapped, make_local_ring, mapped, region, relayed,
+                        ring, slow_ring)
 from stubs import (attention_pb2 as pb, attention_pb2_grpc, local_memory_pb2,
                    local_memory_pb2_grpc)
 
@@ -227,13 +227,13 @@ def test_one_region_in_eight_operations_and_its_neighbours_untouched(ring):
 
 
 def long_call(region, **options):
-    """Seconds of computing on one thread a rank, also where every rank has a core of its own: few
-    heads and many rows, for the work grows with the rows' square and the region with the rows."""
-    return HostCall(region, make_inputs(sq=36000, heads=2, dim=64), causal=True, schedule=RING,
+    """Seconds of computing where calls of kernels are slow."""
+    return HostCall(region, make_inputs(sq=9000, heads=2, dim=64), causal=True, schedule=RING,
                     **options)
 
 
-def test_after_the_status_of_a_cancelled_call_nothing_is_written(ring):
+def test_after_the_status_of_a_cancelled_call_nothing_is_written(slow_ring):
+    ring = slow_ring
     region = Region(ring, 128 << 20)
     call = long_call(region, request_id="cancelled")
     stream = call.start(ring.attention)
@@ -251,7 +251,8 @@ def test_after_the_status_of_a_cancelled_call_nothing_is_written(ring):
     region.close()
 
 
-def test_after_a_fence_nothing_is_written(ring):
+def test_after_a_fence_nothing_is_written(slow_ring):
+    ring = slow_ring
     region = Region(ring, 128 << 20)
     call = long_call(region, request_id="fenced", fence_number=77)
     stream = call.start(ring.attention)
@@ -268,7 +269,8 @@ def test_after_a_fence_nothing_is_written(ring):
     region.close()
 
 
-def test_a_region_released_in_flight_ends_its_requests(ring):
+def test_a_region_released_in_flight_ends_its_requests(slow_ring):
+    ring = slow_ring
     region = Region(ring, 128 << 20)
     call = long_call(region, request_id="released")
     stream = call.start(ring.attention)
@@ -314,8 +316,10 @@ if {phase!r} == "attaching":
     print("ready", flush=True)
     sys.stdin.read()
 region.attach()
-call = HostCall(region, make_inputs(sq=9000, heads=8, dim=64), causal=True,
-                schedule=pb.SCHEDULE_RING, request_id="victim")
+# Long by its rows, whose square the work is, where it is to be seen running.
+shape = dict(sq=36000, heads=2) if {phase!r} == "running" else dict(sq=9000, heads=8)
+call = HostCall(region, make_inputs(dim=64, **shape), causal=True,
+                schedule=pb.SCHEDULE_RING, request_id={victim!r})
 stream = call.start(ring.attention)
 print("ready", flush=True)
 for _ in stream: pass
@@ -325,16 +329,16 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("phase", ["attaching", "copying in", "running", "copying out"])
 def test_a_client_that_is_killed_leaves_nothing(ring, phase):
-    generation = ring.topology().generation
+    generation, victim = ring.topology().generation, f"victim-{phase.replace(' ', '-')}"
     child = subprocess.Popen([sys.executable, "-c", CHILD.format(
-        here=str(HERE), address=ring.address, phase=phase)], stdin=subprocess.PIPE,
+        here=str(HERE), address=ring.address, phase=phase, victim=victim)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     if phase == "running":
-        await_state(ring, "victim", [pb.OPERATION_STATE_COMPUTING])
+        await_state(ring, victim, [pb.OPERATION_STATE_COMPUTING])
     elif phase == "copying out":
         # Its copies take milliseconds: as near to them as can be.
-        await_state(ring, "victim", [pb.OPERATION_STATE_DOWNLOADING, pb.OPERATION_STATE_SUCCEEDED])
+        await_state(ring, victim, [pb.OPERATION_STATE_DOWNLOADING, pb.OPERATION_STATE_SUCCEEDED])
     child.send_signal(signal.SIGKILL)
     child.wait()
     await_unmapped(ring)
@@ -350,7 +354,7 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
 
 
 def test_a_worker_that_is_started_again_is_shown_the_region_again(make_local_ring):
-    ring = make_local_ring(workers=2)
+    ring = make_local_ring(workers=2, worker_flags=SLOW)
     inputs = make_inputs(seed=2)
     options = dict(schedule=RING, world_size=2)
     expected = relayed(ring, inputs, **options)
@@ -393,7 +397,8 @@ def test_a_coordinator_that_is_started_again_knows_no_regions(make_local_ring):
     region.close()
 
 
-def test_a_deadline_ends_it_with_nothing_written_after(ring):
+def test_a_deadline_ends_it_with_nothing_written_after(slow_ring):
+    ring = slow_ring
     region = Region(ring, 128 << 20)
     call = long_call(region, fence_number=5)
     error = error_of(call.start(ring.attention, timeout=0.4))

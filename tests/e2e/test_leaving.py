@@ -15,8 +15,8 @@ from cluster import BIN, CLI, free_port, wait_until
 from stubs import attention_pb2 as pb, cluster_pb2
 from test_probes import NOT_SERVING, SERVING, health
 
-# A second or two of work for two ranks of one thread.
-BIG = dict(sq=8000, heads=8, dim=64)
+# Each call of a kernel takes a second longer: some seconds a request, on any machine.
+SLOW = ["--fault_injection=slow_step_ms:1000"]
 
 
 def busy(ring):
@@ -41,9 +41,9 @@ def send(ring, inputs):
 
 
 def test_a_worker_that_is_told_to_end_finishes_what_it_has(make_ring):
-    ring = make_ring(workers=2)
+    ring = make_ring(workers=2, worker_flags=SLOW)
     generation = ring.topology().generation
-    thread, outcome = send(ring, make_inputs(**BIG))
+    thread, outcome = send(ring, make_inputs(sq=600))
     ring.workers[1].send_signal(signal.SIGTERM)
     states = {w.name: w.state for w in wait_until(
         lambda: [w for w in ring.topology().workers if w.state == cluster_pb2.WORKER_STATE_LEAVING],
@@ -60,8 +60,8 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_has(make_ring):
 
 
 def test_a_worker_waits_no_longer_than_it_may(make_ring):
-    ring = make_ring(workers=2, worker_flags=["--drain_timeout=100ms"])
-    thread, outcome = send(ring, make_inputs(**BIG))
+    ring = make_ring(workers=2, worker_flags=["--drain_timeout=100ms", *SLOW])
+    thread, outcome = send(ring, make_inputs(sq=600))
     ring.workers[1].send_signal(signal.SIGTERM)
     assert ring.workers[1].wait(10) == 0
     thread.join(60)
@@ -70,8 +70,8 @@ def test_a_worker_waits_no_longer_than_it_may(make_ring):
 
 
 def test_a_second_signal_ends_it_at_once(make_ring):
-    ring = make_ring(workers=2)
-    thread, _ = send(ring, make_inputs(**BIG))
+    ring = make_ring(workers=2, worker_flags=SLOW)
+    thread, _ = send(ring, make_inputs(sq=600))
     ring.workers[1].send_signal(signal.SIGTERM)
     wait_until(lambda: any(w.state == cluster_pb2.WORKER_STATE_LEAVING
                            for w in ring.topology().workers), 5, "it leaves")
@@ -97,7 +97,7 @@ def group(make_ring):
         [CLI, "workers", "--count=2", f"--bin_dir={BIN}", "--", "--name=pod",
          f"--coordinator={ring.control_address}", f"--secret_file={ring.secret}", "--device=cpu",
          "--threads=1", "--data_listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
-         f"--health_listen=127.0.0.1:{port}"], stdout=log, stderr=log)
+         f"--health_listen=127.0.0.1:{port}", *SLOW], stdout=log, stderr=log)
     ring.group, ring.group_health = process, f"127.0.0.1:{port}"
     yield ring
     process.kill()
@@ -125,7 +125,7 @@ def test_a_group_of_workers_joins_is_mended_and_leaves(group):
     assert health(group.group_health, "liveness") == SERVING
     group.wait_ready(2, after_generation=topology.generation)
     wait_until(lambda: health(group.group_health, "readiness") == SERVING, 10, "readiness")
-    thread, outcome = send(group, make_inputs(**BIG))
+    thread, outcome = send(group, make_inputs(sq=600))
     group.group.send_signal(signal.SIGTERM)
     thread.join(60)
     assert not isinstance(outcome[0], Exception), outcome[0]

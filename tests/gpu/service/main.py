@@ -34,7 +34,7 @@ CPU = {"lengths": {"16k": 1536, "32k": 2048, "64k": 3072, "128k": 4096, "256k": 
        "shape": {"heads": 8, "kv_heads": 2, "head_dim": 64},
        "documents": [100, 1500, 400, 1072],
        "smoke": {"seq_len": 2048, "heads": 8, "kv_heads": 2, "head_dim": 64},
-       "fault": {"seq_len": 16384, "heads": 8, "kv_heads": 8, "head_dim": 64, "dtype": "fp32"}}
+       "fault": {"seq_len": 16384, "heads": 4, "kv_heads": 4, "head_dim": 64, "dtype": "fp32"}}
 
 # In order of value; what one call's time does not reach is not run. Others must be named.
 DEFAULT = ("smoke sweep 64k 32k packed 256k kill stop kill-backward stop-backward 64k-mha peer agree "
