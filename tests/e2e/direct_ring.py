@@ -1,5 +1,6 @@
 """A ring whose workers take streams from clients, and what tests ask of it."""
 
+import functools
 import json
 import subprocess
 import urllib.request
@@ -9,6 +10,7 @@ import pytest
 
 from cluster import CLI, wait_until
 from stubs import attention_pb2 as pb
+from timing import run_connected
 
 RING = pb.SCHEDULE_RING
 CODE = grpc.StatusCode
@@ -58,8 +60,8 @@ def generate(path, *flags):
 
 
 def call(ring, command, source, output, *flags, check=True):
-    done = subprocess.run([CLI, command, f"--server={ring.address}", f"--input={source}",
-                           f"--output={output}", "--causal", "--schedule=ring", "--json", *flags],
-                          capture_output=True, text=True, timeout=300)
+    run = run_connected if check else functools.partial(subprocess.run, capture_output=True, text=True)
+    done = run([CLI, command, f"--server={ring.address}", f"--input={source}", f"--output={output}",
+                "--causal", "--schedule=ring", "--json", *flags], timeout=300)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)

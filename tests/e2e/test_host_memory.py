@@ -2,8 +2,6 @@
 sees none of their bytes; who gets this way, and who is told why not."""
 
 import json
-import os
-import pathlib
 import subprocess
 
 import grpc
@@ -15,6 +13,7 @@ from cluster import BIN, CLI, resident_bytes
 from local_region import HostCall, Region, output_bytes
 from local_ring import RING, await_unmapped, field_of, make_local_ring, region, relayed, ring
 from stubs import attention_pb2 as pb
+from timing import in_time, processor_seconds, run_connected, timed
 
 
 # ------------------------------------------------------------------------ results
@@ -200,29 +199,33 @@ def test_no_tensor_byte_passes_the_coordinator(ring, region):
     assert grown and all("host_memory" in name for name in grown), grown
 
 
+@timed
 def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring, tmp_path):
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     # Causal against one key: next to nothing is computed.
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=40000", "--seq_len_kv=1",
-                    "--heads=16", "--head_dim=64", "--seed=1"], check=True, capture_output=True)
+                    "--heads=8", "--head_dim=64", "--seed=1"], check=True, capture_output=True)
 
-    def moved_by_a_call():
-        done = subprocess.run([CLI, "forward", f"--server={ring.address}", f"--input={source}",
-                               f"--output={output}", "--causal", "--schedule=ring", "--json",
-                               "--transport=host"], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return sum(json.loads(done.stdout)["bytes"]["host_memory"].values())
+    def moved_by_calls(transport, kind, times):
+        """Bytes, and seconds of the coordinator's processor per GB."""
+        used, moved = processor_seconds(ring.server.pid), 0
+        for _ in range(times):
+            done = run_connected([CLI, "forward", f"--server={ring.address}", f"--input={source}",
+                                  f"--output={output}", "--causal", "--schedule=ring", "--json",
+                                  f"--transport={transport}"], timeout=300)
+            assert done.returncode == 0, done.stdout + done.stderr
+            moved += sum(json.loads(done.stdout)["bytes"][kind].values())
+        return moved, (processor_seconds(ring.server.pid) - used) / moved * 1e9
 
-    moved_by_a_call()
-    stat = pathlib.Path(f"/proc/{ring.server.pid}/stat")
-    ticks = lambda: sum(int(n) for n in stat.read_text().rsplit(")", 1)[1].split()[11:13])
-    memory, used = resident_bytes(ring.server.pid), ticks()
-    moved = sum(moved_by_a_call() for _ in range(4))
-    seconds = (ticks() - used) / os.sysconf("SC_CLK_TCK")
+    moved_by_calls("host", "host_memory", 1)
+    memory = resident_bytes(ring.server.pid)
+    moved, seconds = moved_by_calls("host", "host_memory", 10)
     assert moved > 0.6e9
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
-    print(f"{seconds / moved * 1e9:.3f} s of the coordinator's processor per GB")
-    assert seconds / moved * 1e9 < 0.1
+    _, by_relay = moved_by_calls("relay", "coordinator_stream", 5)
+    print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
+    # What calls and heartbeats take, on any machine; half of the tensors would take more.
+    in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
 
 
 @pytest.mark.parametrize("flags", [[], ["--options", "--seed=79"]])
