@@ -93,7 +93,7 @@ class Cluster:
             f"--metrics_listen={old['metrics']}", f"--secret_file={self.secret}",
             f"--port_file={port_file}", *self.server_flags])
         self.ports = json.loads(wait_until(
-            lambda: port_file.exists() and port_file.read_text().strip(), 15, "server's ports"))
+            lambda: port_file.exists() and port_file.read_text().strip(), 30, "server's ports"))
         self.channel = self.dial(self.address)
         self.attention = attention_pb2_grpc.AttentionServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
@@ -145,7 +145,7 @@ class Cluster:
     def topology(self):
         return self.cluster.GetTopology(cluster_pb2.GetTopologyRequest(), timeout=5).topology
 
-    def wait_ready(self, members, seconds=20, after_generation=0):
+    def wait_ready(self, members, seconds=40, after_generation=0):
         def ready():
             try:
                 topology = self.topology()

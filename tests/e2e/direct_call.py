@@ -35,8 +35,8 @@ def cut(array, ticket, name):
 class Stream:
     """One Exchange call; `say` sends, iterating reads."""
 
-    def __init__(self, address, timeout=60, metadata=None):
-        self.channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    def __init__(self, address, timeout=60, metadata=None, channel=None):
+        self.channel = channel or grpc.insecure_channel(address, CHANNEL_OPTIONS)
         self.queue = queue.Queue()
         stub = shard_pb2_grpc.ShardServiceStub(self.channel)
         self.call = stub.Exchange(iter(self.queue.get, None), timeout=timeout, metadata=metadata)

@@ -66,7 +66,7 @@ def answers_anew(address):
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
         try:
             cluster_pb2_grpc.ClusterServiceStub(channel).GetServerInfo(
-                cluster_pb2.GetServerInfoRequest(), timeout=2)
+                cluster_pb2.GetServerInfoRequest(), timeout=5)
         except grpc.RpcError as error:
             return None if error.code() == grpc.StatusCode.UNAVAILABLE else False
         return True
@@ -108,11 +108,11 @@ def test_connections_beyond_the_descriptors(make_ring, tmp_path, monkeypatch):
     assert answers_anew(ring.address) is None
     refused_after = time.monotonic() - start
     assert open_descriptors(ring.server.pid) < 380
-    wait_until(lambda: metric(ring, "ringattn_refused_connections_total") >= 500, 10, "counted")
+    wait_until(lambda: metric(ring, "ringattn_refused_connections_total") >= 500, 20, "counted")
     assert metric(ring, "ringattn_failed_accepts_total") == 0
     for connection in held:
         connection.close()
-    wait_until(lambda: answers_anew(ring.address), 15, "full service afterwards")
+    wait_until(lambda: answers_anew(ring.address), 30, "full service afterwards")
     tiny(ring)
     print(f"p99 alone {alone * 1e3:.1f} ms, beside 800 connections {beside * 1e3:.1f} ms")
     in_time(refused_after < 1, refused_after)
@@ -132,7 +132,7 @@ def test_descriptors_used_up_by_others(make_ring):
                "accept fails")
     tiny(ring)  # those who are connected notice nothing
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    wait_until(lambda: answers_anew(ring.address), 10, "connections are taken again")
+    wait_until(lambda: answers_anew(ring.address), 30, "connections are taken again")
     assert ring.server.poll() is None
     for connection in waiting:
         connection.close()
@@ -220,11 +220,13 @@ def test_sigterm_lets_requests_finish(make_ring):
     wait_until(lambda: "draining" in (ring.directory / "server.log").read_text(), 5, "the drain")
 
     def refused():
+        call = ring.attention.Forward(requests(header_for(make_inputs(sq=8)), []), timeout=20)
         try:
-            tiny(ring)
+            next(call)  # accepted: the drain has not begun
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             return details_of(error)
+        call.cancel()
 
     reason, retry = wait_until(refused, 5, "a refusal")
     assert reason == "DRAINING" and retry.retry_delay.ToMilliseconds() > 0
@@ -395,6 +397,5 @@ def test_a_flood_of_requests_is_not_a_flood_of_lines(ring):
     grown = log.stat().st_size - before
     print(f"{grown} bytes of log in {seconds:.1f} s for 2,500 requests")
     assert grown < 2 * (200 + 20 * (seconds + 1)) * 400
-    time_left = 3
-    wait_until(lambda: (tiny(ring), '"suppressed":' in log.read_text())[1], time_left,
+    wait_until(lambda: (tiny(ring), '"suppressed":' in log.read_text())[1], 20,
                "how many are missing is said")

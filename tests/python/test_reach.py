@@ -5,6 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
+from conftest import state_of, wait_until
 
 import ringattn
 from ringattn import _core, _options, _request
@@ -182,6 +183,7 @@ def test_an_error_of_on_progress_ends_the_call(client, long_call):
 
     with pytest.raises(LookupError):
         client.forward(*long_call, on_progress=fail, progress_interval=0.02, request_id="told-1")
-    assert client.get_operation("told-1")["state"] == "failed"
+    # The coordinator hears of it a moment later.
+    wait_until(lambda: state_of(client, "told-1") == "failed", 10, "the operation's end")
     with pytest.raises(LookupError):
         asyncio.run(client.forward_async(*long_call, on_progress=fail, progress_interval=0.02))
