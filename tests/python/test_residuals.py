@@ -116,9 +116,9 @@ def test_it_can_stay_for_another(client, rng):
 
 def test_its_time(client, rng):
     q, k, v, dout = tensors(rng)
-    short, renewed = (client.forward(q, k, v, retain=1).report.residual for _ in range(2))
+    short, renewed = (client.forward(q, k, v, retain=seconds).report.residual for seconds in (1, 3))
     assert client.renew_residuals([renewed], 60) == [""]
-    time.sleep(1.5)
+    time.sleep(3.5)
     assert client.renew_residuals([short, renewed.handle]) == ["RESIDUAL_EXPIRED", ""]
     with pytest.raises(ringattn.FailedPreconditionError) as error:
         client.backward(dout, residual=short)
@@ -180,12 +180,12 @@ def test_in_an_event_loop(client, rng):
 
 def test_held_past_its_seconds(client, address, rng):
     q, k, v, dout = tensors(rng)
-    held, other = (client.forward(q, k, v, retain=1.0).report.residual for _ in range(2))
+    held, other = (client.forward(q, k, v, retain=3.0).report.residual for _ in range(2))
     assert client.hold_trouble is None
     client.hold_residuals([held])
     client.hold_residuals([other.handle])
     client.release_residuals([other])
-    time.sleep(2.5)
+    time.sleep(4)
     result = client.backward(dout, residual=held, keep_residual=True)
     equal(result, stateless(client, dout, q, k, v))
     assert client.hold_trouble is None
