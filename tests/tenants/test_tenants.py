@@ -37,8 +37,8 @@ def test_a_clients_small_requests_beside_anothers_sixty_four_large_ones(make_rin
     large = LargeRequests(attention("large"))
     try:
         wait_until(lambda: len(large.runs) >= 2, 60, "large requests are served")
-        begin = len(large.runs)
-        beside = tiny_requests(small, float(np.median(large.runs)), 30, seed=1)
+        begin, run_seconds = len(large.runs), float(np.median(large.runs))
+        beside = tiny_requests(small, run_seconds, max(30, 20 * run_seconds), seed=1)
         runs = large.runs[begin:]
     finally:
         large.stop()
