@@ -343,31 +343,30 @@ TEST(Client, TheDeadlineEndsAStalledCall) {
 
 TEST(Client, TheDeadlineCoversReplays) {
   FakeAttentionServer server([](int, const auto&, auto*, auto*) {
-    return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 150}.ToStatus();
+    return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 1000}.ToStatus();
   });
   Problem problem;
-  const absl::Time start = absl::Now();
+  // It passes in the pause before the third call, however long the others take.
   const absl::Status status =
       ConnectTo(server)
-          ->Forward(problem.args, problem.results, {.deadline = absl::Milliseconds(400)})
+          ->Forward(problem.args, problem.results, {.deadline = absl::Milliseconds(1600)})
           .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(1));
-  EXPECT_LE(server.calls(), 3);
+  EXPECT_LE(server.calls(), 2);
 }
 
 TEST(Client, CancelEndsAStreamAndAPause) {
   absl::Notification streaming;
-  FakeAttentionServer server(
-      [&](int call, const auto& header, grpc::ServerContext* context, ForwardStream* stream) {
-        if (call > 0) {
-          return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 900}.ToStatus();
-        }
-        stream->Write(AcceptedFor(header));
-        streaming.Notify();
-        while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        return grpc::Status::CANCELLED;
-      });
+  FakeAttentionServer server([&](int call, const auto& header, grpc::ServerContext* context,
+                                 ForwardStream* stream) {
+    if (call > 0) {
+      return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 60'000}.ToStatus();
+    }
+    stream->Write(AcceptedFor(header));
+    streaming.Notify();
+    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return grpc::Status::CANCELLED;
+  });
   const auto client = ConnectTo(server);
   Problem problem;
   const Operation stalled = client->StartForward(problem.args, problem.results);
@@ -381,7 +380,7 @@ TEST(Client, CancelEndsAStreamAndAPause) {
   const absl::Time start = absl::Now();
   pausing.Cancel();
   EXPECT_EQ(pausing.Wait().status().code(), absl::StatusCode::kCancelled);
-  EXPECT_LT(absl::Now() - start, absl::Milliseconds(500));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   pausing.Cancel();
 }
 

@@ -152,13 +152,13 @@ TEST_F(StagingPoolTest, OneIsMadeReadyFromTheSecondMissOn) {
 }
 
 TEST_F(StagingPoolTest, WhatIsIdleForLongIsLetGoOf) {
-  const auto pool = Make({.max_bytes = 64 * kMiB, .idle = absl::Milliseconds(50)});
+  const auto pool = Make({.max_bytes = 64 * kMiB, .idle = absl::Milliseconds(500)});
   auto taken = pool->Take(kMiB);
   ASSERT_TRUE(taken.ok());
   pool->GiveBack(*std::move(taken), true);
   pool->Trim();
   EXPECT_GT(pool->bytes(), 0);
-  absl::SleepFor(absl::Milliseconds(60));
+  absl::SleepFor(absl::Milliseconds(510));
   pool->Trim();
   EXPECT_EQ(pool->bytes(), 0);
   for (int i = 0; i < 1000 && worker_.has_region(); ++i) absl::SleepFor(absl::Milliseconds(5));

@@ -133,6 +133,8 @@ TEST(LoadLevel, KeepsItsConcurrency) {
     const int now = ++running;
     for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
     }
+    // Until all have come, and long enough for one too many.
+    for (int i = 0; i < 1000 && most < 4; ++i) absl::SleepFor(absl::Milliseconds(5));
     absl::SleepFor(absl::Milliseconds(5));
     --running;
     return CallSample();

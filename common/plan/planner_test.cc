@@ -226,7 +226,7 @@ TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
   const std::clock_t begin = std::clock();  // processor time: machines are shared
   MustPlan(spec, StripedOverFour(), 4, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 1.0 * kTimes);
+  EXPECT_LT(seconds, 2.0 * kTimes);
 }
 
 // The longest silence between two questions bounds how late a yes is heard.

@@ -141,8 +141,8 @@ TEST(FlowControlTest, AnUploadThatAWorkerDoesNotReadIsHeldBackAtTheClient) {
   ASSERT_TRUE(call.ReadAccepted());
   std::atomic<int64_t> written = 0;
   std::thread uploader([&] { call.Upload(kMiB, &written); });
+  EXPECT_TRUE(WaitUntil([&] { return written >= CoordinatorRelay::kUploadWindowBytes; }));
   const int64_t in_flight = Settled([&] { return written.load(); });
-  EXPECT_GE(in_flight, CoordinatorRelay::kUploadWindowBytes);
   EXPECT_LE(in_flight, CoordinatorRelay::kUploadWindowBytes + kMiB + kTransportBytes);
   RecordProperty("upload_in_flight_bytes", std::to_string(in_flight));
   for (auto& worker : cluster.workers) worker->SetUploadGate(true);

@@ -35,20 +35,22 @@ TEST(LivenessTest, ASuccessStartsOver) {
   std::atomic<int> probes = 0;
   std::vector<bool> said;
   absl::Notification again;
+  LivenessOptions options = kFast;
+  options.dead_after = absl::Seconds(10);  // it may be called unhealthy late
   {
     const Liveness liveness(
-        kFast, {.probe =
-                    [&](absl::Duration) {
-                      // Fails until it has been called unhealthy.
-                      ++probes;
-                      return said.empty() ? absl::DeadlineExceededError("") : absl::OkStatus();
-                    },
-                .on_change =
-                    [&](const absl::Status& why) {
-                      said.push_back(why.ok());
-                      if (why.ok()) again.Notify();
-                    },
-                .on_dead = [](const absl::Status&) { ADD_FAILURE() << "dead"; }});
+        options, {.probe =
+                      [&](absl::Duration) {
+                        // Fails until it has been called unhealthy.
+                        ++probes;
+                        return said.empty() ? absl::DeadlineExceededError("") : absl::OkStatus();
+                      },
+                  .on_change =
+                      [&](const absl::Status& why) {
+                        said.push_back(why.ok());
+                        if (why.ok()) again.Notify();
+                      },
+                  .on_dead = [](const absl::Status&) { ADD_FAILURE() << "dead"; }});
     ASSERT_TRUE(again.WaitForNotificationWithTimeout(absl::Seconds(10)));
   }
   EXPECT_EQ(said, (std::vector<bool>{false, true}));

@@ -48,8 +48,8 @@ class RegionListenerTest : public testing::Test {
     RegionListenerOptions options;
     options.socket_path = absl::StrCat(folder_, "/w.sock");
     options.uids = std::move(uids);
-    options.attach_timeout = absl::Milliseconds(300);
-    options.token_wait = absl::Milliseconds(100);
+    options.attach_timeout = absl::Milliseconds(1500);
+    options.token_wait = absl::Milliseconds(500);
     options.max_unattached = 3;
     options.max_regions = 8;
     auto started = RegionListener::Start(

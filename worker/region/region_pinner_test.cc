@@ -102,8 +102,8 @@ TEST_F(RegionPinnerTest, ADeviceWithoutUseForItIsAskedOnce) {
 TEST_F(RegionPinnerTest, EndsInTheMiddleOfARegionThatOutlivesIt) {
   const std::shared_ptr<Region> region = MakeRegion("a", 4 * kPiece);
   {
-    device_.before_pin = [](int64_t) {
-      absl::SleepFor(absl::Milliseconds(20));
+    device_.before_pin = [pieces = 0](int64_t) mutable {
+      if (++pieces > 1) absl::SleepFor(absl::Milliseconds(300));  // the end comes meanwhile
       return absl::OkStatus();
     };
     RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);

@@ -17,7 +17,8 @@ TEST(Watchdog, StrikesOnceAfterTheBoundAndNamesTheWork) {
     ++count;
   });
   watchdog.Arm(absl::Milliseconds(30), "the work");
-  absl::SleepFor(absl::Milliseconds(300));
+  for (int i = 0; i < 2000 && count == 0; ++i) absl::SleepFor(absl::Milliseconds(5));
+  absl::SleepFor(absl::Milliseconds(100));
   EXPECT_EQ(count, 1);
   absl::MutexLock lock(&mutex);
   EXPECT_EQ(struck, "the work");

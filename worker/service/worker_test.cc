@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 // Waits until every worker's heartbeat says that nothing is reserved.
 void ExpectAllFree(Cluster& cluster) {
-  const absl::Time patience = absl::Now() + absl::Seconds(5);
+  const absl::Time patience = absl::Now() + absl::Seconds(20);
   for (int rank = 0; rank < cluster.size(); ++rank) {
     const uint64_t before = cluster.coordinator().LastHeartbeat(Cluster::Name(rank)).sequence();
     v1::Heartbeat heartbeat;
@@ -52,7 +52,7 @@ TEST(Worker, RegistersWhatItIs) {
                       .threads = 3,
                       .kernel_rates = {{"simt", {DType::kFloat32}, Direction::kForward, 5e9}},
                       .call_overhead_seconds = 2e-5});
-  const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
+  const auto registration = cluster.coordinator().WaitForWorker("worker-0", absl::Seconds(20));
   ASSERT_TRUE(registration.has_value());
   EXPECT_EQ(registration->device(), "scalar");
   EXPECT_EQ(registration->memory_bytes(), 12345u);
@@ -299,7 +299,7 @@ TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
       EXPECT_FALSE(finished.ok());
       EXPECT_TRUE(finished.cancelled());
     }
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // of sixty
     cluster.Release(id, 1);
     for (auto& exchange : exchanges) {
       EXPECT_EQ(exchange->Finish().code(), absl::StatusCode::kAborted);
@@ -350,7 +350,7 @@ TEST(Worker, TeardownMidRunFreesEverythingAndTheRingFormsAnew) {
     absl::SleepFor(absl::Milliseconds(100));
     const absl::Time begin = absl::Now();
     cluster.TearDown(generation);
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(3));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // of sixty
     ExpectAllFree(cluster);
     EXPECT_EQ(exchanges[generation % 3]->Finish().code(), absl::StatusCode::kAborted);
     cluster.device(generation % 3).SetDelay(absl::ZeroDuration());
@@ -368,7 +368,8 @@ TEST(Worker, ATeardownThatHangsIsReportedAsStuck) {
   cluster.Reserve(request, "1-1", 1);
   auto exchanges = cluster.UploadAll(request, "1-1", 1);
   cluster.SendRun("1-1", 1);
-  absl::SleepFor(absl::Milliseconds(30));
+  while (!cluster.device(0).hangs())
+    absl::SleepFor(absl::Milliseconds(1));  // or the test times out
   cluster.TearDown(1);  // the test's on_stuck lets the device go instead of exiting
   ASSERT_EQ(cluster.stuck().size(), 1u);
   EXPECT_THAT(cluster.stuck()[0], HasSubstr("generation 1"));
@@ -464,7 +465,7 @@ TEST(Worker, ATeardownBetweenPrepareAndCommitEndsTheForming) {
   cluster.coordinator().Send("worker-0", teardown);
   const absl::Time begin = absl::Now();
   EXPECT_TRUE(cluster.coordinator().Await("worker-0", Message::kTornDown).has_value());
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
   cluster.Form(6);
   cluster.RunToTheEnd(TestRequest::Make(20, 2), "6-1", 6);
 }

@@ -120,7 +120,11 @@ absl::StatusOr<PreparedCalls> ScalarDevice::Prepare(std::vector<KernelCall> call
 
 absl::Status ScalarDevice::Run(const KernelCall& call, RunControl* control) {
   const absl::Time end = absl::Now() + absl::Nanoseconds(delay_ns_.load());
-  while (stuck_ || (absl::Now() < end && !control->stop)) absl::SleepFor(absl::Milliseconds(1));
+  while (stuck_ || (absl::Now() < end && !control->stop)) {
+    hangs_ = stuck_.load();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  hangs_ = false;
   if (control->stop) return absl::OkStatus();
   if (const auto* forward = std::get_if<ForwardCall>(&call)) return Forward(*forward, control);
   if (const auto* zero = std::get_if<ZeroCall>(&call)) {

@@ -40,12 +40,15 @@ class ScalarDevice : public Device {
   void SetStaged(absl::Duration per_copy, int64_t workspace_bytes);
   // While set, calls hang whatever the stop word says.
   void SetStuck(bool stuck) { stuck_ = stuck; }
+  // Whether one does.
+  bool hangs() const { return hangs_; }
 
  private:
   absl::Status Run(const KernelCall& call, RunControl* control);
 
   std::atomic<int64_t> delay_ns_{0};
   std::atomic<bool> stuck_{false};
+  std::atomic<bool> hangs_{false};
   bool staged_ = false;
   absl::Duration per_copy_;
   int64_t workspace_bytes_ = 0;

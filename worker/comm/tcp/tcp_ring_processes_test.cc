@@ -223,7 +223,7 @@ TEST(TcpRingProcesses, AKilledPeerEndsItsNeighboursAtOnce) {
   const absl::Time begin = absl::Now();
   ring.Signal(2, SIGKILL);
   for (int rank : {0, 1, 3}) EXPECT_EQ(ring.Join(rank), 1) << rank;
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
 }
 
 TEST(TcpRingProcesses, AStoppedPeerEndsOthersAtTheStepTimeout) {
@@ -232,7 +232,7 @@ TEST(TcpRingProcesses, AStoppedPeerEndsOthersAtTheStepTimeout) {
   const absl::Time begin = absl::Now();
   ring.Signal(0, SIGSTOP);
   for (int rank : {1, 2}) EXPECT_EQ(ring.Join(rank), 1) << rank;
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(4));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(8));
 }
 
 // Full duplex between two processes, beside raw TCP in the same run. Printed, and
