@@ -42,14 +42,17 @@ constexpr uint64_t kMinStagedBytes = 1 << 20;
 // The coordinator answers from memory.
 constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
 
-grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options) {
+// `connect_time`: of one attempt.
+grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options,
+                                           absl::Duration connect_time) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
                                      kMessageSlackBytes);
   wire::SetTransport(&arguments);
   // A restarted server is back in a second; gRPC's own backoff would reach minutes.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(connect_time)));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   // Tensors are not for a web proxy that the environment happens to name.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -179,7 +182,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   }
   wire::KeepGrpcRunning();
   std::unique_ptr<Client> client(new Client(options));
-  const grpc::ChannelArguments arguments = ChannelArgumentsFor(options);
+  const grpc::ChannelArguments arguments = ChannelArgumentsFor(options, absl::Milliseconds(100));
   absl::StatusOr<TransportSecurity> security = SecurityOf(options);
   if (!security.ok()) return security.status();
   if (!options.token_file.empty()) {
@@ -199,8 +202,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   }
   client->hold_ = std::make_unique<ResidualHold>(client->channels_[0], client->token_);
   // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
-  grpc::ChannelArguments worker_arguments = arguments;
-  worker_arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);
+  const grpc::ChannelArguments worker_arguments = ChannelArgumentsFor(options, absl::Seconds(1));
   client->workers_ = std::make_shared<WorkerChannels>(
       [credentials = options.credentials, security = *security,
        arguments = worker_arguments](const std::string& endpoint) {

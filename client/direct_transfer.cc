@@ -11,6 +11,7 @@
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/open_metadata.h"
 #include "ringattn/v1/shard.pb.h"
 
 namespace ringattn::client {
@@ -49,22 +50,21 @@ class DirectTransfer::Stream final
         stub_(std::in_place, channel_),
         rank_(static_cast<int>(ticket.rank())),
         worker_(absl::StrCat(ticket.worker(), " at ", ticket.endpoints(0))) {
-    v1::ExchangeRequest request;
-    v1::OpenShard* open = request.mutable_open();
-    open->set_max_chunk_bytes(transfer->options_.max_chunk_bytes_down);
-    open->set_with_crc32c(transfer->options_.with_crc32c);
-    open->set_token(ticket.token());
-    open->set_part(part);
-    open->set_parts(parts);
-    write_buffer_ = wire::SerializeProto(request);
+    v1::OpenShard open;
+    open.set_max_chunk_bytes(transfer->options_.max_chunk_bytes_down);
+    open.set_with_crc32c(transfer->options_.with_crc32c);
+    open.set_token(ticket.token());
+    open.set_part(part);
+    open.set_parts(parts);
+    wire::PutOpenShard(open, context_.get());
     context_->set_deadline(transfer->options_.deadline);
   }
 
-  // `keeper`: the transfer, until the stream has ended.
+  // `keeper`: the transfer, until the stream has ended. The first chunk goes with the call.
   void Start(std::shared_ptr<DirectTransfer> keeper) {
     keeper_ = std::move(keeper);
     stub_->PrepareBidiStreamingCall(context_.get(), kExchange, {}, this);
-    StartWrite(&write_buffer_);
+    WriteNext();
     StartRead(&read_buffer_);
     StartCall();
   }
@@ -84,9 +84,14 @@ class DirectTransfer::Stream final
  private:
   void OnWriteDone(bool ok) override {
     if (!ok) return;  // the stream has ended; OnDone has the reason
+    WriteNext();
+    transfer_->OnMoved();
+  }
+
+  void WriteNext() {
     std::optional<ShardTensors::Chunk> chunk = transfer_->tensors_->Next(rank_);
     // Not half-closed: the worker takes what the other streams carry for the rest.
-    if (!chunk) return transfer_->OnMoved();
+    if (!chunk) return;
     wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
     if (transfer_->options_.with_crc32c) {
       uint32_t crc = 0;
@@ -99,7 +104,6 @@ class DirectTransfer::Stream final
     write_buffer_ = wire::MakeChunkBuffer(
         wire::EncodeChunkPrefix(wire::kExchangeRequest, header, bytes), SlicesOf(*chunk));
     StartWrite(&write_buffer_);
-    transfer_->OnMoved();
   }
 
   std::vector<grpc::Slice> SlicesOf(ShardTensors::Chunk& chunk) {
@@ -142,7 +146,10 @@ class DirectTransfer::Stream final
     }
     auto response = wire::ParseProto<v1::ExchangeResponse>(&read_buffer_);
     if (!response.ok()) return ServerError(response.status().message());
-    if (response->has_opened() && !opened_.exchange(true)) transfer_->OnStreamOpened();
+    if (response->has_opened() && !opened_.exchange(true)) {
+      transfer_->OnStreamOpened();
+      transfer_->OnMoved();  // also where nothing, or all there was, was dealt with the call
+    }
     done_ = done_ || response->has_done();
     return absl::OkStatus();
   }

@@ -148,11 +148,11 @@ struct Limits {
   // To one worker for one operation. One connection moves a third of what four do, and more than
   // eight no more.
   int max_streams_per_ticket = 16;
-  // A call without a token holds a place for no longer, and its first message is no larger. Places
-  // are few: who has a token shows it at once.
-  absl::Duration token_timeout = absl::Seconds(5);
+  // OpenShard in a call's metadata: a token of 32 bytes, or an operation's id, and a few numbers.
   int64_t max_open_shard_bytes = kKiB;
-  int64_t max_calls_without_token = 64;
+  // All metadata of a client's call to a worker: OpenShard's largest, 0.7 KiB of gRPC's own as it
+  // counts them, and room for what proxies add.
+  int64_t max_client_metadata_bytes = 4 * kKiB;
 
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring
   // needs to fill; small requests run side by side instead.

@@ -260,7 +260,9 @@ absl::StatusOr<ParsedMessage> ParseMessage(const StreamMessage& type,
   while (cursor.left() > 0) {
     uint32_t field, wire_type;
     if (!cursor.Tag(&field, &wire_type)) return Malformed("message: malformed tag");
-    if (wire_type != kLengthDelimited || field > static_cast<uint32_t>(type.members)) {
+    const bool is_member = field >= static_cast<uint32_t>(type.first_member) &&
+                           field <= static_cast<uint32_t>(type.last_member);
+    if (wire_type != kLengthDelimited || !is_member) {
       if (!SkipValue(field, wire_type, &cursor)) return Malformed("message: malformed field");
       continue;
     }

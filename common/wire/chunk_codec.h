@@ -30,18 +30,20 @@ struct Fragment {
   size_t size = 0;
 };
 
-// A message type of ringattn.v1 that is one oneof with fields 1..members, of
-// which `chunk_field` is the TensorChunk.
+// A message type of ringattn.v1 that is one oneof with fields first_member..last_member,
+// of which `chunk_field` is the TensorChunk.
 struct StreamMessage {
   int chunk_field = 0;
-  int members = 0;
+  int first_member = 1;
+  int last_member = 0;
 };
-inline constexpr StreamMessage kForwardRequest{.chunk_field = 2, .members = 2};
-inline constexpr StreamMessage kForwardResponse{.chunk_field = 3, .members = 4};
+inline constexpr StreamMessage kForwardRequest{.chunk_field = 2, .last_member = 2};
+inline constexpr StreamMessage kForwardResponse{.chunk_field = 3, .last_member = 4};
 inline constexpr StreamMessage kBackwardRequest = kForwardRequest;
 inline constexpr StreamMessage kBackwardResponse = kForwardResponse;
-inline constexpr StreamMessage kExchangeRequest{.chunk_field = 2, .members = 2};
-inline constexpr StreamMessage kExchangeResponse{.chunk_field = 2, .members = 3};
+inline constexpr StreamMessage kExchangeRequest{
+    .chunk_field = 2, .first_member = 2, .last_member = 2};
+inline constexpr StreamMessage kExchangeResponse{.chunk_field = 2, .last_member = 3};
 
 // A chunk without its data. `tensor` is the number of a ringattn.v1.TensorId, not
 // checked to be one that exists.

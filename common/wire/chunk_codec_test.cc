@@ -210,6 +210,29 @@ TEST(ChunkCodec, AgreesWithProtobufOnDamagedMessages) {
   EXPECT_GT(accepted, 10'000);
 }
 
+// Of ExchangeRequest's numbers only the chunk's is a member: others are unknown fields, as to
+// protobuf.
+TEST(ChunkCodec, NumbersThatAreNoMembersClearNothing) {
+  v1::ExchangeRequest request;
+  request.mutable_chunk()->set_offset(7);
+  request.mutable_chunk()->set_data("0123");
+  const std::string chunk = request.SerializeAsString();
+  const std::string stranger = Field(1, "whatever it is");
+  for (const std::string& bytes : {chunk, stranger + chunk, chunk + stranger}) {
+    v1::ExchangeRequest expected;
+    ASSERT_TRUE(expected.ParseFromString(bytes));
+    const auto parsed = ParseMessage(kExchangeRequest, Cut(bytes, 3));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(parsed->member, static_cast<int>(expected.message_case()));
+    EXPECT_TRUE(parsed->is_chunk);
+    EXPECT_EQ(PayloadOf(*parsed), "0123");
+  }
+  const auto parsed = ParseMessage(kExchangeRequest, Cut(stranger, 3));
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->member, 0);
+  EXPECT_FALSE(parsed->is_chunk);
+}
+
 TEST(ChunkCodec, SubrangesAreExact) {
   const std::string bytes = "abcdefghijklmnopqrstuvwxyz";
   const std::vector<Fragment> fragments = Cut(bytes, 3);

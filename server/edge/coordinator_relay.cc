@@ -68,20 +68,18 @@ CoordinatorRelay::CoordinatorRelay(TransferSpec spec, std::shared_ptr<TransferLi
 }
 
 std::optional<Failure> CoordinatorRelay::Open() {
-  v1::ExchangeRequest request;
-  v1::OpenShard* open = request.mutable_open();
-  open->set_operation_id(operation_id_);
-  open->set_generation(generation_);
-  open->set_max_chunk_bytes(shard_chunk_bytes_);
-  open->set_with_crc32c(with_crc32c_);
+  v1::OpenShard open;
+  open.set_operation_id(operation_id_);
+  open.set_generation(generation_);
+  open.set_max_chunk_bytes(shard_chunk_bytes_);
+  open.set_with_crc32c(with_crc32c_);
   for (size_t rank = 0; rank < targets_.size(); ++rank) {
-    streams_.push_back(ShardStream::Open(shared_from_this(), static_cast<int>(rank),
-                                         channels_->Next(targets_[rank].data_address), secret_));
+    streams_.push_back(ShardStream::Make(shared_from_this(), static_cast<int>(rank),
+                                         channels_->Next(targets_[rank].data_address), secret_,
+                                         open));
   }
   // No stream has an answer before this, so none looks at the list while it grows.
-  for (const std::shared_ptr<ShardStream>& stream : streams_) {
-    stream->Write(wire::SerializeProto(request), 0);
-  }
+  for (const std::shared_ptr<ShardStream>& stream : streams_) stream->Begin();
   for (InlineData& data : std::exchange(inline_tensors_, {})) {
     wire::ChunkHeader chunk;
     chunk.tensor = ToProto(data.tensor);

@@ -5,6 +5,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/security/secret.h"
+#include "common/wire/open_metadata.h"
 #include "common/wire/transport.h"
 
 namespace ringattn::server {
@@ -53,17 +54,18 @@ ShardStream::ShardStream(std::shared_ptr<ShardStreamOwner> owner, int rank,
                          std::shared_ptr<grpc::Channel> channel)
     : owner_(std::move(owner)), rank_(rank), stub_(std::move(channel)) {}
 
-std::shared_ptr<ShardStream> ShardStream::Open(std::shared_ptr<ShardStreamOwner> owner, int rank,
+std::shared_ptr<ShardStream> ShardStream::Make(std::shared_ptr<ShardStreamOwner> owner, int rank,
                                                std::shared_ptr<grpc::Channel> channel,
-                                               const std::string& secret) {
+                                               const std::string& secret,
+                                               const v1::OpenShard& open) {
   std::shared_ptr<ShardStream> stream(new ShardStream(std::move(owner), rank, std::move(channel)));
   stream->self_ = stream;
   stream->context_.AddMetadata(kSecretMetadataKey, secret);
+  wire::PutOpenShard(open, &stream->context_);
   stream->stub_.PrepareBidiStreamingCall(&stream->context_, kExchangeMethod, {}, stream.get());
   // Operations are started outside of reactions until Close().
   stream->AddHold();
   stream->StartRead(&stream->incoming_);
-  stream->StartCall();
   return stream;
 }
 

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
 #include "common/security/credentials.h"
+#include "ringattn/v1/shard.pb.h"
 
 namespace ringattn::server {
 
@@ -67,14 +68,16 @@ class ShardStreamOwner {
 // which may be as long as the message, is done without it.
 class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // Opens the stream and starts the first read. The caller may hold its lock.
-  static std::shared_ptr<ShardStream> Open(std::shared_ptr<ShardStreamOwner> owner, int rank,
+  // One that will ask for what `open` says, and for one message.
+  static std::shared_ptr<ShardStream> Make(std::shared_ptr<ShardStreamOwner> owner, int rank,
                                            std::shared_ptr<grpc::Channel> channel,
-                                           const std::string& secret);
+                                           const std::string& secret, const v1::OpenShard& open);
 
   ShardStream(const ShardStream&) = delete;
   ShardStream& operator=(const ShardStream&) = delete;
 
+  // Starts the call; the owner may hear of it before this returns. REQUIRES: once, first of all.
+  void Begin() { StartCall(); }
   // Messages go out in order. Payload counts for OnShardWritten.
   void Write(grpc::ByteBuffer message, int64_t payload_bytes);
   // Half-closes after what is queued.

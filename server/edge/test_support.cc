@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -12,6 +13,7 @@
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
+#include "common/wire/open_metadata.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/transport.h"
 
@@ -249,11 +251,11 @@ void FakeWorker::ForEachByte(
 grpc::Status FakeWorker::Exchange(
     grpc::ServerContext* context,
     grpc::ServerReaderWriter<v1::ExchangeResponse, v1::ExchangeRequest>* stream) {
-  v1::ExchangeRequest request;
-  if (!stream->Read(&request) || !request.has_open()) {
+  const std::optional<v1::OpenShard> asked = wire::ReadOpenShard(*context);
+  if (!asked.has_value()) {
     return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no OpenShard");
   }
-  const v1::OpenShard open = request.open();
+  const v1::OpenShard& open = *asked;
   std::shared_ptr<Operation> operation;
   {
     absl::MutexLock lock(&mutex_);
@@ -264,6 +266,7 @@ grpc::Status FakeWorker::Exchange(
   v1::ExchangeResponse response;
   response.mutable_opened();
   stream->Write(response);
+  v1::ExchangeRequest request;
   while (operation->missing_bytes > 0) {
     {
       absl::MutexLock lock(&mutex_);

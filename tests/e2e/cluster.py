@@ -177,11 +177,25 @@ class Cluster:
         return "\n".join(parts)
 
 
-def resident_bytes(pid):
+def memory_of(pid, field):
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise AssertionError("no VmRSS")
+    raise AssertionError(f"no {field}")
+
+
+def resident_bytes(pid):
+    return memory_of(pid, "VmRSS")
+
+
+def reset_peak(pid):
+    """From here on peak_resident_bytes counts; what is resident now."""
+    pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return resident_bytes(pid)
+
+
+def peak_resident_bytes(pid):
+    return memory_of(pid, "VmHWM")
 
 
 def open_descriptors(pid):

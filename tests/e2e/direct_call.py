@@ -32,19 +32,25 @@ def cut(array, ticket, name):
     return np.ascontiguousarray(np.take(array, rows, token_axis(name))).tobytes()
 
 
-class Stream:
-    """One Exchange call; `say` sends, iterating reads."""
+def opening(**fields):
+    """The metadata that says what a stream is for: fields of OpenShard."""
+    return "ringattn-open-bin", shard_pb2.OpenShard(**fields).SerializeToString()
 
-    def __init__(self, address, timeout=60, metadata=None, channel=None):
-        self.channel = channel or grpc.insecure_channel(address, CHANNEL_OPTIONS)
+
+class Stream:
+    """One Exchange call: `begin` or `open` starts it, with what was said until then; `call` reads."""
+
+    def __init__(self, address, options=()):
+        self.channel = grpc.insecure_channel(address, CHANNEL_OPTIONS + list(options))
         self.queue = queue.Queue()
+
+    def begin(self, *metadata, timeout=60):
         stub = shard_pb2_grpc.ShardServiceStub(self.channel)
         self.call = stub.Exchange(iter(self.queue.get, None), timeout=timeout, metadata=metadata)
+        return self
 
     def open(self, token, part=0, parts=1, **fields):
-        self.queue.put(shard_pb2.ExchangeRequest(
-            open=shard_pb2.OpenShard(token=token, part=part, parts=parts, **fields)))
-        return self
+        return self.begin(opening(token=token, part=part, parts=parts, **fields))
 
     def chunk(self, name, offset, data, **fields):
         self.queue.put(shard_pb2.ExchangeRequest(

@@ -18,7 +18,7 @@ namespace {
 
 // A client has one stream on a connection for each of its requests that this worker serves.
 constexpr int kMaxStreamsPerConnection = 128;
-// Until a token is there.
+// Until it speaks HTTP/2, over TLS where there is TLS.
 constexpr int kHandshakeTimeoutMs = 5'000;
 // One without a stream gives its place back; a client that comes again connects again.
 constexpr int kMaxConnectionIdleMs = 30'000;
@@ -45,6 +45,7 @@ class ClientPort::Service final
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
       grpc::CallbackServerContext* context) override {
+    // Who has no token is turned away here, with nothing read but the metadata.
     auto* exchange = new ShardExchange(context, access_, &hooks_);  // deletes itself
     exchange->Begin();
     return exchange;
@@ -71,10 +72,13 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
   grpc::ServerBuilder builder;
   builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.max_message_bytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
+                             static_cast<int>(options.limits.max_client_metadata_bytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
-  wire::SetTransport(&builder);
+  // Of two values gRPC takes the first.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  wire::SetTransport(&builder);
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   builder.RegisterService(port->service_.get());

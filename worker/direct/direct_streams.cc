@@ -1,10 +1,9 @@
 #include "worker/direct/direct_streams.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "absl/time/clock.h"
 #include "common/security/secret.h"
-#include "worker/service/shard_exchange.h"
 
 namespace ringattn::worker {
 
@@ -21,18 +20,12 @@ const char* StreamRefusalName(StreamRefusal refusal) {
       return "token";
     case StreamRefusal::kParts:
       return "parts";
-    case StreamRefusal::kLate:
-      return "late";
-    case StreamRefusal::kCrowded:
-      return "crowded";
   }
   return "";
 }
 
 DirectStreams::DirectStreams(DirectStreamsOptions options, DirectStreamsHooks hooks)
-    : options_(std::move(options)),
-      hooks_(std::move(hooks)),
-      reporter_(hooks_.send, options_.report_interval, [this] { RefuseLate(); }) {
+    : hooks_(std::move(hooks)), reporter_(hooks_.send, options.report_interval) {
   transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool bad_chunk,
                                      const std::string& why) {
@@ -84,54 +77,23 @@ void DirectStreams::ForgetAll() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<ShardLease>> DirectStreams::Open(const v1::OpenShard& open,
-                                                                OperationListener* listener) {
-  std::shared_ptr<DirectTransfer> transfer;
-  {
-    const std::string key = KeyOf(open.token());
-    absl::MutexLock lock(&mutex_);
-    const auto found = transfers_.find(key);
-    if (found != transfers_.end()) transfer = found->second;
-  }
+std::shared_ptr<DirectTransfer> DirectStreams::Find(const std::string& token) {
+  const std::string key = KeyOf(token);
+  absl::MutexLock lock(&mutex_);
+  const auto found = transfers_.find(key);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<std::unique_ptr<ShardLease>> DirectStreams::Open(
+    const std::optional<v1::OpenShard>& open, OperationListener* listener) {
   absl::StatusOr<std::unique_ptr<ShardLease>> lease = DirectTransfer::Refusal();
-  if (transfer != nullptr) lease = transfer->Open(open, listener);
+  const auto transfer = open.has_value() ? Find(open->token()) : nullptr;
+  if (transfer != nullptr) lease = transfer->Open(*open, listener);
   if (!lease.ok()) {
     const bool by_token = absl::IsUnauthenticated(lease.status());
     hooks_.on_refused(by_token ? StreamRefusal::kToken : StreamRefusal::kParts);
   }
   return lease;
-}
-
-// ------------------------------------------------------------ without a token yet
-
-void DirectStreams::OnWaiting(ShardExchange* exchange) {
-  absl::MutexLock lock(&waiting_mutex_);
-  waiting_.emplace_back(exchange, absl::Now());
-  if (static_cast<int64_t>(waiting_.size()) <= options_.limits.max_calls_without_token) return;
-  // Under the lock, behind which the exchange ends: it is still there.
-  waiting_.front().first->Reject({grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                  "too many calls without a token; this one was the oldest"});
-  waiting_.pop_front();
-  hooks_.on_refused(StreamRefusal::kCrowded);
-}
-
-void DirectStreams::OnWaited(ShardExchange* exchange) {
-  absl::MutexLock lock(&waiting_mutex_);
-  const auto found = std::find_if(waiting_.begin(), waiting_.end(), [exchange](const auto& entry) {
-    return entry.first == exchange;
-  });
-  if (found != waiting_.end()) waiting_.erase(found);
-}
-
-void DirectStreams::RefuseLate() {
-  absl::MutexLock lock(&waiting_mutex_);
-  const absl::Time oldest = absl::Now() - options_.limits.token_timeout;
-  while (!waiting_.empty() && waiting_.front().second < oldest) {
-    waiting_.front().first->Reject(
-        {grpc::StatusCode::DEADLINE_EXCEEDED, "no OpenShard with a token came in time"});
-    waiting_.pop_front();
-    hooks_.on_refused(StreamRefusal::kLate);
-  }
 }
 
 }  // namespace ringattn::worker

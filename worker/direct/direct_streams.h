@@ -4,17 +4,15 @@
 #define RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/base/limits.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/direct/direct_transfer.h"
 #include "worker/service/shard_access.h"
@@ -24,17 +22,13 @@ namespace ringattn::worker {
 
 // Why a stream was turned away, for metrics.
 enum class StreamRefusal : uint8_t {
-  kToken,   // good for nothing: wrong, stale, used
-  kParts,   // with the right token
-  kLate,    // no token in time
-  kCrowded  // made room for a newer one that had none either
+  kToken,  // good for nothing: missing, wrong, stale, used
+  kParts   // with the right token
 };
-inline constexpr StreamRefusal kStreamRefusals[] = {StreamRefusal::kToken, StreamRefusal::kParts,
-                                                    StreamRefusal::kLate, StreamRefusal::kCrowded};
+inline constexpr StreamRefusal kStreamRefusals[] = {StreamRefusal::kToken, StreamRefusal::kParts};
 const char* StreamRefusalName(StreamRefusal refusal);
 
 struct DirectStreamsOptions {
-  Limits limits;
   absl::Duration report_interval = absl::Milliseconds(200);
 };
 
@@ -57,27 +51,20 @@ class DirectStreams final : public ShardAccess {
   void Forget(const std::string& operation_id, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // ShardAccess
-  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+  // ShardAccess. A call without an OpenShard that can be read is one with a wrong token.
+  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const std::optional<v1::OpenShard>& open,
                                                    OperationListener* listener) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-  int64_t max_open_bytes() const override { return options_.limits.max_open_shard_bytes; }
-  void OnWaiting(ShardExchange* exchange) override ABSL_LOCKS_EXCLUDED(waiting_mutex_);
-  void OnWaited(ShardExchange* exchange) override ABSL_LOCKS_EXCLUDED(waiting_mutex_);
 
  private:
-  void RefuseLate() ABSL_LOCKS_EXCLUDED(waiting_mutex_);
+  std::shared_ptr<DirectTransfer> Find(const std::string& token) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  const DirectStreamsOptions options_;
   const DirectStreamsHooks hooks_;
   DirectHooks transfer_hooks_;
   absl::Mutex mutex_;
   // By their tokens' digests.
   std::map<std::string, std::shared_ptr<DirectTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
-  // Those without a token yet, the oldest first.
-  absl::Mutex waiting_mutex_;
-  std::deque<std::pair<ShardExchange*, absl::Time>> waiting_ ABSL_GUARDED_BY(waiting_mutex_);
-  TransferReporter reporter_;  // last: its thread refuses who is late
+  TransferReporter reporter_;  // last: its thread looks at transfers
 };
 
 }  // namespace ringattn::worker

@@ -2,11 +2,15 @@
 #include "worker/direct/direct_streams.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/security/credentials.h"
+#include "common/wire/open_metadata.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/testing/cluster.h"
@@ -118,6 +122,82 @@ TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
   EXPECT_EQ(Refused(1, "token1"), refusal);  // stale, though never used
   EXPECT_THAT(cluster_.worker(0).metrics().Text(),
               HasSubstr("ringattn_refused_streams_total{reason=\"parts\"} 2"));
+}
+
+// Also with the right token: who cannot say what he wants has no business here.
+TEST_F(DirectStreamsTest, WhatCannotBeReadOpensNothingAndSpendsNothing) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  const auto refused = [&](const TestExchange::Metadata& metadata) {
+    return TestExchange(cluster_.worker(0).client_data_address()).OpenWith(metadata);
+  };
+  v1::OpenShard open;
+  open.set_token("token0");
+  const std::string right = open.SerializeAsString();
+  open.set_operation_id(std::string(1024, 'x'));
+  const std::string large = open.SerializeAsString();
+  const char* const key = wire::kOpenShardMetadataKey;
+  const absl::Status refusal = DirectTransfer::Refusal();
+  EXPECT_EQ(refused({}), refusal);
+  EXPECT_EQ(refused({{"ringattn-token", "token0"}}), refusal);
+  EXPECT_EQ(refused({{key, ""}}), refusal);
+  EXPECT_EQ(refused({{key, "\xff"}}), refusal);
+  EXPECT_EQ(refused({{key, right.substr(0, right.size() - 1)}}), refusal);
+  EXPECT_EQ(refused({{key, right}, {key, right}}), refusal);
+  EXPECT_EQ(refused({{key, large}}), refusal);
+  EXPECT_THAT(cluster_.worker(0).metrics().Text(),
+              HasSubstr("ringattn_refused_streams_total{reason=\"token\"} 7"));
+  TestExchange exchange(cluster_.worker(0).client_data_address());
+  EXPECT_TRUE(exchange.OpenWith({{key, right}}).ok());
+  cluster_.Release("1-1", 1);
+  EXPECT_TRUE(absl::IsAborted(exchange.Finish()));
+}
+
+// The operation's news may come while a stream is being opened for it.
+TEST_F(DirectStreamsTest, AnOperationMayEndWhileItsStreamsOpen) {
+  cluster_.Form(1);
+  for (int round = 0; round < 40; ++round) {
+    const std::string id = absl::StrCat("1-", round), token = absl::StrCat("token-", round, "-");
+    cluster_.Reserve(request_, id, 1, token);
+    std::vector<std::thread> clients;
+    for (uint32_t part = 0; part < 4; ++part) {
+      clients.emplace_back([&, part] {
+        TestExchange exchange(cluster_.worker(0).client_data_address());
+        absl::Status status = exchange.OpenPart(absl::StrCat(token, 0), part, 4);
+        if (status.ok()) status = exchange.Finish();
+        EXPECT_TRUE(absl::IsAborted(status) || absl::IsUnauthenticated(status)) << status;
+      });
+    }
+    absl::SleepFor(absl::Microseconds(200 * round));
+    cluster_.Release(id, 1);  // answered once nobody holds it any more
+    for (std::thread& client : clients) client.join();
+  }
+}
+
+// A window of 5 bytes: neither the answer nor the status ever leaves the worker.
+TEST_F(DirectStreamsTest, APeerThatTakesNothingHoldsNothing) {
+  cluster_.Form(1);
+  cluster_.Reserve(request_, "1-1", 1, "token");
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 5);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  const auto stub = v1::ShardService::NewStub(
+      grpc::CreateCustomChannel(cluster_.worker(0).client_data_address(),
+                                TransportSecurity().ChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  v1::OpenShard open;
+  open.set_token("token0");
+  wire::PutOpenShard(open, &context);
+  const auto stream = stub->Exchange(&context);
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_EQ(Refused(0, "token0"), DirectTransfer::Refusal());  // the stream is open
+  const absl::Time begin = absl::Now();
+  cluster_.Release("1-1", 1);  // is answered
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
+  v1::ExchangeResponse unread;
+  EXPECT_FALSE(stream->Read(&unread));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(DirectStreamsTest, ChunksOfNoUseAreRefusedAndSpendNothing) {

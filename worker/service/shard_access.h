@@ -5,8 +5,8 @@
 #define RINGATTN_WORKER_SERVICE_SHARD_ACCESS_H_
 
 #include <cstdint>
-#include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,8 +15,6 @@
 #include "worker/service/shard_operation.h"
 
 namespace ringattn::worker {
-
-class ShardExchange;
 
 // An open stream's hold on its operation; destroyed when the stream is done, and then its listener
 // hears nothing any more. Thread safe, but for the destructor.
@@ -52,14 +50,11 @@ class ShardAccess {
  public:
   virtual ~ShardAccess() = default;
 
-  // The stream that asks so may go on: `listener` hears of its operation until the lease is gone.
-  virtual absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+  // The stream that asks so may go on, in messages as large as it says: `listener` hears of its
+  // operation from here on, on any thread and before this returns, until the lease is gone.
+  // Nothing for a call without an OpenShard that can be read.
+  virtual absl::StatusOr<std::unique_ptr<ShardLease>> Open(const std::optional<v1::OpenShard>& open,
                                                            OperationListener* listener) = 0;
-  // The largest message that OpenShard may come in.
-  virtual int64_t max_open_bytes() const { return std::numeric_limits<int64_t>::max(); }
-  // The exchange begins to wait for its OpenShard, and does not any more: it came or never will.
-  virtual void OnWaiting(ShardExchange* exchange) {}
-  virtual void OnWaited(ShardExchange* exchange) {}
 };
 
 }  // namespace ringattn::worker

@@ -3,13 +3,19 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/open_metadata.h"
 
 namespace ringattn::worker {
 namespace {
+
+// From the operation's end to the call's: a peer that takes nothing may not hold memory that the
+// coordinator waits for (10 s, --control_timeout) or that a teardown does (5 s).
+constexpr absl::Duration kTimeToLeave = absl::Seconds(2);
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
@@ -19,11 +25,22 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 ShardExchange::ShardExchange(grpc::CallbackServerContext* context, ShardAccess* access,
                              const ShardServiceHooks* hooks)
-    : context_(context), access_(access), hooks_(hooks) {}
+    : context_(context), access_(access), hooks_(hooks), cut_off_(context) {}
 
 void ShardExchange::Begin() {
-  access_->OnWaiting(this);
-  StartRead(&incoming_);
+  const std::optional<v1::OpenShard> open = wire::ReadOpenShard(*context_);
+  // Without the lock: the operation may have news at once.
+  absl::StatusOr<std::unique_ptr<ShardLease>> lease = access_->Open(open, this);
+  if (!lease.ok()) return Reject(ToGrpc(lease.status()));
+  lease_ = *std::move(lease);
+  operation_ = lease_->operation();
+  max_chunk_bytes_ = open->max_chunk_bytes() == 0 ? Limits().max_chunk_bytes_down_default
+                                                  : open->max_chunk_bytes();
+  with_crc32c_ = open->with_crc32c();
+  absl::MutexLock lock(&mutex_);
+  opened_ = true;
+  Advance();
+  if (!ended_ && !failure_.has_value()) StartRead(&incoming_);
 }
 
 void ShardExchange::Reject(grpc::Status status) {
@@ -35,11 +52,7 @@ void ShardExchange::OnReadDone(bool ok) {
   if (!ok) {
     // Half-closed or broken; a broken call says so elsewhere too.
     absl::MutexLock lock(&mutex_);
-    if (operation_ == nullptr) {
-      Fail({grpc::StatusCode::INVALID_ARGUMENT, "the stream ended before OpenShard"});
-    } else if (absl::Status status = lease_->OnInputsEnd(); !status.ok()) {
-      Fail(ToGrpc(status));
-    }
+    if (absl::Status status = lease_->OnInputsEnd(); !status.ok()) Fail(ToGrpc(status));
     return;
   }
   grpc::Status status = HandleMessage();
@@ -50,23 +63,11 @@ void ShardExchange::OnReadDone(bool ok) {
 }
 
 grpc::Status ShardExchange::HandleMessage() {
-  if (operation_ == nullptr &&
-      static_cast<int64_t>(incoming_.Length()) > access_->max_open_bytes()) {
-    return {grpc::StatusCode::INVALID_ARGUMENT, "the first message is too large for OpenShard"};
-  }
   absl::StatusOr<wire::ReceivedMessage> message =
       wire::ReceivedMessage::Parse(wire::kExchangeRequest, incoming_);
   if (!message.ok()) return ToGrpc(message.status());
   if (!message->is_chunk()) {
-    absl::StatusOr<v1::ExchangeRequest> request = wire::ParseProto<v1::ExchangeRequest>(&incoming_);
-    if (!request.ok()) return ToGrpc(request.status());
-    if (!request->has_open() || operation_ != nullptr) {
-      return {grpc::StatusCode::INVALID_ARGUMENT, "OpenShard must come first, once"};
-    }
-    return Open(request->open());
-  }
-  if (operation_ == nullptr) {
-    return {grpc::StatusCode::INVALID_ARGUMENT, "OpenShard must come first, once"};
+    return {grpc::StatusCode::INVALID_ARGUMENT, "only chunks may be sent"};
   }
   lease_->OnChunk();
   absl::Status status =
@@ -75,25 +76,6 @@ grpc::Status ShardExchange::HandleMessage() {
   if (!status.ok()) return ToGrpc(status);
   hooks_->on_received_bytes(message->payload_bytes());
   if (operation_->TakeUploadedNotice()) hooks_->on_uploaded(operation_->info());
-  return grpc::Status::OK;
-}
-
-grpc::Status ShardExchange::Open(const v1::OpenShard& open) {
-  absl::StatusOr<std::unique_ptr<ShardLease>> lease = access_->Open(open, this);
-  if (!lease.ok()) return ToGrpc(lease.status());
-  access_->OnWaited(this);
-  lease_ = *std::move(lease);
-  const Limits limits;
-  if (open.max_chunk_bytes() > limits.max_chunk_bytes_up) {
-    return {grpc::StatusCode::INVALID_ARGUMENT,
-            "max_chunk_bytes is over Limits.max_chunk_bytes_up"};
-  }
-  max_chunk_bytes_ =
-      open.max_chunk_bytes() == 0 ? limits.max_chunk_bytes_down_default : open.max_chunk_bytes();
-  with_crc32c_ = open.with_crc32c();
-  absl::MutexLock lock(&mutex_);
-  operation_ = lease_->operation();
-  opened_ = true;
   return grpc::Status::OK;
 }
 
@@ -118,7 +100,6 @@ void ShardExchange::OnCancel() {
 }
 
 void ShardExchange::OnDone() {
-  access_->OnWaited(this);
   lease_.reset();
   std::unique_ptr<Download> download;
   {
@@ -141,12 +122,12 @@ void ShardExchange::Fail(grpc::Status status) {
 }
 
 void ShardExchange::Advance() {
+  const absl::Status over = opened_ ? operation_->ended() : absl::OkStatus();
+  if (!over.ok()) cut_off_.Arm(kTimeToLeave);
   if (ended_) return;
-  if (!failure_.has_value() && opened_ && !done_sent_) {
-    if (absl::Status status = operation_->ended(); !status.ok()) failure_ = ToGrpc(status);
-  }
+  if (!over.ok() && !failure_.has_value() && !done_sent_) failure_ = ToGrpc(over);
   if (failure_.has_value()) {
-    // The answer to OpenShard always fits the peer's window and is gone in a moment;
+    // The answer to OpenShard fits all windows but a hostile peer's and is gone in a moment;
     // cancelling it would hide the status.
     if (writing_ && download_ == nullptr) return;
     // A chunk that waits for flow control would hold the status back, and with it the

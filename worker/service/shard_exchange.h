@@ -1,4 +1,5 @@
-// ShardExchange: one Exchange call, from OpenShard to ShardDone.
+// ShardExchange: one Exchange call, from OpenShard in its metadata to ShardDone. Nothing is read of
+// a call that is not let in.
 #ifndef RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_
 #define RINGATTN_WORKER_SERVICE_SHARD_EXCHANGE_H_
 
@@ -11,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "ringattn/v1/shard.pb.h"
+#include "worker/service/cut_off.h"
 #include "worker/service/shard_access.h"
 #include "worker/service/shard_hooks.h"
 #include "worker/service/shard_operation.h"
@@ -26,8 +28,9 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   ShardExchange(grpc::CallbackServerContext* context, ShardAccess* access,
                 const ShardServiceHooks* hooks);
 
-  void Begin();
-  void Reject(grpc::Status status);
+  // Within the method's handler, one of them.
+  void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reject(grpc::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -36,9 +39,8 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void OnOperationChanged() override;
 
  private:
-  // What one message up asks for.
+  // Takes the chunk that has come.
   grpc::Status HandleMessage();
-  grpc::Status Open(const v1::OpenShard& open);
 
   // Starts the next write or ends the call, if it is time for either.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -52,7 +54,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   const ShardServiceHooks* const hooks_;
 
   grpc::ByteBuffer incoming_;  // belongs to the outstanding read
-  // Written once, before the first chunk is read.
+  // Written by Begin alone, before opened_ and before anything is read.
   std::unique_ptr<ShardLease> lease_;
   std::shared_ptr<ShardOperation> operation_;
   int64_t max_chunk_bytes_ = 0;
@@ -65,6 +67,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
+  CutOff cut_off_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
   std::vector<ShardLease::Part> outputs_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);  // of outputs_

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "common/security/secret.h"
+#include "common/wire/open_metadata.h"
 #include "worker/service/shard_exchange.h"
 
 namespace ringattn::worker {
@@ -50,10 +53,18 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ShardServiceImpl::E
   return exchange;
 }
 
-absl::StatusOr<std::unique_ptr<ShardLease>> ShardServiceImpl::Open(const v1::OpenShard& open,
-                                                                   OperationListener* listener) {
+absl::StatusOr<std::unique_ptr<ShardLease>> ShardServiceImpl::Open(
+    const std::optional<v1::OpenShard>& open, OperationListener* listener) {
+  if (!open.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("the metadata ", wire::kOpenShardMetadataKey,
+                                                   " is not one OpenShard of at most ",
+                                                   Limits().max_open_shard_bytes, " bytes"));
+  }
+  if (open->max_chunk_bytes() > Limits().max_chunk_bytes_up) {
+    return absl::InvalidArgumentError("max_chunk_bytes is over Limits.max_chunk_bytes_up");
+  }
   std::shared_ptr<ShardOperation> operation =
-      registry_->Find(open.operation_id(), open.generation());
+      registry_->Find(open->operation_id(), open->generation());
   if (operation == nullptr) {
     return absl::NotFoundError("no such operation is reserved in this generation");
   }

@@ -5,6 +5,7 @@
 #define RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <grpcpp/grpcpp.h>
@@ -28,7 +29,7 @@ class ShardServiceImpl
       grpc::CallbackServerContext* context) override;
 
  private:
-  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
+  absl::StatusOr<std::unique_ptr<ShardLease>> Open(const std::optional<v1::OpenShard>& open,
                                                    OperationListener* listener) override;
 
   OperationRegistry* const registry_;

@@ -17,11 +17,8 @@ void Name(const OperationInfo& info, Message* message) {
 }  // namespace
 
 TransferReporter::TransferReporter(std::function<void(v1::JoinRequest)> send,
-                                   absl::Duration interval, std::function<void()> also)
-    : send_(std::move(send)),
-      interval_(interval),
-      also_(std::move(also)),
-      thread_([this] { Run(); }) {}
+                                   absl::Duration interval)
+    : send_(std::move(send)), interval_(interval), thread_([this] { Run(); }) {}
 
 void TransferReporter::Stop() {
   {
@@ -95,7 +92,6 @@ void TransferReporter::Run() {
       }
     }
     for (v1::JoinRequest& message : messages) send_(std::move(message));
-    if (also_) also_();
   }
 }
 

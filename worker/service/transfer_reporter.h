@@ -35,10 +35,8 @@ enum class TransferEnd : uint8_t {
 // Thread safe.
 class TransferReporter {
  public:
-  // `send` never blocks. `also` is called as often as transfers are looked at, on that thread; may
-  // be empty. Both until Stop.
-  TransferReporter(std::function<void(v1::JoinRequest)> send, absl::Duration interval,
-                   std::function<void()> also = nullptr);
+  // `send` never blocks; called until Stop.
+  TransferReporter(std::function<void(v1::JoinRequest)> send, absl::Duration interval);
   ~TransferReporter() { Stop(); }
 
   void Uploaded(const OperationInfo& info);
@@ -65,7 +63,6 @@ class TransferReporter {
 
   const std::function<void(v1::JoinRequest)> send_;
   const absl::Duration interval_;
-  const std::function<void()> also_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<const void*, Watched> watched_ ABSL_GUARDED_BY(mutex_);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/wire/durations.h"
+#include "common/wire/open_metadata.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/testing/cluster.h"
@@ -253,6 +254,8 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   EXPECT_EQ(TestExchange(address, "guess").Open("3-1", 3).code(),
             absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(TestExchange(address).Open("nobody", 3).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(TestExchange(address).Open("3-1", 3, (16u << 20) + 1).code(),
+            absl::StatusCode::kInvalidArgument);
   const int64_t q_bytes = request.MapOf(TensorId::kQ).local_bytes(0);
   absl::Status status = ending([&](auto& e) { e.SendChunk(TensorId::kQ, q_bytes - 3, four); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -268,6 +271,9 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   EXPECT_THAT(status.message(), HasSubstr("no input"));
   status = ending([&](auto& e) { e.SendChunk(static_cast<TensorId>(77), 0, four); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  status = ending([&](auto& e) { e.Send(v1::ExchangeRequest()); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("only chunks"));
   status = ending([&](auto& e) { e.SendChunk(TensorId::kK, 0, four, 123u); });
   EXPECT_THAT(status.message(), HasSubstr("crc32c"));
   // A stale generation, and a second stream for the same operation.
@@ -279,6 +285,40 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   // Released under the open stream.
   cluster.Release("3-again", 3);
   EXPECT_EQ(first.Finish().code(), absl::StatusCode::kAborted);
+  ExpectAllFree(cluster);
+}
+
+TEST(Worker, AnExchangeSaysInItsMetadataWhatItIsFor) {
+  Cluster cluster(1);
+  cluster.Form(3);
+  const TestRequest request = TestRequest::Make(40, 1);
+  cluster.Reserve(request, "3-1", 3);
+  const auto refused = [&](const TestExchange::Metadata& metadata,
+                           const std::string& secret = kTestSecret) {
+    return TestExchange(cluster.worker(0).data_address(), secret).OpenWith(metadata);
+  };
+  const char* const key = wire::kOpenShardMetadataKey;
+  v1::OpenShard open;
+  open.set_operation_id("3-1");
+  open.set_generation(3);
+  const std::string right = open.SerializeAsString();
+  open.set_token(std::string(1024, 'x'));
+  for (const TestExchange::Metadata& metadata : {TestExchange::Metadata{},
+                                                 {{key, right.substr(0, right.size() - 1)}},
+                                                 {{key, right}, {key, right}},
+                                                 {{key, open.SerializeAsString()}}}) {
+    const absl::Status status = refused(metadata);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(key));
+    // Who has not the secret does not even learn that.
+    EXPECT_EQ(refused(metadata, "guess").code(), absl::StatusCode::kUnauthenticated);
+  }
+  EXPECT_EQ(refused({{key, right}}, "guess").code(), absl::StatusCode::kUnauthenticated);
+  // None of them has taken the operation's one place.
+  TestExchange exchange(cluster.worker(0).data_address());
+  EXPECT_TRUE(exchange.OpenWith({{key, right}}).ok());
+  cluster.Release("3-1", 3);
+  EXPECT_EQ(exchange.Finish().code(), absl::StatusCode::kAborted);
   ExpectAllFree(cluster);
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
+#include "common/wire/open_metadata.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::worker {
@@ -77,7 +78,6 @@ TestExchange::TestExchange(const std::string& data_address, const std::string& s
       grpc::CreateCustomChannel(data_address, TransportSecurity().ChannelCredentials(), arguments));
   context_.AddMetadata(kSecretMetadataKey, secret);
   context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-  stream_ = stub_->Exchange(&context_);
 }
 
 absl::Status TestExchange::Open(const std::string& operation_id, uint64_t generation,
@@ -87,7 +87,8 @@ absl::Status TestExchange::Open(const std::string& operation_id, uint64_t genera
   open.set_generation(generation);
   open.set_max_chunk_bytes(max_chunk_bytes);
   open.set_with_crc32c(true);
-  return Open(open);
+  wire::PutOpenShard(open, &context_);
+  return Begin();
 }
 
 absl::Status TestExchange::OpenPart(const std::string& token, uint32_t part, uint32_t parts,
@@ -97,16 +98,19 @@ absl::Status TestExchange::OpenPart(const std::string& token, uint32_t part, uin
   open.set_token(token);
   open.set_part(part);
   open.set_parts(parts);
-  return Open(open);
+  wire::PutOpenShard(open, &context_);
+  return Begin();
 }
 
-absl::Status TestExchange::Open(const v1::OpenShard& open) {
-  v1::ExchangeRequest request;
-  *request.mutable_open() = open;
+absl::Status TestExchange::OpenWith(const Metadata& metadata) {
+  for (const auto& [key, value] : metadata) context_.AddMetadata(key, value);
+  return Begin();
+}
+
+absl::Status TestExchange::Begin() {
+  stream_ = stub_->Exchange(&context_);
   v1::ExchangeResponse response;
-  if (stream_->Write(request) && stream_->Read(&response) && response.has_opened()) {
-    return absl::OkStatus();
-  }
+  if (stream_->Read(&response) && response.has_opened()) return absl::OkStatus();
   return Finish();
 }
 

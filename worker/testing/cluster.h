@@ -5,7 +5,9 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <grpcpp/grpcpp.h>
@@ -38,6 +40,8 @@ struct TestRequest {
 // An Exchange stream through the ordinary generated stub.
 class TestExchange {
  public:
+  using Metadata = std::vector<std::pair<std::string, std::string>>;
+
   TestExchange(const std::string& data_address, const std::string& secret = kTestSecret);
 
   // The stream's status if it ended before ShardOpened.
@@ -46,6 +50,9 @@ class TestExchange {
   // Likewise, of a client.
   absl::Status OpenPart(const std::string& token, uint32_t part, uint32_t parts,
                         uint32_t max_chunk_bytes = 0);
+  // Likewise, with this beside the secret instead of an OpenShard.
+  absl::Status OpenWith(const Metadata& metadata);
+  bool Send(const v1::ExchangeRequest& request) { return stream_->Write(request); }
   bool SendChunk(TensorId id, uint64_t offset, const std::string& data,
                  std::optional<uint32_t> crc32c = std::nullopt);
   // All inputs of `rank`, in pieces of `piece_bytes`.
@@ -56,7 +63,8 @@ class TestExchange {
   void Cancel() { context_.TryCancel(); }
 
  private:
-  absl::Status Open(const v1::OpenShard& open);
+  // Starts the call; its status if it ended before ShardOpened.
+  absl::Status Begin();
 
   grpc::ClientContext context_;
   std::unique_ptr<v1::ShardService::Stub> stub_;
