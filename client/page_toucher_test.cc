@@ -114,7 +114,8 @@ TEST(PageToucherTest, LeavesOutWhatIsFilled) {
   EXPECT_TRUE(file.Holds(20, 24));
   EXPECT_TRUE(file.LacksFrom(24));
   const std::vector<bool> resident = file.Resident();
-  EXPECT_FALSE(std::any_of(resident.begin() + 4, resident.begin() + 20, [](bool one) { return one; }));
+  EXPECT_FALSE(
+      std::any_of(resident.begin() + 4, resident.begin() + 20, [](bool one) { return one; }));
   toucher.NoteFilled(INFINITY);
 }
 
