@@ -53,7 +53,8 @@ struct FakeError {
     }
     if (retry_after_ms >= 0) {
       google::rpc::RetryInfo retry;
-      retry.mutable_retry_delay()->set_nanos(retry_after_ms * 1'000'000);
+      retry.mutable_retry_delay()->set_seconds(retry_after_ms / 1000);
+      retry.mutable_retry_delay()->set_nanos(retry_after_ms % 1000 * 1'000'000);
       status.add_details()->PackFrom(retry);
     }
     return grpc::Status(code, message, status.SerializeAsString());
