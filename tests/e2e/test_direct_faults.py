@@ -18,6 +18,7 @@ from cluster import (CHANNEL_OPTIONS, CLI, await_state, open_descriptors, peak_r
 from direct_call import DirectCall, Stream, cut, opening
 from direct_ring import CODE, RING, await_free, call, generate, make_direct_ring, refused, ring
 from stubs import attention_pb2 as pb
+from timing import in_time, timed
 
 
 # -------------------------------------------------------------------------- tokens
@@ -162,6 +163,15 @@ def test_a_flood_without_tokens_is_over_soon(make_direct_ring):
     assert resident_bytes(worker) - memory < 64 << 20
     assert refused(ring, 0) == 3100
     run_one()
+
+
+@timed
+def test_a_connection_without_http2_is_closed_after_five_seconds(ring):
+    begin = time.monotonic()
+    connection = http2.dial(ring.worker_ports(0)["client_data"], hello=b"")
+    assert http2.heard_until_closed(connection, 30) is not None
+    in_time(4 < time.monotonic() - begin < 8, time.monotonic() - begin)
+    connection.close()
 
 
 def test_nothing_is_taken_in_without_a_token(make_direct_ring):
