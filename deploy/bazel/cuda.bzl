@@ -53,7 +53,10 @@ def _cuda_objects_impl(ctx):
         ctx.actions.run_shell(
             inputs = depset([source], transitive = [headers]),
             outputs = [unchecked, log],
+            # A session of its own, as Bazel gives each action, would leave `nice bazel` without effect where
+            # the kernel shares processors out by session.
             command = """
+{{ (($(nice) == 0)) || echo "$(nice)" >/proc/self/autogroup; }} 2>/dev/null
 {nvcc} {flags} -I. -I{bin} -c {source} -o {object} >{log} 2>&1 && exit
 status=$?
 cat {log} >&2
