@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "client/cli/attention_file.h"
@@ -12,6 +13,7 @@
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
 #include "client/tensor_bytes.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"

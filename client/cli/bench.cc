@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/bench_load.h"
 #include "client/cli/bench_problem.h"
@@ -19,6 +20,7 @@
 #include "client/client.h"
 #include "common/oracle/verify.h"
 #include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -15,6 +16,7 @@
 #include "client/load/load_level.h"
 #include "client/load/load_range.h"
 #include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

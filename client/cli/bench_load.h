@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/bench_metrics.h"
@@ -17,6 +16,10 @@
 #include "client/cli/payload_bound.h"
 #include "client/cli/progress_bar.h"
 #include "client/load/measure_level.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

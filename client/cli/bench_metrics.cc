@@ -5,12 +5,14 @@
 #include <set>
 #include <utility>
 
+#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

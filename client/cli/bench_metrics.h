@@ -7,13 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
 #include "client/client.h"
 #include "client/load/measure_level.h"
 #include "client/load/metrics_collector.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

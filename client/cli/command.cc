@@ -2,9 +2,11 @@
 
 #include <cstdio>
 
+#include "CLI/App.hpp"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "client/error.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

@@ -6,12 +6,15 @@
 #include <optional>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "nlohmann/json.hpp"
+#include "nlohmann/json_fwd.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

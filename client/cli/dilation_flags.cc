@@ -1,5 +1,6 @@
 #include "client/cli/dilation_flags.h"
 
+#include "CLI/App.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "ringattn/v1/attention.pb.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <variant>
 
+#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "client/cli/dilation_flags.h"
 #include "client/cli/term_flags.h"
@@ -15,6 +14,11 @@
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"
+
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
 
 namespace ringattn::client::cli {
 

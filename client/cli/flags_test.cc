@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "CLI/CLI.hpp"
 #include "client/error.h"
 #include "gtest/gtest.h"
 

@@ -1,6 +1,7 @@
 #include <memory>
 #include <utility>
 
+#include "CLI/App.hpp"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
 

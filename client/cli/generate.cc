@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"
@@ -11,6 +12,7 @@
 #include "common/attention/attention_spec.h"
 #include "common/oracle/generator.h"
 #include "common/wire/proto_values.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

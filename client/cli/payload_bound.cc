@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/loopback_rate.h"
 #include "client/worker_channels.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "client/worker_channels.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

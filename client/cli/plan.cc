@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
@@ -18,6 +19,7 @@
 #include "client/client.h"
 #include "common/plan/planner.h"
 #include "common/plan/schedule.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

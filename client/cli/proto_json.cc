@@ -3,6 +3,7 @@
 #include <string>
 
 #include "google/protobuf/util/json_util.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/call.h"
@@ -19,6 +18,10 @@
 #include "client/client.h"
 #include "client/cuda_region.h"
 #include "client/region.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/proto_json.h"
 #include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

@@ -1,5 +1,6 @@
 #include "client/cli/server_flags.h"
 
+#include "CLI/App.hpp"
 #include "client/cli/command.h"
 
 namespace ringattn::client::cli {

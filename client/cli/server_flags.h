@@ -5,9 +5,12 @@
 #include <memory>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn::client::cli {
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -91,6 +92,8 @@ void TermFlags::AddTo(CLI::App* command, TermForms forms) {
                    "RATE,SEED: weights are dropped at this rate, the same for any ring")
       ->group(kGroup);
 }
+
+bool TermFlags::has_alibi() const { return alibi_given_->count() > 0; }
 
 absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
   const bool from_file = forms_ == TermForms::kFromFile;

@@ -4,9 +4,13 @@
 
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "ringattn/v1/attention.pb.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace ringattn::client::cli {
 
@@ -30,7 +34,7 @@ class TermFlags {
   // --alibi=geometric was given.
   bool wants_geometric_slopes() const { return alibi_ == "geometric"; }
   // --alibi was given.
-  bool has_alibi() const { return alibi_given_->count() > 0; }
+  bool has_alibi() const;
 
  private:
   TermForms forms_ = TermForms::kFromFile;

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -11,6 +12,7 @@
 #include "client/cli/report.h"
 #include "client/cli/server_flags.h"
 #include "client/client.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

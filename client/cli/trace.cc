@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/flags.h"
 #include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

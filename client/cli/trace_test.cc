@@ -5,6 +5,7 @@
 
 #include "common/wire/durations.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

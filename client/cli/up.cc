@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "CLI/App.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"

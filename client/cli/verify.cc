@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"
@@ -17,6 +18,7 @@
 #include "client/tensor_bytes.h"
 #include "common/oracle/verify.h"
 #include "common/wire/proto_values.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

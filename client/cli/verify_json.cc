@@ -1,4 +1,5 @@
 #include "client/cli/verify_json.h"
+#include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {

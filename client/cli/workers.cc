@@ -1,5 +1,6 @@
 #include <memory>
 
+#include "CLI/App.hpp"
 #include "client/cli/command.h"
 #include "client/launcher/worker_group.h"
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 
 namespace ringattn {

@@ -1,5 +1,6 @@
 #include "common/process/duration_flag.h"
 
+#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 
 namespace ringattn {

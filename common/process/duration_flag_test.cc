@@ -1,5 +1,6 @@
 #include "common/process/duration_flag.h"
 
+#include "CLI/CLI.hpp"
 #include "gtest/gtest.h"
 
 namespace ringattn {

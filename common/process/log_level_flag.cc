@@ -1,4 +1,5 @@
 #include "common/process/log_level_flag.h"
+#include "CLI/App.hpp"
 
 #include <string>
 
