@@ -43,6 +43,14 @@ section "sources: format and rules"
 section "unit tests, sweeps and simulation: bazel test //..."
 ./tests/lib/unit_tests.sh || true
 
+# What follows waits for most of its time: compilers have the processors then, at the lowest priority.
+beside=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$beside"' EXIT
+nice -n 19 ./tests/lib/cuda_compile.sh >"$beside/cuda" 2>&1 &
+cuda=$!
+nice -n 19 ./tests/lib/chart_tests.sh build >"$beside/helm" 2>&1 &
+helm=$!
+
 section "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
 
@@ -51,13 +59,16 @@ section "the Python package: wheel, numpy, PyTorch, Hugging Face"
 
 section "image and Helm chart"
 ./tests/lib/image_tests.sh || true
+wait "$helm" || cat "$beside/helm"
 ./tests/lib/chart_tests.sh || true
-
-section "compiling for GPUs"
-./tests/lib/cuda_compile.sh || true
 
 section "fuzzing"
 ./tests/lib/fuzz_tests.sh "$tier" || true
+
+section "compiled for GPUs meanwhile"
+wait "$cuda" || true
+cat "$beside/cuda"
+./tests/lib/cuda_compile.sh tests || true
 
 if [[ $tier == full ]]; then
   section "long sweeps, simulation and chaos"

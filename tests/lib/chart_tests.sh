@@ -2,9 +2,20 @@
 # The Helm chart without a cluster: rendering, schemas, refusals, command lines. One tally line per case.
 # Helm is taken from the machine or from .deps/k8s (tests/k8s/build_tools.sh helm), which this builds where
 # Go is new enough; without it only the rendered example is checked, and the rest is skipped by name.
+#
+#   chart_tests.sh [PYTEST_ARGS]   runs them
+#   chart_tests.sh build           only builds that Helm, which takes minutes
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
+
+helm=$(command -v helm || true)
+go_minor=$(go version 2>/dev/null | sed -n 's/^go version go1\.\([0-9]*\).*$/\1/p')
+if [[ -z $helm ]] && ((${go_minor:-0} >= 24)); then
+  helm=$(./tests/k8s/build_tools.sh helm)/helm || helm=
+fi
+export RINGATTN_HELM=$helm
+[[ ${1:-} == build ]] && exit
 
 # Schemas of Kubernetes' objects, version by version, that need no network to be looked up.
 VALIDATOR=kubernetes-validate==1.37.0
@@ -16,12 +27,6 @@ if ! "$venv/bin/python" -m pip show -q "${VALIDATOR%%=*}" 2>/dev/null; then
     "$venv/bin/python" -m pip install -q --disable-pip-version-check "$VALIDATOR" ||
     { record "fail chart: $VALIDATOR could not be installed"; exit 1; }
 fi
-helm=$(command -v helm || true)
-go_minor=$(go version 2>/dev/null | sed -n 's/^go version go1\.\([0-9]*\).*$/\1/p')
-if [[ -z $helm ]] && ((${go_minor:-0} >= 24)); then
-  helm=$(./tests/k8s/build_tools.sh helm)/helm || helm=
-fi
-export RINGATTN_HELM=$helm
 ${BAZEL:-bazel} build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn ||
   { record "fail chart: build"; exit 1; }
 
