@@ -19,6 +19,10 @@ enum class Addend { kOffset, kDelta };
 // Rows with a larger lse (in natural units) are treated as wide: an offset would come into the sum
 // of their scores' products in steps that show in P.
 inline constexpr float kLargestAddedLse = 4096.0f;
+// From here on a delta is none of fp16's: beyond 2^31 its first part would be infinite, and NaN
+// what a P of 0 makes of it. Rows with one are steep, and so is their tile: consumers subtract its
+// deltas from dP themselves. bf16 has parts for all of fp32.
+inline constexpr float kLeastSteepDelta = 0x1p30f;
 // Offsets are divided by what scores are multiplied by; fp16 has parts for what comes of these.
 inline constexpr float kLeastMultiplier = 1e-5f, kLargestMultiplier = 1e4f;
 

@@ -250,6 +250,7 @@ struct BackwardConsumer {
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
+      Rules::SubtractSteep(gradients, tile_statistics, flags);
       Rules::Differentiate(scores, gradients, p, ds, tile_statistics, tile, key, row, keys, common);
       StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);

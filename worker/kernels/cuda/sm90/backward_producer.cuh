@@ -152,6 +152,22 @@ struct BackwardProducer {
     }
     return all;
   }
+  // Whether the tile is steep (backward_addends.cuh): the deltas are among its statistics then, of
+  // which those are the lane's first row's, and no addends any more. Executed by one whole warp.
+  template <int kCount>
+  __device__ __forceinline__ bool TakesDeltasOut(float (&delta)[kCount], float* statistics) const {
+    bool steep = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) steep |= !(fabsf(delta[i]) < kLeastSteepDelta);
+    steep = __any_sync(0xffffffff, steep);
+    if (!steep) return false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      statistics[Shape::kDeltas + i * 32] = delta[i];
+      delta[i] = 0.0f;
+    }
+    return true;
+  }
   // The lane's rows' addends. Those of a wide tile's scores are 0: it reads lse.
   template <int kCount>
   __device__ __forceinline__ void WriteAddends(const float (&lse)[kCount],
@@ -224,6 +240,8 @@ struct BackwardProducer {
       }
       if constexpr (Shape::kAddsOffsets) wide |= !Added(lse);
       wide = __any_sync(0xffffffff, wide);
+      bool steep = false;
+      if constexpr (Shape::kSteepTiles) steep = TakesDeltasOut(delta, statistics);
       if constexpr (Shape::kAddsDeltas) WriteAddends(lse, delta, wide, at.stage);
       if (lane == 0) {
         int32_t flags = --tiles_left == 0 ? QueryTile::kLast : 0;
@@ -231,6 +249,7 @@ struct BackwardProducer {
           flags |= QueryTile::kMasked;
         }
         if (wide) flags |= QueryTile::kWide;
+        if (steep) flags |= QueryTile::kSteep;
         reinterpret_cast<QueryTile*>(memory + Shape::kTiles)[at.stage] = {
             flags, range.limits.first_lower + row, range.limits.first_upper + row, rows};
       }

@@ -70,6 +70,21 @@ struct BackwardScores {
     }
   }
 
+  // What the product could not, of a tile with these flags: dP becomes dP - delta where it is
+  // steep.
+  static __device__ __forceinline__ void SubtractSteep(Scores& gradients, const float* statistics,
+                                                       int32_t flags) {
+    if constexpr (Shape::kSteepTiles) {
+      if ((flags & QueryTile::kSteep) == 0) return;
+#pragma unroll
+      for (int n = 0; n < Shape::kRows / 8; ++n) {
+        const float2 delta = Pair(statistics + Shape::kDeltas, n);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gradients[n * 4 + i] -= i % 2 == 0 ? delta.x : delta.y;
+      }
+    }
+  }
+
   // P and dS, rounded, from what Exponentials left and dP.
   static __device__ __forceinline__ void Differentiate(const Scores& scores,
                                                        const Scores& gradients, Packed& p,

@@ -14,6 +14,7 @@ struct QueryTile {
   static constexpr int32_t kLast = 1;    // of the thread block
   static constexpr int32_t kMasked = 2;  // not every row sees every key
   static constexpr int32_t kWide = 4;    // a row's lse is wide (score_rule.cuh)
+  static constexpr int32_t kSteep = 8;   // a row's delta is no addend: dP comes without any
   int32_t flags;
   int32_t lower;
   int32_t upper;
@@ -61,7 +62,8 @@ struct BackwardShape {
   static constexpr bool kCapped = kCapped_;
   static constexpr bool kAddsDeltas = kAdds_;
   static constexpr bool kAddsOffsets = kAdds_ && !kCapped;  // the tangent comes between
-  static constexpr int kStages = 2;                         // of q, dout, their statistics, and dS
+  static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);  // there are some
+  static constexpr int kStages = 2;  // of q, dout, their statistics, and dS
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
@@ -84,7 +86,7 @@ struct BackwardShape {
   static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of a group
 
   // Of a row: what is added to its scores, its delta, its lse; those that are addends are not
-  // there.
+  // there, but for the deltas of a steep tile.
   static constexpr int kOffsets = 0;
   static constexpr int kDeltas = kRows;
   static constexpr int kLse = 2 * kRows;

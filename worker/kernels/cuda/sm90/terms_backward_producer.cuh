@@ -154,7 +154,7 @@ struct TermBackwardProducer {
   }
 
   // What the consumers need of a tile beside its rows' statistics. Executed by one lane.
-  __device__ __forceinline__ void DescribeTerms(const Found& tile, bool last, bool wide,
+  __device__ __forceinline__ void DescribeTerms(const Found& tile, bool last, bool wide, bool steep,
                                                 TermQueryTile& target) const {
     const CommonParams& common = params.common;
     const TermParams& terms = params.terms;
@@ -171,6 +171,7 @@ struct TermBackwardProducer {
       flags |= QueryTile::kMasked;
     }
     if (wide) flags |= QueryTile::kWide;
+    if (steep) flags |= QueryTile::kSteep;
     if (tile.checks & PairClasses::kCheckIds) flags |= TermQueryTile::kIds;
     if (tile.checks & PairClasses::kCheckMask) flags |= TermQueryTile::kMaskWords;
     target.flags = flags;
@@ -297,9 +298,11 @@ struct TermBackwardProducer {
         for (int i = 0; i < Shape::kRows; i += 32) ids[i] = lane + i < rows ? source[i] : -1;
       }
       wide = __any_sync(0xffffffff, wide);
+      bool steep = false;
+      if constexpr (Shape::kSteepTiles) steep = WithoutTerms().TakesDeltasOut(delta, statistics);
       if constexpr (Shape::kAddsDeltas) WithoutTerms().WriteAddends(lse, delta, wide, at.stage);
       if (lane == 0) {
-        DescribeTerms(tile, last, wide,
+        DescribeTerms(tile, last, wide, steep,
                       reinterpret_cast<TermQueryTile*>(memory + Shape::kTermTiles)[at.stage]);
       }
       ClearRows(without_keys, at);

@@ -12,8 +12,8 @@ namespace ringattn::worker::cuda::sm90 {
 
 // What the consumers are told of a q tile with terms.
 struct TermQueryTile : QueryTile {
-  static constexpr int32_t kIds = 8;         // ids must be compared: they are beside the tile
-  static constexpr int32_t kMaskWords = 16;  // the mask's words must be asked
+  static constexpr int32_t kIds = 16;        // ids must be compared: they are beside the tile
+  static constexpr int32_t kMaskWords = 32;  // the mask's words must be asked
   int32_t head;
   int32_t batch_row;    // document or batch row, as dropout counts it
   int64_t first_query;  // position of row 0

@@ -178,6 +178,7 @@ struct WideBackwardConsumer {
         Hand(weights, place.handed);
         ArriveThreads<kBoth>(Shape::kProbabilitiesReady);
       } else {
+        Rules::SubtractSteep(scores, tile_statistics, tile.flags);
         SyncThreads<kBoth>(Shape::kProbabilitiesReady);
         Packed weights;
         TakeOver(weights, place.handed);

@@ -33,6 +33,7 @@ struct WideBackwardShape {
   // group; with 256 there is none for them.
   static constexpr bool kAddsDeltas = kDim == 192 && !kCapped;
   static constexpr bool kAddsOffsets = kAddsDeltas;
+  static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);
   static constexpr int kStages = 2;                                  // of the tiles' statistics
   static constexpr int kSlots = kDim == 256 ? 3 : 4;                 // of q and dout
   static constexpr int kBoxes = kDim == 256 || kAddsDeltas ? 3 : 4;  // that a group stages
