@@ -141,6 +141,24 @@ struct BackwardScores {
     }
   }
 
+  // P of a tile of which some rows are wide (score_rule.cuh), from scores that `multiplier` takes
+  // to log2 units.
+  static __device__ __forceinline__ void Wide(Scores& scores, const float* lse, float multiplier) {
+#pragma unroll
+    for (int n = 0; n < Shape::kRows / 8; ++n) {
+      const float2 pair = Pair(lse, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float row_lse = i % 2 == 0 ? pair.x : pair.y;
+        float& x = scores[n * 4 + i];
+        const float log_p = WideLogProbability(WideScore(x, multiplier), row_lse);
+        x = row_lse == NegativeInfinity()
+                ? 0.0f
+                : Exp2(fmaf(log_p, kLog2E, static_cast<float>(Shape::kShift)));
+      }
+    }
+  }
+
  private:
   // dP - delta, times kUnshift.
   static __device__ __forceinline__ float Away(float gradient, float delta) {
@@ -224,23 +242,6 @@ struct BackwardScores {
         }
         p[n * 2 + half] = Pack<T>(probability[0], probability[1]);
         ds[n * 2 + half] = Pack<T>(gradient[0], gradient[1]);
-      }
-    }
-  }
-
-  // Some of the rows are wide (score_rule.cuh).
-  static __device__ __forceinline__ void Wide(Scores& scores, const float* lse, float scale_log2) {
-#pragma unroll
-    for (int n = 0; n < Shape::kRows / 8; ++n) {
-      const float2 pair = Pair(lse, n);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float row_lse = i % 2 == 0 ? pair.x : pair.y;
-        float& x = scores[n * 4 + i];
-        const float log_p = WideLogProbability(WideScore(x, scale_log2), row_lse);
-        x = row_lse == NegativeInfinity()
-                ? 0.0f
-                : Exp2(fmaf(log_p, kLog2E, static_cast<float>(Shape::kShift)));
       }
     }
   }

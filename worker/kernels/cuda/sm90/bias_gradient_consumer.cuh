@@ -20,40 +20,44 @@ struct BiasGradientConsumer {
 
   // The thread's two rows of a head.
   struct RowStatistics {
-    float lse[2];    // +inf where the row saw nothing, or does not exist: P is 0
-    float bound[2];  // of score - lse: 0 where the row is wide (score_rule.cuh)
+    float lse[2];  // +inf where the row saw nothing, or does not exist: P is 0
     float delta[2];
+    bool wide;  // one of the warp's rows is (score_rule.cuh)
 
+    // Executed by one whole warp.
     __device__ __forceinline__ void Load(const BiasGradientKernelParams& params,
                                          const WorkSlot& slot, int row) {
       const CommonParams& common = params.forward.common;
       const int64_t first =
           (int64_t{slot.batch} * common.num_heads + slot.first_head) * common.q_rows +
           slot.tile.q_row_begin + row;
+      bool any = false;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const bool exists = row + half * 8 < slot.tile.q_rows;
         const float x = exists ? params.lse[first + half * 8] : NegativeInfinity();
-        lse[half] = x == NegativeInfinity() ? -x : x;
-        bound[half] = IsWide(x) ? 0.0f : -NegativeInfinity();
+        const bool keyless = x == NegativeInfinity();
+        lse[half] = keyless ? -x : x;
+        any |= !keyless && IsWide(x);
         delta[half] = exists ? params.delta[first + half * 8] : 0.0f;
       }
+      wide = __any_sync(0xffffffff, any);
     }
   };
 
-  static __device__ __forceinline__ float LesserOrNan(float a, float b) {
-    float least;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-    return least;
-  }
-
   // Finished scores, in natural units, become P.
   static __device__ __forceinline__ void Exponentials(Scores& scores, const RowStatistics& rows) {
+    if (rows.wide) {  // as the forward's were rounded, which took them to log2 units and back
+#pragma unroll
+      for (int i = 0; i < Shape::kKeys / 2; ++i) {
+        const float x = WideLogProbability(WideScore(scores[i], kLog2E), rows.lse[i / 2 % 2]);
+        scores[i] = Exp2(x * kLog2E);
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < Shape::kKeys / 2; ++i) {
-      const int half = i / 2 % 2;
-      const float x = LesserOrNan(__fsub_rn(scores[i], rows.lse[half]), rows.bound[half]);
-      scores[i] = Exp2(x * kLog2E);
+      scores[i] = Exp2(__fsub_rn(scores[i], rows.lse[i / 2 % 2]) * kLog2E);
     }
   }
 

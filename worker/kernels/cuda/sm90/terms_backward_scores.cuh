@@ -143,16 +143,7 @@ struct TermBackwardScores {
       }
     }
     if (tile.flags & QueryTile::kWide) {
-#pragma unroll
-      for (int n = 0; n < kRows / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& x = scores[n * 4 + e];
-          const float away = Away(params, tile, keys, n, e / 2, e % 2);
-          x = Natural(fmaf(-tile.slope, away, WideScore(x, scale)),
-                      Of(statistics + Shape::kLse, n, e % 2));
-        }
-      }
+      Wide(scores, statistics, params, tile, keys, scale, multiplier);
     } else {
       Narrow(scores, statistics, params, tile, keys, multiplier);
     }
@@ -203,11 +194,6 @@ struct TermBackwardScores {
     }
   }
 
-  // Of the row of columns 8 n + i, from that of the thread's first row.
-  static __device__ __forceinline__ float Of(const float* first, int n, int i) {
-    return first[n * 8 + i];
-  }
-
   // Nothing of a hidden pair counts: v's or dout's rows may hold anything then.
   template <bool kHides>
   static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
@@ -224,12 +210,25 @@ struct TermBackwardScores {
     return fabsf(fmaf(stride, static_cast<float>(n * 8 + i), base));
   }
 
-  // P times 2^kShift from a finished score, in natural units. As WideLogProbability: at most 1.
-  static __device__ __forceinline__ float Natural(float score, float lse) {
-    const float x = __fsub_rn(score, lse);
-    const float log_p = x > 0.0f ? 0.0f : x;  // NaN stays NaN
-    return lse == NegativeInfinity() ? 0.0f
-                                     : Exp2(fmaf(log_p, kLog2E, static_cast<float>(Shape::kShift)));
+  // Some of the rows are wide (score_rule.cuh): their scores are rounded as the forward rounds them
+  // (TermForwardScores), which finishes some in natural units before it takes them to log2 units.
+  // `multiplier` takes them there by itself, or behind `scale`.
+  static __device__ __forceinline__ void Wide(Scores& scores, const float* statistics,
+                                              const TermBackwardKernelParams& params,
+                                              const TermQueryTile& tile, const TermKeys& keys,
+                                              float scale, float multiplier) {
+    if (params.terms.slopes != nullptr || multiplier <= 0.0f) {
+      multiplier = kLog2E;
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = scores[n * 4 + e];
+          x = fmaf(x, scale, -tile.slope * Away(params, tile, keys, n, e / 2, e % 2));
+        }
+      }
+    }
+    Plain::Wide(scores, statistics + Shape::kLse, multiplier);
   }
 
   static __device__ __forceinline__ void Narrow(Scores& scores, const float* statistics,
