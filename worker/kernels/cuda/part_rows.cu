@@ -200,6 +200,14 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
     if (kMerges && !params.initial) lse = params.lse[lse_at];
     const int32_t heads_begin = begins[at.head];
     const int32_t heads_end = begins[at.head + 1];
+    const auto row_of = [&](int32_t n) {
+      const ScatterSource& part = parts[heads_of[n].part];
+      return PartRowOf(runs + part.first_run, part.run_count, at.row);
+    };
+    // A wide row passes the loop below often: each lane looks one of its first 32 parts up, once.
+    // (Rows that are merged pass it once.)
+    int64_t own_row = -1;
+    if (!kMerges && heads_begin + lane < heads_end) own_row = row_of(heads_begin + lane);
     bool any = params.initial || params.final;
     for (int64_t base = 0; base < params.width; base += kRowElements) {
       float values[kLaneElements] = {};
@@ -207,10 +215,12 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
       const int64_t left = params.width - base;
       if (!params.initial) LoadRow<kFours>(params.values + first, left, lane, values);
       for (int32_t n = heads_begin; n < heads_end; ++n) {
+        const bool looked_up = !kMerges && n - heads_begin < 32;
+        const int64_t part_row =
+            looked_up ? __shfl_sync(0xffffffff, own_row, n - heads_begin) : row_of(n);
+        if (part_row < 0) continue;
         const ScatterHead head = heads_of[n];
         const ScatterSource& part = parts[head.part];
-        const int64_t part_row = PartRowOf(runs + part.first_run, part.run_count, at.row);
-        if (part_row < 0) continue;
         float terms[kLaneElements];
         const int64_t from =
             PlaceOf(params.heads_first, at.outer, part.rows, part.heads, part_row, head.head);

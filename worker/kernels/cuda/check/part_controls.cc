@@ -20,6 +20,7 @@ constexpr int64_t kOuter = 2, kHeads = 7;
 // Of the whole: with a few runs of them in a part, and with as many runs as a part has rows, which
 // are more than a block's shared memory takes.
 constexpr int64_t kFewRows = 200, kManyRows = 6000;
+constexpr int64_t kPartsOfOneHead = 40;
 
 // A part by the definition: which rows and heads of the whole it has.
 struct Lists {
@@ -154,11 +155,15 @@ struct Expected {
 
 bool Scatters(const Setting& setting) {
   // Heads of two parts at one row are others where they are merged.
-  const std::vector<Lists> lists = {
+  std::vector<Lists> lists = {
       {RunsOf(setting.rows),
        setting.merges ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{1, 4, 4, 6}},
       {OtherRunsOf(setting.rows), {0, 6}},
       {{}, {2}}};
+  // More parts of one head than a warp looks up at a time.
+  for (int64_t part = 0; part < kPartsOfOneHead; ++part) {
+    lists.push_back({{{part * 4 + 1, 1, 1, 0}}, {3}});
+  }
   const int64_t rows = setting.rows, width = setting.width, count = kOuter * rows * kHeads;
   std::vector<float> before_lse = Statistics(count, 2), before = Values(count * width, 4);
   if (setting.merges) ZeroWhereNothing(before_lse, rows, kHeads, width, before);
