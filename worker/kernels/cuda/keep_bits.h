@@ -58,21 +58,25 @@ constexpr PhiloxCounterPart CounterPartOf(const PhiloxKeys& keys, uint32_t count
           LowHalf(c)};
 }
 
-// Philox of both parts' numbers.
+// The first three rounds, of both parts' numbers; the others, one at a time; all of them.
+inline constexpr int kPhiloxJoined = 3;
+constexpr PhiloxBlock JoinPhilox(const PhiloxRowPart& row, const PhiloxCounterPart& counter) {
+  const uint64_t third = uint64_t{kPhiloxMultiplier1} * (row.high ^ counter.x2);
+  return {HighHalf(third) ^ counter.x0, LowHalf(third), counter.next2 ^ row.low, counter.next3};
+}
+constexpr PhiloxBlock PhiloxRound(const PhiloxKeys& keys, const PhiloxBlock& c, int round) {
+  const uint64_t a = uint64_t{kPhiloxMultiplier0} * c.x0;
+  const uint64_t b = uint64_t{kPhiloxMultiplier1} * c.x2;
+  return {HighHalf(b) ^ c.x1 ^ keys.first[round], LowHalf(b),
+          HighHalf(a) ^ c.x3 ^ keys.second[round], LowHalf(a)};
+}
 constexpr PhiloxBlock PhiloxOf(const PhiloxKeys& keys, const PhiloxRowPart& row,
                                const PhiloxCounterPart& counter) {
-  const uint64_t third = uint64_t{kPhiloxMultiplier1} * (row.high ^ counter.x2);
-  PhiloxBlock c = {HighHalf(third) ^ counter.x0, LowHalf(third), counter.next2 ^ row.low,
-                   counter.next3};
+  PhiloxBlock c = JoinPhilox(row, counter);
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-  for (int round = 3; round < kPhiloxRounds; ++round) {
-    const uint64_t a = uint64_t{kPhiloxMultiplier0} * c.x0;
-    const uint64_t b = uint64_t{kPhiloxMultiplier1} * c.x2;
-    c = {HighHalf(b) ^ c.x1 ^ keys.first[round], LowHalf(b),
-         HighHalf(a) ^ c.x3 ^ keys.second[round], LowHalf(a)};
-  }
+  for (int round = kPhiloxJoined; round < kPhiloxRounds; ++round) c = PhiloxRound(keys, c, round);
   return c;
 }
 
@@ -130,6 +134,20 @@ struct KeepSum {
   // Each lane was `least`, or one more where it is kept; what sums carry out of a half they carry
   // for `least` too.
   constexpr uint32_t Bits() const { return sum - least * weights; }
+};
+
+// Of a part's two lanes, as masks of what lies in the halves of a word: all bits of a half are set
+// where its lane is kept. `threshold` is of 1 to 65535.
+struct KeepMask {
+  uint32_t most, least;  // both lanes, as of KeepSum
+  uint32_t addend;
+
+  constexpr explicit KeepMask(uint32_t threshold)
+      : most(threshold * 0x10001), least(most - 0x10001), addend(0 - least * 0xffff) {}
+
+  constexpr uint32_t Of(uint32_t part) const {
+    return ClampHalves(part, least, most) * 0xffff + addend;
+  }
 };
 
 // The call that has key `key` of the row.

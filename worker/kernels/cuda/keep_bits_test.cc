@@ -81,6 +81,21 @@ TEST(KeepBitsTest, SumsOfClampedLanesAreTheirBits) {
   }
 }
 
+TEST(KeepBitsTest, MasksOfClampedLanes) {
+  std::mt19937 random(5);
+  for (uint32_t threshold : {1u, 2u, 6554u, 32767u, 32768u, 32769u, 65534u, 65535u}) {
+    const KeepMask mask(threshold);
+    for (int round = 0; round < 200; ++round) {
+      const uint32_t lanes[] = {static_cast<uint32_t>(random()) & 0xffff, threshold, threshold - 1,
+                                0, 0xffff};
+      const uint32_t low = lanes[random() % 5], high = lanes[random() % 5];
+      const uint32_t expected =
+          (low >= threshold ? 0xffffu : 0u) | (high >= threshold ? 0xffff0000u : 0u);
+      EXPECT_EQ(mask.Of(high << 16 | low), expected) << "threshold " << threshold;
+    }
+  }
+}
+
 TEST(KeepBitsTest, PairsOfColumnsByHalves) {
   for (int bit = 0; bit < 32; ++bit) {
     EXPECT_EQ(ByHalves(1u << bit), 1u << (bit % 2 * 16 + bit / 2)) << bit;

@@ -58,6 +58,7 @@ struct TermForwardConsumer {
       int flags;
       uint32_t words[2];
       uint32_t keep[2] = {};  // dropout's bits
+      typename Rules::KeptTile kept;
       // What need not wait for the scores is done in their products' time.
       const auto look_ahead = [&] {
         const TermKeyTile& tile = tiles[k.stage];
@@ -69,7 +70,9 @@ struct TermForwardConsumer {
           words[0] = pair[row * 4 + lane % 4];
           words[1] = pair[(row + 8) * 4 + lane % 4];
         }
-        if constexpr (Shape::kDrops) {
+        if constexpr (Shape::kDropsAlways) {
+          kept = Rules::KeptTileOf(params, own, tiles[k.stage], column);
+        } else if constexpr (Shape::kDrops) {
           if (!Shape::Drops(terms)) return;
           Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tiles[k.stage], column));
           PinRegisters(keep);  // or all of it would sink below the wait
@@ -106,6 +109,19 @@ struct TermForwardConsumer {
       const auto drop = [&] {
         if constexpr (Shape::kDrops) {
           if (Shape::Drops(terms)) Rules::Drop(scores, keep);
+        }
+      };
+      // With kDropsAlways all of it comes behind the last product, in whose registers it ends.
+      const auto early = [&] {
+        if constexpr (Shape::kDropsAlways) return;
+        exponentials();
+        drop();
+      };
+      const auto probabilities = [&] {
+        if constexpr (Shape::kDropsAlways) {
+          Rules::KeptProbabilities(scores, multiplier, rows, p, params, own, kept);
+        } else {
+          PackProbabilities<T>(scores, p);
         }
       };
 
@@ -145,9 +161,8 @@ struct TermForwardConsumer {
       PinRegisters(scores);
       finish_scores();
       settle();
-      exponentials();
-      drop();
-      PackProbabilities<T>(scores, p);
+      early();
+      probabilities();
 
 #pragma unroll 1
       while (!last) {
@@ -163,14 +178,13 @@ struct TermForwardConsumer {
         PinRegisters(scores);
         finish_scores();
         const bool moved = settle();
-        exponentials();
-        drop();
+        early();
         PinRegisters(scores);  // or the exponentials would sink below the wait
         WaitProducts<0>();
         PinRegisters(output);
         release(shared + Shape::kVEmpty + 8 * v.stage);
         v.Advance();
-        PackProbabilities<T>(scores, p);
+        probabilities();
         if (moved) Rescale(output, factor);
       }
       WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);

@@ -180,6 +180,113 @@ struct TermForwardScores {
     for (int half = 0; half < 2; ++half) keep[half] = sums[half].Bits();
   }
 
+  // What KeptProbabilities is told of a tile's pairs, asked for while the tile's description
+  // stands. By far the most tiles begin at a multiple of 32 keys, side by side, and a thread's rows
+  // are of one head: there it is the number of the thread's first call of Philox. Else it is the
+  // bits.
+  struct KeptTile {
+    uint32_t keep[2];
+    bool by_calls;
+  };
+
+  static __device__ __forceinline__ KeptTile KeptTileOf(const TermForwardKernelParams& params,
+                                                        const TermRows& rows,
+                                                        const TermKeyTile& tile, int column) {
+    KeptTile kept;
+    const uint64_t first = static_cast<uint64_t>(tile.first_key) + params.terms.first_key;
+    const int pack = params.forward.head_pack;
+    kept.by_calls = params.stride == 1 && first % 32 == 0 && pack <= 8 && (pack & (pack - 1)) == 0;
+    if (kept.by_calls) {
+      kept.keep[0] = static_cast<uint32_t>(first / 8) + column / 2;
+      kept.keep[1] = 0;
+    } else {
+      KeepAnywhere(kept.keep, params, rows, KeyOf(params, tile, column));
+    }
+    return kept;
+  }
+
+  // Scores become probabilities, which enter the sums; those that dropout keeps are packed. The
+  // exponentials, of which one unit computes eight instructions' time each, stand between the
+  // rounds of Philox that decide about them: ptxas would put all of them first, and wait. So each
+  // four of them ask for a multiplier that is joined with what a round has made, by bits that are
+  // 0.
+  static __device__ __forceinline__ void KeptProbabilities(
+      const Scores& scores, float multiplier, RowStates& rows, uint32_t (&p)[kKeys / 4],
+      const TermForwardKernelParams& params, const TermRows& own, const KeptTile& kept) {
+    float sums[4] = {};  // of each row's even and odd columns
+    // Of block n of eight columns.
+    const auto exponentials = [&](int n, int half, float factor) {
+      const float a = Exp2(fmaf(scores[n * 4 + half * 2], factor, -rows.offset[half]));
+      const float b = Exp2(fmaf(scores[n * 4 + half * 2 + 1], factor, -rows.offset[half]));
+      sums[half * 2] += a;
+      sums[half * 2 + 1] += b;
+      p[n * 2 + half] = Pack<T>(a, b);
+    };
+    if (kept.by_calls) {
+      const KeepMask mask(params.terms.threshold);
+      const uint32_t head = own.Of(0).head, batch = own.Of(0).batch;
+      constexpr int kWords = 2;  // whose calls go side by side: with both rows four
+      float factors[2] = {multiplier, multiplier};
+      uint32_t counter = kept.keep[0];
+#pragma unroll
+      for (int first = 0; first < kKeys / 32; first += kWords) {
+        PhiloxBlock x[kWords][2];
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) {
+          const PhiloxCounterPart part =
+              CounterPartOf(params.keys, counter + 4 * (first + word), head, batch);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) x[word][half] = JoinPhilox(own.Of(half).part, part);
+        }
+#pragma unroll
+        for (int round = kPhiloxJoined; round < kPhiloxRounds; ++round) {
+          const int step = round - kPhiloxJoined;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (step % 2 == 0) {
+#pragma unroll
+              for (int i = 0; i < kWords; ++i) {
+                exponentials(first * 4 + step / 2 * kWords + i, half, factors[half]);
+              }
+            }
+#pragma unroll
+            for (int word = 0; word < kWords; ++word) {
+              x[word][half] = PhiloxRound(params.keys, x[word][half], round);
+            }
+            if (step % 2 == 1 || round == kPhiloxRounds - 1) {
+              factors[half] = __int_as_float(__float_as_int(multiplier) |
+                                             (x[half % kWords][half].x1 & params.zero));
+            }
+          }
+        }
+        counter |= x[0][0].x1 & params.zero;
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const PhiloxBlock& call = x[word][half];
+            const uint32_t parts[4] = {call.x0, call.x1, call.x2, call.x3};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              p[((first + word) * 4 + i) * 2 + half] &= mask.Of(parts[i]);
+            }
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          exponentials(n, half, multiplier);
+          p[n * 2 + half] &= (kept.keep[half] >> n & 0x10001) * 0xffff;
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
+  }
+
   // What stands for dropped pairs becomes 0: probabilities, whose sum was taken before, or their
   // gradients.
   static __device__ __forceinline__ void Drop(Scores& values, const uint32_t (&keep)[2]) {

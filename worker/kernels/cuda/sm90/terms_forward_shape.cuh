@@ -53,6 +53,7 @@ struct TermForwardShape : ForwardShape<T_, kDim_, kRows_, 128, true> {
   static constexpr bool kAlibi = kAlibi_;
   static constexpr bool kPairsAlone = !kBiased && !kDrops;
   // Kernels with dropout and without a bias are for calls that drop.
+  static constexpr bool kDropsAlways = kDrops && !kBiased;
   static __device__ __forceinline__ bool Drops(const TermParams& terms) {
     return kDrops && (!kBiased || terms.threshold != 0);
   }

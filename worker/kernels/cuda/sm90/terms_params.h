@@ -57,6 +57,7 @@ struct TermForwardKernelParams : ForwardKernelParams {
   BiasMap bias;
   PhiloxKeys keys;     // of dropout
   int32_t stride = 1;  // of positions, in q and in all blocks
+  uint32_t zero = 0;   // 0, which the compiler cannot know
 };
 
 struct TermBackwardKernelParams : BackwardKernelParams {
