@@ -123,7 +123,13 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// A row of the mask in 32 keys: bit l is lane l's. Executed by one whole warp.
+// Whether the mask's rows may be read as words of 32 columns, from that of key `key` on.
+__device__ __forceinline__ bool ReadsWords(const TermParams& terms, int64_t key, int64_t stride) {
+  const uint64_t bytes = reinterpret_cast<uintptr_t>(terms.mask) | terms.mask_row_bytes;
+  return terms.mask_bits && stride == 1 && key % 32 == 0 && bytes % 4 == 0;
+}
+
+// A row of the mask.
 struct MaskRow {
   const uint8_t* mask;  // null: the row does not exist
   int64_t first_key;    // position of column 0
@@ -139,7 +145,8 @@ struct MaskRow {
     mask =
         exists ? terms.mask + (plane * common.q_rows + local_row) * terms.mask_row_bytes : nullptr;
   }
-  // Columns [first, first + 32) that are below `columns`.
+  // Columns [first, first + 32) that are below `columns`: bit l is lane l's. Executed by one whole
+  // warp.
   __device__ __forceinline__ uint32_t Word(const TermParams& terms, int first, int columns) const {
     const int column = first + (threadIdx.x & 31);
     bool seen = false;
@@ -148,6 +155,12 @@ struct MaskRow {
       seen = terms.mask_bits ? (mask[key / 8] >> (key % 8) & 1) != 0 : mask[key] != 0;
     }
     return __ballot_sync(0xffffffff, seen);
+  }
+  // The same, read by one thread. REQUIRES: ReadsWords.
+  __device__ __forceinline__ uint32_t OwnWord(int first, int columns) const {
+    if (mask == nullptr || first >= columns) return 0;
+    return *reinterpret_cast<const uint32_t*>(mask + (first_key + first) / 8) &
+           ColumnsBelow(first, columns);
   }
 };
 
@@ -182,7 +195,23 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t key =
           terms.ranges[index].k_position + int64_t{params.stride} * (int64_t{t} * kSide);
       bool any = false, all = true;
-      for (int row = warp; row < rows; row += kWarps) {
+      const bool by_words = ReadsWords(terms, key, params.stride);
+      for (int i = by_words ? threadIdx.x : rows * 4; i < rows * 4; i += kThreads) {
+        const int row = i / 4;
+        const bool exists = row < tile.q_rows * pack;
+        const MaskRow source(terms, common, batch, first_head + row % pack,
+                             tile.q_row_begin + row / pack, exists, key, params.stride);
+        uint32_t packed = 0;
+#pragma unroll
+        for (int w = 0; w < kSide / 32; ++w) {
+          const uint32_t word = source.OwnWord(w * 32, columns);
+          any |= word != 0;
+          all &= !exists || word == ColumnsBelow(w * 32, columns);
+          packed |= PairsOf(word, i % 4) << (8 * w);
+        }
+        words[pair * rows * 4 + i] = packed;
+      }
+      for (int row = by_words ? rows : warp; row < rows; row += kWarps) {
         const bool exists = row < tile.q_rows * pack;
         const MaskRow source(terms, common, batch, first_head + row % pack,
                              tile.q_row_begin + row / pack, exists, key, params.stride);
@@ -220,10 +249,21 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = blockIdx.y; t * kRows < range.row_count; t += kMaskParts) {
       const int rows = range.row_count - t * kRows;
       const int64_t pair = int64_t{plane} * params.pairs.pairs + params.pairs.pair_begin[index] + t;
+      const int64_t key = terms.ranges[index].k_position;
       bool any = false, all = true;
-      for (int row = warp; row < kRows; row += kWarps) {
+      const bool by_words = ReadsWords(terms, key, params.stride);
+      for (int i = by_words ? threadIdx.x : kRows * 4; i < kRows * 4; i += kThreads) {
+        const int row = i / 4, w = i % 4;
         const MaskRow source(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
-                             row < rows, terms.ranges[index].k_position, params.stride);
+                             row < rows, key, params.stride);
+        const uint32_t word = source.OwnWord(w * 32, tile.rows);
+        any |= word != 0;
+        all &= row >= rows || word == ColumnsBelow(w * 32, tile.rows);
+        seen[row][w] = word;
+      }
+      for (int row = by_words ? kRows : warp; row < kRows; row += kWarps) {
+        const MaskRow source(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
+                             row < rows, key, params.stride);
 #pragma unroll
         for (int w = 0; w < kSide / 32; ++w) {
           const uint32_t word = source.Word(terms, w * 32, tile.rows);
