@@ -95,6 +95,10 @@ struct TermForwardConsumer {
       const auto settle = [&] {
         if constexpr (Shape::kAlibi) {
           return SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
+#ifdef RINGATTN_TRIAL_BITS
+        } else if constexpr (!Shape::kBiased) {
+          return SettleByBits(scores, multiplier, kOffsetHeadroom, rows, factor);
+#endif
         } else {
           return Settle(scores, multiplier, headroom, rows, factor);
         }
