@@ -43,18 +43,10 @@ struct TermBackwardConsumer {
     typename BiasOrNot<Shape, BackwardBias>::Type bias(shared, group);
     typename KeepWordsOrNot<Shape>::Type keep_words(memory, group);
     using Keep = typename KeepWordsOrNot<Shape>::Type::Thread;
-    // Of the tile that the consumers come to next.
-    const auto look_ahead = [&](const RingPosition<Shape::kStages>& next) {
-      if constexpr (Shape::kKeepWords) {
-        WaitBarrier(shared + Shape::kTileFull + 8 * next.stage, next.phase);
-        keep_words.Write(params, tiles[next.stage], next.stage);
-      }
-    };
     // The products take the tile's statistics: it must be described before they are issued.
     constexpr bool kAdds = Shape::kAddsOffsets || Shape::kAddsDeltas;
     bool first = true, last;
     uint32_t last_stage = 0;
-    look_ahead(at);
     WaitBarrier(shared + Shape::kKFull, 0);
 #pragma unroll 1
     do {
@@ -87,14 +79,26 @@ struct TermBackwardConsumer {
       TermBits mask;
       Rules::LoadMask(mask, tile, keys);
       Keep keep;
-      if constexpr (Shape::kKeepWords) {
-        keep_words.Await();
-      } else if constexpr (Shape::kDrops) {
+      if constexpr (Shape::kDrops && !Shape::kKeepWords) {
         if (Shape::Drops(params.terms)) Rules::KeepPairs(keep.bits, params, tile, keys);
       }
       WaitProducts<1>();
       PinRegisters(scores);
-      Rules::Exponentials(scores, mask, tile_statistics, params, tile, keys, tile_ids, bias);
+      bool written = false;
+      if constexpr (Shape::kKeepWords) {
+        written = keep_words.ByCalls(params, tile) && Rules::AreNarrow(params, tile);
+        if (written) {
+          keep_words.WriteBeside(
+              params, tile, at.stage, common.scale_log2,
+              [&](int n, float factor) { Rules::Exponential(scores, tile_statistics, n, factor); });
+          Rules::Hide(scores, mask, params, tile, keys, tile_ids);
+        }
+      }
+      if (!written) {
+        Rules::Exponentials(scores, mask, tile_statistics, params, tile, keys, tile_ids, bias);
+        if constexpr (Shape::kKeepWords) keep_words.Write(params, tile, at.stage);
+      }
+      if constexpr (Shape::kKeepWords) keep_words.Await();
       PinRegisters(scores);  // or the exponentials would sink below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
@@ -112,7 +116,6 @@ struct TermBackwardConsumer {
       Plain::IssueSum(dk, ds, operands.q_columns + at.stage * kStageStep);
       last_stage = at.stage;
       at.Advance();
-      if (!last) look_ahead(at);
       WaitProducts<1>();
       PinRegisters(dq);
       boxes.Write(dq, 0, common.softmax_scale, boxes.dq);

@@ -150,6 +150,61 @@ struct TermBackwardScores {
     Hide(scores, mask, params, tile, keys, tile_ids);
   }
 
+  // Of what the band, the segments and the mask hide P becomes 0. `tile_ids` are the rows'
+  // segments, in shared memory, if the tile asks for them.
+  static __device__ __forceinline__ void Hide(Scores& scores, const TermBits& mask,
+                                              const TermBackwardKernelParams& params,
+                                              const TermQueryTile& tile, const TermKeys& keys,
+                                              const int32_t* tile_ids) {
+    if (tile.flags & QueryTile::kMasked) {
+      const VisibleRows visible(tile, keys.Key(0), keys.Row(), keys.Count());
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!visible.Sees(e / 2, n * 8 + e % 2)) scores[n * 4 + e] = 0.0f;
+        }
+      }
+    }
+    if (tile.flags & TermQueryTile::kIds) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t id = keys.Id(params, half);
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n) {
+          const int2 ids = *reinterpret_cast<const int2*>(tile_ids + n * 8 + keys.Row());
+          if (id < 0 || ids.x != id) scores[n * 4 + half * 2] = 0.0f;
+          if (id < 0 || ids.y != id) scores[n * 4 + half * 2 + 1] = 0.0f;
+        }
+      }
+    }
+    if (tile.flags & TermQueryTile::kMaskWords) {
+#pragma unroll
+      for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!Has(mask, n, e / 2, e % 2)) scores[n * 4 + e] = 0.0f;
+        }
+      }
+    }
+  }
+
+  // Whether Exponential does for the tile: most of them, without ALiBi. REQUIRES: no bias.
+  static __device__ __forceinline__ bool AreNarrow(const TermBackwardKernelParams& params,
+                                                   const TermQueryTile& tile) {
+    return (tile.flags & QueryTile::kWide) == 0 && params.terms.slopes == nullptr;
+  }
+  // Of the rows of columns 8 n and the next; a part of what Exponentials does, before Hide.
+  static __device__ __forceinline__ void Exponential(Scores& scores, const float* statistics, int n,
+                                                     float multiplier) {
+    const float2 offset = Plain::Offsets(statistics, n);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float& x = scores[n * 4 + e];
+      x = Exp2(fmaf(x, multiplier, e % 2 == 0 ? offset.x : offset.y));
+    }
+  }
+
   // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
   template <typename Keep>
   static __device__ __forceinline__ void Differentiate(
@@ -237,14 +292,7 @@ struct TermBackwardScores {
                                                 float multiplier) {
     if (params.terms.slopes == nullptr) {
 #pragma unroll
-      for (int n = 0; n < kRows / 8; ++n) {
-        const float2 offset = Plain::Offsets(statistics, n);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& x = scores[n * 4 + e];
-          x = Exp2(fmaf(x, multiplier, e % 2 == 0 ? offset.x : offset.y));
-        }
-      }
+      for (int n = 0; n < kRows / 8; ++n) Exponential(scores, statistics, n, multiplier);
       return;
     }
     const float slope = tile.slope * kLog2E;
@@ -257,45 +305,6 @@ struct TermBackwardScores {
         const float addend = fmaf(-slope, Away(params, tile, keys, n, e / 2, e % 2),
                                   e % 2 == 0 ? offset.x : offset.y);
         x = Exp2(fmaf(x, multiplier, addend));
-      }
-    }
-  }
-
-  // Of what the band, the segments and the mask hide P becomes 0. `tile_ids` are the rows'
-  // segments, in shared memory, if the tile asks for them.
-  static __device__ __forceinline__ void Hide(Scores& scores, const TermBits& mask,
-                                              const TermBackwardKernelParams& params,
-                                              const TermQueryTile& tile, const TermKeys& keys,
-                                              const int32_t* tile_ids) {
-    if (tile.flags & QueryTile::kMasked) {
-      const VisibleRows visible(tile, keys.Key(0), keys.Row(), keys.Count());
-#pragma unroll
-      for (int n = 0; n < kRows / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (!visible.Sees(e / 2, n * 8 + e % 2)) scores[n * 4 + e] = 0.0f;
-        }
-      }
-    }
-    if (tile.flags & TermQueryTile::kIds) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t id = keys.Id(params, half);
-#pragma unroll
-        for (int n = 0; n < kRows / 8; ++n) {
-          const int2 ids = *reinterpret_cast<const int2*>(tile_ids + n * 8 + keys.Row());
-          if (id < 0 || ids.x != id) scores[n * 4 + half * 2] = 0.0f;
-          if (id < 0 || ids.y != id) scores[n * 4 + half * 2 + 1] = 0.0f;
-        }
-      }
-    }
-    if (tile.flags & TermQueryTile::kMaskWords) {
-#pragma unroll
-      for (int n = 0; n < kRows / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (!Has(mask, n, e / 2, e % 2)) scores[n * 4 + e] = 0.0f;
-        }
       }
     }
   }

@@ -66,6 +66,7 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   BiasMap bias;
   PhiloxKeys keys;  // of dropout
   int32_t stride = 1;
+  uint32_t zero = 0;  // as in the forward's
   // Where the bias's gradient goes, device: like the bias, of which every head has a plane for
   // itself, in the call's 16-bit type; keys' positions are multiples of 8 where their tiles begin.
   // Kernels that store it alone read this.
