@@ -48,6 +48,7 @@ class ReadyKernel {
     kernel_->DropTables();
     return cudaMemcpy(tables_, tables.data(), tables.size(), cudaMemcpyHostToDevice) == cudaSuccess;
   }
+  bool stores_key_gradients() const { return kernel_->stores_key_gradients(); }
   // False of one that was never initialized.
   bool ready() const { return kernel_ != nullptr; }
   int Launch(cudaStream_t stream) const {
@@ -173,6 +174,8 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   block.v = v;
   block.dk = dk;
   block.dv = dv;
+  block.dk_out = dk_out;
+  block.dv_out = dv_out;
   if (terms != nullptr) block.segment_ids = terms->kv_segments;
   ringattn::worker::ForwardCall forward;
   forward.problem = &problem;
@@ -259,7 +262,8 @@ int ringattn_backward_kernel(void* opaque, cudaStream_t stream) {
 }
 
 // Everything that a backward needs after a forward: delta, zeroed accumulators,
-// the main kernel, the bias's gradient where it is asked for, conversion to the output dtype.
+// the main kernel, the bias's gradient where it is asked for, conversion to the output dtype; of dk
+// and dv where the kernel does not store them.
 int ringattn_backward(void* opaque, cudaStream_t stream) {
   using namespace ringattn::worker::cuda;
   Handle* handle = static_cast<Handle*>(opaque);
@@ -267,17 +271,18 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
   const int64_t dq_count = p.batch * handle->q_rows * p.num_heads * p.head_dim;
   const int64_t dk_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim;
   const int64_t dv_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim_v;
+  const bool added = !handle->backward.stores_key_gradients();
   return Failed(
              StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta}, stream)) ||
          Failed(StartZero({handle->dq, dq_count * 4}, stream)) ||
-         Failed(StartZero({handle->dk, dk_count * 4}, stream)) ||
-         Failed(StartZero({handle->dv, dv_count * 4}, stream)) ||
+         (added && Failed(StartZero({handle->dk, dk_count * 4}, stream))) ||
+         (added && Failed(StartZero({handle->dv, dv_count * 4}, stream))) ||
          (handle->dbias != nullptr && ZeroDbias(*handle, stream) != 0) ||
          ringattn_backward_kernel(opaque, stream) != 0 ||
          (handle->dbias != nullptr && handle->bias_gradient.Launch(stream) != 0) ||
          Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream)) ||
-         Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream)) ||
-         Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream));
+         (added && Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream))) ||
+         (added && Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream)));
 }
 
 void ringattn_release(void* opaque) { delete static_cast<Handle*>(opaque); }

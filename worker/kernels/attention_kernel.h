@@ -59,6 +59,11 @@ struct KvBlock {
   float* dk = nullptr;                   // backward: like k, fp32, accumulated into
   float* dv = nullptr;                   // backward: like v, fp32, accumulated into
   const int32_t* segment_ids = nullptr;  // [batch, rows], where the problem has them
+  // backward: like k and v, dtype, or null. A back end may store the rounded gradients there and
+  // leave dk and dv alone, where the call has all queries of the block: it says so once it is
+  // prepared, and the caller neither zeroes nor converts then.
+  void* dk_out = nullptr;
+  void* dv_out = nullptr;
 };
 
 // Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h)

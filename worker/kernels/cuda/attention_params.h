@@ -77,6 +77,7 @@ struct QRange {
 struct BackwardTile {
   const void* k = nullptr;
   const void* v = nullptr;
+  // Added to. sm90: whatever the problem's type is, what is stored; null where tensor maps add.
   float* dk = nullptr;
   float* dv = nullptr;
   int64_t block_rows = 0;

@@ -52,6 +52,9 @@ class PreparedKernel {
   // name it. INTERNAL with CUDA's text if the driver refuses a tensor map of it.
   virtual absl::Status PlaceScratch(void* scratch) { return absl::OkStatus(); }
   virtual void WriteTables(void* target) const = 0;
+  // Whether launches store KvBlock::dk_out and dv_out instead of adding to dk and dv.
+  virtual bool stores_key_gradients() const { return false; }
+
   // Frees the host's copy: afterwards only Launch may be called.
   virtual void DropTables() = 0;
   // Asynchronous: ordered on the stream. Never allocates, never waits. The current device must

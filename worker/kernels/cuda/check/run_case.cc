@@ -56,8 +56,10 @@ class CaseRun {
     for (int rank = 0; rank < case_.world; ++rank) RunRank(rank);
     for (int rank = 0; rank < case_.world; ++rank) {
       KvMemory& memory = *kv_memory_[rank];
-      CollectKeyGradient(rank, memory.dk, shape_.head_dim, outputs_.dk);
-      CollectKeyGradient(rank, memory.dv, shape_.head_dim_v, outputs_.dv);
+      CollectKeyGradient(rank, memory.dk, memory.stored ? &memory.dk_out : nullptr, shape_.head_dim,
+                         outputs_.dk);
+      CollectKeyGradient(rank, memory.dv, memory.stored ? &memory.dv_out : nullptr,
+                         shape_.head_dim_v, outputs_.dv);
     }
     return std::move(outputs_);
   }
@@ -69,8 +71,11 @@ class CaseRun {
           v(v_count * element),
           dk(k_count * 4),
           dv(v_count * 4),
+          dk_out(k_count * element),
+          dv_out(v_count * element),
           ids(ids_count * 4) {}
-    Buffer k, v, dk, dv, ids;
+    Buffer k, v, dk, dv, dk_out, dv_out, ids;
+    bool stored = false;  // dk_out and dv_out instead of dk and dv
   };
 
   // A rank's rows of the score terms' tensors, and where a bias's gradient goes.
@@ -149,6 +154,10 @@ class CaseRun {
       block.v = memory.v.get();
       block.dk = memory.dk.get<float>();
       block.dv = memory.dv.get<float>();
+      if (case_.world == 1 && !case_.apart) {
+        block.dk_out = memory.dk_out.get();
+        block.dv_out = memory.dv_out.get();
+      }
       if (problem_.terms.segment_ids) {
         memory.ids.Upload(
             Gather(inputs_.kv_segment_ids, shape_.batch, shape_.seq_len_kv, 4, shard.tokens));
@@ -363,6 +372,10 @@ class CaseRun {
           [&](const KernelTuning& tuning) { return PrepareBackward(call, device_, tuning); });
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "backward");
+      if ((*prepared)->stores_key_gradients()) {
+        kv_memory_[0]->stored = true;
+        splits_.Count(**prepared, "backward storing dk and dv");
+      }
       if (has_dbias()) BiasGradient(BiasGradientOf(call, terms));
     }
     Check(StartConvert(
@@ -449,11 +462,16 @@ class CaseRun {
     return before;
   }
 
-  void CollectKeyGradient(int rank, const Buffer& sums, int64_t dim, std::vector<char>& target) {
+  // `stored`: the gradient itself, or null: `sums` are it.
+  void CollectKeyGradient(int rank, const Buffer& sums, const Buffer* stored, int64_t dim,
+                          std::vector<char>& target) {
     const Shard& shard = kv_shards_[rank];
     const int64_t count = shape_.batch * shard.rows() * shape_.num_kv_heads * dim;
-    Buffer converted(count * element_);
-    Check(StartConvert({problem_.dtype, converted.get(), sums.get<float>(), count}, nullptr));
+    Buffer rounded(count * element_);
+    if (stored == nullptr) {
+      Check(StartConvert({problem_.dtype, rounded.get(), sums.get<float>(), count}, nullptr));
+    }
+    const Buffer& converted = stored == nullptr ? rounded : *stored;
     Scatter(converted.Download<char>(), shape_.batch, shape_.seq_len_kv, KeyRowBytes(dim),
             shard.tokens, target);
     outputs_.intact = outputs_.intact && sums.GuardsIntact() && converted.GuardsIntact();

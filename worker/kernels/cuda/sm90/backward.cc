@@ -89,6 +89,41 @@ int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
   return static_cast<int32_t>((packs + sections - 1) / sections);
 }
 
+// Whether every key has a tile, so that a kernel that stores leaves no gradient out. Those that no
+// query sees have none.
+bool TilesHaveAllKeys(const BackwardCall& call, const BackwardPlan& plan, int32_t tile_keys) {
+  int64_t tiles = 0;
+  for (const KvBlock& block : call.blocks) {
+    int64_t rows = 0;
+    for (const Piece& piece : block.pieces) {
+      rows += piece.length;
+      tiles += (piece.length + tile_keys - 1) / tile_keys;
+    }
+    if (rows != block.rows) return false;
+  }
+  return tiles > 0 && tiles == static_cast<int64_t>(plan.tiles.size());
+}
+
+bool HaveStoredGradients(const std::vector<KvBlock>& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(), [](const KvBlock& block) {
+    return block.dk_out != nullptr && block.dv_out != nullptr && Aligned16(block.dk_out) &&
+           Aligned16(block.dv_out);
+  });
+}
+
+// Where tiles' gradients are stored, if they are.
+void PlaceKeyGradients(const std::vector<KvBlock>& blocks, bool stored, BackwardPlan& plan) {
+  std::vector<const KvBlock*> of_piece;
+  for (const KvBlock& block : blocks) {
+    of_piece.insert(of_piece.end(), block.pieces.size(), &block);
+  }
+  for (BackwardTile& tile : plan.tiles) {
+    const KvBlock& block = *of_piece[tile.piece];
+    tile.dk = stored ? static_cast<float*>(block.dk_out) : nullptr;
+    tile.dv = stored ? static_cast<float*>(block.dv_out) : nullptr;
+  }
+}
+
 }  // namespace
 
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
@@ -182,6 +217,12 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.tile_count = static_cast<int32_t>(tiles);
   params.packs = static_cast<int32_t>(packs);
   params.section_packs = SectionPacks(tiles, packs, device.sm_count);
+
+  stores_key_gradients_ = !terms && !ordered && problem.softcap <= 0 && packs > 0 &&
+                          params.heads_per_block == params.common.group_size &&
+                          HaveStoredGradients(call.blocks) &&
+                          TilesHaveAllKeys(call, plan_, kernel_.tile_keys);
+  PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);
 
   if (ordered) {
     absl::Status s = turns_.Init(call, kernel_.tile_rows, params, plan_);

@@ -47,6 +47,7 @@ class PreparedBackward : public PreparedKernel {
                                                                   const DeviceInfo& device,
                                                                   std::optional<void*> dbias = {});
 
+  bool stores_key_gradients() const override { return stores_key_gradients_; }
   void WriteTables(void* target) const override;
   void DropTables() override;
   absl::Status Launch(const TableLaunch& launch) const override;
@@ -74,6 +75,7 @@ class PreparedBackward : public PreparedKernel {
   int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
   int64_t turns_scratch_offset_ = 0;
   int64_t sorted_scratch_offset_ = 0;
+  bool stores_key_gradients_ = false;
   bool sorts_ = false;  // tiles by what segment ids leave of them
 };
 

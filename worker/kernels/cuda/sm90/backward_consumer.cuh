@@ -13,7 +13,7 @@
 // The rows' statistics come with S and dP (backward_addends.cuh).
 // What was written for the copy engine is fenced after the next products have been issued, for the
 // fence waits until the writes are there.
-// dK and dV leave by the staged boxes too, at the end.
+// dK and dV leave by the staged boxes too, at the end, or are stored (backward_stored_sums.cuh).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_CONSUMER_CUH_
 
@@ -22,6 +22,7 @@
 #include "worker/kernels/cuda/sm90/backward_addends.cuh"
 #include "worker/kernels/cuda/sm90/backward_scores.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/backward_stored_sums.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -271,6 +272,14 @@ struct BackwardConsumer {
     WaitProducts<0>();
     PinRegisters(dk);
     PinRegisters(dv);
+    using Stored = StoredSums<Shape>;
+    if constexpr (Stored::kPossible) {
+      if (Stored::Asked(item)) {
+        Stored::Store(common, item, item.tile->dv, common.head_dim_v, key, dv, Shape::kUnshift);
+        Stored::Store(common, item, item.tile->dk, common.head_dim, key, dk, common.softmax_scale);
+        return;
+      }
+    }
 #pragma unroll
     for (int part = 0; part < Shape::kPanels; ++part) {
       boxes.Put(dv, part * 32, Shape::kUnshift, boxes.sums);

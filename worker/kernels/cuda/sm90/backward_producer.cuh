@@ -11,6 +11,7 @@
 #include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/sm90/backward_addends.cuh"
 #include "worker/kernels/cuda/sm90/backward_shape.cuh"
+#include "worker/kernels/cuda/sm90/backward_stored_sums.cuh"
 #include "worker/kernels/cuda/sm90/backward_turns.cuh"
 #include "worker/kernels/cuda/sm90/pipeline.cuh"
 
@@ -307,6 +308,12 @@ struct BackwardProducer {
                   head,
                   static_cast<int>(range.row_begin) + row + (Shape::kDqByRows ? group * 64 : 0));
       });
+    }
+    if constexpr (StoredSums<Shape>::kPossible) {
+      if (StoredSums<Shape>::Asked(item)) {
+        WaitBulk();
+        return;
+      }
     }
     const SumMaps& maps = params.sum_maps[item.tile->piece];
     AcquireMap(&maps.dv);

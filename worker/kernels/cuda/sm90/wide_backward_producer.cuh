@@ -130,6 +130,12 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
         }
       });
     }
+    if constexpr (StoredSums<Shape>::kPossible) {
+      if (StoredSums<Shape>::Asked(this->item)) {
+        WaitBulk();
+        return;
+      }
+    }
     const SumMaps& maps = this->params.sum_maps[this->item.tile->piece];
     const TensorMap& map = group == 0 ? maps.dv : maps.dk;
     const int columns = group == 0 ? common.head_dim_v : common.head_dim;
