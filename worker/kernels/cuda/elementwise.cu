@@ -1,6 +1,7 @@
 #include "worker/kernels/cuda/elementwise.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "worker/kernels/cuda/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
@@ -48,6 +49,66 @@ __global__ void attention_delta(const Out* __restrict__ out, const T* __restrict
   }
 }
 
+// Eight successive elements.
+template <typename T>
+__device__ __forceinline__ void LoadEight(const T* source, float (&x)[8]) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(source)[i];
+      x[i * 4] = four.x, x[i * 4 + 1] = four.y, x[i * 4 + 2] = four.z, x[i * 4 + 3] = four.w;
+    }
+  } else {
+    const uint4 words = *reinterpret_cast<const uint4*>(source);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = Unpack<T>((&words.x)[i]);
+      x[i * 2] = pair.x, x[i * 2 + 1] = pair.y;
+    }
+  }
+}
+
+// The same where rows are whole vectors of eight elements, at most 32 of them: `lanes` (a power of
+// two) to a row. `zeroed` fours of floats become 0 beside it: of sums that a backward adds to,
+// which cost the reads no time.
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kThreads)
+    attention_delta_vectors(const Out* __restrict__ out, const T* __restrict__ dout,
+                            float* __restrict__ delta, const float* __restrict__ dlse,
+                            const float* __restrict__ lse, uint32_t count, uint32_t rows,
+                            uint32_t num_heads, int columns, int lanes, float4* __restrict__ zeros,
+                            int64_t zeroed) {
+  const int64_t thread = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = thread; i < zeroed; i += threads) zeros[i] = float4{};
+  const int lane = threadIdx.x & (lanes - 1);
+  const bool has_columns = lane * 8 < columns;
+  const int64_t step = threads / lanes;
+  // All of a warp's lanes stay for the shuffles.
+  for (int64_t first = thread / 32 * (32 / lanes); first < count; first += step) {
+    const int64_t index = first + (threadIdx.x & 31) / lanes;
+    float sum = 0.0f;
+    if (index < count && has_columns) {
+      float a[8], b[8];
+      LoadEight(out + index * columns + lane * 8, a);
+      LoadEight(dout + index * columns + lane * 8, b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(a[i], b[i], sum);
+    }
+    for (int other = lanes / 2; other > 0; other /= 2) {
+      sum += __shfl_xor_sync(0xffffffff, sum, other);
+    }
+    if (lane != 0 || index >= count) continue;
+    const uint32_t place = static_cast<uint32_t>(index);
+    const uint32_t head = place % num_heads;
+    const uint32_t row = place / num_heads % rows;
+    const uint32_t batch = place / num_heads / rows;
+    const int64_t at = (static_cast<int64_t>(batch) * num_heads + head) * rows + row;
+    if (dlse != nullptr) sum = lse[at] == NegativeInfinity() ? 0.0f : sum - dlse[at];
+    delta[at] = sum;
+  }
+}
+
 // One block per head: each thread sums every kThreads-th row, then the threads' sums are added
 // pairwise, so that the order is the same in every run.
 __global__ void __launch_bounds__(kThreads)
@@ -90,6 +151,8 @@ __global__ void add_fp32(float* target, const float* source, int64_t count) {
   for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] += source[i];
 }
 
+constexpr int kConvertBatch = 4;  // vectors that a thread asks for at once
+
 template <typename T>
 __global__ void convert_from_fp32(T* target, const float* source, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -97,11 +160,21 @@ __global__ void convert_from_fp32(T* target, const float* source, int64_t count)
   const bool aligned =
       reinterpret_cast<uintptr_t>(source) % 16 == 0 && reinterpret_cast<uintptr_t>(target) % 8 == 0;
   const int64_t vectors = aligned ? count / 4 : 0;
-  for (int64_t i = first; i < vectors; i += step) {
-    const float4 x = reinterpret_cast<const float4*>(source)[i];
+  const auto convert = [target](int64_t i, const float4& x) {
     reinterpret_cast<uint2*>(target)[i] = make_uint2(Pack<T>(x.x, x.y), Pack<T>(x.z, x.w));
+  };
+  int64_t i = first;
+  for (; i + (kConvertBatch - 1) * step < vectors; i += kConvertBatch * step) {
+    float4 x[kConvertBatch];
+#pragma unroll
+    for (int n = 0; n < kConvertBatch; ++n) {
+      x[n] = __ldcs(reinterpret_cast<const float4*>(source) + i + n * step);
+    }
+#pragma unroll
+    for (int n = 0; n < kConvertBatch; ++n) convert(i + n * step, x[n]);
   }
-  for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] = FromFloat<T>(source[i]);
+  for (; i < vectors; i += step) convert(i, reinterpret_cast<const float4*>(source)[i]);
+  for (i = vectors * 4 + first; i < count; i += step) target[i] = FromFloat<T>(source[i]);
 }
 
 // The larger of two, or the one that is a NaN.
@@ -267,11 +340,33 @@ cudaError_t Merge(const MergeParams& params, void* out, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t Zero(const ZeroCall& call, cudaStream_t stream) {
+  return call.bytes == 0 ? cudaSuccess : cudaMemsetAsync(call.target, 0, call.bytes, stream);
+}
+
+bool InVectors(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
 template <typename T, typename Out>
-cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
+cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
   const AttentionProblem& problem = *call.problem;
   const int64_t count = problem.batch * call.q_rows * problem.num_heads;
-  if (count == 0) return cudaSuccess;
+  const bool zeroes = InVectors(zero.target) && zero.bytes % 16 == 0;
+  if constexpr (sizeof(T) == 2) {
+    const int64_t columns = problem.head_dim_v;
+    if (count > 0 && count <= std::numeric_limits<int32_t>::max() && columns % 8 == 0 &&
+        columns <= 256 && InVectors(call.out) && InVectors(call.dout)) {
+      const int lanes = columns <= 64 ? 8 : columns <= 128 ? 16 : 32;
+      attention_delta_vectors<T, Out><<<BlocksFor(count * lanes), kThreads, 0, stream>>>(
+          static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta,
+          call.dlse, call.lse, static_cast<uint32_t>(count), static_cast<uint32_t>(call.q_rows),
+          static_cast<uint32_t>(problem.num_heads), static_cast<int>(columns), lanes,
+          static_cast<float4*>(zero.target), zeroes ? zero.bytes / 16 : 0);
+      const cudaError_t error = cudaGetLastError();
+      return error != cudaSuccess || zeroes ? error : Zero(zero, stream);
+    }
+  }
+  const cudaError_t error = Zero(zero, stream);
+  if (error != cudaSuccess || count == 0) return error;
   attention_delta<T, Out><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
       static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,
       call.lse, problem.batch, call.q_rows, static_cast<int>(problem.num_heads),
@@ -280,28 +375,28 @@ cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
+cudaError_t Delta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
   const bool rounded = call.problem->out_dtype() == call.problem->dtype;
-  return rounded ? DeltaOf<T, T>(call, stream) : DeltaOf<T, float>(call, stream);
+  return rounded ? DeltaOf<T, T>(call, stream, zero) : DeltaOf<T, float>(call, stream, zero);
 }
 
 template <typename T>
 cudaError_t Convert(const ConvertCall& call, cudaStream_t stream) {
-  convert_from_fp32<T><<<BlocksFor((call.count + 3) / 4), kThreads, 0, stream>>>(
+  convert_from_fp32<T><<<BlocksFor((call.count + 3) / 4 / kConvertBatch), kThreads, 0, stream>>>(
       static_cast<T*>(call.target), call.source, call.count);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream) {
+cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
   switch (call.problem->dtype) {
     case DType::kFloat32:
-      return Delta<float>(call, stream);
+      return Delta<float>(call, stream, zero);
     case DType::kBFloat16:
-      return Delta<__nv_bfloat16>(call, stream);
+      return Delta<__nv_bfloat16>(call, stream, zero);
     case DType::kFloat16:
-      return Delta<__half>(call, stream);
+      return Delta<__half>(call, stream, zero);
   }
   return cudaErrorInvalidValue;
 }
@@ -403,6 +498,10 @@ std::vector<const void*> ElementwiseKernels() {
           reinterpret_cast<const void*>(&attention_delta<__nv_bfloat16, float>),
           reinterpret_cast<const void*>(&attention_delta<__half, __half>),
           reinterpret_cast<const void*>(&attention_delta<__half, float>),
+          reinterpret_cast<const void*>(&attention_delta_vectors<__nv_bfloat16, __nv_bfloat16>),
+          reinterpret_cast<const void*>(&attention_delta_vectors<__nv_bfloat16, float>),
+          reinterpret_cast<const void*>(&attention_delta_vectors<__half, __half>),
+          reinterpret_cast<const void*>(&attention_delta_vectors<__half, float>),
           reinterpret_cast<const void*>(&sink_gradient),
           reinterpret_cast<const void*>(&add_fp32),
           reinterpret_cast<const void*>(&convert_from_fp32<__nv_bfloat16>),

@@ -13,7 +13,8 @@
 
 namespace ringattn::worker::cuda {
 
-cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
+// `zero` beside it: by the same kernel where that can.
+cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero);
 cudaError_t LaunchSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
 cudaError_t LaunchConvert(const ConvertCall& call, cudaStream_t stream);

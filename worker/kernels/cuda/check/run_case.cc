@@ -306,11 +306,13 @@ class CaseRun {
     return prepare(tuning);
   }
 
+  // dq's sums become 0 beside it.
   void CheckDelta(const Shard& shard, QueryMemory& memory, const std::vector<char>& out_bits) {
     const int64_t dv = shape_.head_dim_v;
+    const int64_t dq_count = shape_.batch * shape_.num_heads * shard.rows() * shape_.head_dim;
     Check(StartDelta(
         {&problem_, shard.rows(), memory.out.get(), memory.dout.get(), memory.delta.get<float>()},
-        nullptr));
+        nullptr, {memory.dq_acc.get(), dq_count * 4}));
     const std::vector<float> delta = memory.delta.Download<float>();
     const std::vector<float> out = ToFloats(problem_.dtype, out_bits);
     const std::vector<float> dout = ToFloats(problem_.dtype, memory.dout.Download<char>());
@@ -350,7 +352,6 @@ class CaseRun {
     });
     memory.lse.Upload(lse);
     memory.delta.Upload(delta);
-    Check(StartZero({memory.dq_acc.get(), rows * shape_.head_dim * 4}, nullptr));
     std::vector<BackwardCall> calls;
     for (int step = 0; step < steps(); ++step) {
       BackwardCall& call = calls.emplace_back();
