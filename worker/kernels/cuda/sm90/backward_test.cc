@@ -65,6 +65,39 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
 }
 
+// Where nobody else adds to them and no key is left out.
+TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
+  Request request(1000);
+  request.problem.num_kv_heads = 8;
+  KvBlock& block = request.call.blocks[0];
+  const auto stores = [&] {
+    return (*PreparedBackward::Create(request.call, kHopper))->stores_key_gradients();
+  };
+  EXPECT_FALSE(stores());
+  block.dk_out = reinterpret_cast<void*>(uintptr_t{4096});
+  EXPECT_FALSE(stores());
+  block.dv_out = reinterpret_cast<void*>(uintptr_t{8192});
+  EXPECT_TRUE(stores());
+  request.problem.bands[0] = Band{-100, 0};
+  EXPECT_TRUE(stores());
+  request.problem.bands[0] = Band{100, 200};  // nobody sees 100 keys: not a whole tile
+  EXPECT_TRUE(stores());
+  request.problem.bands[0] = Band{200, 300};
+  EXPECT_FALSE(stores());
+  request.problem.bands[0] = Band{};
+  block.pieces[0].length = 900;
+  EXPECT_FALSE(stores());
+  block.pieces[0].length = 1000;
+  request.problem.num_kv_heads = 2;  // heads of a group are spread over blocks
+  EXPECT_FALSE(stores());
+  request.problem.num_kv_heads = 8;
+  request.problem.deterministic = true;
+  EXPECT_FALSE(stores());
+  request.problem.deterministic = false;
+  request.problem.softcap = 20.0f;
+  EXPECT_FALSE(stores());
+}
+
 // By kernels of their own, which count in scratch memory.
 TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   Request request(1000);
