@@ -18,30 +18,30 @@ struct ForwardProducer {
   }
   static __device__ __forceinline__ void Load(RingPosition<Shape::kStages>& position,
                                               uint32_t buffers, uint32_t full, const TensorMap* map,
-                                              int head, int row, int batch) {
+                                              int head, int row, int batch, uint64_t policy) {
     const uint32_t barrier = full + 8 * position.stage;
     ArriveExpecting(barrier, Shape::kKvBytes);
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanels; ++panel) {
       CopyBox(buffers + position.stage * Shape::kKvBytes + panel * Shape::kKvPanelBytes, map,
-              barrier, panel * kPanelColumns, head, row, batch, kEvictLast);
+              barrier, panel * kPanelColumns, head, row, batch, policy);
     }
     position.Advance();
   }
   // The same of values, whose keys may be the inner axis.
   static __device__ __forceinline__ void LoadValues(RingPosition<Shape::kStages>& position,
                                                     uint32_t shared, const TensorMap* map, int head,
-                                                    int row, int batch) {
+                                                    int row, int batch, uint64_t policy) {
     if constexpr (Shape::kKeysInner) {
       const uint32_t barrier = shared + Shape::kVFull + 8 * position.stage;
       ArriveExpecting(barrier, Shape::kVBytes);
       // From a multiple of 16 keys, as the copy engine wants it: ranges begin at those of their
       // piece, and the piece's values at the one before its first row (float8_forward.cc).
       CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row & ~15, head,
-              0, batch, kEvictLast);
+              0, batch, policy);
       position.Advance();
     } else {
-      Load(position, shared + Shape::kV, shared + Shape::kVFull, map, head, row, batch);
+      Load(position, shared + Shape::kV, shared + Shape::kVFull, map, head, row, batch, policy);
     }
   }
 
@@ -49,16 +49,18 @@ struct ForwardProducer {
   // then start at different keys and ask the L2 cache for different lines (1% at 64K
   // tokens). Values follow their keys one tile late: the consumers multiply with them one
   // tile late too, and a wait for their stage must not hold up the next keys.
+  // `policy`: what the L2 cache is to do with them.
   static __device__ __forceinline__ void LoadItem(const ForwardKernelParams& params,
                                                   KeyTile* key_tiles, uint32_t shared,
                                                   int range_begin, int range_end, int kv_head,
-                                                  int batch, RingPosition<Shape::kStages>& k,
+                                                  int batch, uint64_t policy,
+                                                  RingPosition<Shape::kStages>& k,
                                                   RingPosition<Shape::kStages>& v) {
     int late_piece = -1;
     int late_row = 0;
     const auto load_values = [&] {
       Claim(v, shared + Shape::kVEmpty);
-      LoadValues(v, shared, &params.maps[late_piece].v, kv_head, late_row, batch);
+      LoadValues(v, shared, &params.maps[late_piece].v, kv_head, late_row, batch, policy);
     };
 #pragma unroll 1
     for (int index = range_end - 1; index >= range_begin; --index) {
@@ -79,7 +81,7 @@ struct ForwardProducer {
         key_tiles[k.stage] = {flags, range.limits.first_lower - row, range.limits.first_upper - row,
                               count - row};
         Load(k, shared + Shape::kK, shared + Shape::kKFull, &params.maps[piece].k, kv_head,
-             begin + row, batch);
+             begin + row, batch, policy);
         if (late_piece >= 0) load_values();
         late_piece = piece;
         late_row = begin + row;
@@ -141,8 +143,13 @@ struct ForwardProducer {
           CopyBox(shared + Shape::kQ + panel * Shape::kQPanelBytes, &params.q_map,
                   shared + Shape::kQFull, panel * kPanelColumns, head, q_row, batch, kEvictFirst);
         }
+        // Split keys are read by one block, or few: what else the cache has, tables, code and the
+        // partial results, is worth more. (The kernels in e4m3 and of d96 would spill for it.)
+        const bool once = !Shape::kKeysInner && Shape::kDim != 96 && item_tile.partial_slot >= 0;
+        const uint64_t policy = once ? kEvictFirst : kEvictLast;
         LoadItem(params, reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles), shared,
-                 item_tile.range_begin, item_tile.range_end, head / common.group_size, batch, k, v);
+                 item_tile.range_begin, item_tile.range_end, head / common.group_size, batch,
+                 policy, k, v);
       }
       __syncwarp();
       item = __shfl_sync(0xffffffff, next, 0);
