@@ -180,6 +180,10 @@ __global__ void convert_from_fp32(T* target, const float* source, int64_t count)
 // The larger of two, or the one that is a NaN.
 __device__ __forceinline__ float LargerOrNan(float x, float y) { return y > x || y != y ? y : x; }
 
+// Slots whose first columns are asked for before their weights are known: what there usually are
+// (132 multiprocessors by 8 kv heads), so that everything is on its way at once.
+constexpr int kEarlySlots = 16;
+
 // One block per (tile, packed head group, batch), one warp per row: its lanes ask for the lse of
 // all slots at once, and each for four columns of one slot after another.
 template <typename T>
@@ -191,7 +195,7 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
   // It may have been started beside the forward, whose results are there from here on.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  if (Stopped(common.stop_word)) return;
+  const bool stopped = Stopped(common.stop_word);  // asked for, not waited for
   const int pack = forward.head_pack;
   const int groups = common.num_heads / pack;
   const int64_t batch = blockIdx.z;
@@ -209,7 +213,16 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
             forward.tile_rows +
         row;
     const float* const slot_lse = forward.partial_lse + first;
+    float4 early[kEarlySlots];
+    const float* ahead = forward.partial_out + first * columns + lane * 4;
+    const bool takes = vectors && lane * 4 < columns;
+#pragma unroll
+    for (int i = 0; i < kEarlySlots; ++i, ahead += slot_rows * columns) {
+      early[i] = float4{};
+      if (i < slots && takes) early[i] = *reinterpret_cast<const float4*>(ahead);
+    }
     float max = NegativeInfinity();
+#pragma unroll 1
     for (int slot = lane; slot < slots; slot += 32) {
       max = LargerOrNan(max, slot_lse[slot * slot_rows]);
     }
@@ -217,8 +230,10 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
     for (int step = 16; step > 0; step /= 2) {
       max = LargerOrNan(max, __shfl_xor_sync(0xffffffff, max, step));
     }
+    if (stopped) return;
     const float safe = max == NegativeInfinity() ? 0.0f : max;
     float sum = 0.0f;
+#pragma unroll 1
     for (int slot = lane; slot < slots; slot += 32) sum += expf(slot_lse[slot * slot_rows] - safe);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
@@ -234,8 +249,20 @@ __global__ void attention_combine(const __grid_constant__ CombineParams params) 
         const float lane_weight = slot < slots ? expf(slot_lse[slot * slot_rows] - safe) : 0.0f;
         const float* source = forward.partial_out + (first + chunk * slot_rows) * columns + column;
         const int count = min(slots - chunk, 32);
+        int i = 0;
+        if (begin == 0 && chunk == 0 && vectors) {
+#pragma unroll
+          for (; i < kEarlySlots; ++i) {
+            const float weight = __shfl_sync(0xffffffff, lane_weight, i);
+            x[0] = fmaf(weight, early[i].x, x[0]);
+            x[1] = fmaf(weight, early[i].y, x[1]);
+            x[2] = fmaf(weight, early[i].z, x[2]);
+            x[3] = fmaf(weight, early[i].w, x[3]);
+          }
+          source += kEarlySlots * slot_rows * columns;
+        }
 #pragma unroll 8
-        for (int i = 0; i < count; ++i, source += slot_rows * columns) {
+        for (; i < count; ++i, source += slot_rows * columns) {
           const float weight = __shfl_sync(0xffffffff, lane_weight, i);
           alignas(16) float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
           if (!vectors) {
