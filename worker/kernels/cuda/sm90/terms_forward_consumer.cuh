@@ -95,10 +95,9 @@ struct TermForwardConsumer {
       const auto settle = [&] {
         if constexpr (Shape::kAlibi) {
           return SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
-#ifdef RINGATTN_TRIAL_BITS
-        } else if constexpr (!Shape::kBiased) {
+        } else if constexpr (!Shape::kBiased && Shape::kDim <= 64) {
+          // At 128 it would spill, and masks and segments were 2% slower by it.
           return SettleByBits(scores, multiplier, kOffsetHeadroom, rows, factor);
-#endif
         } else {
           return Settle(scores, multiplier, headroom, rows, factor);
         }

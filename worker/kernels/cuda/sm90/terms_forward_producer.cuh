@@ -46,7 +46,7 @@ struct TermForwardProducer {
     v.Advance();
     if (lane != 0) return;
     Plain::Load(at, shared + Shape::kV, shared + Shape::kVFull, &params.maps[range.piece].v,
-                item.kv_head, static_cast<int>(range.row_begin) + tile.row, item.batch);
+                item.kv_head, static_cast<int>(range.row_begin) + tile.row, item.batch, kEvictLast);
   }
 
   __device__ __forceinline__ void Describe(const Item& item, const Found& tile, bool last) const {
@@ -115,7 +115,7 @@ struct TermForwardProducer {
                   Shape::kWordBytes, full);
       }
       Plain::Load(at, shared + Shape::kK, shared + Shape::kKFull, &maps.k, item.kv_head,
-                  static_cast<int>(range.row_begin) + tile.row, item.batch);
+                  static_cast<int>(range.row_begin) + tile.row, item.batch, kEvictLast);
     }
     if (before.range >= 0) LoadValues(item, before);
   }
