@@ -101,6 +101,7 @@ struct QOperand {
 // source_rank's kv shard, with all heads, in ranges of exactly that many rows:
 //   k [batch, rows, num_kv_heads, head_dim], v [.., head_dim_v], spec dtype
 //   dk, dv: the same shapes in fp32 (backward), accumulated into
+//   dk_out, dv_out: of an offer (ComputeCall::offer), dk and dv in the spec's dtype
 //   segment_ids [batch, rows] int32, where the request has them
 struct KvOperand {
   int source_rank = 0;
@@ -110,6 +111,8 @@ struct KvOperand {
   ByteRange v;
   ByteRange dk;
   ByteRange dv;
+  ByteRange dk_out;
+  ByteRange dv_out;
   ByteRange segment_ids;
 
   int64_t rows() const { return row_end - row_begin; }
@@ -228,6 +231,12 @@ struct ComputeCall {
   // kGather: of the tensor's own bytes. kScatterAdd, kScatterMerge (of out): of fp32's.
   PartForm form;
 
+  // kBackward: the number of its offer to store dk and dv rounded, in dk_out and dv_out of its
+  // operands, and to leave dk and dv alone, as no other call adds to them and none but kConvert
+  // reads them. A device that takes it needs no kZero and no kConvert of that number.
+  int offer = kNoOffer;
+  static constexpr int kNoOffer = -1;
+
   // For reports and the cost model: 128 x 128 tiles with work, per batch row and
   // query head, and pairs (i, j) that are not masked, per batch row and head that the
   // call works on.
@@ -244,6 +253,26 @@ struct ComputeCall {
 };
 
 const char* OpName(ComputeCall::Op op);  // "forward", "zero", ...
+
+// Calls visit(range) for every operand of the call, also for kNone.
+template <typename Call, typename Visit>
+void ForEachRange(Call& call, const Visit& visit) {
+  for (auto* range : {&call.q.q, &call.q.out_acc, &call.q.out, &call.q.lse, &call.q.dout,
+                      &call.q.delta, &call.q.dq_acc, &call.source, &call.target}) {
+    visit(*range);
+  }
+  for (auto& option : call.q.options) visit(option.range);
+  for (auto& keys : call.kv) {
+    for (auto* range :
+         {&keys.k, &keys.v, &keys.dk, &keys.dv, &keys.dk_out, &keys.dv_out, &keys.segment_ids}) {
+      visit(*range);
+    }
+  }
+  for (auto& partial : call.parts) {
+    visit(partial.out);
+    visit(partial.lse);
+  }
+}
 
 struct Step {
   std::vector<Transfer> transfers;

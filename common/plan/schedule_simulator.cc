@@ -46,8 +46,13 @@ bool VisibleKeys::SeesAny(int rank, int source) const {
 }
 
 ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan,
-                                     const Schedule& schedule)
-    : spec_(spec), plan_(plan), schedule_(schedule), visible_(spec, plan), memory_(spec, schedule) {
+                                     const Schedule& schedule, bool takes_offers)
+    : spec_(spec),
+      plan_(plan),
+      schedule_(schedule),
+      takes_offers_(takes_offers),
+      visible_(spec, plan),
+      memory_(spec, schedule) {
   const size_t world_size = schedule.programs.size();
   std::vector<std::vector<uint64_t>> none;
   for (const Shard& shard : plan.kv) none.emplace_back(RowsIn(shard), 0);

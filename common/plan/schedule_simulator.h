@@ -32,7 +32,9 @@ struct VisibleKeys {
 // Not thread safe.
 class ScheduleSimulator {
  public:
-  ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule);
+  // `takes_offers`: of ComputeCall::offer, as a device may, all of them.
+  ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
+                    bool takes_offers = false);
 
   // Empty if the schedule is right, else what is wrong with it first.
   std::string Run();
@@ -78,6 +80,8 @@ class ScheduleSimulator {
   bool RunAdd(int rank, const ComputeCall& call);
   bool RunConvert(int rank, const ComputeCall& call);
   bool RunCopy(int rank, const ComputeCall& call);
+  // Into the result itself, of which nothing has been written.
+  bool Store(int rank, const ByteRange& result, const Block& block, uint64_t contributors);
   // Into sums of `block`'s rows.
   bool Contribute(int rank, const ByteRange& range, const Block& block, uint64_t contributors,
                   bool once);
@@ -92,6 +96,7 @@ class ScheduleSimulator {
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
   const Schedule& schedule_;
+  const bool takes_offers_;
   const VisibleKeys visible_;
   SymbolicMemory memory_;
   std::vector<std::map<BufferId, Cells>> converted_;  // [rank]: source of a kConvert

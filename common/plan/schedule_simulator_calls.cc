@@ -96,6 +96,10 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
                        heads.begin + heads.count > heads.of)) {
     return Fail("heads that the problem does not have");
   }
+  if (takes_offers_ && call.offer != ComputeCall::kNoOffer &&
+      call.op != ComputeCall::Op::kBackward) {
+    return true;
+  }
   switch (call.op) {
     case ComputeCall::Op::kForward:
       return RunForward(rank, call);
@@ -355,8 +359,16 @@ bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
   for (const KvOperand& operand : call.kv) {
     sources |= BitOf(operand.source_rank);
     const uint64_t queries = BitOf(call.q.source_rank);
-    if (!Contribute(rank, operand.dk, KvBlock(call, operand, TensorId::kDk, 4), queries, true) ||
-        !Contribute(rank, operand.dv, KvBlock(call, operand, TensorId::kDv, 4), queries, true)) {
+    const Block dk = KvBlock(call, operand, TensorId::kDk, 4);
+    const Block dv = KvBlock(call, operand, TensorId::kDv, 4);
+    if (takes_offers_ && call.offer != ComputeCall::kNoOffer) {
+      if (!Store(rank, operand.dk_out, dk, queries) || !Store(rank, operand.dv_out, dv, queries)) {
+        return false;
+      }
+      continue;
+    }
+    if (!Contribute(rank, operand.dk, dk, queries, true) ||
+        !Contribute(rank, operand.dv, dv, queries, true)) {
       return false;
     }
   }
@@ -414,6 +426,23 @@ bool ScheduleSimulator::RunConvert(int rank, const ComputeCall& call) {
   if (call.target != memory_.Whole(rank, call.target.buffer)) return Fail("convert of a part");
   converted_[rank][call.target.buffer] = Cells(cells, cells + count);
   return memory_.Write(rank, call.target, kNumbers);
+}
+
+bool ScheduleSimulator::Store(int rank, const ByteRange& result, const Block& block,
+                              uint64_t contributors) {
+  // As a kConvert leaves it: the cells of fp32.
+  const int64_t wider = 4 / ElementBytes(spec_.result_dtype());
+  Cells& cells = converted_[rank][result.buffer];
+  cells.resize(memory_.Of(rank, result.buffer).size() * wider);
+  Cell* in_result;
+  int64_t count;
+  if (!memory_.Slice(rank, result, &in_result, &count)) return false;
+  Cell* const target = cells.data() + result.offset / kCellBytes * wider;
+  return memory_.ForEach(target, count * wider, block, [&](Cell& cell, int64_t identity) {
+    if (cell.state != Cell::State::kUnwritten) return Fail("a gradient stored twice");
+    cell = {Cell::State::kGradients, identity, contributors};
+    return true;
+  });
 }
 
 bool ScheduleSimulator::RunCopy(int rank, const ComputeCall& call) {

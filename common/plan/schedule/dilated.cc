@@ -1,6 +1,7 @@
 #include "common/plan/schedule/dilated.h"
 
 #include <algorithm>
+#include <cassert>
 #include <map>
 #include <memory>
 #include <optional>
@@ -254,20 +255,8 @@ class DilatedRank {
     }
     bool late = false;
     for (ComputeCall& call : step.calls) {
-      for (ByteRange* range : {&call.q.q, &call.q.out_acc, &call.q.out, &call.q.lse, &call.q.dout,
-                               &call.q.delta, &call.q.dq_acc, &call.source, &call.target}) {
-        move(*range);
-      }
-      for (OptionOperand& option : call.q.options) move(option.range);
-      for (KvOperand& keys : call.kv) {
-        for (ByteRange* range : {&keys.k, &keys.v, &keys.dk, &keys.dv, &keys.segment_ids}) {
-          move(*range);
-        }
-      }
-      for (PartialOperand& partial : call.parts) {
-        move(partial.out);
-        move(partial.lse);
-      }
+      assert(call.offer == ComputeCall::kNoOffer);  // a part's results are fp32
+      ForEachRange(call, move);
       MakePartCall(part.part, call);
       // What waits for others comes behind all parts' calls, as it does behind those of one.
       late = late || call.op == Op::kAdd || call.op == Op::kMerge;

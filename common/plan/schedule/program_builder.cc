@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/schedule/gradient_offers.h"
 
 namespace ringattn {
 
@@ -188,6 +189,7 @@ Program ProgramBuilder::Finish() {
     for (ComputeCall& call : late_[i]) steps_[i].calls.push_back(std::move(call));
     program_.steps.push_back(std::move(steps_[i]));
   }
+  OfferToStoreGradients(program_);
   return std::move(program_);
 }
 
