@@ -10,6 +10,8 @@ namespace {
 
 using Op = ComputeCall::Op;
 
+static_assert(kNoOffer == ComputeCall::kNoOffer);
+
 ScoreTerms TermsOf(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   const AttentionOptions& options = spec.options;
@@ -163,6 +165,8 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
     addresses.Set(blocks[i].v, call.kv[i].v);
     addresses.Set(blocks[i].dk, call.kv[i].dk);
     addresses.Set(blocks[i].dv, call.kv[i].dv);
+    addresses.Set(blocks[i].dk_out, call.kv[i].dk_out);
+    addresses.Set(blocks[i].dv_out, call.kv[i].dv_out);
     addresses.Set(blocks[i].segment_ids, call.kv[i].segment_ids);
   }
 }
@@ -234,8 +238,11 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       sinks.q_rows = call.q.rows();
       return sinks;
     }
-    case Op::kBackward:
-      return DescribeAttention<BackwardCall>(context, call);
+    case Op::kBackward: {
+      auto backward = DescribeAttention<BackwardCall>(context, call);
+      backward.offer = call.offer;
+      return backward;
+    }
     case Op::kBiasGradient:
       return DescribeAttention<BiasGradientCall>(context, call);
     case Op::kProbabilities: {
@@ -247,11 +254,12 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       return probabilities;
     }
     case Op::kZero:
-      return ZeroCall{nullptr, call.target.bytes};
+      return ZeroCall{nullptr, call.target.bytes, call.offer};
     case Op::kAdd:
       return AddCall{nullptr, nullptr, call.target.bytes / 4};
     case Op::kConvert:
-      return ConvertCall{context.whole.problem.dtype, nullptr, nullptr, call.source.bytes / 4};
+      return ConvertCall{context.whole.problem.dtype, nullptr, nullptr, call.source.bytes / 4,
+                         call.offer};
     case Op::kMerge: {
       MergeCall merge;
       merge.problem = &context.Of(call).problem;
@@ -449,6 +457,8 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
     read(operand.segment_ids);
     write(operand.dk);
     write(operand.dv);
+    write(operand.dk_out);
+    write(operand.dv_out);
   }
   return accesses;
 }

@@ -50,6 +50,12 @@ struct AttentionProblem {
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
 
+// The number of an offer among an operation's calls. A BackwardCall that has one may store its
+// blocks' rounded gradients in dk_out and dv_out and leave dk and dv alone: no other call adds to
+// them. The ZeroCalls and ConvertCalls of that number are then none of the device's business.
+// Whoever starts kernels without a number gives dk_out and dv_out all the same, and asks.
+inline constexpr int kNoOffer = -1;
+
 // A block of keys.
 struct KvBlock {
   int64_t rows = 0;
@@ -59,9 +65,7 @@ struct KvBlock {
   float* dk = nullptr;                   // backward: like k, fp32, accumulated into
   float* dv = nullptr;                   // backward: like v, fp32, accumulated into
   const int32_t* segment_ids = nullptr;  // [batch, rows], where the problem has them
-  // backward: like k and v, dtype, or null. A back end may store the rounded gradients there and
-  // leave dk and dv alone, where the call has all queries of the block: it says so once it is
-  // prepared, and the caller neither zeroes nor converts then.
+  // backward, of a call with an offer: like k and v, dtype
   void* dk_out = nullptr;
   void* dv_out = nullptr;
 };
@@ -135,6 +139,7 @@ struct BackwardCall {
   float* dq_acc = nullptr;
   std::vector<KvBlock> blocks;  // with dk, dv
   TermOperands terms;
+  int offer = kNoOffer;
 };
 
 // The bias's gradient at all pairs of the call's queries and keys, which are stored, not added
@@ -202,6 +207,7 @@ struct ProbabilitiesCall {
 struct ZeroCall {
   void* target = nullptr;
   int64_t bytes = 0;
+  int offer = kNoOffer;
 };
 
 // target[i] += source[i], fp32, in order of i on every back end.
@@ -218,6 +224,7 @@ struct ConvertCall {
   void* target = nullptr;
   const float* source = nullptr;
   int64_t count = 0;
+  int offer = kNoOffer;
 };
 
 // Run r of `runs`: run_bytes bytes at target + r * target_pitch from source + r * source_pitch.

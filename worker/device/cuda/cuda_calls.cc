@@ -132,6 +132,27 @@ std::set<const void*> BiasGradientsOf(const std::vector<KernelCall>& calls) {
   return gradients;
 }
 
+// What zeroes and converts gradients that a kernel stores itself does nothing.
+void TakeOffers(const std::vector<KernelCall>& calls, Planned& planned) {
+  std::set<int> taken;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const auto* const backward = std::get_if<BackwardCall>(&calls[i]);
+    if (backward == nullptr || backward->offer == kNoOffer) continue;
+    if (std::get<Attention>(planned.kernels[i])->stores_key_gradients()) {
+      taken.insert(backward->offer);
+    }
+  }
+  if (taken.empty()) return;
+  for (Kernel& kernel : planned.kernels) {
+    const auto* const zero = std::get_if<ZeroCall>(&kernel);
+    const auto* const convert = std::get_if<ConvertCall>(&kernel);
+    const int offer = zero != nullptr      ? zero->offer
+                      : convert != nullptr ? convert->offer
+                                           : kNoOffer;
+    if (taken.count(offer) > 0) kernel = std::monostate();
+  }
+}
+
 absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelChoice& choice) {
   const std::set<const void*> bias_gradients = BiasGradientsOf(calls);
   Planned planned;
@@ -158,6 +179,7 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
     if (!kernel.ok()) return kernel.status();
     Add(*std::move(kernel), planned);
   }
+  TakeOffers(calls, planned);
   return planned;
 }
 
@@ -237,6 +259,7 @@ absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
     absl::Status operator()(const CopyCall& call) const {
       return cuda::StartCopy(call, launch.stream);
     }
+    absl::Status operator()(std::monostate) const { return absl::OkStatus(); }
   };
   return std::visit(Visitor{launch}, kernel_);
 }

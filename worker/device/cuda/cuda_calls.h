@@ -61,8 +61,9 @@ class CudaCallQueue {
 
 class PreparedCudaCall : public PreparedCall {
  public:
+  // std::monostate: nothing is to be done.
   using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, SinkGradientCall,
-                              ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall>;
+                              ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall, std::monostate>;
 
   // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
   // `scratch_offset`. `queue` outlives the call.

@@ -1,11 +1,13 @@
 // What several calls become together, on a GPU or on fakes; a part of cuda_device_test.
 #include "worker/device/cuda/cuda_calls.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -299,6 +301,141 @@ TEST(CudaCallsTest, ABiasGradientIsTheSameHoweverItsZerosAreLeftOut) {
         }
       }
     }
+  }
+  EXPECT_EQ(times_broken, 0);
+}
+
+// Two blocks of keys of a plain problem in bf16, every byte of their sums 0xff, i.e. NaN, before.
+class OfferedBackward {
+ public:
+  OfferedBackward(CudaDevice& device, float softcap) : device_(device) {
+    problem_.dtype = DType::kBFloat16;
+    problem_.num_heads = problem_.num_kv_heads = kHeads;
+    problem_.head_dim = problem_.head_dim_v = kDim;
+    problem_.softmax_scale = 0.125f;
+    problem_.softcap = softcap;
+    problem_.bands = {Band{}};
+    call_.problem = &problem_;
+    call_.q_rows = kRows;
+    call_.q_pieces = {Piece{.length = kRows}};
+    call_.q = Numbers(kRows);
+    call_.dout = Numbers(kRows);
+    call_.lse = static_cast<float*>(Filled(4 * kRows * kHeads, 0));
+    call_.delta = static_cast<float*>(Filled(4 * kRows * kHeads, 0));
+    call_.dq_acc = static_cast<float*>(Filled(4 * kRows * kHeads * kDim, 0));
+    for (int n = 0; n < 2; ++n) {
+      KvBlock& block = call_.blocks.emplace_back();
+      block.rows = kBlockKeys;
+      block.pieces = {Piece{.length = kBlockKeys, .position = n * kBlockKeys}};
+      block.k = Numbers(kBlockKeys);
+      block.v = Numbers(kBlockKeys);
+      block.dk = static_cast<float*>(Filled(4 * kCount, 0xff));
+      block.dv = static_cast<float*>(Filled(4 * kCount, 0xff));
+    }
+  }
+
+  // dk and dv of the blocks, rounded, after zeros, the call and conversions, which are told `offer`
+  // where the call is `offered` one; then the sums, of which NaN is what nobody has touched.
+  std::vector<std::vector<uint16_t>> Run(bool offered, int offer) {
+    BackwardCall call = call_;
+    std::vector<KernelCall> calls, behind;
+    std::vector<void*> results, sums;
+    for (KvBlock& block : call.blocks) {
+      for (const auto& [sum, result] :
+           {std::pair{block.dk, &block.dk_out}, std::pair{block.dv, &block.dv_out}}) {
+        Fill(sum, 4 * kCount, 0xff);
+        void* const rounded = Filled(2 * kCount, 0xff);
+        sums.push_back(sum);
+        results.push_back(rounded);
+        calls.push_back(ZeroCall{sum, 4 * kCount, offer});
+        behind.push_back(ConvertCall{problem_.dtype, rounded, sum, kCount, offer});
+        if (offered) *result = rounded;
+      }
+    }
+    if (offered) call.offer = 0;
+    calls.push_back(call);
+    calls.insert(calls.end(), behind.begin(), behind.end());
+    const auto workspace = device_.WorkspaceBytes(calls);
+    auto prepared = device_.Prepare(calls);
+    EXPECT_TRUE(workspace.ok() && prepared.ok()) << prepared.status();
+    RunControl control;
+    std::vector<EventRef> events;
+    for (const auto& ready : *prepared) {
+      if (!ready->kernel().empty()) family_ = std::string(ready->kernel().family);
+      events.push_back(device_.Start(*ready, {}, &control));
+    }
+    for (const EventRef& event : events) EXPECT_TRUE(event->Wait(Soon()).ok());
+    EXPECT_EQ(control.progress.load(), static_cast<int64_t>(calls.size()));
+    std::vector<std::vector<uint16_t>> found;
+    for (void* result : results) found.push_back(Read(result, 2 * kCount));
+    for (void* sum : sums) found.push_back(Read(sum, 4 * kCount));
+    return found;
+  }
+
+  // That served the last call.
+  const std::string& family() const { return family_; }
+
+ private:
+  static constexpr int64_t kCount = kBlockKeys * kHeads * kDim;
+
+  void Fill(void* target, int64_t bytes, int value) {
+    const std::vector<char> host(bytes, static_cast<char>(value));
+    EXPECT_TRUE(device_.CopyFromHost(target, host.data(), bytes).ok());
+  }
+  void* Filled(int64_t bytes, int value) {
+    memory_.push_back(*device_.Allocate(bytes));
+    Fill(memory_.back()->data(), bytes, value);
+    return memory_.back()->data();
+  }
+  void* Numbers(int64_t rows) {
+    std::vector<uint16_t> values;
+    for (int64_t i = 0; i < rows * kHeads * kDim; ++i) {
+      values.push_back(FloatToBFloat16(static_cast<float>(i * 37 % 101) / 64 - 0.75f));
+    }
+    void* const target = Filled(2 * rows * kHeads * kDim, 0);
+    EXPECT_TRUE(device_.CopyFromHost(target, values.data(), 2 * rows * kHeads * kDim).ok());
+    return target;
+  }
+  std::vector<uint16_t> Read(void* source, int64_t bytes) {
+    std::vector<uint16_t> host(bytes / 2);
+    EXPECT_TRUE(device_.CopyToHost(host.data(), source, bytes).ok());
+    return host;
+  }
+
+  CudaDevice& device_;
+  AttentionProblem problem_;
+  BackwardCall call_;
+  std::string family_;
+  std::vector<std::unique_ptr<DeviceBuffer>> memory_;
+};
+
+bool IsUntouched(const std::vector<uint16_t>& bits) {
+  return std::all_of(bits.begin(), bits.end(), [](uint16_t each) { return each == 0xffff; });
+}
+
+std::vector<float> FloatsOf(const std::vector<uint16_t>& bits) {
+  std::vector<float> values;
+  for (uint16_t each : bits) values.push_back(BFloat16ToFloat(each));
+  return values;
+}
+
+TEST(CudaCallsTest, GradientsThatAKernelStoresAreNeitherZeroedNorConverted) {
+  auto device = MakeDevice();
+  for (const float softcap : {0.0f, 30.0f}) {
+    SCOPED_TRACE(softcap);
+    OfferedBackward made(*device, softcap);
+    const auto expected = made.Run(/*offered=*/false, kNoOffer);
+    const auto found = made.Run(/*offered=*/true, 0);
+    const bool stores = softcap == 0 && (made.family() == "fake" || made.family() == "sm90");
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_FALSE(IsUntouched(expected[i])) << i;
+      EXPECT_EQ(IsUntouched(found[i]), stores && i >= 4) << i;
+      if (i < 4) ExpectNear(FloatsOf(found[i]), FloatsOf(expected[i]));
+    }
+    if (!stores) continue;
+    // Zeros of another offer, which nobody takes, are as they were.
+    const auto others = made.Run(/*offered=*/true, 1);
+    for (size_t i = 4; i < expected.size(); ++i) EXPECT_FALSE(IsUntouched(others[i])) << i;
   }
   EXPECT_EQ(times_broken, 0);
 }

@@ -39,6 +39,41 @@ int64_t NextNumber() {
   return ++last;
 }
 
+// As Hopper's kernels: not where there are score terms, a softcap or an order to keep.
+bool StoresKeyGradients(const KernelCall& call) {
+  const auto* const backward = std::get_if<BackwardCall>(&call);
+  if (backward == nullptr || backward->blocks.empty()) return false;
+  const AttentionProblem& problem = *backward->problem;
+  if (problem.terms.any() || problem.softcap > 0 || problem.deterministic) return false;
+  return std::all_of(backward->blocks.begin(), backward->blocks.end(), [](const KvBlock& block) {
+    return block.dk_out != nullptr && block.dv_out != nullptr;
+  });
+}
+
+// dk and dv are neither read nor written.
+void ComputeAndStore(BackwardCall call) {
+  const AttentionProblem& problem = *call.problem;
+  struct Sums {
+    std::vector<float> dk, dv;
+  };
+  std::vector<Sums> sums(call.blocks.size());
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const int64_t heads = problem.batch * call.blocks[i].rows * problem.num_kv_heads;
+    sums[i].dk.resize(heads * problem.head_dim);
+    sums[i].dv.resize(heads * problem.head_dim_v);
+    call.blocks[i].dk = sums[i].dk.data();
+    call.blocks[i].dv = sums[i].dv.data();
+  }
+  Compute(call);
+  const auto round = [&problem](void* target, const std::vector<float>& values) {
+    Compute(ConvertCall{problem.dtype, target, values.data(), static_cast<int64_t>(values.size())});
+  };
+  for (size_t i = 0; i < sums.size(); ++i) {
+    round(call.blocks[i].dk_out, sums[i].dk);
+    round(call.blocks[i].dv_out, sums[i].dv);
+  }
+}
+
 // A call, and what its kernel computes beside it.
 struct FakeWork {
   KernelCall call;
@@ -51,24 +86,28 @@ class FakeKernel : public PreparedKernel {
              std::optional<BiasGradientCall> gradient = std::nullopt)
       : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
+        stores_key_gradients_(StoresKeyGradients(call)),
         work_(std::make_shared<const FakeWork>(std::move(call), std::move(gradient))) {
     table_bytes_ = kTableBytes;
     scratch_bytes_ = scratch_bytes;
   }
 
+  bool stores_key_gradients() const override { return stores_key_gradients_; }
   void WriteTables(void* target) const override { std::memcpy(target, &number_, sizeof(number_)); }
   void DropTables() override {}
 
   absl::Status Launch(const TableLaunch& launch) const override {
-    FakeCudaEnqueue(launch.stream, [number = number_, work = work_, launch] {
-      int64_t table = 0;
-      std::memcpy(&table, launch.tables, sizeof(table));
-      if (table != number) std::abort();
-      const volatile uint32_t* stop_word = launch.stop_word;
-      if (stop_word != nullptr && *stop_word != 0) return;
-      Compute(work->call);
-      if (work->gradient.has_value()) Compute(*work->gradient);
-    });
+    FakeCudaEnqueue(launch.stream,
+                    [number = number_, stores = stores_key_gradients_, work = work_, launch] {
+                      int64_t table = 0;
+                      std::memcpy(&table, launch.tables, sizeof(table));
+                      if (table != number) std::abort();
+                      const volatile uint32_t* stop_word = launch.stop_word;
+                      if (stop_word != nullptr && *stop_word != 0) return;
+                      if (stores) return ComputeAndStore(std::get<BackwardCall>(work->call));
+                      Compute(work->call);
+                      if (work->gradient.has_value()) Compute(*work->gradient);
+                    });
     return absl::OkStatus();
   }
 
@@ -84,6 +123,7 @@ class FakeKernel : public PreparedKernel {
   }
 
   const int64_t number_;
+  const bool stores_key_gradients_;
   const std::shared_ptr<const FakeWork> work_;
 };
 
