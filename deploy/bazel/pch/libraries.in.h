@@ -1,5 +1,6 @@
 // What most sources include of the standard library, Abseil, Protocol Buffers and gRPC, precompiled
-// (precompiled_header.bzl). Sources include what they use as if this were not there: Clang builds do without.
+// (precompiled_header.bzl). Sources include what they use as if this were not there: Clang builds
+// do without.
 #ifndef __clang__
 
 #include <grpcpp/grpcpp.h>
