@@ -46,6 +46,7 @@ section "unit tests, sweeps and simulation: bazel test //..."
 # What follows waits for most of its time: compilers have the processors then, at the lowest priority.
 beside=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$beside"' EXIT
+./tests/lib/cuda_compile.sh copy
 nice -n 19 ./tests/lib/cuda_compile.sh >"$beside/cuda" 2>&1 &
 cuda=$!
 nice -n 19 ./tests/lib/chart_tests.sh build >"$beside/helm" 2>&1 &

@@ -3,6 +3,7 @@
 # architecture, and the portable kernels for the other one too (their spills are counted), with the toolkit
 # from PyPI wheels (or $CUDA_HOME). Nothing runs on a GPU; the unit tests that need a toolkit but no device do.
 #
+#   cuda_compile.sh copy    copies the other build, while no other Bazel runs; else the next does
 #   cuda_compile.sh         compiles
 #   cuda_compile.sh tests   runs those unit tests
 #
@@ -38,21 +39,24 @@ if [[ ${1:-} == tests ]]; then
 fi
 
 if [[ ! -d $build ]]; then
-  mkdir -p "$(dirname "$build")"
-  others=$(bazel info output_base 2>/dev/null) && cp -a --reflink=auto "$others" "$build" && rm -rf "$build/server" ||
-    { record "fail cuda compile: no copy of the build"; exit 1; }
+  mkdir -p "$build"
+  others=$(bazel info output_base 2>/dev/null) &&
+    find "$others" -mindepth 1 -maxdepth 1 ! -name server -exec cp -a --reflink=auto -t "$build" {} + ||
+    { rm -rf "$build" && record "fail cuda compile: no copy of the build" && exit 1; }
 fi
+[[ ${1:-} == copy ]] && exit
+# One compiler at a time leaves a processor to the tests that run beside it.
 status=0
 begin=$SECONDS
-if cuda_bazel build --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... //worker/kernels/cuda/simt/...; then
+if cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... //worker/kernels/cuda/simt/...; then
   record "pass cuda compile for sm_80 ($((SECONDS - begin)) s)"
 else
   record "fail cuda compile for sm_80"
   status=1
 fi
 begin=$SECONDS
-if cuda_bazel build --build_tag_filters=cuda //worker/... //tests/gpu/... &&
-  cuda_bazel build //worker:ringattn-worker; then
+if cuda_bazel build --jobs=1 --build_tag_filters=cuda //worker/... //tests/gpu/... &&
+  cuda_bazel build --jobs=1 //worker:ringattn-worker; then
   record "pass cuda compile ($((SECONDS - begin)) s)"
 else
   record "fail cuda compile"
