@@ -430,15 +430,14 @@ bool ScheduleSimulator::RunConvert(int rank, const ComputeCall& call) {
 
 bool ScheduleSimulator::Store(int rank, const ByteRange& result, const Block& block,
                               uint64_t contributors) {
+  if (!memory_.Write(rank, result, kNumbers)) return false;
   // As a kConvert leaves it: the cells of fp32.
   const int64_t wider = 4 / ElementBytes(spec_.result_dtype());
   Cells& cells = converted_[rank][result.buffer];
   cells.resize(memory_.Of(rank, result.buffer).size() * wider);
-  Cell* in_result;
-  int64_t count;
-  if (!memory_.Slice(rank, result, &in_result, &count)) return false;
   Cell* const target = cells.data() + result.offset / kCellBytes * wider;
-  return memory_.ForEach(target, count * wider, block, [&](Cell& cell, int64_t identity) {
+  const int64_t count = result.bytes / kCellBytes * wider;
+  return memory_.ForEach(target, count, block, [&](Cell& cell, int64_t identity) {
     if (cell.state != Cell::State::kUnwritten) return Fail("a gradient stored twice");
     cell = {Cell::State::kGradients, identity, contributors};
     return true;
