@@ -141,25 +141,8 @@ void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
                                      : ExpectMemoryIsBounded(c, schedule);
 }
 
-// Of a rank's backward calls.
-int OffersOf(const Program& program) {
-  int offers = 0;
-  for (const Step& step : program.steps) {
-    for (const ComputeCall& call : step.calls) {
-      if (call.op == ComputeCall::Op::kBackward) offers += call.offer != ComputeCall::kNoOffer;
-    }
-  }
-  return offers;
-}
-
-int OffersOf(const Schedule& schedule) {
-  int offers = 0;
-  for (const Program& program : schedule.programs) offers += OffersOf(program);
-  return offers;
-}
-
 void RunCases(int seed, int count, int64_t longest) {
-  std::map<ScheduleKind, int> direct, relayed, offering;
+  std::map<ScheduleKind, int> direct, relayed;
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
@@ -167,12 +150,6 @@ void RunCases(int seed, int count, int64_t longest) {
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
-    if (OffersOf(schedule) > 0) {
-      ++offering[c.kind];
-      ScheduleSimulator taking(c.spec, c.plan, schedule, /*takes_offers=*/true);
-      ASSERT_EQ(taking.Run(), "") << "seed " << seed << " case " << i << ", offers taken\n"
-                                  << Describe(c, schedule);
-    }
     ExpectMemory(c, schedule);
     ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
     if (c.kind != ScheduleKind::kRing && c.kind != ScheduleKind::kPassQ) continue;
@@ -181,9 +158,6 @@ void RunCases(int seed, int count, int64_t longest) {
   for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kPassQ}) {
     EXPECT_GT(direct[kind], relayed[kind] / 50) << ScheduleKindName(kind);
     EXPECT_LT(direct[kind], relayed[kind]) << ScheduleKindName(kind);
-  }
-  for (ScheduleKind kind : kAllScheduleKinds) {
-    EXPECT_GT(offering[kind], 0) << ScheduleKindName(kind);
   }
 }
 
@@ -539,32 +513,6 @@ TEST(ScheduleTest, OutputsOfFp32AreTheirAccumulators) {
       }
     }
   }
-}
-
-// Not where others' queries add to a key's gradient, it travels, or it is fp32 itself.
-TEST(ScheduleTest, GradientsThatOneCallHasAreOfferedForStoring) {
-  AttentionSpec spec = DenseSpec(64, 64);
-  spec.dtype = DType::kBFloat16;
-  const auto made = [&spec](ScheduleKind kind, int ranks) {
-    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, ranks);
-    return MakeSchedule(spec, plan, kind, Direction::kBackward, /*recompute_forward=*/true);
-  };
-  const Schedule single = made(ScheduleKind::kSingle, 1);
-  EXPECT_EQ(OffersOf(single), 1);
-  std::map<ComputeCall::Op, int> needless;
-  for (const Step& step : single.programs[0].steps) {
-    for (const ComputeCall& call : step.calls) {
-      if (call.offer != ComputeCall::kNoOffer) ++needless[call.op];
-    }
-  }
-  EXPECT_EQ(needless, (std::map<ComputeCall::Op, int>{{ComputeCall::Op::kBackward, 1},
-                                                      {ComputeCall::Op::kZero, 2},
-                                                      {ComputeCall::Op::kConvert, 2}}));
-  EXPECT_EQ(OffersOf(made(ScheduleKind::kRing, 2)), 0);
-  EXPECT_EQ(OffersOf(made(ScheduleKind::kAllGather, 2)), 0);
-  EXPECT_EQ(OffersOf(made(ScheduleKind::kPassQ, 2)), 0);
-  spec.fp32_results = true;
-  EXPECT_EQ(OffersOf(made(ScheduleKind::kSingle, 1)), 0);
 }
 
 TEST(ScheduleTest, MemoryShrinksWithTheRing) {
