@@ -1,6 +1,7 @@
 // Programs built one by one: that they are those of the whole schedule, and what one costs.
 #include <algorithm>
 #include <random>
+#include <vector>
 
 #include "common/plan/schedule.h"
 #include "common/plan/schedule_cases.h"
@@ -10,30 +11,23 @@
 namespace ringattn {
 namespace {
 
-bool SameOperand(const QOperand& a, const QOperand& b) {
-  return a.source_rank == b.source_rank && a.row_begin == b.row_begin && a.row_end == b.row_end &&
-         a.q == b.q && a.out_acc == b.out_acc && a.out == b.out && a.lse == b.lse &&
-         a.dout == b.dout && a.delta == b.delta && a.dq_acc == b.dq_acc;
+template <typename Operand>
+bool SameRows(const Operand& a, const Operand& b) {
+  return a.source_rank == b.source_rank && a.row_begin == b.row_begin && a.row_end == b.row_end;
 }
 
-bool SameOperand(const KvOperand& a, const KvOperand& b) {
-  return a.source_rank == b.source_rank && a.row_begin == b.row_begin && a.row_end == b.row_end &&
-         a.k == b.k && a.v == b.v && a.dk == b.dk && a.dv == b.dv;
-}
-
-bool SamePart(const PartialOperand& a, const PartialOperand& b) {
-  return a.out == b.out && a.lse == b.lse;
+std::vector<ByteRange> RangesOf(const ComputeCall& call) {
+  std::vector<ByteRange> ranges;
+  ForEachRange(call, [&ranges](const ByteRange& range) { ranges.push_back(range); });
+  return ranges;
 }
 
 bool SameCall(const ComputeCall& a, const ComputeCall& b) {
-  bool same =
-      a.op == b.op && SameOperand(a.q, b.q) && a.kv.size() == b.kv.size() &&
-      a.initial == b.initial && a.final == b.final && a.source == b.source &&
-      a.target == b.target && a.heads == b.heads && a.copy == b.copy &&
-      std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), SamePart) &&
-      a.tiles == b.tiles && a.pairs == b.pairs;
-  for (size_t i = 0; same && i < a.kv.size(); ++i) same = SameOperand(a.kv[i], b.kv[i]);
-  return same;
+  return a.op == b.op && SameRows(a.q, b.q) &&
+         std::equal(a.kv.begin(), a.kv.end(), b.kv.begin(), b.kv.end(), SameRows<KvOperand>) &&
+         a.parts.size() == b.parts.size() && RangesOf(a) == RangesOf(b) && a.initial == b.initial &&
+         a.final == b.final && a.heads == b.heads && a.copy == b.copy && a.offer == b.offer &&
+         a.tiles == b.tiles && a.pairs == b.pairs;
 }
 
 void ExpectSame(const Program& a, const Program& b) {
