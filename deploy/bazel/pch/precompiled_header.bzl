@@ -16,7 +16,15 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 def _precompiled_header_impl(ctx):
     header = ctx.actions.declare_file(ctx.attr.name + ".h")
-    ctx.actions.expand_template(template = ctx.file.src, output = header, substitutions = {})
+    args = ctx.actions.args()
+    args.add(header)
+    args.add_all(ctx.files.srcs)
+    ctx.actions.run_shell(
+        inputs = ctx.files.srcs,
+        outputs = [header],
+        command = "cat \"${@:2}\" >\"$1\"",
+        arguments = [args],
+    )
     outputs = [header]
 
     toolchain = find_cpp_toolchain(ctx)
@@ -64,7 +72,8 @@ def _precompiled_header_impl(ctx):
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
-        "src": attr.label(allow_single_file = True, mandatory = True),
+        # One behind the other: GCC reads a single precompiled header in a compilation.
+        "srcs": attr.label_list(allow_files = True, mandatory = True),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
