@@ -1,4 +1,5 @@
 #include "client/cli/region_stage.h"
+
 #include "CLI/App.hpp"
 
 namespace ringattn::client::cli {

@@ -4,10 +4,12 @@
 
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "absl/status/statusor.h"
 #include "common/security/credentials.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn {
 

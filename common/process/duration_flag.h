@@ -4,9 +4,11 @@
 
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "absl/time/time.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn {
 

@@ -1,7 +1,8 @@
 #include "common/process/log_level_flag.h"
-#include "CLI/App.hpp"
 
 #include <string>
+
+#include "CLI/App.hpp"
 
 namespace ringattn {
 

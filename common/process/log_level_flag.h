@@ -2,9 +2,11 @@
 #ifndef RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
 #define RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
 
-#include <CLI/CLI.hpp>
-
 #include "common/observability/log.h"
+
+namespace CLI {
+class App;
+}
 
 namespace ringattn {
 
