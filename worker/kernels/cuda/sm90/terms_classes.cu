@@ -162,6 +162,12 @@ struct MaskRow {
     return *reinterpret_cast<const uint32_t*>(mask + (first_key + first) / 8) &
            ColumnsBelow(first, columns);
   }
+  // What such a word makes of `any` pair being seen, and `all` that there are.
+  __device__ __forceinline__ void Judge(uint32_t word, int first, int columns, bool& any,
+                                        bool& all) const {
+    any |= word != 0;
+    all &= mask == nullptr || word == ColumnsBelow(first, columns);
+  }
 };
 
 __device__ __forceinline__ void StoreMaskClass(const PairTables& tables, int64_t pair, bool any,
@@ -196,31 +202,28 @@ __global__ void __launch_bounds__(kThreads)
           terms.ranges[index].k_position + int64_t{params.stride} * (int64_t{t} * kSide);
       bool any = false, all = true;
       const bool by_words = ReadsWords(terms, key, params.stride);
+      const auto row_of = [&](int row) {
+        return MaskRow(terms, common, batch, first_head + row % pack, tile.q_row_begin + row / pack,
+                       row < tile.q_rows * pack, key, params.stride);
+      };
       for (int i = by_words ? threadIdx.x : rows * 4; i < rows * 4; i += kThreads) {
-        const int row = i / 4;
-        const bool exists = row < tile.q_rows * pack;
-        const MaskRow source(terms, common, batch, first_head + row % pack,
-                             tile.q_row_begin + row / pack, exists, key, params.stride);
+        const MaskRow source = row_of(i / 4);
         uint32_t packed = 0;
 #pragma unroll
         for (int w = 0; w < kSide / 32; ++w) {
           const uint32_t word = source.OwnWord(w * 32, columns);
-          any |= word != 0;
-          all &= !exists || word == ColumnsBelow(w * 32, columns);
+          source.Judge(word, w * 32, columns, any, all);
           packed |= PairsOf(word, i % 4) << (8 * w);
         }
         words[pair * rows * 4 + i] = packed;
       }
       for (int row = by_words ? rows : warp; row < rows; row += kWarps) {
-        const bool exists = row < tile.q_rows * pack;
-        const MaskRow source(terms, common, batch, first_head + row % pack,
-                             tile.q_row_begin + row / pack, exists, key, params.stride);
+        const MaskRow source = row_of(row);
         uint32_t packed = 0;
 #pragma unroll
         for (int w = 0; w < kSide / 32; ++w) {
           const uint32_t word = source.Word(terms, w * 32, columns);
-          any |= word != 0;
-          all &= !exists || word == ColumnsBelow(w * 32, columns);
+          source.Judge(word, w * 32, columns, any, all);
           packed |= PairsOf(word, lane & 3) << (8 * w);
         }
         if (lane < 4) words[(pair * rows + row) * 4 + lane] = packed;
@@ -249,26 +252,26 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = blockIdx.y; t * kRows < range.row_count; t += kMaskParts) {
       const int rows = range.row_count - t * kRows;
       const int64_t pair = int64_t{plane} * params.pairs.pairs + params.pairs.pair_begin[index] + t;
-      const int64_t key = terms.ranges[index].k_position;
+      const int64_t first_key = terms.ranges[index].k_position;
       bool any = false, all = true;
-      const bool by_words = ReadsWords(terms, key, params.stride);
+      const bool by_words = ReadsWords(terms, first_key, params.stride);
+      const auto row_of = [&](int row) {
+        return MaskRow(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
+                       row < rows, first_key, params.stride);
+      };
       for (int i = by_words ? threadIdx.x : kRows * 4; i < kRows * 4; i += kThreads) {
         const int row = i / 4, w = i % 4;
-        const MaskRow source(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
-                             row < rows, key, params.stride);
+        const MaskRow source = row_of(row);
         const uint32_t word = source.OwnWord(w * 32, tile.rows);
-        any |= word != 0;
-        all &= row >= rows || word == ColumnsBelow(w * 32, tile.rows);
+        source.Judge(word, w * 32, tile.rows, any, all);
         seen[row][w] = word;
       }
       for (int row = by_words ? kRows : warp; row < kRows; row += kWarps) {
-        const MaskRow source(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
-                             row < rows, key, params.stride);
+        const MaskRow source = row_of(row);
 #pragma unroll
         for (int w = 0; w < kSide / 32; ++w) {
           const uint32_t word = source.Word(terms, w * 32, tile.rows);
-          any |= word != 0;
-          all &= row >= rows || word == ColumnsBelow(w * 32, tile.rows);
+          source.Judge(word, w * 32, tile.rows, any, all);
           if (threadIdx.x % 32 == 0) seen[row][w] = word;
         }
       }
