@@ -12,10 +12,10 @@ source tests/lib/tally.sh
 helm=$(command -v helm || true)
 go_minor=$(go version 2>/dev/null | sed -n 's/^go version go1\.\([0-9]*\).*$/\1/p')
 if [[ -z $helm ]] && ((${go_minor:-0} >= 24)); then
-  helm=$(./tests/k8s/build_tools.sh helm)/helm || helm=
+  helm=$(./tests/k8s/build_tools.sh helm)/helm || { helm= && failed=1; }
 fi
 export RINGATTN_HELM=$helm
-[[ ${1:-} == build ]] && exit
+[[ ${1:-} == build ]] && exit "${failed:-0}"
 
 # Schemas of Kubernetes' objects, version by version, that need no network to be looked up.
 VALIDATOR=kubernetes-validate==1.37.0
