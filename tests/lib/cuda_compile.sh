@@ -3,29 +3,46 @@
 # architecture, and the portable kernels for the other one too (their spills are counted), with the toolkit
 # from PyPI wheels (or $CUDA_HOME). Nothing runs on a GPU; the unit tests that need a toolkit but no device do.
 #
+# It builds in a copy of the build of everything else, $RINGATTN_CUDA_BUILD (.cache/cuda-build): what does not
+# depend on the toolkit is not compiled again, and bazel-bin's worker stays what other tests, at the same time,
+# start. A copy of an older commit's is brought up to date by compiling, one file at a time; removed, it is made
+# anew. The toolkit stands in .cache/cuda, where other builds do not look.
+#
 #   cuda_compile.sh copy    copies the other build, while no other Bazel runs; else the next does
 #   cuda_compile.sh         compiles
-#   cuda_compile.sh tests   runs those unit tests
-#
-# In a copy of the build of everything else, $RINGATTN_CUDA_BUILD (.cache/cuda-build): what does not depend
-# on the toolkit is not compiled again, and bazel-bin's worker stays what other tests, at the same time,
-# start. The toolkit stands in .cache/cuda, where other builds do not look.
+#   cuda_compile.sh tests   runs those unit tests, and ends the copy's Bazel
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
+part=${1:-compile}
+case $part in
+  copy | compile | tests) ;;
+  *)
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
+
 if [[ -n ${CUDA_HOME:-} && -x $CUDA_HOME/bin/nvcc ]]; then
   toolkit=$CUDA_HOME
 elif ! toolkit=$(./deploy/install_cuda.sh "$PWD/.cache/cuda"); then
-  [[ ${1:-} == tests ]] || record "skip cuda compile: the toolkit's wheels cannot be had"
+  [[ $part != compile ]] || record "skip cuda compile: the toolkit's wheels cannot be had"
   exit 0
 fi
 build=${RINGATTN_CUDA_BUILD:-$PWD/.cache/cuda-build}
+# What was ended before its tests leaves a Bazel: it goes by itself.
+startup=("--output_base=$build" --max_idle_secs=900)
 flags=(--noshow_progress --keep_going "--repo_env=CUDA_HOME=$toolkit" --repo_env=RINGATTN_CUDA_ARCHS=90
   --experimental_convenience_symlinks=ignore)
-cuda_bazel() { bazel "--output_base=$build" "$1" "${flags[@]}" "${@:2}"; }
+# Waited for, so that signals are heard meanwhile: Bazel would go on without the shell that started it.
+cuda_bazel() {
+  "${BAZEL:-bazel}" "${startup[@]}" "$1" "${flags[@]}" "${@:2}" &
+  wait "$!"
+}
+trap 'kill $(jobs -p) 2>/dev/null; exit 143' INT TERM
 
-if [[ ${1:-} == tests ]]; then
+if [[ $part == tests ]]; then
   status=0
   if cuda_bazel test --local_test_jobs=1 --test_output=errors --test_tag_filters=cuda --build_tests_only \
     //worker/...; then
@@ -34,21 +51,28 @@ if [[ ${1:-} == tests ]]; then
     record "fail cuda unit tests without a device"
     status=1
   fi
-  bazel "--output_base=$build" shutdown
+  "${BAZEL:-bazel}" "${startup[@]}" shutdown
   exit "$status"
 fi
 
-if [[ ! -d $build ]]; then
-  mkdir -p "$build"
-  others=$(bazel info output_base 2>/dev/null) &&
-    find "$others" -mindepth 1 -maxdepth 1 ! -name server -exec cp -a --reflink=auto -t "$build" {} + ||
-    { rm -rf "$build" && record "fail cuda compile: no copy of the build" && exit 1; }
+# Under another name until it is whole: of half a build Bazel would believe what stands there.
+copy_build() {
+  local others
+  rm -rf "$build.part" && mkdir -p "$build.part" && others=$("${BAZEL:-bazel}" info output_base 2>/dev/null) &&
+    find "$others" -mindepth 1 -maxdepth 1 ! -name server -exec cp -a --reflink=auto -t "$build.part" {} + &&
+    mv "$build.part" "$build"
+}
+if [[ ! -d $build ]] && ! copy_build; then
+  rm -rf "$build.part"
+  [[ $part == copy ]] || record "fail cuda compile: no copy of the build"
+  exit 1
 fi
-[[ ${1:-} == copy ]] && exit
+[[ $part == copy ]] && exit
 # One compiler at a time leaves a processor to the tests that run beside it.
 status=0
 begin=$SECONDS
-if cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... //worker/kernels/cuda/simt/...; then
+if cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
+  //worker/kernels/cuda/simt/...; then
   record "pass cuda compile for sm_80 ($((SECONDS - begin)) s)"
 else
   record "fail cuda compile for sm_80"
