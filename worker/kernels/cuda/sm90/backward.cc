@@ -7,6 +7,7 @@
 #include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda/params_of.h"
 #include "worker/kernels/cuda/prepare_backward.h"
+#include "worker/kernels/cuda/sm90/backward_deal.h"
 #include "worker/kernels/cuda/sm90/backward_kernels.h"
 #include "worker/kernels/cuda/sm90/piece_maps.h"
 #include "worker/kernels/cuda/sm90/terms_classes.h"
@@ -76,17 +77,6 @@ BackwardKernel TermKernelOf(const AttentionProblem& problem, bool stores = false
   if (stores) return kStoringKernels[wide][problem.deterministic ? 1 : 0]();
   const auto& kernels = problem.deterministic ? kOrderedTermKernels : kTermKernels;
   return kernels[wide][static_cast<int>(TermKindOf(problem))]();
-}
-
-// How many packs of heads share a section: as many as make about one wave of blocks, so that the
-// longest of the last section start early, and blocks of one pack still meet the same q, dout and
-// dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, a wave, all packs: causal at 4K tokens
-// 467, 589, 582; the full mask at 16K 591, 591, 421.)
-int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
-  if (tiles == 0 || packs == 0) return 1;
-  const int64_t wanted = std::max<int64_t>((sm_count + tiles / 2) / tiles, 1);
-  const int64_t sections = (packs + wanted - 1) / wanted;
-  return static_cast<int32_t>((packs + sections - 1) / sections);
 }
 
 // Whether every key has a tile, so that a kernel that stores leaves no gradient out. Those that no
@@ -206,9 +196,20 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.lse = call.lse;
   params.delta = call.delta;
   params.dbias = dbias.value_or(nullptr);
-  params.heads_per_block =
-      HeadsPerBlock(params.common.group_size, problem.num_heads, tiles * problem.batch,
-                    int64_t{kBlocksPerSm} * device.sm_count);
+  const int32_t group_size = params.common.group_size;
+  params.heads_per_block = HeadsPerBlock(group_size, problem.num_heads, tiles * problem.batch,
+                                         int64_t{kBlocksPerSm} * device.sm_count);
+  const bool can_store = !terms && !ordered && problem.softcap <= 0 && problem.batch > 0 &&
+                         HaveStoredGradients(call.blocks) &&
+                         TilesHaveAllKeys(call, plan_, kernel_.tile_keys);
+  if (can_store && params.heads_per_block < group_size &&
+      StoringPays(WorkOf(call, plan_, kernel_, head_dim_class.head_dim), params.heads_per_block,
+                  device.sm_count)) {
+    params.heads_per_block = group_size;
+  }
+  stores_key_gradients_ = can_store && params.heads_per_block == group_size;
+  PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);
+
   const int64_t packs = problem.num_heads / params.heads_per_block * problem.batch;
   if (tiles * packs > std::numeric_limits<int32_t>::max()) {
     return absl::ResourceExhaustedError(
@@ -217,12 +218,6 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.tile_count = static_cast<int32_t>(tiles);
   params.packs = static_cast<int32_t>(packs);
   params.section_packs = SectionPacks(tiles, packs, device.sm_count);
-
-  stores_key_gradients_ = !terms && !ordered && problem.softcap <= 0 && packs > 0 &&
-                          params.heads_per_block == params.common.group_size &&
-                          HaveStoredGradients(call.blocks) &&
-                          TilesHaveAllKeys(call, plan_, kernel_.tile_keys);
-  PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);
 
   if (ordered) {
     absl::Status s = turns_.Init(call, kernel_.tile_rows, params, plan_);

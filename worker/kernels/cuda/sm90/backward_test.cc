@@ -98,6 +98,34 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   EXPECT_FALSE(stores());
 }
 
+// Blocks take whole groups of heads then, where that leaves no multiprocessor idle for long;
+// nothing else of the tables changes, so that a call that is only being measured needs no
+// addresses.
+TEST(Sm90BackwardTest, StoresKeyGradientsOfGroups) {
+  const auto prepare = [](int64_t tokens, bool causal, bool offers) {
+    Request request(tokens);
+    request.problem.num_heads = 32;
+    request.problem.num_kv_heads = 8;
+    if (causal) request.problem.bands[0] = Band{-tokens, 0};
+    if (offers) {
+      request.call.blocks[0].dk_out = reinterpret_cast<void*>(uintptr_t{4096});
+      request.call.blocks[0].dv_out = reinterpret_cast<void*>(uintptr_t{8192});
+    }
+    return *PreparedBackward::Create(request.call, kHopper);
+  };
+  for (const bool causal : {true, false}) {
+    EXPECT_FALSE(prepare(1024, causal, true)->stores_key_gradients());
+    EXPECT_EQ(prepare(2048, causal, true)->stores_key_gradients(), !causal);
+    EXPECT_TRUE(prepare(4096, causal, true)->stores_key_gradients());
+    EXPECT_FALSE(prepare(4096, causal, false)->stores_key_gradients());
+    EXPECT_TRUE(prepare(8192, causal, true)->stores_key_gradients());
+    EXPECT_EQ(prepare(4096, causal, true)->table_bytes(),
+              prepare(4096, causal, false)->table_bytes());
+    EXPECT_EQ(prepare(4096, causal, true)->scratch_bytes(),
+              prepare(4096, causal, false)->scratch_bytes());
+  }
+}
+
 // By kernels of their own, which count in scratch memory.
 TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   Request request(1000);

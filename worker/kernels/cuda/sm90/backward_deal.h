@@ -1,0 +1,46 @@
+// How many query heads of a group a thread block of the Hopper backward takes, one after the other,
+// where it can store dk and dv if it takes all of them. Pure.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_DEAL_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_DEAL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/sm90/backward_params.h"
+#include "worker/kernels/cuda/tile_plan.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// What a backward's blocks have to do, as far as it says when they end.
+struct BackwardWork {
+  std::vector<int32_t> query_tiles;  // that see each key tile, in the plan's order
+  int64_t num_heads = 0;             // query heads
+  int32_t group_size = 1;
+  int64_t batch = 1;
+  int64_t tile_operations = 0;  // floating-point, of a head's pair of tiles
+  int64_t tile_sums = 0;        // elements of a key tile's dk and dv
+  int64_t sums = 0;             // of all keys'
+};
+
+// `kernel_dim`: the head dim that `kernel` computes with, whatever the call's is.
+BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
+                    const BackwardKernel& kernel, int64_t kernel_dim);
+
+// How many packs of heads share a section (backward_params.h): as many as make about one wave of
+// blocks, so that the longest of the last section start early, and blocks of one pack still meet
+// the same q, dout and dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, a wave, all
+// packs: causal at 4K tokens 467, 589, 582; the full mask at 16K 591, 591, 421.)
+int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count);
+
+// Microseconds from the first block's start to the last one's end, if multiprocessors that have
+// nothing to do take the next block. `stores`: blocks store dk and dv, rather than add to sums.
+double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores, int sm_count);
+
+// Whether blocks with all heads of a group, which store, are done before blocks with
+// `heads_per_block` that add: with the zeros before these and the conversion behind them.
+bool StoringPays(const BackwardWork& work, int32_t heads_per_block, int sm_count);
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_DEAL_H_
