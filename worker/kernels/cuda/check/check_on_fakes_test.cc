@@ -72,6 +72,19 @@ TEST(CheckOnFakes, CasesInE4m3Pass) {
   ExpectAllPass(cases, /*repeats=*/nullptr, splits);
 }
 
+// Which give every call that it may store dk and dv as the Hopper kernels do.
+TEST(CheckOnFakes, PlainCasesPassAndStoreGradientsOfKeys) {
+  std::mt19937 random(15);
+  std::vector<Case> cases;
+  for (int i = 0; i < 40; ++i) cases.push_back(RandomCase(random, /*small=*/true));
+  SplitCounts splits;
+  ExpectAllPass(cases, /*repeats=*/nullptr, splits);
+  for (const char* storing :
+       {kStoring, kStoringGroups, kStoringDocuments, kStoringWindows, kStoringBlocks}) {
+    EXPECT_GT(splits.CallsOf("fake", storing), 0) << storing;
+  }
+}
+
 // What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
 // goes whose family is not there.
 TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {

@@ -162,6 +162,13 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
       ++failed;
     }
   }
+  for (const char* storing :
+       {kStoring, kStoringGroups, kStoringDocuments, kStoringWindows, kStoringBlocks}) {
+    if (arguments.cases < 600 || device.compute_major != 9) break;
+    if (splits.CallsOf("sm90", storing) > 0) continue;
+    std::printf("FAILED: no %s by sm90\n", storing);
+    ++failed;
+  }
   std::printf("%d calls of probabilities of chosen rows\n",
               splits.CallsOf("simt", "probabilities"));
   if (arguments.cases >= 100 && splits.CallsOf("simt", "probabilities") == 0) {

@@ -194,6 +194,7 @@ std::string Case::ToString() const {
                 small_device ? " small-device" : "", few_sms ? " few-sms" : "",
                 long_keys ? " long-keys" : "", amplitude, seed);
   std::string line = text;
+  if (key_blocks > 1) line += " keys in " + std::to_string(key_blocks) + " blocks";
   if (!family.empty()) line += " by " + family;
   if (options.deterministic) line += " deterministic";
   if (options.compute_dtype == ComputeDType::kFloat8E4M3) line += " fp8";
@@ -244,14 +245,18 @@ Case RandomCase(std::mt19937& random, bool small) {
   if (random() % 10 == 0) c.amplitude = 4.0f;
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
-  c.few_sms = c.seed / 3 % 4 == 0;
+  // Groups have blocks of their own to store dk and dv in small problems no other way.
+  c.few_sms = c.seed / 3 % (shape.group_size() > 1 ? 2 : 4) == 0;
   c.apart = c.seed / 12 % 4 == 0;
+  // Striped keys of several blocks have another stride than q, which few kernels take.
+  if (c.world == 1 && c.layout != Layout::kStriped) c.key_blocks = 1 + c.seed / 48 % 3;
   AddProbabilityRows(random, c.spec);
   return c;
 }
 
 Case RandomTermCase(std::mt19937& random, bool small) {
   Case c = RandomCase(random, small);
+  c.key_blocks = 1;
   AttentionShape& shape = c.spec.shape;
   shape.num_heads = shape.num_kv_heads * Pick<int64_t>(random, {1, 2, 4, 8});
   shape.packed = shape.num_documents() > 1;

@@ -20,6 +20,7 @@ struct Case {
   int world = 1;
   Layout layout = Layout::kContiguous;
   bool one_call = false;      // all blocks in one call instead of one per ring step
+  int key_blocks = 1;         // of a world of one: that its keys lie in, all in one call
   bool small_device = false;  // pretend that little shared memory exists
   bool few_sms = false;       // pretend that there is one: blocks then take several heads
   bool long_keys = false;     // the kernels for long key ranges, however short these are

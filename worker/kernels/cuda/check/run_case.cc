@@ -34,7 +34,7 @@ class CaseRun {
         problem_(ProblemOf(c.spec)),
         element_(ElementBytes(c.spec.dtype)),
         q_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_q)),
-        kv_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_k)) {
+        kv_shards_(Cut(c.layout, c.world * c.key_blocks, shape_.cu_seqlens_k)) {
     if (c.small_device) device_.shared_bytes_per_block = 1024;
     if (c.few_sms) device_.sm_count = 1;
     const std::vector<double>& lse = expected_.lse.exact;
@@ -54,11 +54,11 @@ class CaseRun {
     outputs_.probabilities.resize(case_.spec.probability_rows.size() * ChosenRowFloats());
     MakeBlocks();
     for (int rank = 0; rank < case_.world; ++rank) RunRank(rank);
-    for (int rank = 0; rank < case_.world; ++rank) {
-      KvMemory& memory = *kv_memory_[rank];
-      CollectKeyGradient(rank, memory.dk, memory.stored ? &memory.dk_out : nullptr, shape_.head_dim,
-                         outputs_.dk);
-      CollectKeyGradient(rank, memory.dv, memory.stored ? &memory.dv_out : nullptr,
+    for (size_t shard = 0; shard < kv_shards_.size(); ++shard) {
+      KvMemory& memory = *kv_memory_[shard];
+      CollectKeyGradient(kv_shards_[shard], memory.dk, stored_ ? &memory.dk_out : nullptr,
+                         shape_.head_dim, outputs_.dk);
+      CollectKeyGradient(kv_shards_[shard], memory.dv, stored_ ? &memory.dv_out : nullptr,
                          shape_.head_dim_v, outputs_.dv);
     }
     return std::move(outputs_);
@@ -75,7 +75,6 @@ class CaseRun {
           dv_out(v_count * element),
           ids(ids_count * 4) {}
     Buffer k, v, dk, dv, dk_out, dv_out, ids;
-    bool stored = false;  // dk_out and dv_out instead of dk and dv
   };
 
   // A rank's rows of the score terms' tensors, and where a bias's gradient goes.
@@ -130,7 +129,7 @@ class CaseRun {
   int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
 
   std::vector<KvBlock> BlocksOf(int rank, int step) const {
-    if (case_.one_call) return blocks_;
+    if (case_.one_call || case_.key_blocks > 1) return blocks_;
     return {blocks_[(rank + case_.world - step) % case_.world]};
   }
 
@@ -374,8 +373,8 @@ class CaseRun {
       LaunchAndWait(prepared);
       splits_.Count(**prepared, "backward");
       if ((*prepared)->stores_key_gradients()) {
-        kv_memory_[0]->stored = true;
-        splits_.Count(**prepared, "backward storing dk and dv");
+        stored_ = true;
+        splits_.AddStoring(**prepared, case_);
       }
       if (has_dbias()) BiasGradient(BiasGradientOf(call, terms));
     }
@@ -463,10 +462,9 @@ class CaseRun {
     return before;
   }
 
-  // `stored`: the gradient itself, or null: `sums` are it.
-  void CollectKeyGradient(int rank, const Buffer& sums, const Buffer* stored, int64_t dim,
+  // Of a shard of keys. `stored`: the gradient itself, or null: `sums` are it.
+  void CollectKeyGradient(const Shard& shard, const Buffer& sums, const Buffer* stored, int64_t dim,
                           std::vector<char>& target) {
-    const Shard& shard = kv_shards_[rank];
     const int64_t count = shape_.batch * shard.rows() * shape_.num_kv_heads * dim;
     Buffer rounded(count * element_);
     if (stored == nullptr) {
@@ -489,8 +487,9 @@ class CaseRun {
   const std::vector<Shard> q_shards_;
   const std::vector<Shard> kv_shards_;
   bool has_empty_rows_ = false;
-  std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // by rank
-  std::vector<KvBlock> blocks_;
+  bool stored_ = false;                               // dk_out and dv_out instead of dk and dv
+  std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // of kv_shards_
+  std::vector<KvBlock> blocks_;                       // likewise
   std::unique_ptr<Buffer> sinks_;
   CaseOutputs outputs_;
 };

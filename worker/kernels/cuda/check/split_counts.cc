@@ -34,6 +34,16 @@ void SplitCounts::AddSplit(const Case& c, const ForwardCall& call, bool has_empt
   for (size_t i = 0; i < kinds_.size(); ++i) kinds_[i].count += used[i];
 }
 
+void SplitCounts::AddStoring(const PreparedKernel& kernel, const Case& c) {
+  const AttentionShape& shape = c.spec.shape;
+  const AttentionOptions& options = c.spec.options;
+  Count(kernel, kStoring);
+  if (shape.group_size() > 1) Count(kernel, kStoringGroups);
+  if (shape.num_documents() > 1) Count(kernel, kStoringDocuments);
+  if (options.window_left >= 0 || options.window_right >= 0) Count(kernel, kStoringWindows);
+  if (c.key_blocks > 1) Count(kernel, kStoringBlocks);
+}
+
 int SplitCounts::CallsOf(const std::string& family, const std::string& direction) const {
   const auto found = calls_.find(family + " " + direction);
   return found == calls_.end() ? 0 : found->second;

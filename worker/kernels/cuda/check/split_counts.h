@@ -13,6 +13,13 @@
 
 namespace ringattn::worker::cuda::check {
 
+// Directions of backwards that store dk and dv (SplitCounts::AddStoring).
+inline constexpr char kStoring[] = "backward storing dk and dv";
+inline constexpr char kStoringGroups[] = "backward storing dk and dv of groups";
+inline constexpr char kStoringDocuments[] = "backward storing dk and dv of documents";
+inline constexpr char kStoringWindows[] = "backward storing dk and dv of windows";
+inline constexpr char kStoringBlocks[] = "backward storing dk and dv of several blocks";
+
 // Not thread safe.
 class SplitCounts {
  public:
@@ -21,6 +28,10 @@ class SplitCounts {
 
   // A forward call whose keys were split, by what else it used.
   void AddSplit(const Case& c, const ForwardCall& call, bool has_empty_rows);
+
+  // A backward that has stored dk and dv: also as one of groups, documents, windows and several
+  // blocks of keys, as far as it is.
+  void AddStoring(const PreparedKernel& kernel, const Case& c);
 
   // Of calls by that family in that direction.
   int CallsOf(const std::string& family, const std::string& direction) const;
