@@ -18,7 +18,7 @@ namespace ringattn::worker::cuda::sm90 {
 namespace {
 
 // Blocks are one to an SM, and long: with so many the longest of a causal call are a fraction of
-// it.
+// it. With fewer it depends (backward_deal.h).
 constexpr int kBlocksPerSm = 3;
 
 struct HeadDimClass {
@@ -202,10 +202,10 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool can_store = !terms && !ordered && problem.softcap <= 0 && problem.batch > 0 &&
                          HaveStoredGradients(call.blocks) &&
                          TilesHaveAllKeys(call, plan_, kernel_.tile_keys);
-  if (can_store && params.heads_per_block < group_size &&
-      StoringPays(WorkOf(call, plan_, kernel_, head_dim_class.head_dim), params.heads_per_block,
-                  device.sm_count)) {
-    params.heads_per_block = group_size;
+  // The model knows neither turns nor pairs of tiles that terms leave empty.
+  if (!terms && !ordered && params.heads_per_block < group_size) {
+    params.heads_per_block = BestHeads(WorkOf(call, plan_, kernel_, head_dim_class.head_dim),
+                                       params.heads_per_block, can_store, device.sm_count);
   }
   stores_key_gradients_ = can_store && params.heads_per_block == group_size;
   PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);

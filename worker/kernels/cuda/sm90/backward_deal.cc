@@ -12,8 +12,8 @@ namespace {
 constexpr double kOperationsPerSm = 4.2e6;  // as all head dims have it, within a fifth
 constexpr double kBytes = 3.75e6;           // of all multiprocessors
 constexpr double kBlockStart = 3.0;         // until its first product
-// Of a time: what long blocks must save, as nothing evens out what the model does not know of
-// them.
+// Of a time: what more heads than usual must save, as nothing evens out what the model does not
+// know of long blocks.
 constexpr double kDoubt = 0.01;
 
 // Zeros, and a conversion that reads 4 bytes and writes 2.
@@ -77,10 +77,22 @@ double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores
   return last;
 }
 
-bool StoringPays(const BackwardWork& work, int32_t heads_per_block, int sm_count) {
-  const double stored = BlocksTime(work, work.group_size, /*stores=*/true, sm_count);
-  const double added = BlocksTime(work, heads_per_block, /*stores=*/false, sm_count);
-  return stored * (1 + kDoubt) < added + work.sums * kSumBytes / kBytes;
+int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int sm_count) {
+  const auto time_of = [&](int32_t heads) {
+    const bool stores = can_store && heads == work.group_size;
+    const double added = can_store && !stores ? work.sums * kSumBytes / kBytes : 0;
+    return BlocksTime(work, heads, stores, sm_count) + added;
+  };
+  int32_t best = usual;
+  double best_time = time_of(usual) / (1 + kDoubt);
+  for (int32_t heads = work.group_size; heads > usual; --heads) {
+    if (work.group_size % heads != 0) continue;
+    const double time = time_of(heads);
+    if (time >= best_time) continue;
+    best = heads;
+    best_time = time;
+  }
+  return best;
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -1,5 +1,5 @@
-// How many query heads of a group a thread block of the Hopper backward takes, one after the other,
-// where it can store dk and dv if it takes all of them. Pure.
+// How many query heads of a group a thread block of the Hopper backward takes, one after the other.
+// Pure.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_DEAL_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_DEAL_H_
 
@@ -37,9 +37,10 @@ int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count);
 // nothing to do take the next block. `stores`: blocks store dk and dv, rather than add to sums.
 double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores, int sm_count);
 
-// Whether blocks with all heads of a group, which store, are done before blocks with
-// `heads_per_block` that add: with the zeros before these and the conversion behind them.
-bool StoringPays(const BackwardWork& work, int32_t heads_per_block, int sm_count);
+// With how many heads of a group blocks are done first: `usual`, or more where that is clearly
+// earlier. `can_store`: blocks with all of them store dk and dv, and the others add, to sums that
+// must be zeroed before and converted behind.
+int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int sm_count);
 
 }  // namespace ringattn::worker::cuda::sm90
 

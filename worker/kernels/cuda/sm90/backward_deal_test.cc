@@ -85,14 +85,15 @@ TEST(BackwardDealTest, StoringTakesLessThanAdding) {
   EXPECT_LT(BlocksTime(work, 4, false, kSms), BlocksTime(work, 1, false, kSms));
 }
 
-// As PreparedBackward asks, where blocks have less than a group otherwise.
-bool Pays(const Shape& shape) {
+// As PreparedBackward asks, where blocks have less than a group usually.
+int32_t Heads(const Shape& shape, bool can_store) {
   const BackwardWork work = Work(shape);
   const int64_t tiles = static_cast<int64_t>(work.query_tiles.size()) * shape.batch;
-  const int32_t heads = HeadsPerBlock(work.group_size, shape.heads, tiles, 3 * kSms);
-  EXPECT_LT(heads, work.group_size) << shape.tokens;
-  return StoringPays(work, heads, kSms);
+  const int32_t usual = HeadsPerBlock(work.group_size, shape.heads, tiles, 3 * kSms);
+  EXPECT_LT(usual, work.group_size) << shape.tokens;
+  return BestHeads(work, usual, can_store, kSms);
 }
+bool Pays(const Shape& shape) { return Heads(shape, true) == shape.heads / shape.kv_heads; }
 
 // Two waves of whole groups, which are as even as more waves of their parts: the shortest blocks
 // of a causal call follow the longest ones' neighbours, and the longest is what each
@@ -129,6 +130,25 @@ TEST(BackwardDealTest, StoringDoesNotPayWhereWholeGroupsLeaveMultiprocessorsIdle
   }
   // A little more than a wave.
   EXPECT_FALSE(Pays({2176, false, 32, 8}));
+}
+
+// Where whole groups are too long, some heads of one may be as even as single ones.
+TEST(BackwardDealTest, FewerBlocksAreBetterWhereTheyAreAsEven) {
+  for (const bool can_store : {false, true}) {
+    EXPECT_EQ(Heads({2048, true, 32, 8}, can_store), 2);  // before: 1
+    EXPECT_EQ(Heads({2048, false, 16, 2}, can_store), 2);
+    EXPECT_EQ(Heads({4096, true, 16, 2}, can_store), 2);
+    EXPECT_EQ(Heads({1024, true, 64, 8}, can_store), 2);
+    EXPECT_EQ(Heads({1024, true, 32, 8}, can_store), 1);
+    EXPECT_EQ(Heads({1024, true, 16, 2}, can_store), 1);
+  }
+  EXPECT_EQ(Heads({4096, true, 32, 8}, false), 4);  // two waves rather than four
+}
+
+TEST(BackwardDealTest, GroupsOfAnySizeAreDealt) {
+  EXPECT_EQ(Heads({4096, true, 12, 2}, true), 2);
+  EXPECT_EQ(Heads({1024, false, 7, 1}, false), 1);
+  EXPECT_EQ(Heads({128, false, 15, 5, 3}, false), 1);
 }
 
 // Sums are little beside the products of long calls: no gain that the model could be sure of.
