@@ -70,7 +70,8 @@ struct BackwardConsumer {
   }
 
   // Issues dq = dS K for the group's half.
-  static __device__ __forceinline__ void IssueDq(DqTile& dq, uint32_t ds, uint32_t k) {
+  template <int kCount>
+  static __device__ __forceinline__ void IssueDq(float (&dq)[kCount], uint32_t ds, uint32_t k) {
     ProductFence();
 #pragma unroll
     for (int step = 0; step < Shape::kKeys / 16; ++step) {
@@ -192,9 +193,40 @@ struct BackwardConsumer {
     }
   };
 
+  // Waits until both groups have written dS. A barrier has one place in the code where threads wait
+  // for it: groups with code of their own have one each. Nobody arrives twice at one of them before
+  // it was waited for: the first group goes on when the second has passed its own, and the second
+  // one's next scores wait for the first group's (kScoresTurn).
+  static __device__ __forceinline__ void AwaitGradients(int group) {
+    constexpr int kBoth = Shape::kGroups * 128;
+    if constexpr (!Shape::kGroupsDiffer) {
+      SyncThreads<kBoth>(Shape::kGradientsReady);
+    } else if (group == 0) {
+      ArriveThreads<kBoth>(Shape::kSecondGradientsReady);
+      SyncThreads<kBoth>(Shape::kGradientsReady);
+    } else {
+      SyncThreads<kBoth>(Shape::kSecondGradientsReady);
+      ArriveThreads<kBoth>(Shape::kGradientsReady);
+    }
+  }
+
   // `group` counts consumer warpgroups and is the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const BackwardKernelParams& params, char* memory,
                                              uint32_t shared, const BackwardItem& item, int group) {
+    if constexpr (!Shape::kGroupsDiffer) {
+      RunGroup<64>(params, memory, shared, item, group);
+    } else if (group == 0) {
+      RunGroup<64>(params, memory, shared, item, 0);
+    } else {
+      RunGroup<Shape::kSecondDqColumns>(params, memory, shared, item, 1);
+    }
+  }
+
+  // `kDqColumns`: that the group has of dQ.
+  template <int kDqColumns>
+  static __device__ __forceinline__ void RunGroup(const BackwardKernelParams& params, char* memory,
+                                                  uint32_t shared, const BackwardItem& item,
+                                                  int group) {
     const CommonParams& common = params.common;
     const int lane = threadIdx.x & 31;
     const int warp = (threadIdx.x & 127) / 32;
@@ -213,7 +245,7 @@ struct BackwardConsumer {
     for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0.0f;
     Scores scores, gradients;
     Packed p, ds;
-    DqTile dq;
+    float dq[kDqColumns / 2];
     RingPosition<Shape::kStages> at;
     StagedBoxes boxes(shared, group, warp, lane);
     bool first = true, last;
@@ -256,7 +288,7 @@ struct BackwardConsumer {
       StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);
       IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
       FenceBulkReads();
-      SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
+      AwaitGradients(group);
       // Everybody has left the statistics.
       if (kAllArrive || threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),

@@ -72,8 +72,11 @@ struct BackwardShape {
   static constexpr int kConsumerRegisters = 240;
 
   // dq of a tile is 64 rows by 64 columns per consumer group: either the groups share the rows,
-  // or (one panel of columns) they have 64 rows each.
+  // or (one panel of columns) they have 64 rows each. Of 96 columns the second group, whose scores
+  // come later, has 32.
   static constexpr bool kDqByRows = kRows == 128;
+  static constexpr int kSecondDqColumns = kDqByRows || kDim > 96 ? 64 : 32;
+  static constexpr bool kGroupsDiffer = kSecondDqColumns != 64;  // and so does their code
 
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
@@ -123,8 +126,11 @@ struct BackwardShape {
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;  // all of dS is written
   static constexpr int kScoresTurn = 2;      // the second group may issue its scores
+  // As 1, for the second group, where the groups run code of their own. (With terms: 3, 4.)
+  static constexpr int kSecondGradientsReady = 5;
 
   static_assert(kRows == 64 || (kRows == 128 && kPanels == 1));
+  static_assert(kDqByRows || kDim - kPanelColumns <= kSecondDqColumns);
   static_assert(kDim % 16 == 0 && kDim <= 128);
   static_assert(kRowPanelBytes % 1024 == 0);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");

@@ -81,7 +81,8 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
 #define RINGATTN_D8(d, i)                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define RINGATTN_D32(d) RINGATTN_D8(d, 0), RINGATTN_D8(d, 8), RINGATTN_D8(d, 16), RINGATTN_D8(d, 24)
+#define RINGATTN_D16(d) RINGATTN_D8(d, 0), RINGATTN_D8(d, 8)
+#define RINGATTN_D32(d) RINGATTN_D16(d), RINGATTN_D8(d, 16), RINGATTN_D8(d, 24)
 #define RINGATTN_D40(d) RINGATTN_D32(d), RINGATTN_D8(d, 32)
 #define RINGATTN_D48(d) RINGATTN_D40(d), RINGATTN_D8(d, 40)
 #define RINGATTN_D56(d) RINGATTN_D48(d), RINGATTN_D8(d, 48)
@@ -93,9 +94,8 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
 #define RINGATTN_D128(d) \
   RINGATTN_D96(d), RINGATTN_D8(d, 96), RINGATTN_D8(d, 104), RINGATTN_D8(d, 112), RINGATTN_D8(d, 120)
 
-#define RINGATTN_S32                                                                       \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-  "%24,%25,%26,%27,%28,%29,%30,%31"
+#define RINGATTN_S16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define RINGATTN_S32 RINGATTN_S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define RINGATTN_S40 RINGATTN_S32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define RINGATTN_S48 RINGATTN_S40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define RINGATTN_S56 RINGATTN_S48 ",%48,%49,%50,%51,%52,%53,%54,%55"
@@ -216,8 +216,12 @@ __device__ __forceinline__ void MultiplySharedColumns(float (&d)[kCount], uint32
                                                       uint32_t b_descriptor, int accumulate) {
   const uint64_t a = WholeDescriptor(a_descriptor);
   const uint64_t b = WholeDescriptor(b_descriptor);
-  static_assert(kCount == 32, "no product of this width");
-  RINGATTN_WGMMA(COLUMNS, 64, 32, "%32", "%33", "%34")
+  if constexpr (kCount == 16) {
+    RINGATTN_WGMMA(COLUMNS, 32, 16, "%16", "%17", "%18")
+  } else {
+    static_assert(kCount == 32, "no product of this width");
+    RINGATTN_WGMMA(COLUMNS, 64, 32, "%32", "%33", "%34")
+  }
 }
 
 #undef RINGATTN_WGMMA
