@@ -174,7 +174,7 @@ struct ComputeCall {
     // them: they join the softmax once, after all keys.
     kForward,
     // delta = rowsum(dout * out) - dlse. Has out, dout, delta; with dlse also that and lse:
-    // where lse is -inf, delta is 0.
+    // where lse is -inf, delta is 0. Beside it dq_acc becomes 0, where it has that.
     kDelta,
     // target [num_heads] fp32 = -sum over batch and rows of exp(sink - lse) * delta. Has
     // sinks, lse, delta.

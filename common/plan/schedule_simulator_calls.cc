@@ -342,6 +342,10 @@ bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
   } else if (!call.q.options.empty()) {
     return Fail("dlse that nobody sent");
   }
+  if (call.q.dq_acc.bytes > 0 &&
+      !memory_.Write(rank, call.q.dq_acc, {Cell::State::kGradients, -1, 0})) {
+    return false;
+  }
   return memory_.WriteRows(rank, call.q.delta, QStatistic(call, kDeltaTensor));
 }
 

@@ -272,8 +272,9 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
   const int64_t dk_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim;
   const int64_t dv_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim_v;
   const bool added = !handle->backward.stores_key_gradients();
-  return Failed(StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta}, stream,
-                           {handle->dq, dq_count * 4})) ||
+  return Failed(StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta,
+                            /*dlse=*/nullptr, /*lse=*/nullptr, handle->dq},
+                           stream)) ||
          (added && Failed(StartZero({handle->dk, dk_count * 4}, stream))) ||
          (added && Failed(StartZero({handle->dv, dv_count * 4}, stream))) ||
          (handle->dbias != nullptr && ZeroDbias(*handle, stream) != 0) ||

@@ -36,6 +36,9 @@ KernelCall BindDelta(Operands& operands) {
   delta.out = operands.Results(call.q.out, operands.out_elements);
   delta.dout = operands.Elements(call.q.dout, operands.out_elements);
   delta.delta = operands.Floats(call.q.delta, operands.statistics);
+  if (call.q.dq_acc.bytes > 0) {
+    delta.dq_acc = operands.Floats(call.q.dq_acc, operands.q_elements);
+  }
   if (operands.spec.has_dlse) {
     delta.dlse = operands.Floats(call.q.Option(TensorId::kDlse), operands.statistics);
     delta.lse = operands.Floats(call.q.lse, operands.statistics);

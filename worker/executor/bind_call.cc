@@ -303,6 +303,7 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
       addresses.Set(delta.dout, call.q.dout);
       addresses.Set(delta.delta, call.q.delta);
       addresses.Set(delta.lse, call.q.lse);
+      addresses.Set(delta.dq_acc, call.q.dq_acc);
     }
     void operator()(SinkGradientCall& sinks) const {
       addresses.Set(sinks.lse, call.q.lse);
@@ -404,6 +405,7 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
       read(call.q.dout);
       read(call.q.lse);
       write(call.q.delta);
+      write(call.q.dq_acc);
       break;
     case Op::kSinkGradient:
       read(call.q.lse);

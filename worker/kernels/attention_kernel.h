@@ -109,7 +109,13 @@ struct DeltaCall {
   float* delta = nullptr;       // [batch, num_heads, q_rows] fp32
   const float* dlse = nullptr;  // like delta, or null
   const float* lse = nullptr;   // like delta; read only with dlse
+  float* dq_acc = nullptr;      // as BackwardCall's: 0 after it, or null
 };
+
+// Of a call's dq_acc.
+inline int64_t DqElements(const AttentionProblem& problem, int64_t q_rows) {
+  return problem.batch * q_rows * problem.num_heads * problem.head_dim;
+}
 
 // dsinks[h] = -sum over b and i of exp(sinks[h] - lse[b, h, i]) * delta[b, h, i], where a sink
 // of -inf has none. In an order that depends on the sizes alone.

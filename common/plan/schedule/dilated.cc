@@ -212,7 +212,8 @@ class DilatedRank {
     }
   }
 
-  // Takes the part's own delta out of its program: it is gathered. Its buffer, if there is one.
+  // Takes the part's own delta out of its program, as it is gathered, but for what becomes 0 beside
+  // it. Its buffer, if there is one.
   static std::optional<BufferId> TakeDelta(Program& program) {
     std::optional<BufferId> delta;
     for (Step& step : program.steps) {
@@ -221,7 +222,10 @@ class DilatedRank {
                        [](const ComputeCall& call) { return call.op == Op::kDelta; });
       if (found == step.calls.end()) continue;
       delta = found->q.delta.buffer;
-      step.calls.erase(found);
+      ComputeCall zero;
+      zero.op = Op::kZero;
+      zero.target = found->q.dq_acc;
+      *found = std::move(zero);
     }
     return delta;
   }

@@ -165,10 +165,10 @@ void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& buil
   delta.q.out = builder.Whole(shard.out);
   delta.q.dout = builder.Whole(shard.dout);
   delta.q.delta = builder.Whole(shard.delta);
+  delta.q.dq_acc = builder.WholeIfAny(shard.dq_acc);
   AddOptions(kDeltaOptions, builder, delta.q);
   if (!delta.q.options.empty()) delta.q.lse = builder.Whole(shard.lse);
   builder.AddCall(step, std::move(delta));
-  builder.AddZero(step, builder.WholeIfAny(shard.dq_acc));
   builder.AddZero(step, builder.WholeIfAny(shard.dbias));
   if (shard.dsinks == kNoBuffer) return;
   ComputeCall sinks;

@@ -81,23 +81,28 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
   const int64_t dim = problem.head_dim_v;
   const int64_t dout_bytes = dim * ElementBytes(problem.dtype);
   const int64_t out_bytes = dim * ElementBytes(problem.out_dtype());
-  return ForRanges(problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t token = begin; token < end; ++token) {
-                       const int64_t batch_index = token / call.q_rows;
-                       const int64_t row = token % call.q_rows;
-                       for (int64_t h = 0; h < heads; ++h) {
-                         const int64_t vector = token * heads + h;
-                         const int64_t at = (batch_index * heads + h) * call.q_rows + row;
-                         call.delta[at] = RowDelta(
-                             problem, static_cast<const char*>(call.dout) + vector * dout_bytes,
-                             static_cast<const char*>(call.out) + vector * out_bytes);
-                         if (call.dlse == nullptr) continue;
-                         const bool sees_none = call.lse[at] == kNegativeInfinity;
-                         call.delta[at] = sees_none ? 0.0f : call.delta[at] - call.dlse[at];
-                       }
-                     }
-                   });
+  const int64_t token_elements = heads * problem.head_dim;
+  return ForRanges(
+      problem.batch * call.q_rows, kRowsPerTask, workspace, progress,
+      [&](int64_t begin, int64_t end) {
+        if (call.dq_acc != nullptr) {
+          std::fill(call.dq_acc + begin * token_elements, call.dq_acc + end * token_elements, 0.0f);
+        }
+        for (int64_t token = begin; token < end; ++token) {
+          const int64_t batch_index = token / call.q_rows;
+          const int64_t row = token % call.q_rows;
+          for (int64_t h = 0; h < heads; ++h) {
+            const int64_t vector = token * heads + h;
+            const int64_t at = (batch_index * heads + h) * call.q_rows + row;
+            call.delta[at] =
+                RowDelta(problem, static_cast<const char*>(call.dout) + vector * dout_bytes,
+                         static_cast<const char*>(call.out) + vector * out_bytes);
+            if (call.dlse == nullptr) continue;
+            const bool sees_none = call.lse[at] == kNegativeInfinity;
+            call.delta[at] = sees_none ? 0.0f : call.delta[at] - call.dlse[at];
+          }
+        }
+      });
 }
 
 // A head is one task: its sum has one order, whatever the number of threads.

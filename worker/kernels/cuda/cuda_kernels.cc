@@ -39,8 +39,8 @@ absl::Status LoadKernels(const DeviceInfo& device) {
   return absl::OkStatus();
 }
 
-absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
-  return ToStatus(LaunchDelta(call, stream, zero), "delta launch");
+absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
+  return ToStatus(LaunchDelta(call, stream), "delta launch");
 }
 
 absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream) {

@@ -63,8 +63,7 @@ std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
                                             const std::vector<const BiasGradientCall*>& behind);
 
 // The calls that need no preparation.
-// With `zero`, in any order: a backward's dq, in the shade of what delta reads.
-absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero = {});
+absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream);
 absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 absl::Status StartZero(const ZeroCall& call, cudaStream_t stream);
 absl::Status StartAdd(const AddCall& call, cudaStream_t stream);

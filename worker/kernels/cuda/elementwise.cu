@@ -367,17 +367,17 @@ cudaError_t Merge(const MergeParams& params, void* out, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t Zero(const ZeroCall& call, cudaStream_t stream) {
-  return call.bytes == 0 ? cudaSuccess : cudaMemsetAsync(call.target, 0, call.bytes, stream);
-}
-
 bool InVectors(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 template <typename T, typename Out>
-cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
+cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
   const AttentionProblem& problem = *call.problem;
   const int64_t count = problem.batch * call.q_rows * problem.num_heads;
-  const bool zeroes = InVectors(zero.target) && zero.bytes % 16 == 0;
+  const int64_t zeros = call.dq_acc == nullptr ? 0 : DqElements(problem, call.q_rows);
+  const bool zeroes = InVectors(call.dq_acc) && zeros % 4 == 0;
+  const auto zero = [&] {
+    return zeros == 0 ? cudaSuccess : cudaMemsetAsync(call.dq_acc, 0, 4 * zeros, stream);
+  };
   if constexpr (sizeof(T) == 2) {
     const int64_t columns = problem.head_dim_v;
     if (count > 0 && count <= std::numeric_limits<int32_t>::max() && columns % 8 == 0 &&
@@ -387,12 +387,12 @@ cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream, const ZeroCall& 
           static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta,
           call.dlse, call.lse, static_cast<uint32_t>(count), static_cast<uint32_t>(call.q_rows),
           static_cast<uint32_t>(problem.num_heads), static_cast<int>(columns), lanes,
-          static_cast<float4*>(zero.target), zeroes ? zero.bytes / 16 : 0);
+          reinterpret_cast<float4*>(call.dq_acc), zeroes ? zeros / 4 : 0);
       const cudaError_t error = cudaGetLastError();
-      return error != cudaSuccess || zeroes ? error : Zero(zero, stream);
+      return error != cudaSuccess || zeroes ? error : zero();
     }
   }
-  const cudaError_t error = Zero(zero, stream);
+  const cudaError_t error = zero();
   if (error != cudaSuccess || count == 0) return error;
   attention_delta<T, Out><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
       static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,
@@ -402,9 +402,9 @@ cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream, const ZeroCall& 
 }
 
 template <typename T>
-cudaError_t Delta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
+cudaError_t Delta(const DeltaCall& call, cudaStream_t stream) {
   const bool rounded = call.problem->out_dtype() == call.problem->dtype;
-  return rounded ? DeltaOf<T, T>(call, stream, zero) : DeltaOf<T, float>(call, stream, zero);
+  return rounded ? DeltaOf<T, T>(call, stream) : DeltaOf<T, float>(call, stream);
 }
 
 template <typename T>
@@ -416,14 +416,14 @@ cudaError_t Convert(const ConvertCall& call, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
+cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream) {
   switch (call.problem->dtype) {
     case DType::kFloat32:
-      return Delta<float>(call, stream, zero);
+      return Delta<float>(call, stream);
     case DType::kBFloat16:
-      return Delta<__nv_bfloat16>(call, stream, zero);
+      return Delta<__nv_bfloat16>(call, stream);
     case DType::kFloat16:
-      return Delta<__half>(call, stream, zero);
+      return Delta<__half>(call, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -392,6 +392,7 @@ struct Runner {
   void operator()(const BiasGradientCall& call) const { BiasGradients(call).Run(); }
   void operator()(const DeltaCall& call) const {
     const AttentionProblem& p = *call.problem;
+    if (call.dq_acc != nullptr) std::fill_n(call.dq_acc, DqElements(p, call.q_rows), 0.0f);
     ForEachRow(call, [&](int64_t b, int64_t i, int64_t h) {
       const int64_t offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
       const int64_t at = (b * p.num_heads + h) * call.q_rows + i;

@@ -308,10 +308,10 @@ class CaseRun {
   // dq's sums become 0 beside it.
   void CheckDelta(const Shard& shard, QueryMemory& memory, const std::vector<char>& out_bits) {
     const int64_t dv = shape_.head_dim_v;
-    const int64_t dq_count = shape_.batch * shape_.num_heads * shard.rows() * shape_.head_dim;
     Check(StartDelta(
-        {&problem_, shard.rows(), memory.out.get(), memory.dout.get(), memory.delta.get<float>()},
-        nullptr, {memory.dq_acc.get(), dq_count * 4}));
+        {&problem_, shard.rows(), memory.out.get(), memory.dout.get(), memory.delta.get<float>(),
+         /*dlse=*/nullptr, /*lse=*/nullptr, memory.dq_acc.get<float>()},
+        nullptr));
     const std::vector<float> delta = memory.delta.Download<float>();
     const std::vector<float> out = ToFloats(problem_.dtype, out_bits);
     const std::vector<float> dout = ToFloats(problem_.dtype, memory.dout.Download<char>());

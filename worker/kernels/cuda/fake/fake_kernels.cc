@@ -225,10 +225,7 @@ std::unique_ptr<PreparedKernel> PrepareZero(const ZeroCall& call,
   return partly.has_value() ? std::make_unique<FakeZero>(call, *std::move(partly)) : nullptr;
 }
 
-absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream, const ZeroCall& zero) {
-  if (zero.bytes > 0) {
-    if (absl::Status status = Enqueue(zero, stream); !status.ok()) return status;
-  }
+absl::Status StartDelta(const DeltaCall& call, cudaStream_t stream) {
   return Enqueue(call, stream);
 }
 absl::Status StartSinkGradient(const SinkGradientCall& call, cudaStream_t stream) {
