@@ -32,7 +32,7 @@ def cases(profile):
     shape = profile["shape"]
     found = {}
     for name, tokens in profile["lengths"].items():
-        runs = 3 if tokens <= 1 << 16 else 2 if tokens <= 1 << 18 else 1
+        runs = 5 if tokens <= 1 << 16 else 3 if tokens <= 1 << 17 else 2 if tokens <= 1 << 18 else 1
         rows = 16 if tokens <= 1 << 18 else 4
         for suffix, kv_heads in (("", shape["kv_heads"]), ("-mha", shape["heads"])):
             found[name + suffix] = Case(
@@ -57,9 +57,10 @@ def goals(case, workers, command, figures):
         if tokens >= 16384:
             wanted.append(("of one GPU", 0.98 if tokens >= 65536 else 0.95, figures["of_single"]))
         if "of_single_equal_work" in figures:
-            wanted.append(("of one GPU with equal work", 0.98, figures["of_single_equal_work"]))
+            goal = 0.98 if tokens >= 65536 else 0.97 if tokens >= 16384 else 0.95
+            wanted.append(("of one GPU with equal work", goal, figures["of_single_equal_work"]))
         if tokens >= 8192:
-            wanted.append(("exchange hidden", 0.9, figures["timeline"]["hidden_share"]))
+            wanted.append(("exchange hidden", 0.95, figures["timeline"]["hidden_share"]))
     if case.kind == "packed":
         wanted.append(("of its kernels", 0.8, figures["kernels_part"] * figures["balance"]))
     return [{"what": f"{command}: {what}", "goal": goal, "value": value,
@@ -96,11 +97,11 @@ def one_pass(session, case, command, shape, world_size, name, runs):
 def alone(case, workers):
     """What one GPU is asked for beside the ring: {name: shape}. "single" has a GPU's share of the tokens.
     Under a causal mask that is a W-th of a GPU's work in the ring, over before the card has warmed up and
-    before its power limit lowers clocks; where shares are long enough to be held to nearly all of one GPU's
-    rate, "single_equal_work" has as much work as a GPU in the ring."""
+    before its power limit lowers clocks; where the ring is held to nearly all of one GPU's rate,
+    "single_equal_work" has as much work as a GPU in the ring."""
     shapes = {"single": case.shape.share(workers)}
     tokens = case.shape.seq_len // workers
-    if case.kind == "causal" and 65536 <= tokens < 131072:
+    if case.kind == "causal" and 8192 <= tokens < 131072:
         equal = round(case.shape.seq_len / math.sqrt(workers) / 256) * 256
         shapes["single_equal_work"] = dataclasses.replace(case.shape, seq_len=equal)
     return shapes
