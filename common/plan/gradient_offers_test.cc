@@ -1,9 +1,12 @@
 // Which backward calls are offered to store gradients of keys, and that all of a program's offers
 // may be taken.
+#include <algorithm>
 #include <map>
 #include <random>
+#include <vector>
 
 #include "common/plan/schedule.h"
+#include "common/plan/schedule/gradient_offers.h"
 #include "common/plan/schedule_cases.h"
 #include "common/plan/schedule_simulator.h"
 #include "gtest/gtest.h"
@@ -65,6 +68,100 @@ TEST(GradientOffersTest, GradientsThatOneCallHas) {
   EXPECT_EQ(offers(ScheduleKind::kPassQ, 2), none);
   spec.fp32_results = true;
   EXPECT_EQ(offers(ScheduleKind::kSingle, 1), none);
+}
+
+// Programs that no schedule makes today. Buffers: dk's sums, dk, dv's sums, dv.
+enum Buffers : BufferId { kDkSums, kDk, kDvSums, kDv };
+constexpr int64_t kBytes = 64;  // of sums
+
+ByteRange Whole(BufferId buffer) {
+  return {buffer, 0, buffer == kDkSums || buffer == kDvSums ? kBytes : kBytes / 2};
+}
+
+ComputeCall Zero(BufferId buffer) {
+  ComputeCall call;
+  call.op = ComputeCall::Op::kZero;
+  call.target = Whole(buffer);
+  return call;
+}
+
+ComputeCall Convert(BufferId target, BufferId source) {
+  ComputeCall call;
+  call.op = ComputeCall::Op::kConvert;
+  call.target = Whole(target);
+  call.source = Whole(source);
+  return call;
+}
+
+ComputeCall Backward(const ByteRange& dk, const ByteRange& dv) {
+  ComputeCall call;
+  call.op = ComputeCall::Op::kBackward;
+  KvOperand& keys = call.kv.emplace_back();
+  keys.dk = dk;
+  keys.dv = dv;
+  return call;
+}
+
+// Offers of a program whose sums are zeroed, added to by these calls, and converted.
+std::vector<ComputeCall> WithOffers(std::vector<ComputeCall> calls) {
+  Program program;
+  program.buffers = {
+      {"dk_acc", kBytes}, {"dk", kBytes / 2}, {"dv_acc", kBytes}, {"dv", kBytes / 2}};
+  Step& step = program.steps.emplace_back();
+  step.calls = {Zero(kDkSums), Zero(kDvSums)};
+  step.calls.insert(step.calls.end(), calls.begin(), calls.end());
+  step.calls.push_back(Convert(kDk, kDkSums));
+  step.calls.push_back(Convert(kDv, kDvSums));
+  OfferToStoreGradients(program);
+  return program.steps[0].calls;
+}
+
+int CountOffers(const std::vector<ComputeCall>& calls) {
+  return static_cast<int>(std::count_if(calls.begin(), calls.end(), [](const ComputeCall& call) {
+    return call.offer != ComputeCall::kNoOffer;
+  }));
+}
+
+TEST(GradientOffersTest, ACallThatAloneAddsToAllOfTheSums) {
+  const std::vector<ComputeCall> calls = WithOffers({Backward(Whole(kDkSums), Whole(kDvSums))});
+  for (const ComputeCall& call : calls) EXPECT_EQ(call.offer, 0) << OpName(call.op);
+  EXPECT_EQ(calls[2].kv[0].dk_out, Whole(kDk));
+  EXPECT_EQ(calls[2].kv[0].dv_out, Whole(kDv));
+}
+
+TEST(GradientOffersTest, OperandsOfOneCallMayShareASum) {
+  ComputeCall call = Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2});
+  call.kv.push_back(
+      Backward({kDkSums, kBytes / 2, kBytes / 2}, {kDvSums, kBytes / 2, kBytes / 2}).kv[0]);
+  const std::vector<ComputeCall> calls = WithOffers({call});
+  EXPECT_EQ(CountOffers(calls), 5);
+  EXPECT_EQ(calls[2].kv[1].dk_out, (ByteRange{kDk, kBytes / 4, kBytes / 4}));
+}
+
+TEST(GradientOffersTest, NotWhereAnotherCallAddsToTheSums) {
+  const ComputeCall call = Backward(Whole(kDkSums), Whole(kDvSums));
+  EXPECT_EQ(CountOffers(WithOffers({call, call})), 0);
+  // Each to a half: none may take the conversion of both away.
+  const ByteRange dk_end{kDkSums, kBytes / 2, kBytes / 2}, dv_end{kDvSums, kBytes / 2, kBytes / 2};
+  EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2}),
+                                    Backward(dk_end, dv_end)})),
+            0);
+}
+
+// What no call adds to is 0 where it is zeroed and converted, and nothing where it is not.
+TEST(GradientOffersTest, NotWhereTheCallLeavesSomeOfTheSums) {
+  EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, Whole(kDvSums))})), 0);
+}
+
+TEST(GradientOffersTest, NotWhereAnythingElseTouchesASumOrAResult) {
+  const ComputeCall backward = Backward(Whole(kDkSums), Whole(kDvSums));
+  for (BufferId touched : {kDkSums, kDk, kDvSums, kDv}) {
+    ComputeCall add;
+    add.op = ComputeCall::Op::kAdd;
+    add.target = Whole(touched);
+    EXPECT_EQ(CountOffers(WithOffers({backward, add})), 0) << touched;
+  }
+  EXPECT_EQ(CountOffers(WithOffers({backward, Convert(kDk, kDkSums)})), 0);
 }
 
 }  // namespace
