@@ -14,7 +14,9 @@ constexpr CallState kAll[] = {CallState::kAwaitingHeader, CallState::kCheckingHe
 TEST(CallStateTest, NothingGoesBackOrStays) {
   for (CallState from : kAll) {
     for (CallState to : kAll) {
-      if (to <= from) EXPECT_FALSE(MayFollow(from, to)) << CallStateName(from);
+      if (to <= from) {
+        EXPECT_FALSE(MayFollow(from, to)) << CallStateName(from);
+      }
     }
   }
 }

@@ -21,7 +21,9 @@ ScopedDescriptor MakeMemfd(int64_t bytes, bool allocate, int seals, unsigned fla
   ScopedDescriptor fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
   if (!fd.valid()) return fd;
   EXPECT_EQ(ftruncate(fd.get(), bytes), 0);
-  if (allocate) EXPECT_EQ(fallocate(fd.get(), 0, 0, bytes), 0);
+  if (allocate) {
+    EXPECT_EQ(fallocate(fd.get(), 0, 0, bytes), 0);
+  }
   if (seals != 0) {
     EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
   }

@@ -21,7 +21,9 @@ ScopedDescriptor MakeMemfd(bool sealed = true) {
   ScopedDescriptor fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(ftruncate(fd.get(), kBytes), 0);
   EXPECT_EQ(fallocate(fd.get(), 0, 0, kBytes), 0);
-  if (sealed) EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL), 0);
+  if (sealed) {
+    EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL), 0);
+  }
   return fd;
 }
 

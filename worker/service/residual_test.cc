@@ -104,7 +104,9 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
     std::unique_ptr<Operation> backward = Make(spec, Direction::kBackward, *std::move(lent));
     EXPECT_EQ(backward->buffer_bytes(), stateless->buffer_bytes() - bytes);
     for (const BufferSpec& buffer : backward->program().buffers) {
-      if (buffer.source == BufferSource::kUpload) EXPECT_EQ(buffer.input, TensorId::kDout);
+      if (buffer.source == BufferSource::kUpload) {
+        EXPECT_EQ(buffer.input, TensorId::kDout);
+      }
     }
     FillUploads(*backward);
     Run(*backward);

@@ -111,7 +111,9 @@ TEST_P(TermOps, HiddenScoresAreMinusInfinityWhateverTheProduct) {
                   .scores = finished.data(),
                   .slopes = slopes.data()});
     for (int c = 0; c < 32; ++c) {
-      if (c != 3) EXPECT_EQ(finished[c], kMinusInfinity);
+      if (c != 3) {
+        EXPECT_EQ(finished[c], kMinusInfinity);
+      }
     }
     EXPECT_NEAR(finished[3], cap == 0 ? 2.0 : 1 + 4 * std::tanh(0.25), 1e-6);
     if (cap != 0) {
