@@ -15,9 +15,21 @@ constexpr double kBlockStart = 3.0;         // until its first product
 // Of a time: what more heads than usual must save, as nothing evens out what the model does not
 // know of long blocks.
 constexpr double kDoubt = 0.01;
+// Of q, dout and dq, for blocks of unequal length.
+constexpr double kSectionBytes = 80e6;
 
 // Zeros, and a conversion that reads 4 bytes and writes 2.
 constexpr double kSumBytes = 4 + 4 + 2;
+
+bool OutgrowsCache(const BackwardWork& work, int32_t heads_per_block, int sm_count) {
+  const auto [shortest, longest] =
+      std::minmax_element(work.query_tiles.begin(), work.query_tiles.end());
+  if (work.query_tiles.empty() || *shortest == *longest) return false;
+  const int64_t packs = work.num_heads / heads_per_block * work.batch;
+  const int64_t section =
+      SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, sm_count);
+  return static_cast<double>(section * heads_per_block * work.head_bytes) > kSectionBytes;
+}
 
 }  // namespace
 
@@ -32,6 +44,7 @@ BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
   // S, dP, dV, dQ and dK.
   work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.tile_keys * kernel_dim;
   work.tile_sums = kernel.tile_keys * columns;
+  work.head_bytes = call.q_rows * (columns * ElementBytes(problem.dtype) + problem.head_dim * 4);
   for (const KvBlock& block : call.blocks) {
     work.sums += problem.batch * block.rows * problem.num_kv_heads * columns;
   }
@@ -86,7 +99,7 @@ int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int s
   int32_t best = usual;
   double best_time = time_of(usual) / (1 + kDoubt);
   for (int32_t heads = work.group_size; heads > usual; --heads) {
-    if (work.group_size % heads != 0) continue;
+    if (work.group_size % heads != 0 || OutgrowsCache(work, heads, sm_count)) continue;
     const double time = time_of(heads);
     if (time >= best_time) continue;
     best = heads;
