@@ -162,10 +162,7 @@ void RegionTransfer::OnOperationChanged() { AddDown(&RegionTransfer::Proceed); }
 // ------------------------------------------------------------------ taking turns
 
 void RegionTransfer::AddUp(void (RegionTransfer::*work)()) {
-  {
-    absl::MutexLock lock(&mutex_);
-    ++working_;
-  }
+  work_.Add();
   threads_.up->Add([self = shared_from_this(), work] {
     (self.get()->*work)();
     self->Leave();
@@ -173,10 +170,7 @@ void RegionTransfer::AddUp(void (RegionTransfer::*work)()) {
 }
 
 void RegionTransfer::AddDown(void (RegionTransfer::*work)()) {
-  {
-    absl::MutexLock lock(&mutex_);
-    ++working_;
-  }
+  work_.Add();
   threads_.down->Add([self = shared_from_this(), work] {
     (self.get()->*work)();
     self->Leave();
@@ -185,13 +179,11 @@ void RegionTransfer::AddDown(void (RegionTransfer::*work)()) {
 
 // The last to leave an operation that has ended puts the light out.
 void RegionTransfer::Leave() {
-  const bool ended = !operation_->ended().ok();
+  if (!work_.Leave()) return;
   std::function<void()> on_over;
   std::unique_ptr<Download> download;
   {
     absl::MutexLock lock(&mutex_);
-    if (--working_ > 0 || !ended || over_) return;
-    over_ = true;
     on_over = std::exchange(on_over_, nullptr);
     download = std::move(download_);
   }

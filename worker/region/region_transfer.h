@@ -22,6 +22,7 @@
 #include "worker/device/staging.h"
 #include "worker/region/copy_threads.h"
 #include "worker/region/region.h"
+#include "worker/region/work_count.h"
 #include "worker/service/shard_operation.h"
 
 namespace ringattn::worker {
@@ -110,7 +111,8 @@ class RegionTransfer final : public OperationListener,
         rank_(rank),
         fence_number_(fence_number),
         hooks_(hooks),
-        threads_(threads) {}
+        threads_(threads),
+        work_([this] { return !operation_->ended().ok(); }) {}
 
   // One piece of work on a copy thread each.
   void CopyIn();
@@ -142,6 +144,7 @@ class RegionTransfer final : public OperationListener,
   const uint64_t fence_number_;
   const TransferHooks* const hooks_;
   const TransferThreads threads_;
+  WorkCount work_;               // asks the operation, which calls its listener without its lock
   std::vector<Copied> inputs_;   // fixed by Make
   std::vector<Copied> outputs_;  // likewise, in the order of ShardOperation::Outputs
   std::atomic<int64_t> received_bytes_{0};
@@ -159,8 +162,6 @@ class RegionTransfer final : public OperationListener,
   int64_t bytes_down_ ABSL_GUARDED_BY(mutex_) = 0;
   bool downloading_ ABSL_GUARDED_BY(mutex_) = false;
   bool delivered_ ABSL_GUARDED_BY(mutex_) = false;
-  int working_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces of work that are added or done right now
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void()> on_over_ ABSL_GUARDED_BY(mutex_);
 };
 
