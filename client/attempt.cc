@@ -96,6 +96,7 @@ class StreamAttempt final : public Attempt,
     } else if (plan_->host == nullptr) {
       no_host_reason_ = plan_->no_host_reason;
     } else {
+      attachments_ = plan_->host->Attachments();
       offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
     }
   }
@@ -476,6 +477,9 @@ class StreamAttempt final : public Attempt,
     result_.region_unknown = offer_ && reason == "REGION_UNKNOWN";
     const bool unavailable = reason == "TRANSPORT_UNAVAILABLE";
     if (offer_ && (result_.region_unknown || unavailable)) plan_->host->AttachAgain();
+    if (plan_->only_host && (result_.region_unknown || unavailable)) {
+      result_.lacked_at = attachments_;
+    }
     if (unavailable && !no_host_reason_.empty()) {
       result_.status = WithMessage(
           result_.status, absl::StrCat(result_.status.message(), " (", no_host_reason_, ")"));
@@ -522,6 +526,7 @@ class StreamAttempt final : public Attempt,
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
   std::string no_host_reason_;                 // why there is no offer
+  std::vector<uint64_t> attachments_;          // of the plan's regions, before the offer was made
   bool offers_direct_ = false;                 // likewise fixed
   std::string no_direct_reason_;               // why it does not
   std::shared_ptr<StreamAttempt> self_;        // until done_ has been called

@@ -38,6 +38,9 @@ struct CallPlan {
   std::shared_ptr<const HostPlaces> host = nullptr;
   std::string no_host_reason = {};
   bool host_required = false;
+  // The caller would have no other way either: a worker that lacks a region is shown it, and the
+  // call replayed.
+  bool only_host = false;
   // `host` is of CUDA memory, or was to be: nothing here reads the tensors, and no other way is
   // offered.
   bool on_cuda = false;
@@ -58,6 +61,9 @@ struct AttemptResult {
   bool region_unknown = false;  // the coordinator does not know the regions (any more)
   // Why the tensors should not go straight to the workers again; empty: they may.
   std::string no_direct = {};
+  // Of a plan that is only_host, refused because a worker lacks a region, perhaps: what its
+  // HostPlaces::Attachments were before; else empty.
+  std::vector<uint64_t> lacked_at = {};
 };
 
 // Everything that may change from replay to replay.

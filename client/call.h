@@ -142,7 +142,8 @@ struct CallOptions {
   // kAuto nothing is staged.
   TransportWish transport = TransportWish::kAuto;
   // With kDirect, kHost and kCuda: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
-  // coordinator.
+  // coordinator. A worker that has just joined is shown the tensors' regions, and the call
+  // replayed.
   bool transport_required = false;
   // For the call with all its replays, counted from its start.
   absl::Duration deadline = absl::InfiniteDuration();

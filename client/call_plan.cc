@@ -160,6 +160,9 @@ void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPl
     plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
   }
   SetCuda(options, plan);
+  plan->only_host =
+      plan->host != nullptr && options.transport_required &&
+      (options.transport == TransportWish::kHost || options.transport == TransportWish::kCuda);
 }
 
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {

@@ -69,12 +69,15 @@ class FakeAttentionServer final : public v1::AttentionService::Service {
   using Handler = std::function<grpc::Status(int call, const v1::ForwardHeader& header,
                                              grpc::ServerContext* context, ForwardStream* stream)>;
 
-  explicit FakeAttentionServer(Handler handler) : handler_(std::move(handler)) {
+  // `beside`: another service on the same address; outlives this. Null: none.
+  explicit FakeAttentionServer(Handler handler, grpc::Service* beside = nullptr)
+      : handler_(std::move(handler)) {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(32 << 20);
     builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.RegisterService(this);
+    if (beside != nullptr) builder.RegisterService(beside);
     server_ = builder.BuildAndStart();
     address_ = "127.0.0.1:" + std::to_string(port);
   }

@@ -118,4 +118,35 @@ void HostPlaces::AttachAgain() const {
   for (const std::shared_ptr<SharedRegion>& region : Regions()) region->AttachAgain();
 }
 
+std::vector<uint64_t> HostPlaces::Attachments() const {
+  std::vector<uint64_t> attachments;
+  for (const std::shared_ptr<SharedRegion>& region : Regions()) {
+    attachments.push_back(region->attachments());
+  }
+  return attachments;
+}
+
+// What is called back does not keep the regions: it may be the last on a region's own thread.
+void HostPlaces::ShowAgain(const std::vector<uint64_t>& than,
+                           const SharedRegion::Shown& done) const {
+  struct Rest {
+    absl::Mutex mutex;
+    size_t waiting = 0;
+    bool taken = false;
+  };
+  auto rest = std::make_shared<Rest>();
+  const std::vector<std::shared_ptr<SharedRegion>> regions = Regions();
+  rest->waiting = regions.size();
+  for (size_t i = 0; i < regions.size(); ++i) {
+    regions[i]->ShowAgain(than[i], [rest, done](bool taken) {
+      {
+        const absl::MutexLock lock(&rest->mutex);
+        rest->taken |= taken;
+        if (--rest->waiting > 0) return;
+      }
+      done(rest->taken);
+    });
+  }
+}
+
 }  // namespace ringattn::client

@@ -36,6 +36,10 @@ class HostPlaces {
   void Fence(uint64_t number, const SharedRegion::Fenced& done) const;
   // Some worker may lack a region.
   void AttachAgain() const;
+  // SharedRegion::attachments of each region.
+  std::vector<uint64_t> Attachments() const;
+  // SharedRegion::ShowAgain of each, `than` as Attachments had it; `taken`: one of them was.
+  void ShowAgain(const std::vector<uint64_t>& than, const SharedRegion::Shown& done) const;
 
  private:
   struct Place {

@@ -121,6 +121,10 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       params_.workers->NoteUnreachable(no_direct_);
       return StartNextAttempt();
     }
+    // A worker has just joined, or the coordinator is another one.
+    if (!result.lacked_at.empty() && replays_ < params_.retry.max_replays) {
+      return ShowRegions(result);
+    }
     const absl::Time now = absl::Now();
     const FailedAttempt failed{.status = result.status,
                                .replays_so_far = replays_,
@@ -137,6 +141,43 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     pause_->Set(absl::ToChronoTime(now + *delay),
                 [self = shared_from_this()](bool) { self->StartNextAttempt(); });
     if (cancelled_) pause_->Cancel();
+  }
+
+  // The call has no other way than its regions: a worker that lacks one is shown it first. Rounds
+  // with the workers are bounded, and the call's deadline is the wait's.
+  void ShowRegions(const AttemptResult& refused) ABSL_LOCKS_EXCLUDED(mutex_) {
+    refusal_ = refused.status;
+    // The caller, or the deadline, may end the call from here on.
+    const std::shared_ptr<const HostPlaces> places = params_.plan->host;
+    {
+      const absl::MutexLock lock(&mutex_);
+      attempt_.reset();
+      taken_ = false;
+      pause_ = std::make_unique<grpc::Alarm>();
+      pause_->Set(SystemDeadline(deadline_),
+                  [self = shared_from_this()](bool) { self->OnRegionsShown(); });
+      if (cancelled_) pause_->Cancel();
+    }
+    // The alarm goes off sooner: what comes next may let go of regions, whose thread this is not.
+    places->ShowAgain(refused.lacked_at, [weak = weak_from_this()](bool taken) {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      const absl::MutexLock lock(&self->mutex_);
+      self->taken_ = taken;
+      if (self->pause_) self->pause_->Cancel();
+    });
+  }
+
+  void OnRegionsShown() ABSL_LOCKS_EXCLUDED(mutex_) {
+    bool goes_on = false;
+    {
+      const absl::MutexLock lock(&mutex_);
+      pause_.reset();
+      goes_on = taken_ || cancelled_;
+    }
+    if (!goes_on) return End(WithHistory(refusal_));
+    ++replays_;
+    StartNextAttempt();
   }
 
   // A server that shuts down leaves calls that it has not begun to gRPC, which ends them with
@@ -166,6 +207,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   std::string residual_failure_;
   bool server_ever_answered_ = false;
   bool host_withdrawn_ = false;  // by the coordinator from now on
+  absl::Status refusal_;         // the last for want of a region
   std::string no_direct_;        // not empty: nor straight to the workers, for this reason
   std::minstd_rand random_{std::random_device()()};
 
@@ -173,6 +215,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> pause_ ABSL_GUARDED_BY(mutex_);
+  bool taken_ ABSL_GUARDED_BY(mutex_) = false;  // a worker has taken a region since refusal_
   std::optional<CallResult> result_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -128,6 +128,27 @@ void SharedRegion::AttachAgain() {
   Wake();
 }
 
+uint64_t SharedRegion::attachments() const {
+  absl::MutexLock lock(&mutex_);
+  return attachments_;
+}
+
+void SharedRegion::ShowAgain(uint64_t than, Shown done) {
+  bool stopped = false, taken = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopped = stopping_;
+    taken = attachments_ > than;
+    if (!stopped && !taken) {
+      // A round that has begun may have asked the coordinator too early.
+      shows_.push_back({than, rounds_begun_ + 1, std::move(done)});
+      round_wanted_ = true;
+    }
+  }
+  if (stopped || taken) return done(taken);
+  Wake();
+}
+
 std::string SharedRegion::id(std::string* why) const {
   absl::MutexLock lock(&mutex_);
   *why = trouble_;
@@ -169,9 +190,13 @@ void SharedRegion::Run() {
       absl::MutexLock lock(&mutex_);
       if (stopping_) break;
       wants_round = round_wanted_ && absl::Now() >= next_round_;
-      if (wants_round) round_wanted_ = false;
+      if (wants_round) {
+        round_wanted_ = false;
+        ++rounds_begun_;
+      }
     }
     if (wants_round) AttachRound();
+    if (wants_round) FinishShows();
     SendFences();
     Poll();
     FinishFences(absl::Now());
@@ -180,6 +205,12 @@ void SharedRegion::Run() {
   SendFences();  // to nobody: they are over
   for (PendingFence& fence : std::exchange(sent_fences_, {})) fence.done("");
   attach_ = nullptr;
+  std::vector<PendingShow> shows;
+  {
+    absl::MutexLock lock(&mutex_);
+    shows.swap(shows_);
+  }
+  for (PendingShow& show : shows) show.done(false);
   absl::MutexLock lock(&mutex_);
   id_.clear();
   workers_.clear();
@@ -222,6 +253,26 @@ void SharedRegion::AttachRound() {
   for (const auto& [worker, socket] : sockets_) workers_.push_back(worker);
   trouble_ = absl::StrJoin(trouble, "; ");
   first_round_over_ = true;
+  attachments_ = taken_;
+  rounds_over_ = rounds_begun_;
+}
+
+void SharedRegion::FinishShows() {
+  std::vector<PendingShow> over;
+  uint64_t attachments = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    attachments = attachments_;
+    const auto is_over = [&](const PendingShow& show) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return attachments_ > show.than || rounds_over_ >= show.round;
+    };
+    for (size_t i = shows_.size(); i-- > 0;) {
+      if (!is_over(shows_[i])) continue;
+      over.push_back(std::move(shows_[i]));
+      shows_.erase(shows_.begin() + static_cast<ptrdiff_t>(i));
+    }
+  }
+  for (PendingShow& show : over) show.done(attachments > show.than);
 }
 
 bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble) {
@@ -254,6 +305,7 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   if (!answer.has_value()) return refuse("it closed the socket, or speaks another version");
   if (answer->code != AttachCode::kAttached) return refuse(answer->words);
   sockets_[point.worker()] = *std::move(socket);
+  ++taken_;
   return true;
 }
 

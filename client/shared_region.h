@@ -51,6 +51,13 @@ class SharedRegion {
   void AwaitFirstRound(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Shows it to those that lack it, soon: one has been started again, perhaps.
   void AttachAgain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // How many times a worker has taken it, of which the coordinator has heard.
+  uint64_t attachments() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same as AttachAgain; `done` once there have been more attachments than `than`, or those
+  // that lack it have been shown it from now on and none took it: `taken` says which. Called at
+  // once, on the region's thread, or by Stop.
+  using Shown = std::function<void(bool taken)>;
+  void ShowAgain(uint64_t than, Shown done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Its present name at the coordinator; empty: it has none, and `why` says why.
   std::string id(std::string* why) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -76,6 +83,13 @@ class SharedRegion {
     absl::Time deadline;
   };
 
+  // Of ShowAgain.
+  struct PendingShow {
+    uint64_t than = 0;
+    uint64_t round = 0;  // over with this one at the latest
+    Shown done;
+  };
+
   SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory,
                std::shared_ptr<const CudaMemory> cuda, ScopedDescriptor wake, AttachCall attach);
 
@@ -91,6 +105,7 @@ class SharedRegion {
   void ServeSocket(const std::string& worker);
   void DropWorker(const std::string& worker);
   void FinishFences(absl::Time now);
+  void FinishShows();
 
   uint8_t* const data_;
   const int64_t bytes_;
@@ -99,6 +114,7 @@ class SharedRegion {
   const ScopedDescriptor wake_;                      // an eventfd
   AttachCall attach_;                                // the thread's own, as all up to mutex_
   std::map<std::string, ScopedDescriptor> sockets_;  // by worker
+  uint64_t taken_ = 0;                               // attachments, the present round's included
   std::vector<PendingFence> sent_fences_;
   absl::Time next_round_ = absl::InfinitePast();
   absl::Duration backoff_;
@@ -111,6 +127,10 @@ class SharedRegion {
   std::string trouble_ ABSL_GUARDED_BY(mutex_) = "it has not been attached yet";
   std::vector<std::string> workers_ ABSL_GUARDED_BY(mutex_);
   std::deque<PendingFence> fences_ ABSL_GUARDED_BY(mutex_);
+  uint64_t attachments_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t rounds_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t rounds_over_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<PendingShow> shows_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/fake_region_worker.h"
 #include "client/region_index.h"
@@ -70,6 +71,13 @@ class SharedRegionTest : public testing::Test {
     return over->get_future().get();
   }
 
+  // Whether a worker took it.
+  static bool ShowAgain(SharedRegion& region, uint64_t than) {
+    auto over = std::make_shared<std::promise<bool>>();
+    region.ShowAgain(than, [over](bool taken) { over->set_value(taken); });
+    return over->get_future().get();
+  }
+
   FakeRegionWorker first_{"first"}, second_{"second"};
   std::atomic<int> calls_{0}, incarnation_{0};
   std::atomic<bool> forgets_{false};
@@ -99,6 +107,47 @@ TEST_F(SharedRegionTest, AWorkerThatWasStartedAgainGetsItAgainUnderTheSameName) 
   EXPECT_EQ(second_.attaches(), 1);
   std::string why;
   EXPECT_EQ(region->id(&why), "region-0");
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, ItIsShownAgainToAWorkerThatLacksIt) {
+  second_.RefuseWith(AttachCode::kDescriptorRefused);
+  const std::shared_ptr<SharedRegion> region = Make();
+  const uint64_t before = region->attachments();
+  EXPECT_EQ(before, 1);
+  EXPECT_FALSE(ShowAgain(*region, before));
+  EXPECT_EQ(region->attachments(), before);
+  second_.RefuseWith(AttachCode::kAttached);
+  EXPECT_TRUE(Await([&] { return ShowAgain(*region, before); }));
+  EXPECT_EQ(region->attachments(), 2);
+  EXPECT_TRUE(ShowAgain(*region, before));  // for who asked before that: it has been
+  EXPECT_FALSE(ShowAgain(*region, 2));
+  region->Stop();
+  EXPECT_FALSE(ShowAgain(*region, 2));
+}
+
+// A round that has begun may have asked who is there before somebody joined.
+TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  const int calls = calls_;
+  absl::Notification asked, go_on;
+  change_second_ = [&](v1::AttachPoint&) {
+    if (!asked.HasBeenNotified()) asked.Notify();
+    go_on.WaitForNotification();
+  };
+  first_.DropRegions();
+  second_.DropRegions();
+  asked.WaitForNotification();
+  std::atomic<int> shown{0};
+  region->ShowAgain(4, [&](bool taken) {
+    EXPECT_FALSE(taken);
+    ++shown;
+  });
+  EXPECT_EQ(shown, 0);
+  go_on.Notify();
+  EXPECT_TRUE(Await([&] { return shown == 1; }));
+  EXPECT_EQ(region->attachments(), 4);
+  EXPECT_GE(calls_, calls + 3);  // to ask, to hear that it has arrived, and the later round
   region->Stop();
 }
 

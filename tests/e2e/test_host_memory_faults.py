@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from attention import error_of, make_inputs, reason_of
-from cluster import await_state, open_descriptors, wait_until
+from cluster import CLI, await_state, open_descriptors, wait_until
 from local_region import (ATTACHED, DESCRIPTOR_REFUSED, FENCED, FOREIGN_USER, NO_SUCH_TOKEN,
                           NOT_UNDERSTOOD, HostCall, Region, answer_of, connect, make_memfd, show)
 from local_ring import (HERE, RING, SLOW, await_unmapped, make_local_ring, mapped, region, relayed,
@@ -381,6 +381,30 @@ def test_a_worker_that_is_started_again_is_shown_the_region_again(make_local_rin
     assert call.bytes("out") == expected["out"]
     assert region.memory[begin:end] == b"\xa5" * (end - begin)
     region.close()
+
+
+def calls_over(ring):
+    text = urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=10).read().decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+               if line.startswith("ringattn_requests_total{"))
+
+
+def test_calls_that_require_host_memory_outlive_a_killed_worker(make_local_ring):
+    """Nobody tells a client that a worker has joined: it hears so from the refusal of its replay."""
+    ring = make_local_ring(workers=2, worker_flags=["--fault_injection=slow_step_ms:200"])
+    before = ring.topology().generation
+    calls = subprocess.Popen(
+        [CLI, "bench", f"--server={ring.address}", "--seq_len=512", "--runs=8", "--world_size=2",
+         "--schedule=ring", "--transport=host", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: calls_over(ring) >= 2, 60, "two calls over")
+    ring.kill_worker(1)
+    ring.start_worker(1)
+    out, err = calls.communicate(timeout=120)
+    assert calls.returncode == 0, err
+    assert json.loads(out)["last_run"]["transport"]["kind"] == "host_memory"
+    assert ring.topology().generation > before
+    await_unmapped(ring)
 
 
 def test_a_coordinator_that_is_started_again_knows_no_regions(make_local_ring):
