@@ -56,13 +56,18 @@ def test_what_a_ring_is_compared_with():
     assert {name: shape.seq_len for name, shape in rings.alone(cases["256k"], 4).items()} == {
         "single": 65536, "single_equal_work": 131072}
     assert rings.alone(cases["128k"], 2)["single_equal_work"].seq_len == 92672  # 131072 / sqrt(2)
-    # Shorter ones are held to less, longer ones are long by themselves.
-    for name in ("128k", "512k", "1m", "full", "packed"):
+    assert rings.alone(cases["32k"], 4)["single_equal_work"].seq_len == 16384
+    # Shorter ones are held to nothing, longer ones are long by themselves.
+    for name in ("16k", "512k", "1m", "full", "packed"):
         assert list(rings.alone(cases[name], 4)) == ["single"]
     figures = {"of_single": 0.96, "of_single_equal_work": 0.99, "timeline": {"hidden_share": 0.8}}
     assert [(goal["what"], goal["met"]) for goal in rings.goals(cases["256k"], 4, "forward", figures)] == [
         ("forward: of one GPU", False), ("forward: of one GPU with equal work", True),
         ("forward: exchange hidden", False)]
+    for name, goal in (("256k", 0.98), ("64k", 0.97), ("32k", 0.95)):
+        figures = {"of_single": 1, "of_single_equal_work": goal - 0.001, "timeline": {"hidden_share": 0.949}}
+        missed = [goal["goal"] for goal in rings.goals(cases[name], 4, "forward", figures) if not goal["met"]]
+        assert missed == [goal, 0.95]
 
 
 def test_what_cleans_up_is_not_ended_with_its_part(tmp_path):
