@@ -96,7 +96,7 @@ class StreamAttempt final : public Attempt,
     } else if (plan_->host == nullptr) {
       no_host_reason_ = plan_->no_host_reason;
     } else {
-      attachments_ = plan_->host->Attachments();
+      if (plan_->only_host) attachments_ = plan_->host->Attachments();
       offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
     }
   }
@@ -526,7 +526,7 @@ class StreamAttempt final : public Attempt,
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
   std::string no_host_reason_;                 // why there is no offer
-  std::vector<uint64_t> attachments_;          // of the plan's regions, before the offer was made
+  std::vector<uint64_t> attachments_;          // before the offer was made; only_host alone
   bool offers_direct_ = false;                 // likewise fixed
   std::string no_direct_reason_;               // why it does not
   std::shared_ptr<StreamAttempt> self_;        // until done_ has been called

@@ -268,7 +268,7 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
   using namespace ringattn::worker::cuda;
   Handle* handle = static_cast<Handle*>(opaque);
   const AttentionProblem& p = handle->problem;
-  const int64_t dq_count = p.batch * handle->q_rows * p.num_heads * p.head_dim;
+  const int64_t dq_count = ringattn::worker::DqElements(p, handle->q_rows);
   const int64_t dk_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim;
   const int64_t dv_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim_v;
   const bool added = !handle->backward.stores_key_gradients();

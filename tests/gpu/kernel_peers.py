@@ -2,7 +2,7 @@
 one process, every result compared with fp64 on sampled rows first, gradients with FA4's.
 
   PYTHONPATH=FA4'S_FOLDERS kernel_peers.py --library libringattn_kernels.so [--cases 128:32/8,64:32/32]
-      [--seconds 150]
+      [--lengths 4096,16384,65536] [--rounds 9] [--seconds 150]
 
 Prints a line per case: TFLOP/s of 4 Sq Sk D H operations (halved for causal, 2.5 times that for backward), medians,
 and ours over the better of the two. Needs a GPU and PyTorch; without the wheel it compares with cuDNN alone.
@@ -22,9 +22,6 @@ try:
 except ImportError as error:
     flash_attn_func = None
     print(f"without FA4: {error}")
-
-LENGTHS = (4096, 16384, 65536)
-
 
 class Fa4:
     def __init__(self, q, k, v, dout, causal):
@@ -102,6 +99,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", required=True)
     parser.add_argument("--cases", default="64:32/32,96:32/32,128:32/8,192:16/16,256:16/16")
+    parser.add_argument("--lengths", default="4096,16384,65536", help="those above 20000: d128's forward alone")
+    parser.add_argument("--rounds", type=int, default=5, help="3 at most above 20000")
     parser.add_argument("--seconds", type=float, default=150, help="begin nothing after so long")
     args = parser.parse_args()
     library = kernel_speed.load(args.library)
@@ -111,14 +110,14 @@ def main():
         query_heads, kv_heads = map(int, heads.split("/"))
         for direction in ("forward", "backward"):
             for causal in (True, False):
-                for length in LENGTHS:
-                    # 64K where a cell of the tables asks for it: it takes seconds.
-                    if length == LENGTHS[-1] and (dim != "128" or direction == "backward"):
+                for length in map(int, args.lengths.split(",")):
+                    # Where a cell of the tables asks for it: it takes seconds.
+                    if length > 20000 and (dim != "128" or direction == "backward"):
                         continue
                     if time.monotonic() - begin > args.seconds:
                         continue
                     good &= compare(library, int(dim), query_heads, kv_heads, length, causal,
-                                    direction, 3 if length > 20000 else 5)
+                                    direction, min(args.rounds, 3) if length > 20000 else args.rounds)
     raise SystemExit(0 if good else 1)
 
 

@@ -373,10 +373,10 @@ template <typename T, typename Out>
 cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
   const AttentionProblem& problem = *call.problem;
   const int64_t count = problem.batch * call.q_rows * problem.num_heads;
-  const int64_t zeros = call.dq_acc == nullptr ? 0 : DqElements(problem, call.q_rows);
-  const bool zeroes = InVectors(call.dq_acc) && zeros % 4 == 0;
-  const auto zero = [&] {
-    return zeros == 0 ? cudaSuccess : cudaMemsetAsync(call.dq_acc, 0, 4 * zeros, stream);
+  const int64_t dq_count = call.dq_acc == nullptr ? 0 : DqElements(problem, call.q_rows);
+  const bool in_vectors = InVectors(call.dq_acc) && dq_count % 4 == 0;
+  const auto zero_dq = [&] {
+    return dq_count == 0 ? cudaSuccess : cudaMemsetAsync(call.dq_acc, 0, 4 * dq_count, stream);
   };
   if constexpr (sizeof(T) == 2) {
     const int64_t columns = problem.head_dim_v;
@@ -387,12 +387,12 @@ cudaError_t DeltaOf(const DeltaCall& call, cudaStream_t stream) {
           static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta,
           call.dlse, call.lse, static_cast<uint32_t>(count), static_cast<uint32_t>(call.q_rows),
           static_cast<uint32_t>(problem.num_heads), static_cast<int>(columns), lanes,
-          reinterpret_cast<float4*>(call.dq_acc), zeroes ? zeros / 4 : 0);
+          reinterpret_cast<float4*>(call.dq_acc), in_vectors ? dq_count / 4 : 0);
       const cudaError_t error = cudaGetLastError();
-      return error != cudaSuccess || zeroes ? error : zero();
+      return error != cudaSuccess || in_vectors ? error : zero_dq();
     }
   }
-  const cudaError_t error = zero();
+  const cudaError_t error = zero_dq();
   if (error != cudaSuccess || count == 0) return error;
   attention_delta<T, Out><<<BlocksFor(count * 32), kThreads, 0, stream>>>(
       static_cast<const Out*>(call.out), static_cast<const T*>(call.dout), call.delta, call.dlse,

@@ -13,7 +13,7 @@
 
 namespace ringattn::worker::cuda {
 
-// `zero` beside it: by the same kernel where that can.
+// dq_acc becomes 0 beside it: by the same kernel where that can.
 cudaError_t LaunchDelta(const DeltaCall& call, cudaStream_t stream);
 cudaError_t LaunchSinkGradient(const SinkGradientCall& call, cudaStream_t stream);
 cudaError_t LaunchAdd(const AddCall& call, cudaStream_t stream);
