@@ -131,6 +131,10 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
         return folder.empty() || folder[0] == '/' ? "" : "must be an absolute path";
       })
       ->type_name("FOLDER");
+  app->add_flag("--late_keys,!--no_late_keys", line->worker.ring.late_keys,
+                "GPU: a kernel that can may start before the keys that its ring step receives, and "
+                "wait for them; --no_late_keys: each step has a kernel call of its own")
+      ->capture_default_str();
   app->add_option(
          "--kernel_family", line->backend.kernel_family,
          "GPU, for debugging: the kernel family that serves every request, and refuses what "
@@ -341,9 +345,10 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
   if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse({"--pinned_pool", "--ring_transport", "--peer_memory", "--peer_socket_dir",
-          "--nccl_max_ctas", "--nccl_library", "--kernel_family", "--pin_local_memory"},
-         with);
+  refuse(
+      {"--pinned_pool", "--ring_transport", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas",
+       "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory"},
+      with);
   if (local_memory == "cuda") {
     throw CLI::ValidationError("--local_memory",
                                absl::StrCat("cuda means nothing with ", with,

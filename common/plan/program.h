@@ -114,6 +114,9 @@ struct KvOperand {
   ByteRange dk_out;
   ByteRange dv_out;
   ByteRange segment_ids;
+  // k and v may still be on their way when the call starts, and its kernel waits for them. Behind
+  // all operands that are not. Schedules make none: worker/executor/late_keys.h.
+  bool late = false;
 
   int64_t rows() const { return row_end - row_begin; }
 };

@@ -18,6 +18,8 @@ using namespace ringattn::worker;  // what is under test
 class NaiveDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
+  // As kernels do that wait for them, though this one begins when they are there.
+  bool TakesLateKeys(const ForwardCall&) const override { return true; }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;

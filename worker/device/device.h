@@ -60,7 +60,7 @@ class PreparedCall {
   virtual KernelName kernel() const { return {}; }
 
   // Device::Start, on the device that prepared it.
-  virtual EventRef Start(std::vector<EventRef> after, RunControl* control) const = 0;
+  virtual EventRef Start(StartAfter after, RunControl* control) const = 0;
 };
 
 using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
@@ -104,6 +104,10 @@ class Device {
   // The values of Tuning that it takes; none of a field that its kernels do not have.
   virtual TuningOffer tuning_offer() const { return {}; }
 
+  // Whether the kernel of this call can be started before its late keys (KvBlock::late) are there,
+  // and waits for them itself. Addresses may be null here.
+  virtual bool TakesLateKeys(const ForwardCall& call) const { return false; }
+
   // Makes the calls of one operation ready, with whatever memory they need beside their
   // operands: nothing is allocated when they start. RESOURCE_EXHAUSTED if there is none.
   // Started calls of one set of prepared calls share that memory, in queue order.
@@ -115,13 +119,12 @@ class Device {
   // learns of the failure only later runs the call on undefined data, so whoever waits
   // asks the earlier events first. Never blocks, never allocates device memory. `call`
   // and `control` outlive the event.
-  virtual EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                         RunControl* control) {
+  virtual EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) {
     return call.Start(std::move(after), control);
   }
 
   // True while the head of the queue waits for one of its `after` events, i.e.
-  // for a transfer.
+  // for a transfer; or has late keys that are not there, whatever it computes meanwhile.
   virtual bool waits_for_transfer() const = 0;
 
   // Copies between host memory and this device's memory, host-synchronous. For tests

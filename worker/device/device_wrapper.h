@@ -32,8 +32,8 @@ class DeviceWrapper : public Device {
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     return inner_->Prepare(std::move(calls));
   }
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
+  bool TakesLateKeys(const ForwardCall& call) const override { return inner_->TakesLateKeys(call); }
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     return inner_->Start(call, std::move(after), control);
   }
   bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }

@@ -31,6 +31,24 @@ class Event {
 
 using EventRef = std::shared_ptr<const Event>;
 
+// What a call is started behind.
+struct StartAfter {
+  StartAfter() = default;
+  StartAfter(std::vector<EventRef> events) : all(std::move(events)) {}
+  StartAfter(std::initializer_list<EventRef> events) : all(events) {}
+
+  // Both, for who waits for them alike.
+  std::vector<EventRef> Joined() && {
+    all.insert(all.end(), late_keys.begin(), late_keys.end());
+    return std::move(all);
+  }
+
+  std::vector<EventRef> all;  // before anything of the call
+  // Before its late keys are read (KvBlock::late): transfers that bring them. A device may start
+  // the call before these, if it said that it takes late keys.
+  std::vector<EventRef> late_keys;
+};
+
 }  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_EVENT_H_

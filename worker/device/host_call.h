@@ -23,8 +23,8 @@ class HostCall : public PreparedCall {
       : call_(std::move(call)), kernel_(kernel), start_(std::move(start)) {}
 
   KernelName kernel() const override { return kernel_; }
-  EventRef Start(std::vector<EventRef> after, RunControl* control) const override {
-    return start_(call_, std::move(after), control);
+  EventRef Start(StartAfter after, RunControl* control) const override {
+    return start_(call_, std::move(after).Joined(), control);
   }
 
  private:

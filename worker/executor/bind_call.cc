@@ -81,6 +81,7 @@ Call DescribeAttention(const BindContext& contexts, const ComputeCall& call) {
   for (const KvOperand& operand : call.kv) {
     KvBlock& block = kernel_call.blocks.emplace_back();
     block.rows = operand.rows();
+    block.late = operand.late;
     block.pieces =
         SlicePieces(context.kv_pieces[operand.source_rank], operand.row_begin, operand.row_end);
   }
@@ -454,8 +455,9 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
   }
   for (const OptionOperand& operand : call.q.options) read(operand.range);
   for (const KvOperand& operand : call.kv) {
-    read(operand.k);
-    read(operand.v);
+    for (const ByteRange& range : {operand.k, operand.v}) {
+      if (range.buffer != kNoBuffer) accesses.push_back({range, /*write=*/false, operand.late});
+    }
     read(operand.segment_ids);
     write(operand.dk);
     write(operand.dv);

@@ -147,7 +147,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
     size_t next_call = 0;
     const auto start_call = [&] {
       const ReadyCall& ready = calls[next_call++];
-      EventRef done = device.Start(*ready.call, hazards.Dependencies(ready.accesses), &control);
+      EventRef done = device.Start(*ready.call, hazards.StartOf(ready.accesses), &control);
       hazards.Record(ready.accesses, done);
       started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
     };

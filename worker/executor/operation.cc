@@ -2,22 +2,40 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "worker/executor/bind_call.h"
+#include "worker/executor/late_keys.h"
 
 namespace ringattn::worker {
+
+namespace {
+
+// About when the late keys of a step's calls are there, from the step's begin.
+absl::Duration ArrivalOf(const Step& step, const KeyArrival& arrival) {
+  return arrival.delay + absl::Seconds(ReceivedBytes(step) / arrival.bytes_per_second);
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, ShardPlan plan,
                                                            Program program,
                                                            std::vector<int> members, Device* device,
-                                                           std::vector<LentBuffer> lent) {
+                                                           std::vector<LentBuffer> lent,
+                                                           KeyArrival arrival) {
   std::unique_ptr<Operation> operation(new Operation(
       std::move(spec), std::move(plan), std::move(program), std::move(members), device));
+  if (arrival.may_be_late()) operation->JoinLateKeys();
   for (const Step& step : operation->program_.steps) {
     std::vector<ReadyCall>& ready = operation->ready_.emplace_back();
     for (const ComputeCall& call : step.calls) {
-      operation->described_.push_back(DescribeCall(*operation->context_, call));
+      KernelCall& described =
+          operation->described_.emplace_back(DescribeCall(*operation->context_, call));
+      auto* const forward = std::get_if<ForwardCall>(&described);
+      if (forward != nullptr && forward->has_late_keys()) {
+        forward->late_after = ArrivalOf(step, arrival);
+      }
       ready.push_back({nullptr, AccessesOf(call), OpName(call.op)});
     }
   }
@@ -56,13 +74,11 @@ absl::Status Operation::Allocate() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(AttentionSpec spec, ShardPlan plan,
-                                                             Program program,
-                                                             std::vector<int> members,
-                                                             Device* device,
-                                                             std::vector<LentBuffer> lent) {
+absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(
+    AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members, Device* device,
+    std::vector<LentBuffer> lent, KeyArrival arrival) {
   auto operation = Bind(std::move(spec), std::move(plan), std::move(program), std::move(members),
-                        device, std::move(lent));
+                        device, std::move(lent), arrival);
   if (!operation.ok()) return operation;
   if (absl::Status status = (*operation)->Allocate(); !status.ok()) return status;
   return operation;
@@ -79,6 +95,14 @@ Operation::Operation(AttentionSpec spec, ShardPlan plan, Program program, std::v
       context_(std::make_unique<const BindContext>(spec_, plan_, program_)) {}
 
 Operation::~Operation() = default;
+
+void Operation::JoinLateKeys() {
+  const auto takes = [this](const ComputeCall& call) {
+    const KernelCall described = DescribeCall(*context_, call);
+    return device_->TakesLateKeys(std::get<ForwardCall>(described));
+  };
+  program_ = worker::JoinLateKeys(std::move(program_), takes);
+}
 
 absl::Status Operation::Lend(std::vector<LentBuffer> lent) {
   for (LentBuffer& item : lent) {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
 #include "common/plan/program.h"
 #include "common/plan/shard_plan.h"
@@ -33,20 +34,32 @@ struct LentBuffer {
   std::shared_ptr<DeviceBuffer> memory;  // of the operation's device
 };
 
+// When what a step receives is there, from the step's begin. By default kernels are never asked to
+// wait for it.
+struct KeyArrival {
+  double bytes_per_second = 0;  // 0: transfers need units that compute, or are too slow
+  absl::Duration delay;         // beside their bytes
+
+  bool may_be_late() const { return bytes_per_second > 0; }
+};
+
 // Not thread safe, but for control().
 class Operation {
  public:
-  // Binds the program's calls. The buffer of each lent one becomes kRetained: nothing is
-  // allocated for it and nobody uploads to it.
+  // Binds the program's calls, some of them joined where keys may come late (late_keys.h), so that
+  // program() differs then from what was given. The buffer of each lent one becomes kRetained:
+  // nothing is allocated for it and nobody uploads to it.
   //   members: generation ranks by ring rank; members[ring_rank] is this worker
   //   device   outlives the operation
+  //   arrival  when keys come that a call's kernel waits for
   // INVALID_ARGUMENT: calls that the device has no kernel for; a lent buffer that the
   // program does not have, that is smaller than the program needs, or an input that it
   // would overwrite.
   static absl::StatusOr<std::unique_ptr<Operation>> Bind(AttentionSpec spec, ShardPlan plan,
                                                          Program program, std::vector<int> members,
                                                          Device* device,
-                                                         std::vector<LentBuffer> lent = {});
+                                                         std::vector<LentBuffer> lent = {},
+                                                         KeyArrival arrival = {});
   // Allocates the buffers and makes the calls ready, so that running them allocates
   // nothing. Once. RESOURCE_EXHAUSTED: the operation is good for nothing any more.
   absl::Status Allocate();
@@ -54,7 +67,8 @@ class Operation {
   static absl::StatusOr<std::unique_ptr<Operation>> Create(AttentionSpec spec, ShardPlan plan,
                                                            Program program,
                                                            std::vector<int> members, Device* device,
-                                                           std::vector<LentBuffer> lent = {});
+                                                           std::vector<LentBuffer> lent = {},
+                                                           KeyArrival arrival = {});
   ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -91,6 +105,7 @@ class Operation {
  private:
   Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members,
             Device* device);
+  void JoinLateKeys();
   absl::Status Lend(std::vector<LentBuffer> lent);
   bool Overwrites(BufferId buffer) const;
 

@@ -9,6 +9,9 @@
 namespace ringattn::worker {
 namespace {
 
+// Devices that take late keys get them.
+constexpr KeyArrival kArrival{.bytes_per_second = 1e12};
+
 ShardMap MapOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {
   return ShardMap(spec, plan, id);
 }
@@ -65,7 +68,8 @@ absl::StatusOr<InProcessResult> RunInProcess(
   for (int rank = 0; rank < world_size; ++rank) {
     devices[rank] = make_device();
     auto operation =
-        Operation::Create(spec, plan, schedule.programs[rank], members, devices[rank].get());
+        Operation::Create(spec, plan, schedule.programs[rank], members, devices[rank].get(),
+                          /*lent=*/{}, kArrival);
     if (!operation.ok()) return operation.status();
     operations[rank] = *std::move(operation);
     if (absl::Status status =

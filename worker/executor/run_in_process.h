@@ -23,6 +23,7 @@ struct InProcessResult {
   std::vector<ExecutionReport> reports;  // by rank
 };
 
+// Steps are joined on devices that take late keys (late_keys.h).
 // Cuts `inputs` as the plan says, runs the schedule on `world_size` ranks and puts
 // the outputs together. `make_device` is called once per rank.
 absl::StatusOr<InProcessResult> RunInProcess(

@@ -64,8 +64,7 @@ class FaultyDevice : public DeviceWrapper {
 
   // The delay stands between what the call waits for and the call. While it runs,
   // waits_for_transfer() is false: to the outside this rank computes.
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     const FaultPlan& plan = state_->plan;
     const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
                         !state_->stalled.exchange(true);
@@ -81,8 +80,8 @@ class FaultyDevice : public DeviceWrapper {
           Delay(stalls, control);
           return absl::OkStatus();
         },
-        after, HostQueue::OnFailure::kRun);
-    after.push_back(std::move(delayed));
+        StartAfter(after).Joined(), HostQueue::OnFailure::kRun);
+    after.all.push_back(std::move(delayed));
     return inner().Start(call, std::move(after), control);
   }
 

@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
@@ -68,6 +69,9 @@ struct KvBlock {
   // backward, of a call with an offer: like k and v, dtype
   void* dk_out = nullptr;
   void* dv_out = nullptr;
+  // Of a ForwardCall whose device takes late keys (Device::TakesLateKeys): k and v may come when
+  // the call has begun (StartAfter::late_keys). Late blocks stand behind all others.
+  bool late = false;
 };
 
 // Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h)
@@ -97,6 +101,11 @@ struct ForwardCall {
   TermOperands terms;
   bool initial = false;
   bool final = false;
+  // About how long after the call's begin the late keys are there: so long a kernel should have
+  // other work.
+  absl::Duration late_after;
+
+  bool has_late_keys() const { return !blocks.empty() && blocks.back().late; }
 };
 
 // delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d], less dlse[b, h, i] where

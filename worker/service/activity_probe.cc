@@ -27,8 +27,7 @@ bool ActivityProbe::WaitsForPeer(const Device& device) const {
   return in_flight && !can_compute;
 }
 
-EventRef ObservedDevice::Start(const PreparedCall& call, std::vector<EventRef> after,
-                               RunControl* control) {
+EventRef ObservedDevice::Start(const PreparedCall& call, StartAfter after, RunControl* control) {
   EventRef done = DeviceWrapper::Start(call, std::move(after), control);
   probe_->NoteCall(done);
   return done;

@@ -44,8 +44,7 @@ class ObservedDevice : public DeviceWrapper {
  public:
   ObservedDevice(Device* inner, ActivityProbe* probe) : DeviceWrapper(inner), probe_(probe) {}
 
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override;
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override;
 
  private:
   ActivityProbe* const probe_;

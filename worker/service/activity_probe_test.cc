@@ -16,7 +16,7 @@ class ManualDevice : public Device {
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall>) override {
     return absl::UnimplementedError("calls are the test's");
   }
-  EventRef Start(const PreparedCall&, std::vector<EventRef>, RunControl*) override { return call; }
+  EventRef Start(const PreparedCall&, StartAfter, RunControl*) override { return call; }
   bool waits_for_transfer() const override { return waits; }
   absl::Status CopyFromHost(void*, const void*, int64_t) override { return absl::OkStatus(); }
   absl::Status CopyToHost(void*, const void*, int64_t) override { return absl::OkStatus(); }

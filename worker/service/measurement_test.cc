@@ -66,8 +66,7 @@ class SlowInFp32 : public CpuDevice {
   std::vector<ServedCalls> served_calls() const override {
     return {{"fast", {DType::kBFloat16}, false}, {"slow", {DType::kFloat32}, false}};
   }
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     EventRef event = CpuDevice::Start(call, std::move(after), control);
     return slow_ ? std::make_shared<Stretched>(std::move(event)) : event;
   }
@@ -127,8 +126,7 @@ TEST(Measurement, CallsWithTermsHaveASizeOfTheirOwn) {
 class SlowToStart : public CpuDevice {
  public:
   SlowToStart() : CpuDevice(1, int64_t{1} << 30) {}
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     absl::SleepFor(absl::Milliseconds(1));
     return CpuDevice::Start(call, std::move(after), control);
   }
@@ -175,8 +173,7 @@ class Asked : public Event {
 class AskedDevice : public CpuDevice {
  public:
   AskedDevice() : CpuDevice(1, int64_t{1} << 30) {}
-  EventRef Start(const PreparedCall& call, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     return std::make_shared<Asked>(CpuDevice::Start(call, std::move(after), control), &unasked);
   }
   std::atomic<int> unasked{0};

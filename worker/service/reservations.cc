@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
   }
   return Operation::Bind(std::move(decoded->spec), std::move(decoded->plan),
                          std::move(decoded->program), std::move(decoded->members), device,
-                         std::move(lent));
+                         std::move(lent), place.arrival);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
+#include "worker/executor/operation.h"
 #include "worker/service/operation_registry.h"
 #include "worker/service/residual.h"
 
@@ -28,6 +29,7 @@ namespace ringattn::worker {
 struct RingPlace {
   int rank = 0;
   int world_size = 0;
+  KeyArrival arrival;
 };
 
 // Used by one thread at a time, the control thread.

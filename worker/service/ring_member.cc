@@ -7,6 +7,15 @@
 #include "absl/time/clock.h"
 
 namespace ringattn::worker {
+namespace {
+
+// A kernel that waits for its keys has all of the device. NVLink brings them (200 GB/s and more)
+// before it has to; over PCIe (below 60) the steps' own calls lose less.
+constexpr double kLateKeysBytesPerSecond = 100e9;
+// By which members' starts of a run may differ, and what enqueuing a group takes.
+constexpr absl::Duration kStartSkew = absl::Microseconds(100);
+
+}  // namespace
 
 RingMember::RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
                        OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
@@ -48,9 +57,16 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
   status = SetForming(generation, nullptr);
   if (!status.ok()) return status;
   if (!rates.ok()) return rates.status();
+  rates_ = *rates;
   communicator_ = std::make_shared<ObservedCommunicator>(*std::move(communicator), probe_);
   runner_->SetCommunicator(communicator_);
   return *rates;
+}
+
+KeyArrival RingMember::key_arrival() const {
+  const bool fast = rates_.link_bytes_per_second >= kLateKeysBytesPerSecond;
+  if (!options_.late_keys || !formed() || communicator_->takes_compute_units() || !fast) return {};
+  return {rates_.link_bytes_per_second, rates_.exchange_overhead + kStartSkew};
 }
 
 absl::Status RingMember::SetForming(uint64_t generation, Communicator* communicator) {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
+#include "worker/executor/operation.h"
 #include "worker/service/activity_probe.h"
 #include "worker/service/operation_registry.h"
 #include "worker/service/operation_runner.h"
@@ -29,6 +30,8 @@ struct RingMemberOptions {
   int64_t memory_limit_bytes = 0;
   // Bound of a teardown; past it the process ends.
   absl::Duration teardown_timeout = absl::Seconds(5);
+  // Kernels that can may wait for keys that are on their way (key_arrival()).
+  bool late_keys = true;
 };
 
 // Used by one thread, on which its calls may block within their bounds; CancelForming may
@@ -64,6 +67,9 @@ class RingMember {
   bool formed() const { return communicator_ != nullptr; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // When keys come that a step receives. Of a ring whose transfers take no units that compute, at a
+  // rate by which a kernel that has them hardly waits; else kernels do not.
+  KeyArrival key_arrival() const;
 
  private:
   // While a Commit measures `communicator`, or null. CANCELLED if it is too late.
@@ -81,6 +87,7 @@ class RingMember {
   int rank_ = 0;
   int world_size_ = 0;
   std::shared_ptr<Communicator> communicator_;
+  RingRates rates_;  // of communicator_
 
   absl::Mutex forming_mutex_;
   uint64_t cancelled_generation_ ABSL_GUARDED_BY(forming_mutex_) = 0;  // and older ones

@@ -99,6 +99,22 @@ TEST_F(RingMemberTest, ACommitIsOverWhenTheRingIsMeasured) {
   member->TearDown("the test is over");
 }
 
+// Kernels wait for keys only where nothing of the ring needs their units.
+TEST_F(RingMemberTest, KeysAreNeverLateOnARingThatTakesComputeUnits) {
+  auto member = Make(absl::Seconds(30));
+  EXPECT_FALSE(member->key_arrival().may_be_late()) << "there is no ring";
+  ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
+  std::thread peer([&] {
+    transport_.measuring.WaitForNotification();
+    ScalarDevice device;
+    (void)MeasureRing(*transport_.peer, device, 1 << 20, absl::InfiniteFuture());
+  });
+  ASSERT_TRUE(member->Commit(1, {"me", "peer"}).ok());
+  peer.join();
+  EXPECT_FALSE(member->key_arrival().may_be_late());
+  member->TearDown("the test is over");
+}
+
 TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
   auto member = Make(absl::Milliseconds(200));
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());

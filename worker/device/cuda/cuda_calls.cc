@@ -1,6 +1,7 @@
 #include "worker/device/cuda/cuda_calls.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -232,9 +233,18 @@ KernelName PreparedCudaCall::kernel() const {
   return attention == nullptr ? KernelName() : (*attention)->name();
 }
 
-absl::Status PreparedCudaCall::Launch(cudaStream_t stream) const {
+uint32_t* PreparedCudaCall::keys_word() const {
+  const auto* attention = std::get_if<Attention>(&kernel_);
+  if (attention == nullptr) return nullptr;
+  const std::optional<int64_t> offset = (*attention)->keys_word_offset();
+  if (!offset.has_value()) return nullptr;
+  return reinterpret_cast<uint32_t*>(workspace_->data() + tables_offset_ + *offset);
+}
+
+absl::Status PreparedCudaCall::Launch(cudaStream_t stream, bool awaits_keys) const {
   const TableLaunch launch{stream, workspace_->data() + tables_offset_,
-                           workspace_->data() + scratch_offset_, workspace_->stop_word()};
+                           workspace_->data() + scratch_offset_, workspace_->stop_word(),
+                           awaits_keys};
   struct Visitor {
     const TableLaunch& launch;
     absl::Status operator()(const Attention& kernel) const { return kernel->Launch(launch); }
@@ -269,6 +279,10 @@ absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
   absl::StatusOr<Planned> planned = Plan(calls, choice);
   if (!planned.ok()) return planned.status();
   return planned->bytes();
+}
+
+bool CudaTakesLateKeys(const ForwardCall& call, const KernelChoice& choice) {
+  return cuda::TakesLateKeys(call, choice.device, choice.tuning);
 }
 
 absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,

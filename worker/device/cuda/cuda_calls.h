@@ -55,7 +55,7 @@ class CudaCallQueue {
  public:
   virtual ~CudaCallQueue() = default;
   // As Device::Start.
-  virtual EventRef StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
+  virtual EventRef StartCall(const PreparedCudaCall& call, StartAfter after,
                              RunControl* control) = 0;
 };
 
@@ -71,12 +71,17 @@ class PreparedCudaCall : public PreparedCall {
                    int64_t tables_offset, int64_t scratch_offset);
 
   KernelName kernel() const override;
-  EventRef Start(std::vector<EventRef> after, RunControl* control) const override {
+  EventRef Start(StartAfter after, RunControl* control) const override {
     return queue_->StartCall(*this, std::move(after), control);
   }
 
-  // Enqueues the kernels. INTERNAL if a launch fails.
-  absl::Status Launch(cudaStream_t stream) const;
+  // Enqueues the kernels. INTERNAL if a launch fails. `awaits_keys`: they are to wait for late keys
+  // until keys_word() is not 0; REQUIRES that there is such a word.
+  absl::Status Launch(cudaStream_t stream, bool awaits_keys) const;
+
+  // Device memory: a word that is 0 between launches, and that a launch which was told to waits for
+  // before it reads late keys. Null: the kernel does not wait.
+  uint32_t* keys_word() const;
 
   const std::shared_ptr<CallWorkspace>& workspace() const { return workspace_; }
 
@@ -94,9 +99,10 @@ struct KernelChoice {
   cuda::KernelTuning tuning;
 };
 
-// Device::WorkspaceBytes, Prepare, served_calls and served_options.
+// Device::WorkspaceBytes, TakesLateKeys, Prepare, served_calls and served_options.
 absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
                                            const KernelChoice& choice);
+bool CudaTakesLateKeys(const ForwardCall& call, const KernelChoice& choice);
 absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& calls,
                                                const KernelChoice& choice, CudaEventPool* events,
                                                CudaMemory* memory, CudaCallQueue* queue);

@@ -108,6 +108,10 @@ absl::Status CudaDevice::Init() {
                         "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
+    status = CudaStatus(cudaStreamCreateWithPriority(&keys_stream_, cudaStreamNonBlocking, highest),
+                        "cudaStreamCreateWithPriority");
+  }
+  if (status.ok()) {
     status = CudaStatus(
         cudaHostAlloc(reinterpret_cast<void**>(&one_), sizeof(*one_), cudaHostAllocDefault),
         "cudaHostAlloc");
@@ -138,7 +142,7 @@ CudaDevice::~CudaDevice() {
   }
   events_->SetOnBroken(nullptr);
   if (!events_->UseDevice().ok()) return;
-  for (cudaStream_t stream : {compute_, stop_stream_}) {
+  for (cudaStream_t stream : {compute_, stop_stream_, keys_stream_}) {
     if (stream == nullptr) continue;
     (void)cudaStreamSynchronize(stream);
     (void)cudaStreamDestroy(stream);
@@ -155,16 +159,21 @@ absl::StatusOr<int64_t> CudaDevice::WorkspaceBytes(const std::vector<KernelCall>
   return CudaWorkspaceBytes(calls, kernels_);
 }
 
+bool CudaDevice::TakesLateKeys(const ForwardCall& call) const {
+  return CudaTakesLateKeys(call, kernels_);
+}
+
 absl::StatusOr<PreparedCalls> CudaDevice::Prepare(std::vector<KernelCall> calls) {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
   events_->Rebase();
   return PrepareCudaCalls(calls, kernels_, events_, memory_.get(), this);
 }
 
-EventRef CudaDevice::StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
+EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
                                RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, 1);
-  absl::Status status = KnownFailure(after);
+  absl::Status status = KnownFailure(after.all);
+  if (status.ok()) status = KnownFailure(after.late_keys);
   if (!status.ok()) {
     event->Fail(std::move(status));
     return event;
@@ -175,24 +184,50 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, std::vector<EventRe
     CheckContext(status);
   }
   absl::MutexLock lock(&mutex_);
-  in_flight_.push_back({event, std::move(after), call.workspace()});
+  in_flight_.push_back({event, std::move(after).Joined(), call.workspace()});
   awake_ = true;
   wake_.Signal();
   return event;
 }
 
-absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
+absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, const StartAfter& after,
                                  const RunControl& control, CudaEvent* event) {
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
-  status = WaitOnStream(compute_, after);
+  status = WaitOnStream(compute_, after.all);
+  if (!status.ok()) return status;
+  const bool awaits_keys = call.keys_word() != nullptr && !after.late_keys.empty() &&
+                           !control.stop.load(std::memory_order_relaxed);
+  if (!awaits_keys) status = WaitOnStream(compute_, after.late_keys);
   if (!status.ok()) return status;
   status = event->RecordBegin(compute_);
   if (!status.ok()) return status;
-  if (!control.stop.load(std::memory_order_relaxed)) status = call.Launch(compute_);
+  CudaEvent told(events_, nullptr, 0);
+  if (awaits_keys) status = TellOfKeys(call, after.late_keys, *event, told);
+  if (status.ok() && !control.stop.load(std::memory_order_relaxed)) {
+    status = call.Launch(compute_, awaits_keys);
+  }
+  // The word may be written after a kernel that was stopped: it is the call's until then.
+  status.Update(told.MakeStreamWait(compute_));
   // Also when a launch failed: one before it may use the operands.
   absl::Status recorded = event->RecordEnd(compute_);
   status.Update(recorded);
+  return status;
+}
+
+// Before the launch: the kernel must not wait for what nobody has enqueued. Behind the call's
+// begin: the launch before this one leaves the word at 0. A copy engine writes it, so that it
+// arrives although the kernel has every SM.
+absl::Status CudaDevice::TellOfKeys(const PreparedCudaCall& call, const std::vector<EventRef>& keys,
+                                    const CudaEvent& begun, CudaEvent& told) {
+  absl::Status status = begun.MakeStreamWaitForBegin(keys_stream_);
+  if (status.ok()) status = WaitOnStream(keys_stream_, keys);
+  if (status.ok()) {
+    status = CudaStatus(cudaMemcpyAsync(call.keys_word(), one_, sizeof(*one_),
+                                        cudaMemcpyHostToDevice, keys_stream_),
+                        "cudaMemcpyAsync of a word about keys");
+  }
+  if (status.ok()) status = told.RecordEnd(keys_stream_);
   return status;
 }
 

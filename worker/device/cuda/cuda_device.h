@@ -68,6 +68,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::vector<std::string> served_options() const override { return CudaServedOptions(kernels_); }
   // A kernel's tiles are its own; it can be kept from splitting the keys of a row.
   TuningOffer tuning_offer() const override { return {{}, {}, {1}}; }
+  bool TakesLateKeys(const ForwardCall& call) const override;
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
@@ -99,10 +100,13 @@ class CudaDevice : public Device, private CudaCallQueue {
 
   CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
   absl::Status Init();
-  EventRef StartCall(const PreparedCudaCall& call, std::vector<EventRef> after,
-                     RunControl* control) override;
-  absl::Status Enqueue(const PreparedCudaCall& call, const std::vector<EventRef>& after,
+  EventRef StartCall(const PreparedCudaCall& call, StartAfter after, RunControl* control) override;
+  absl::Status Enqueue(const PreparedCudaCall& call, const StartAfter& after,
                        const RunControl& control, CudaEvent* event);
+  // Enqueues what tells the call's kernel that its late keys are there: behind `keys`, and behind
+  // the call's begin. `told` is then recorded behind it.
+  absl::Status TellOfKeys(const PreparedCudaCall& call, const std::vector<EventRef>& keys,
+                          const CudaEvent& begun, CudaEvent& told);
   // Made for the first client that shares memory: most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
   // A failed call may mean that no later one can succeed.
@@ -119,7 +123,8 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::unique_ptr<CudaStaging> staging_;
   cudaStream_t compute_ = nullptr;
   cudaStream_t stop_stream_ = nullptr;
-  uint32_t* one_ = nullptr;  // pinned, 1
+  cudaStream_t keys_stream_ = nullptr;  // words about late keys, which wait for transfers
+  uint32_t* one_ = nullptr;             // pinned, 1
 
   absl::Mutex imports_mutex_;
   std::unique_ptr<CudaImports> imports_ ABSL_GUARDED_BY(imports_mutex_);

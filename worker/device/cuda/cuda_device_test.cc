@@ -23,40 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Work on a stream of its own that ends when the test says so.
-class Gate {
- public:
-  explicit Gate(CudaEventPool* pool) : event_(std::make_shared<CudaEvent>(pool, nullptr, 0)) {
-    EXPECT_TRUE(pool->UseDevice().ok());
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-    EXPECT_TRUE(event_->RecordBegin(stream_).ok());
-    EXPECT_EQ(cudaLaunchHostFunc(
-                  stream_,
-                  [](void* open) { static_cast<absl::Notification*>(open)->WaitForNotification(); },
-                  &open_),
-              cudaSuccess);
-    EXPECT_TRUE(event_->RecordEnd(stream_).ok());
-  }
-  ~Gate() {
-    if (!open_.HasBeenNotified()) open_.Notify();
-    (void)event_->Wait(Soon());
-    (void)cudaStreamDestroy(stream_);
-  }
-  void Open() { open_.Notify(); }
-  EventRef event() const { return event_; }
-
- private:
-  absl::Notification open_;
-  cudaStream_t stream_ = nullptr;
-  const std::shared_ptr<CudaEvent> event_;
-};
-
-PreparedCalls Ready(CudaDevice& device, std::vector<KernelCall> calls) {
-  auto prepared = device.Prepare(std::move(calls));
-  EXPECT_TRUE(prepared.ok()) << prepared.status();
-  return *std::move(prepared);
-}
-
 TEST(CudaDeviceTest, DescribesItself) {
   auto device = MakeDevice();
   EXPECT_THAT(device->description(), HasSubstr("cuda:0 ("));

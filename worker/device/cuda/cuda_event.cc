@@ -296,6 +296,16 @@ absl::Status CudaEvent::MakeStreamWait(cudaStream_t stream) const {
   return CudaStatus(cudaStreamWaitEvent(stream, end, 0), "cudaStreamWaitEvent");
 }
 
+absl::Status CudaEvent::MakeStreamWaitForBegin(cudaStream_t stream) const {
+  cudaEvent_t begin = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!done_) begin = begin_;
+  }
+  if (begin == nullptr) return absl::OkStatus();
+  return CudaStatus(cudaStreamWaitEvent(stream, begin, 0), "cudaStreamWaitEvent");
+}
+
 absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& after) {
   for (const EventRef& event : after) {
     const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.get());

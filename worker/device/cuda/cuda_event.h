@@ -118,6 +118,8 @@ class CudaEvent : public Event {
   // Makes later work on `stream` wait for the end of this one. Nothing to wait for if
   // the end was not recorded.
   absl::Status MakeStreamWait(cudaStream_t stream) const;
+  // The same of its begin.
+  absl::Status MakeStreamWaitForBegin(cudaStream_t stream) const;
 
  private:
   bool Poll() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -2,13 +2,17 @@
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_TEST_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_TEST_DEVICE_H_
 
+#include <cuda_runtime_api.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
@@ -33,6 +37,40 @@ inline std::unique_ptr<CudaDevice> MakeDevice(int64_t pinned_pool_bytes = 32 * k
     std::exit(1);
   }
   return *std::move(device);
+}
+
+// Work on a stream of its own that ends when the test says so.
+class Gate {
+ public:
+  explicit Gate(CudaEventPool* pool) : event_(std::make_shared<CudaEvent>(pool, nullptr, 0)) {
+    EXPECT_TRUE(pool->UseDevice().ok());
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_TRUE(event_->RecordBegin(stream_).ok());
+    EXPECT_EQ(cudaLaunchHostFunc(
+                  stream_,
+                  [](void* open) { static_cast<absl::Notification*>(open)->WaitForNotification(); },
+                  &open_),
+              cudaSuccess);
+    EXPECT_TRUE(event_->RecordEnd(stream_).ok());
+  }
+  ~Gate() {
+    if (!open_.HasBeenNotified()) open_.Notify();
+    (void)event_->Wait(Soon());
+    (void)cudaStreamDestroy(stream_);
+  }
+  void Open() { open_.Notify(); }
+  EventRef event() const { return event_; }
+
+ private:
+  absl::Notification open_;
+  cudaStream_t stream_ = nullptr;
+  const std::shared_ptr<CudaEvent> event_;
+};
+
+inline PreparedCalls Ready(CudaDevice& device, std::vector<KernelCall> calls) {
+  auto prepared = device.Prepare(std::move(calls));
+  EXPECT_TRUE(prepared.ok()) << prepared.status();
+  return *std::move(prepared);
 }
 
 }  // namespace ringattn::worker

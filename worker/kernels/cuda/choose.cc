@@ -64,6 +64,13 @@ absl::StatusOr<const KernelFamily*> Choose(
 }
 
 // Of a call of the family that serves the problem, and takes it.
+absl::StatusOr<const KernelFamily*> FamilyOf(const ForwardCall& call, const DeviceInfo& device,
+                                             const KernelTuning& tuning) {
+  return Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning,
+                [&call](const KernelFamily& family) {
+                  return family.takes_forward == nullptr || family.takes_forward(call);
+                });
+}
 absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const DeviceInfo& device,
                                              const KernelTuning& tuning) {
   return Choose(&KernelFamily::serves_backward, "backward", *call.problem, device, tuning,
@@ -142,13 +149,14 @@ absl::StatusOr<const KernelFamily*> ChooseBackward(const AttentionProblem& probl
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning) {
-  absl::StatusOr<const KernelFamily*> family =
-      Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning,
-             [&call](const KernelFamily& family) {
-               return family.takes_forward == nullptr || family.takes_forward(call);
-             });
+  const absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
   if (!family.ok()) return family.status();
   return (*family)->prepare_forward(call, device, tuning);
+}
+
+bool TakesLateKeys(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning) {
+  const absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
+  return family.ok() && (*family)->takes_late_keys != nullptr && (*family)->takes_late_keys(call);
 }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,

@@ -36,6 +36,9 @@ absl::StatusOr<const KernelFamily*> ChooseBackward(const AttentionProblem& probl
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
                                                                const DeviceInfo& device,
                                                                const KernelTuning& tuning = {});
+// Whether what PrepareForward makes of the call waits for late keys. False where that is an error.
+bool TakesLateKeys(const ForwardCall& call, const DeviceInfo& device,
+                   const KernelTuning& tuning = {});
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCall& call,
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning& tuning = {});

@@ -59,6 +59,9 @@ struct KernelFamily {
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
   bool (*takes_backward)(const BackwardCall& call) = nullptr;
 
+  // Whether the kernel of this call, of a problem that it serves, waits for late keys. Null: none.
+  bool (*takes_late_keys)(const ForwardCall& call) = nullptr;
+
   // Whether equal backward calls of a deterministic problem give equal bits; else sums may add up
   // in whatever order blocks end in. (Every forward's do.)
   bool repeats = false;

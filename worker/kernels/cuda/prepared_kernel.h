@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -26,6 +27,10 @@ struct TableLaunch {
   // Device-visible (device or mapped pinned) word, may be null. Thread blocks
   // that start while it is nonzero do nothing; outputs are then unspecified.
   const uint32_t* stop_word = nullptr;
+  // Late keys (KvBlock::late) are not there yet: the kernel waits for the word of
+  // keys_word_offset() before it reads them. It has all the SMs that it takes meanwhile, so what
+  // brings the keys and writes the word must need none. REQUIRES: there is such a word.
+  bool awaits_keys = false;
 };
 
 // Immutable but for PlaceScratch and DropTables. Launch is thread safe; launches with the same
@@ -54,6 +59,11 @@ class PreparedKernel {
   virtual void WriteTables(void* target) const = 0;
   // Whether launches store KvBlock::dk_out and dv_out instead of adding to dk and dv.
   virtual bool stores_key_gradients() const { return false; }
+
+  // Where in the tables lies the word that tells a launch which awaits them that its late keys are
+  // there, by being 1. It is 0 before the first launch, and each launch that awaits keys leaves it
+  // so, but for one that was stopped. None: the kernel does not wait.
+  virtual std::optional<int64_t> keys_word_offset() const { return std::nullopt; }
 
   // Frees the host's copy: afterwards only Launch may be called.
   virtual void DropTables() = 0;

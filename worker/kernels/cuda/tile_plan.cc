@@ -62,6 +62,7 @@ int64_t KeyTiles(const KvRange& range, int32_t keys) { return (range.row_count +
 struct WeightedTile {
   ForwardTile tile;
   int64_t weight = 0;  // key tiles
+  bool early = false;  // before all that are not
 };
 
 // The part [tile_begin, tile_end) of the key tiles of `ranges`, as own ranges.
@@ -92,8 +93,13 @@ void AppendSlice(const std::vector<KvRange>& ranges, int32_t keys, int64_t tile_
 struct Draft {
   int64_t q_row_begin = 0;
   int32_t q_rows = 0;
-  std::vector<KvRange> ranges;
+  std::vector<KvRange> ranges;  // late ones first
   int64_t key_tiles = 0;
+  int64_t late_tiles = 0;  // of these, and before the others
+  int64_t parts = 1;       // into which its keys are split, of about equal length
+  bool early = false;      // its tiles without late keys come before all others
+
+  int64_t own_tiles() const { return key_tiles - late_tiles; }
 };
 
 // What q rows [begin, end) of the piece see of the keys, from a multiple of `key_align` on; no
@@ -130,42 +136,83 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
       Draft draft{q.local_begin + begin, Narrow(end - begin), {}};
       if (found != keys_by_document.end()) {
         const Band& band = call.problem->bands[q.document];
-        for (const BlockPiece& keys : found->second) {
-          AppendRange(q, begin, end, keys, call.blocks[keys.block], band, shape.key_align,
-                      draft.ranges);
+        for (const bool late : {true, false}) {
+          for (const BlockPiece& keys : found->second) {
+            const KvBlock& block = call.blocks[keys.block];
+            if (block.late != late) continue;
+            AppendRange(q, begin, end, keys, block, band, shape.key_align, draft.ranges);
+          }
+          draft.key_tiles = 0;
+          for (const KvRange& range : draft.ranges) draft.key_tiles += KeyTiles(range, shape.keys);
+          if (late) draft.late_tiles = draft.key_tiles;
         }
       }
       if (draft.ranges.empty() && !call.initial && !call.final) continue;
-      for (const KvRange& range : draft.ranges) draft.key_tiles += KeyTiles(range, shape.keys);
       drafts.push_back(std::move(draft));
     }
   }
   return drafts;
 }
 
-// The most key tiles that one tile is to have: all of a draft's, unless too few blocks would run;
-// then parts of about equal length.
-int64_t PartTiles(const std::vector<Draft>& drafts, const ForwardTileShape& shape) {
+// Below, combining partial results costs more than it saves.
+constexpr int64_t kMinimalTiles = 4;
+
+// Splits keys where too few blocks would run.
+void FillBlocks(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   int64_t total = 0;
   for (const Draft& draft : drafts) total += draft.key_tiles;
   const int64_t blocks = static_cast<int64_t>(drafts.size()) * shape.blocks_per_tile;
-  if (shape.target_blocks <= 0 || blocks <= 0 || blocks * 10 >= shape.target_blocks * 8) {
-    return std::max<int64_t>(total, 1);
-  }
+  if (shape.target_blocks <= 0 || blocks <= 0 || blocks * 10 >= shape.target_blocks * 8) return;
   const int64_t parts =
       std::max<int64_t>(shape.target_blocks / std::max<int64_t>(shape.blocks_per_tile, 1), 1);
-  constexpr int64_t kMinimalTiles = 4;  // below, the combine costs more than it saves
-  return std::max(kMinimalTiles, (total + parts - 1) / parts);
+  const int64_t part_tiles = std::max(kMinimalTiles, (total + parts - 1) / parts);
+  for (Draft& draft : drafts) {
+    draft.parts = std::max<int64_t>((draft.key_tiles + part_tiles - 1) / part_tiles, 1);
+  }
 }
 
-// The draft's tile, or its parts of at most `part_tiles` key tiles and how to combine them.
-void AppendTiles(const Draft& draft, int32_t keys, int64_t part_tiles, ForwardPlan& plan,
+bool AnySplit(const std::vector<Draft>& drafts) {
+  return std::any_of(drafts.begin(), drafts.end(),
+                     [](const Draft& draft) { return draft.parts > 1; });
+}
+
+// Marks drafts until their tiles without late keys are `wanted`: those that see none, then, to be
+// split, those that see most of the others; the longest first.
+void MarkEarly(int64_t wanted, std::vector<Draft>& drafts) {
+  std::vector<Draft*> candidates;
+  for (Draft& draft : drafts) {
+    if (draft.own_tiles() > 0) candidates.push_back(&draft);
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Draft* a, const Draft* b) {
+    if ((a->late_tiles == 0) != (b->late_tiles == 0)) return a->late_tiles == 0;
+    return a->own_tiles() > b->own_tiles();
+  });
+  for (Draft* draft : candidates) {
+    if (wanted <= 0) return;
+    draft->early = true;
+    wanted -= draft->own_tiles();
+  }
+}
+
+// Where the draft's key tiles are cut.
+std::vector<int64_t> CutsOf(const Draft& draft) {
+  const int64_t tiles = draft.key_tiles;
+  std::vector<int64_t> cuts{0};
+  if (draft.early && draft.late_tiles > 0) cuts.push_back(draft.late_tiles);
+  const int64_t step = (tiles + draft.parts - 1) / draft.parts;
+  for (int64_t part = 1; part < draft.parts; ++part) cuts.push_back(std::min(part * step, tiles));
+  cuts.push_back(tiles);
+  return cuts;
+}
+
+// The draft's tile, or its parts and how to combine them.
+void AppendTiles(const Draft& draft, int32_t keys, ForwardPlan& plan,
                  std::vector<WeightedTile>& weighted) {
   WeightedTile entry;
   entry.tile.q_row_begin = draft.q_row_begin;
   entry.tile.q_rows = draft.q_rows;
-  const int64_t parts = draft.key_tiles == 0 ? 1 : (draft.key_tiles + part_tiles - 1) / part_tiles;
-  const int64_t step = (draft.key_tiles + parts - 1) / parts;
+  const std::vector<int64_t> cuts = CutsOf(draft);
+  const int64_t parts = static_cast<int64_t>(cuts.size()) - 1;
   if (parts > 1) {
     CombineTile combine;
     combine.q_row_begin = draft.q_row_begin;
@@ -175,8 +222,7 @@ void AppendTiles(const Draft& draft, int32_t keys, int64_t part_tiles, ForwardPl
     plan.combines.push_back(combine);
   }
   for (int64_t part = 0; part < parts; ++part) {
-    const int64_t begin = part * step;
-    const int64_t end = std::min(begin + step, draft.key_tiles);
+    const int64_t begin = cuts[part], end = cuts[part + 1];
     entry.tile.range_begin = Narrow(plan.ranges.size());
     if (parts == 1) {
       plan.ranges.insert(plan.ranges.end(), draft.ranges.begin(), draft.ranges.end());
@@ -185,7 +231,8 @@ void AppendTiles(const Draft& draft, int32_t keys, int64_t part_tiles, ForwardPl
       entry.tile.partial_slot = Narrow(plan.slots++);
     }
     entry.tile.range_end = Narrow(plan.ranges.size());
-    entry.weight = std::max<int64_t>(end - begin, 0);
+    entry.weight = end - begin;
+    entry.early = draft.early && begin >= draft.late_tiles;
     weighted.push_back(entry);
   }
 }
@@ -193,13 +240,15 @@ void AppendTiles(const Draft& draft, int32_t keys, int64_t part_tiles, ForwardPl
 }  // namespace
 
 ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape) {
-  const std::vector<Draft> drafts = DraftTiles(call, shape);
-  const int64_t part_tiles = PartTiles(drafts, shape);
+  std::vector<Draft> drafts = DraftTiles(call, shape);
+  FillBlocks(shape, drafts);
+  if (!AnySplit(drafts)) MarkEarly(shape.early_key_tiles, drafts);
   ForwardPlan plan;
   std::vector<WeightedTile> weighted;
-  for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, part_tiles, plan, weighted);
-  std::stable_sort(weighted.begin(), weighted.end(),
-                   [](const auto& a, const auto& b) { return a.weight > b.weight; });
+  for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, plan, weighted);
+  std::stable_sort(weighted.begin(), weighted.end(), [](const auto& a, const auto& b) {
+    return a.early != b.early ? a.early : a.weight > b.weight;
+  });
   plan.tiles.reserve(weighted.size());
   for (const WeightedTile& entry : weighted) plan.tiles.push_back(entry.tile);
   return plan;

@@ -23,10 +23,15 @@ struct ForwardTileShape {
   // lies innermost in memory from multiples of 16 bytes alone. What a tile has too early nobody
   // sees.
   int32_t key_align = 1;
+  // Of a call with late keys (KvBlock::late): so many key tiles of each head should come before any
+  // that see late keys. Where too few tiles see none, keys of others are split in two: the late
+  // ones and those before them.
+  int64_t early_key_tiles = 0;
 };
 
 struct ForwardPlan {
-  std::vector<ForwardTile> tiles;  // longest first
+  std::vector<ForwardTile> tiles;  // longest first, behind those of early_key_tiles
+  // Late keys first: kernels that wait for them begin with a tile's last range.
   std::vector<KvRange> ranges;
   std::vector<CombineTile> combines;  // not empty iff the keys were split
   int64_t slots = 0;                  // split-KV partials per (batch, head)

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -193,6 +194,78 @@ TEST(TilePlanRangesTest, NameTheirPiece) {
   ASSERT_EQ(plan.ranges.size(), 2u);
   EXPECT_EQ(plan.ranges[0].piece, 2);
   EXPECT_EQ(plan.ranges[1].piece, 3);
+}
+
+// 64 queries of 32 own keys and of 32 late ones behind them, in tiles of 16 by 8.
+struct LateRequest {
+  LateRequest() {
+    problem.bands = {Band{}};
+    call.problem = &problem;
+    call.q_rows = 64;
+    call.q_pieces = {Piece{0, 64, 0, 0, 1}};
+    KvBlock own, late;
+    own.rows = late.rows = 32;
+    own.pieces = {Piece{0, 32, 0, 0, 1}};
+    late.pieces = {Piece{0, 32, 0, 32, 1}};
+    late.late = true;
+    call.blocks = {own, late};
+    call.initial = call.final = true;
+    shape.q_rows = 16;
+    shape.keys = 8;
+  }
+  // By tile, in the plan's order: its first row, its parts' slot, and the pieces of its ranges.
+  std::vector<std::string> Tiles() const {
+    const ForwardPlan plan = PlanForwardTiles(call, shape);
+    std::vector<std::string> tiles;
+    for (const ForwardTile& tile : plan.tiles) {
+      std::string line =
+          std::to_string(tile.q_row_begin) + (tile.partial_slot < 0 ? ":" : " part:");
+      for (int32_t r = tile.range_begin; r < tile.range_end; ++r) {
+        line += " " + std::to_string(plan.ranges[r].piece);
+      }
+      tiles.push_back(line);
+    }
+    EXPECT_EQ(plan.slots, 2 * static_cast<int64_t>(plan.combines.size()));
+    return tiles;
+  }
+  AttentionProblem problem;
+  ForwardCall call;
+  ForwardTileShape shape;
+};
+
+using Lines = std::vector<std::string>;
+
+// A kernel begins with a tile's last range.
+TEST(TilePlanLateKeysTest, LateKeysAreReadLast) {
+  EXPECT_EQ(LateRequest().Tiles(), (Lines{"0: 1 0", "16: 1 0", "32: 1 0", "48: 1 0"}));
+}
+
+TEST(TilePlanLateKeysTest, TilesAreSplitUntilThereIsEnoughToDoBefore) {
+  LateRequest request;
+  request.shape.early_key_tiles = 6;  // each tile has 4 of own keys
+  EXPECT_EQ(request.Tiles(),
+            (Lines{"0 part: 0", "16 part: 0", "32: 1 0", "48: 1 0", "0 part: 1", "16 part: 1"}));
+}
+
+// Under a causal mask the first rows see none of the late keys; they come first, though they are
+// short, and where they are enough nothing is split.
+TEST(TilePlanLateKeysTest, TilesThatSeeNoLateKeysComeFirst) {
+  LateRequest request;
+  request.problem.bands = {Band{.upper = 0}};
+  EXPECT_EQ(request.Tiles(), (Lines{"48: 1 0", "32: 1 0", "16: 0", "0: 0"}));
+  request.shape.early_key_tiles = 5;  // of the two, 4 and 2
+  EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "0: 0", "48: 1 0", "32: 1 0"}));
+  request.shape.early_key_tiles = 7;
+  EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "32 part: 0", "0: 0", "48: 1 0", "32 part: 1"}));
+}
+
+// Keys that are split for want of blocks are not split twice.
+TEST(TilePlanLateKeysTest, SplitKeysStayAsTheyAre) {
+  LateRequest request;
+  request.shape.target_blocks = 8;
+  const Lines split = request.Tiles();
+  request.shape.early_key_tiles = 6;
+  EXPECT_EQ(request.Tiles(), split);
 }
 
 }  // namespace

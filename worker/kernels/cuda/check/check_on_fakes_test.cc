@@ -80,7 +80,7 @@ TEST(CheckOnFakes, PlainCasesPassAndStoreGradientsOfKeys) {
   SplitCounts splits;
   ExpectAllPass(cases, /*repeats=*/nullptr, splits);
   for (const char* storing :
-       {kStoring, kStoringGroups, kStoringDocuments, kStoringWindows, kStoringBlocks}) {
+       {kStoring, kStoringGroups, kStoringDocuments, kStoringWindows, kStoringBlocks, kLateKeys}) {
     EXPECT_GT(splits.CallsOf("fake", storing), 0) << storing;
   }
 }

@@ -3,10 +3,12 @@
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "worker/kernels/cuda/check/guarded_buffer.h"
@@ -16,8 +18,61 @@ namespace ringattn::worker::cuda::check {
 
 using Prepared = absl::StatusOr<std::unique_ptr<PreparedKernel>>;
 
-// Runs a prepared call with tables and scratch of exactly the stated size.
-inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = nullptr) {
+// Memory of keys that come when a call has been launched: NaN until then. From the host, by a copy
+// engine, as the call may have all the multiprocessors.
+class LateKeys {
+ public:
+  LateKeys() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
+  ~LateKeys() {
+    (void)cudaStreamSynchronize(stream_);
+    (void)cudaStreamDestroy(stream_);
+    for (const Piece& piece : pieces_) (void)cudaFreeHost(piece.host);
+    if (one_ != nullptr) (void)cudaFreeHost(one_);
+  }
+  LateKeys(const LateKeys&) = delete;
+  LateKeys& operator=(const LateKeys&) = delete;
+
+  // Takes what lies there away.
+  void Take(void* device, size_t bytes) {
+    if (bytes == 0) return;
+    Piece piece{device, nullptr, bytes};
+    Check(cudaHostAlloc(&piece.host, bytes, cudaHostAllocDefault), "cudaHostAlloc");
+    Check(cudaMemcpy(piece.host, device, bytes, cudaMemcpyDeviceToHost), "late keys");
+    Check(cudaMemset(device, 0xFF, bytes), "late keys");
+    pieces_.push_back(piece);
+  }
+  // Enqueues its return a millisecond from now, and the word about it.
+  void Come(uint32_t* word) {
+    if (one_ == nullptr) {
+      Check(cudaHostAlloc(reinterpret_cast<void**>(&one_), 4, cudaHostAllocDefault), "word");
+      *one_ = 1;
+    }
+    Check(cudaLaunchHostFunc(
+              stream_, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); },
+              nullptr),
+          "cudaLaunchHostFunc");
+    for (const Piece& piece : pieces_) {
+      Check(cudaMemcpyAsync(piece.device, piece.host, piece.bytes, cudaMemcpyHostToDevice, stream_),
+            "late keys");
+    }
+    Check(cudaMemcpyAsync(word, one_, 4, cudaMemcpyHostToDevice, stream_), "word");
+  }
+
+ private:
+  struct Piece {
+    void* device;
+    void* host;
+    size_t bytes;
+  };
+  std::vector<Piece> pieces_;
+  uint32_t* one_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Runs a prepared call with tables and scratch of exactly the stated size. `late`: its late keys,
+// which come when it has been launched; REQUIRES a kernel that waits for them.
+inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = nullptr,
+                          LateKeys* late = nullptr) {
   Check(prepared.status());
   PreparedKernel& kernel = **prepared;
   std::vector<char> host(kernel.table_bytes());
@@ -26,7 +81,10 @@ inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = 
   Check(kernel.PlaceScratch(scratch.get()));
   kernel.WriteTables(host.data());
   tables.Upload(host);
-  Check(kernel.Launch({nullptr, tables.get(), scratch.get(), stop_word}));
+  if (late != nullptr) {
+    late->Come(reinterpret_cast<uint32_t*>(tables.get<char>() + *kernel.keys_word_offset()));
+  }
+  Check(kernel.Launch({nullptr, tables.get(), scratch.get(), stop_word, late != nullptr}));
   Check(cudaDeviceSynchronize(), "kernel");
   if (!tables.GuardsIntact() || !scratch.GuardsIntact()) {
     std::fprintf(stderr, "FATAL: tables or scratch overrun\n");

@@ -238,13 +238,33 @@ class CaseRun {
       call.final = step == steps() - 1;
       call.terms = terms.operands();
       if (call.final && sinks_ != nullptr) call.sinks = sinks_->get<float>();
+      MakeLate(call);
       const Prepared prepared = ByFamily(
           [&](const KernelTuning& tuning) { return PrepareForward(call, device_, tuning); });
-      LaunchAndWait(prepared);
+      LaunchForward(prepared, call);
       splits_.Count(**prepared, "forward");
       // Only partial results need scratch.
       if ((*prepared)->scratch_bytes() > 0) splits_.AddSplit(case_, call, has_empty_rows_);
     }
+  }
+
+  // The last of several blocks, in some cases; some so late that tiles are split.
+  void MakeLate(ForwardCall& call) const {
+    if (call.blocks.size() < 2 || case_.seed % 3 == 0) return;
+    call.blocks.back().late = true;
+    call.late_after = absl::Microseconds(case_.seed / 3 % 4 * 20);
+  }
+
+  void LaunchForward(const Prepared& prepared, const ForwardCall& call) {
+    Check(prepared.status());
+    if (!(*prepared)->keys_word_offset().has_value()) return LaunchAndWait(prepared);
+    const KvBlock& block = call.blocks.back();
+    const int64_t heads = shape_.batch * block.rows * shape_.num_kv_heads;
+    LateKeys late;
+    late.Take(const_cast<void*>(block.k), heads * shape_.head_dim * element_);
+    late.Take(const_cast<void*>(block.v), heads * shape_.head_dim_v * element_);
+    LaunchAndWait(prepared, /*stop_word=*/nullptr, &late);
+    splits_.Count(**prepared, kLateKeys);
   }
 
   ChosenRows ChosenOf(const Shard& shard) const {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace {
 
 constexpr std::string_view kName = "fake";
 constexpr int64_t kTableBytes = 256;
+constexpr int64_t kKeysWordOffset = 64;
 
 void Compute(const KernelCall& call) {
   static auto* kernels = new CpuKernels(/*threads=*/1);
@@ -93,7 +95,15 @@ class FakeKernel : public PreparedKernel {
   }
 
   bool stores_key_gradients() const override { return stores_key_gradients_; }
-  void WriteTables(void* target) const override { std::memcpy(target, &number_, sizeof(number_)); }
+  std::optional<int64_t> keys_word_offset() const override {
+    const auto* const forward = std::get_if<ForwardCall>(&work_->call);
+    if (forward == nullptr || !forward->has_late_keys()) return std::nullopt;
+    return kKeysWordOffset;
+  }
+  void WriteTables(void* target) const override {
+    std::memset(target, 0, kTableBytes);
+    std::memcpy(target, &number_, sizeof(number_));
+  }
   void DropTables() override {}
 
   absl::Status Launch(const TableLaunch& launch) const override {
@@ -104,6 +114,7 @@ class FakeKernel : public PreparedKernel {
                       if (table != number) std::abort();
                       const volatile uint32_t* stop_word = launch.stop_word;
                       if (stop_word != nullptr && *stop_word != 0) return;
+                      if (launch.awaits_keys) AwaitKeys(launch);
                       if (stores) return ComputeAndStore(std::get<BackwardCall>(work->call));
                       Compute(work->call);
                       if (work->gradient.has_value()) Compute(*work->gradient);
@@ -112,6 +123,17 @@ class FakeKernel : public PreparedKernel {
   }
 
  private:
+  static void AwaitKeys(const TableLaunch& launch) {
+    auto* const word = reinterpret_cast<volatile uint32_t*>(
+        const_cast<char*>(static_cast<const char*>(launch.tables)) + kKeysWordOffset);
+    const volatile uint32_t* stop_word = launch.stop_word;
+    while (*word == 0) {
+      if (stop_word != nullptr && *stop_word != 0) return;
+      std::this_thread::yield();
+    }
+    std::atomic_thread_fence(std::memory_order_acquire);
+    *word = 0;
+  }
   static std::string_view NameOf(const KernelCall& call) {
     return ProductProblem(call) == nullptr ? std::string_view() : kName;
   }
@@ -162,6 +184,8 @@ class FakeZero : public PreparedKernel {
 
 bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
 
+bool TakesLateKeysOf(const ForwardCall& call) { return !call.problem->terms.any(); }
+
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeForward(const ForwardCall& call,
                                                                    const DeviceInfo&,
                                                                    const KernelTuning&) {
@@ -193,6 +217,7 @@ std::vector<KernelEntry> NoEntries(const DeviceInfo&) { return {}; }
 const std::vector<KernelFamily>& Families() {
   static const auto* const families = [] {
     KernelFamily family{kName, Serves, Serves, PrepareFakeForward, PrepareFakeBackward, NoEntries};
+    family.takes_late_keys = TakesLateKeysOf;
     family.repeats = true;
     family.float8 = true;
     family.terms = true;

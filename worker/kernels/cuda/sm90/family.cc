@@ -54,6 +54,7 @@ std::vector<KernelEntry> Entries(const DeviceInfo& device) {
 std::optional<KernelFamily> Family() {
   KernelFamily family{kName,           ServesForward, ServesBackward, PrepareForward,
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
+  family.takes_late_keys = TakesLateKeys;
   family.repeats = true;
   family.terms = true;  // what its kernels do not take of them goes to the exact family
   family.float8 = true;

@@ -1,6 +1,7 @@
 #include "worker/kernels/cuda/sm90/forward.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -23,6 +24,9 @@ namespace {
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // Waves of a section of uneven tiles below which all heads are one section.
 constexpr int64_t kUnevenWaves = 12;
+
+// Of one multiprocessor, about what these kernels make (H200: 650e12 on 132).
+constexpr double kFlopsPerSecond = 5e12;
 
 // `long_kernel`, where there is one, takes over when a q tile sees many keys.
 struct HeadDimClass {
@@ -74,6 +78,33 @@ int64_t MeanKeys(const ForwardPlan& plan) {
   return keys / static_cast<int64_t>(plan.tiles.size());
 }
 
+// Counted through all blocks, as tile_plan.h does.
+int32_t FirstLatePiece(const std::vector<KvBlock>& blocks) {
+  int32_t piece = 0;
+  for (const KvBlock& block : blocks) {
+    if (block.late) return piece;
+    piece += static_cast<int32_t>(block.pieces.size());
+  }
+  return kNoLatePiece;
+}
+
+// ForwardTileShape::early_key_tiles: what all multiprocessors compute until the late keys come.
+// Where heads are cut into sections it is none: tiles that are split have parts in all sections,
+// but keys come within the first one, and a tile of so many keys sees its own for about as long.
+int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
+                      const ForwardTileShape& shape, int32_t tile_rows, int32_t sm_count) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t tiles = static_cast<int64_t>(plan.tiles.size());
+  const int64_t pack = tile_rows / shape.q_rows;
+  const int64_t packs = problem.num_heads / problem.num_kv_heads / pack;
+  const int32_t section = SectionHeads(call, plan, tiles, packs, shape.blocks_per_tile, sm_count,
+                                       /*element_bytes=*/2);
+  if (section < shape.blocks_per_tile) return 0;
+  const double flops = 2.0 * tile_rows * shape.keys * (problem.head_dim + problem.head_dim_v);
+  const double key_tiles = absl::ToDoubleSeconds(call.late_after) * kFlopsPerSecond / flops;
+  return static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile));
+}
+
 }  // namespace
 
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
@@ -123,6 +154,11 @@ bool TakesForward(const ForwardCall& call) {
   }
   return aligned && OneStride(call.q_pieces, call.blocks) &&
          TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
+}
+
+bool TakesLateKeys(const ForwardCall& call) {
+  const AttentionProblem& problem = *call.problem;
+  return !problem.terms.any() && problem.compute == ComputeDType::kAsInputs;
 }
 
 std::vector<KernelEntry> ForwardEntries() {
@@ -195,6 +231,11 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
     }
   }
   forward.tile_rows = kernel.tile_rows;
+  if (call.has_late_keys() && !terms && !plan.tiles.empty()) {
+    first_late_piece_ = FirstLatePiece(call.blocks);
+    shape.early_key_tiles = EarlyKeyTiles(call, plan, shape, kernel.tile_rows, device.sm_count);
+    plan_ = PlanForwardTiles(call, shape);
+  }
 
   // Tiles without keys come last.
   size_t tiles = plan.tiles.size();
@@ -258,9 +299,15 @@ void PreparedForward::WriteTables(void* target) const {
   terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
+std::optional<int64_t> PreparedForward::keys_word_offset() const {
+  if (first_late_piece_ == kNoLatePiece || params_.tiles == 0 || !has_work()) return std::nullopt;
+  return offsetof(WorkCounters, keys);
+}
+
 absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   if (!has_work()) return absl::OkStatus();
   TermForwardKernelParams params = params_;
+  if (launch.awaits_keys) params.first_late_piece = first_late_piece_;
   ForwardParams& forward = params.forward;
   forward.common.stop_word = launch.stop_word;
   forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);

@@ -1,8 +1,8 @@
 // The sm_90a forward, from a call to a launch.
 //
-// Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed),
-// tiles, key ranges, combine tiles, tensor maps, score terms. The kernel writes the counters, so a
-// prepared call runs on one stream at a time.
+// Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed, with
+// the word about late keys among them), tiles, key ranges, combine tiles, tensor maps, score terms.
+// The kernel writes the counters, so a prepared call runs on one stream at a time.
 //
 // Thread-safe: there is no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +41,10 @@ bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
 // Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
 bool TakesForward(const ForwardCall& call);
 
+// Whether its kernel waits for late keys: those without score terms and e4m3 do. REQUIRES:
+// ServesForward and TakesForward.
+bool TakesLateKeys(const ForwardCall& call);
+
 // All kernels of the family.
 std::vector<KernelEntry> ForwardEntries();
 
@@ -58,6 +63,7 @@ class PreparedForward : public PreparedKernel {
     maps_ = {};
     terms_.DropTables();
   }
+  std::optional<int64_t> keys_word_offset() const override;
   absl::Status Launch(const TableLaunch& launch) const override;
 
  private:
@@ -73,6 +79,7 @@ class PreparedForward : public PreparedKernel {
   std::vector<PieceMaps> maps_;
   int32_t blocks_ = 0;
   int32_t keyless_tiles_ = 0;
+  int32_t first_late_piece_ = kNoLatePiece;
   SplitKeys split_;
   int64_t tiles_offset_ = 0;  // in the tables, bytes
   int64_t ranges_offset_ = 0;

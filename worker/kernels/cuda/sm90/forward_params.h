@@ -27,8 +27,12 @@ struct PieceMaps {
 // table's order (longest first), each for all heads of the section.
 struct WorkCounters {
   uint32_t next = 0;      // items handed out beyond the first gridDim.x
-  uint32_t finished = 0;  // blocks; the last one zeroes both for the next launch
+  uint32_t finished = 0;  // blocks; the last one zeroes all for the next launch
+  uint32_t keys = 0;      // 1: late keys are there
 };
+
+// Of ForwardKernelParams::first_late_piece.
+inline constexpr int32_t kNoLatePiece = 0x7fffffff;
 
 struct ForwardKernelParams {
   TensorMap q_map;  // box: 64 columns of one tile's rows and packed heads
@@ -39,6 +43,8 @@ struct ForwardKernelParams {
   int32_t tiles = 0;
   int32_t heads = 0;  // packs of heads times batch
   int32_t section_heads = 1;
+  // Keys of this piece and of those behind it are there once counters->keys is 1.
+  int32_t first_late_piece = kNoLatePiece;
 };
 
 // One kernel of the family in its two dtypes.

@@ -45,6 +45,16 @@ struct ForwardProducer {
     }
   }
 
+  // Executed by one lane: returns when the late keys are there, or the launch is stopped; its
+  // results are unspecified then, and whatever lies where the keys should be will do.
+  static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params) {
+    while (LoadAcquired(&params.counters->keys) == 0) {
+      if (Stopped(params.forward.common.stop_word)) return;
+      __nanosleep(100);
+    }
+    FenceBulkCopies();
+  }
+
   // Executed by one lane, from the last key to the first: under a causal mask the blocks
   // then start at different keys and ask the L2 cache for different lines (1% at 64K
   // tokens). Values follow their keys one tile late: the consumers multiply with them one
@@ -56,11 +66,11 @@ struct ForwardProducer {
                                                   int batch, uint64_t policy,
                                                   RingPosition<Shape::kStages>& k,
                                                   RingPosition<Shape::kStages>& v) {
-    int late_piece = -1;
-    int late_row = 0;
+    int value_piece = -1;
+    int value_row = 0;
     const auto load_values = [&] {
       Claim(v, shared + Shape::kVEmpty);
-      LoadValues(v, shared, &params.maps[late_piece].v, kv_head, late_row, batch, policy);
+      LoadValues(v, shared, &params.maps[value_piece].v, kv_head, value_row, batch, policy);
     };
 #pragma unroll 1
     for (int index = range_end - 1; index >= range_begin; --index) {
@@ -68,6 +78,10 @@ struct ForwardProducer {
       const int piece = range.piece;
       const int begin = static_cast<int>(range.row_begin);
       const int count = range.row_count;
+      if constexpr (!Shape::kKeysInner) {
+        // Asked of every such range: that they are there would be one register more.
+        if (piece >= params.first_late_piece) AwaitKeys(params);
+      }
       AcquireMap(&params.maps[piece].k);
       AcquireMap(&params.maps[piece].v);
 #pragma unroll 1
@@ -82,9 +96,9 @@ struct ForwardProducer {
                               count - row};
         Load(k, shared + Shape::kK, shared + Shape::kKFull, &params.maps[piece].k, kv_head,
              begin + row, batch, policy);
-        if (late_piece >= 0) load_values();
-        late_piece = piece;
-        late_row = begin + row;
+        if (value_piece >= 0) load_values();
+        value_piece = piece;
+        value_row = begin + row;
       }
     }
     load_values();
@@ -155,12 +169,13 @@ struct ForwardProducer {
       item = __shfl_sync(0xffffffff, next, 0);
       ++round;
     }
-    // Every block has read the counter for the last time before the last one gets here.
-    if (lane == 0 && items > gridDim.x) {
+    // Every block has read the counters for the last time before the last one gets here.
+    if (lane == 0 && (items > gridDim.x || params.first_late_piece != kNoLatePiece)) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
         params.counters->next = 0;
         params.counters->finished = 0;
+        params.counters->keys = 0;
       }
     }
   }

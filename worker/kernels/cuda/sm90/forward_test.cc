@@ -1,5 +1,6 @@
 #include "worker/kernels/cuda/sm90/forward.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -117,6 +118,27 @@ TEST(Sm90ForwardTest, TablesBeginWithZeroedCounters) {
   std::memcpy(&counters, tables.data(), sizeof(counters));
   EXPECT_EQ(counters.next, 0u);
   EXPECT_EQ(counters.finished, 0u);
+}
+
+// One of two blocks late: the launch waits for a word among its counters.
+TEST(Sm90ForwardTest, LateKeysHaveAWord) {
+  Request request(4096);
+  EXPECT_FALSE((*PreparedForward::Create(request.call, kHopper, {}))->keys_word_offset());
+  KvBlock late = request.call.blocks[0];
+  late.late = true;
+  late.pieces[0].position = 4096;
+  request.call.blocks.push_back(late);
+  EXPECT_TRUE(TakesLateKeys(request.call));
+  const auto prepared = *PreparedForward::Create(request.call, kHopper, {});
+  EXPECT_EQ(prepared->keys_word_offset(), static_cast<int64_t>(offsetof(WorkCounters, keys)));
+  EXPECT_EQ(prepared->scratch_bytes(), 0) << "nothing to bridge, nothing split";
+  request.call.late_after = absl::Microseconds(300);
+  EXPECT_GT((*PreparedForward::Create(request.call, kHopper, {}))->scratch_bytes(), 0);
+  request.problem.compute = ComputeDType::kFloat8E4M3;
+  EXPECT_FALSE(TakesLateKeys(request.call));
+  request.problem.compute = ComputeDType::kAsInputs;
+  request.problem.terms.segment_ids = true;
+  EXPECT_FALSE(TakesLateKeys(request.call));
 }
 
 // Rows without keys are written by the first and the last call and by no other.

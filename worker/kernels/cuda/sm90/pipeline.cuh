@@ -117,6 +117,17 @@ __device__ __forceinline__ void AcquireMap(const void* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
+// What another processor of the machine wrote before this word, in the order in which it wrote.
+__device__ __forceinline__ uint32_t LoadAcquired(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+// Bulk copies that this thread starts read global memory as it is to the thread by now.
+__device__ __forceinline__ void FenceBulkCopies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Moves registers of the calling warpgroup from or to the block's pool. All its warps
 // execute it, in one branch.
 template <int kRegisters>

@@ -1,0 +1,226 @@
+// Calls that are started before all of their keys are there, on a GPU or on fakes; a part of
+// cuda_device_test.
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "common/attention/dtype.h"
+#include "gtest/gtest.h"
+#include "worker/device/cuda/test_device.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr int64_t kRows = 300, kOwnKeys = 256, kLateKeys = 200;
+constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64;
+
+// Queries of all of two blocks of keys, the second of which comes late.
+class TwoBlocks {
+ public:
+  explicit TwoBlocks(CudaDevice& device) : device_(device) {
+    problem_.dtype = DType::kBFloat16;
+    problem_.num_heads = kHeads;
+    problem_.num_kv_heads = kKvHeads;
+    problem_.head_dim = problem_.head_dim_v = kDim;
+    problem_.softmax_scale = 0.125f;
+    problem_.bands = {Band{}};
+    q_ = Upload(Drawn(kRows * kHeads));
+    k_ = Upload(Drawn(kOwnKeys * kKvHeads));
+    v_ = Upload(Drawn(kOwnKeys * kKvHeads));
+    late_bits_ = Drawn(2 * kLateKeys * kKvHeads);
+    late_ = Upload(late_bits_);
+    out_ = *device.Allocate(kRows * kHeads * kDim * 2);
+    lse_ = *device.Allocate(kRows * kHeads * 4);
+  }
+
+  ForwardCall Call(bool late) const {
+    ForwardCall call;
+    call.problem = &problem_;
+    call.q_rows = kRows;
+    call.q_pieces = {Piece{.length = kRows}};
+    call.q = q_->data();
+    call.lse = static_cast<float*>(lse_->data());
+    call.out = out_->data();
+    call.initial = call.final = true;
+    call.blocks = {BlockOf(kOwnKeys, 0, k_->data(), v_->data()),
+                   BlockOf(kLateKeys, kOwnKeys, late_->data(),
+                           static_cast<char*>(late_->data()) + late_bytes() / 2)};
+    call.blocks[1].late = late;
+    call.late_after = absl::Microseconds(200);
+    return call;
+  }
+
+  void Forget() { Fill(*late_, 0xff); }  // NaN
+  void ForgetResults() { Fill(*out_, 0xff); }
+  void* late() const { return late_->data(); }
+  int64_t late_bytes() const { return static_cast<int64_t>(late_bits_.size()) * 2; }
+  const std::vector<uint16_t>& late_bits() const { return late_bits_; }
+
+  std::vector<float> Results() const {
+    std::vector<uint16_t> bits(out_->bytes() / 2);
+    EXPECT_TRUE(device_.CopyToHost(bits.data(), out_->data(), out_->bytes()).ok());
+    std::vector<float> values(bits.size());
+    ConvertToFloat(DType::kBFloat16, bits.data(), values.data(), values.size());
+    return values;
+  }
+
+ private:
+  static KvBlock BlockOf(int64_t rows, int64_t position, const void* k, const void* v) {
+    KvBlock block;
+    block.rows = rows;
+    block.pieces = {Piece{.length = rows, .position = position}};
+    block.k = k;
+    block.v = v;
+    return block;
+  }
+  std::vector<uint16_t> Drawn(int64_t rows) {
+    std::vector<float> values(rows * kDim);
+    for (float& value : values) value = std::normal_distribution<float>()(random_);
+    std::vector<uint16_t> bits(values.size());
+    ConvertFromFloat(DType::kBFloat16, values.data(), bits.data(), values.size());
+    return bits;
+  }
+  std::unique_ptr<DeviceBuffer> Upload(const std::vector<uint16_t>& bits) {
+    const int64_t bytes = static_cast<int64_t>(bits.size()) * 2;
+    std::unique_ptr<DeviceBuffer> buffer = *device_.Allocate(bytes);
+    EXPECT_TRUE(device_.CopyFromHost(buffer->data(), bits.data(), bytes).ok());
+    return buffer;
+  }
+  void Fill(DeviceBuffer& buffer, uint8_t byte) {
+    const std::vector<uint8_t> bytes(buffer.bytes(), byte);
+    EXPECT_TRUE(device_.CopyFromHost(buffer.data(), bytes.data(), buffer.bytes()).ok());
+  }
+
+  CudaDevice& device_;
+  std::mt19937 random_{7};
+  AttentionProblem problem_;
+  std::vector<uint16_t> late_bits_;
+  std::unique_ptr<DeviceBuffer> q_, k_, v_, late_, out_, lse_;
+};
+
+// The late keys on their way: a copy behind a gate.
+class Arrival {
+ public:
+  Arrival(const TwoBlocks& blocks, CudaEventPool* pool)
+      : gate_(pool), event_(std::make_shared<CudaEvent>(pool, nullptr, 0)) {
+    EXPECT_EQ(cudaHostAlloc(&pinned_, blocks.late_bytes(), cudaHostAllocDefault), cudaSuccess);
+    std::memcpy(pinned_, blocks.late_bits().data(), blocks.late_bytes());
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_TRUE(WaitOnStream(stream_, {gate_.event()}).ok());
+    EXPECT_TRUE(event_->RecordBegin(stream_).ok());
+    EXPECT_EQ(cudaMemcpyAsync(blocks.late(), pinned_, blocks.late_bytes(), cudaMemcpyHostToDevice,
+                              stream_),
+              cudaSuccess);
+    EXPECT_TRUE(event_->RecordEnd(stream_).ok());
+  }
+  ~Arrival() {
+    (void)event_->Wait(Soon());
+    (void)cudaStreamDestroy(stream_);
+    (void)cudaFreeHost(pinned_);
+  }
+  void Open() { gate_.Open(); }
+  EventRef event() const { return event_; }
+
+ private:
+  Gate gate_;
+  void* pinned_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  const std::shared_ptr<CudaEvent> event_;
+};
+
+StartAfter BehindKeys(const EventRef& event) {
+  StartAfter after;
+  after.late_keys = {event};
+  return after;
+}
+
+TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere) {
+  auto device = MakeDevice();
+  TwoBlocks blocks(*device);
+  const ForwardCall late = blocks.Call(/*late=*/true);
+  if (!device->TakesLateKeys(late)) GTEST_SKIP() << "no kernel of this GPU waits for keys";
+  PreparedCalls calls = Ready(*device, {blocks.Call(/*late=*/false), late});
+  RunControl control;
+  ASSERT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
+  const std::vector<float> expected = blocks.Results();
+  // Twice: a launch leaves everything as the next one needs it.
+  for (int time = 0; time < 2; ++time) {
+    blocks.Forget();
+    blocks.ForgetResults();
+    Arrival arrival(blocks, *CudaEventPool::ForDevice(0));
+    const EventRef done = device->Start(*calls[1], BehindKeys(arrival.event()), &control);
+    EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    EXPECT_TRUE(device->waits_for_transfer());
+    arrival.Open();
+    ASSERT_TRUE(done->Wait(Soon()).ok());
+    EXPECT_FALSE(device->waits_for_transfer());
+    EXPECT_LT(done->begin_time() + absl::Milliseconds(40), arrival.event()->begin_time())
+        << "the call waited for the keys before it began";
+    EXPECT_GE(done->end_time(), arrival.event()->end_time());
+    const std::vector<float> found = blocks.Results();
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_NEAR(found[i], expected[i], 0.01) << i;  // NaN is not near
+    }
+  }
+}
+
+// Two launches behind one another, whose keys come in the other order.
+TEST(CudaLateKeysTest, EachLaunchWaitsForKeysOfItsOwn) {
+  auto device = MakeDevice();
+  TwoBlocks first(*device), second(*device);
+  if (!device->TakesLateKeys(first.Call(true))) GTEST_SKIP() << "no kernel waits for keys";
+  PreparedCalls calls = Ready(*device, {first.Call(true), second.Call(true), first.Call(false)});
+  RunControl control;
+  ASSERT_TRUE(device->Start(*calls[2], {}, &control)->Wait(Soon()).ok());
+  const std::vector<float> expected = first.Results();
+  first.Forget();
+  second.Forget();
+  second.ForgetResults();
+  Arrival keys(first, *CudaEventPool::ForDevice(0)), others(second, *CudaEventPool::ForDevice(0));
+  const EventRef one = device->Start(*calls[0], BehindKeys(keys.event()), &control);
+  const EventRef two = device->Start(*calls[1], BehindKeys(others.event()), &control);
+  others.Open();
+  EXPECT_EQ(one->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  keys.Open();
+  ASSERT_TRUE(one->Wait(Soon()).ok());
+  ASSERT_TRUE(two->Wait(Soon()).ok());
+  const std::vector<float> found = second.Results();  // drawn alike
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 0.01) << i;
+}
+
+TEST(CudaLateKeysTest, ACallThatIsStoppedDoesNotWaitForever) {
+  auto device = MakeDevice();
+  TwoBlocks blocks(*device);
+  if (!device->TakesLateKeys(blocks.Call(true))) GTEST_SKIP() << "no kernel waits for keys";
+  PreparedCalls calls = Ready(*device, {blocks.Call(true)});
+  RunControl control;
+  Arrival arrival(blocks, *CudaEventPool::ForDevice(0));
+  const EventRef done = device->Start(*calls[0], BehindKeys(arrival.event()), &control);
+  absl::SleepFor(absl::Milliseconds(20));
+  control.stop = true;
+  // The keys still come, as peers' transfers do, and the call's memory is in use until they have.
+  EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  arrival.Open();
+  EXPECT_TRUE(done->Wait(Soon()).ok());
+}
+
+TEST(CudaLateKeysTest, KeysThatAreKnownNotToComeFailTheCall) {
+  auto device = MakeDevice();
+  TwoBlocks blocks(*device);
+  PreparedCalls calls = Ready(*device, {blocks.Call(true)});
+  RunControl control;
+  auto failed = std::make_shared<CudaEvent>(*CudaEventPool::ForDevice(0), nullptr, 0);
+  failed->Fail(absl::UnavailableError("the peer is gone"));
+  EXPECT_EQ(device->Start(*calls[0], BehindKeys(failed), &control)->Wait(Soon()),
+            absl::UnavailableError("the peer is gone"));
+}
+
+}  // namespace
+}  // namespace ringattn::worker

@@ -1,0 +1,107 @@
+#include "worker/executor/late_keys.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace ringattn::worker {
+namespace {
+
+bool Overlap(const ByteRange& a, const ByteRange& b) {
+  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+// Whether the step receives something into the keys.
+bool ReceivesInto(const Step& step, const KvOperand& keys) {
+  return std::any_of(step.transfers.begin(), step.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.kind == Transfer::Kind::kReceive &&
+           (Overlap(transfer.range, keys.k) || Overlap(transfer.range, keys.v));
+  });
+}
+
+bool HasTransferWith(const Step& step, int peer) {
+  return std::any_of(step.transfers.begin(), step.transfers.end(),
+                     [peer](const Transfer& transfer) { return transfer.peer == peer; });
+}
+
+bool SameQueries(const ComputeCall& a, const ComputeCall& b) {
+  return a.q.source_rank == b.q.source_rank && a.q.row_begin == b.q.row_begin &&
+         a.q.row_end == b.q.row_end && a.q.q == b.q.q && a.q.lse == b.q.lse && a.heads == b.heads;
+}
+
+bool CanJoin(const Step& step, const Step& next, int rank) {
+  if (step.calls.size() != 1 || next.calls.size() != 1) return false;
+  const ComputeCall& first = step.calls.front();
+  const ComputeCall& second = next.calls.front();
+  for (const ComputeCall* call : {&first, &second}) {
+    if (call->op != ComputeCall::Op::kForward || call->part != ComputeCall::kWhole) return false;
+  }
+  if (!SameQueries(first, second) || HasTransferWith(step, rank)) return false;
+  const auto own = [&](const KvOperand& keys) {
+    return !keys.late && !ReceivesInto(step, keys) && !ReceivesInto(next, keys);
+  };
+  const auto comes = [&](const KvOperand& keys) {
+    return ReceivesInto(step, keys) && !ReceivesInto(next, keys);
+  };
+  return std::all_of(first.kv.begin(), first.kv.end(), own) &&
+         std::all_of(second.kv.begin(), second.kv.end(), comes);
+}
+
+ComputeCall Joined(const ComputeCall& first, const ComputeCall& second) {
+  ComputeCall call = second;  // with what a final call has more
+  call.initial = first.initial;
+  if (call.initial && call.final) call.q.out_acc = kNone;
+  call.kv = first.kv;
+  for (KvOperand keys : second.kv) {
+    keys.late = true;
+    call.kv.push_back(std::move(keys));
+  }
+  call.tiles += first.tiles;
+  call.pairs += first.pairs;
+  return call;
+}
+
+void EmptyUnused(Program& program) {
+  std::vector<char> used(program.buffers.size(), 0);
+  const auto use = [&used](const ByteRange& range) {
+    if (range.buffer != kNoBuffer) used[range.buffer] = 1;
+  };
+  for (const Step& step : program.steps) {
+    for (const Transfer& transfer : step.transfers) use(transfer.range);
+    for (const ComputeCall& call : step.calls) ForEachRange(call, use);
+  }
+  for (size_t id = 0; id < program.buffers.size(); ++id) {
+    BufferSpec& buffer = program.buffers[id];
+    const bool scratch = buffer.source == BufferSource::kScratch && !buffer.input.has_value() &&
+                         !buffer.output.has_value();
+    if (scratch && !used[id]) buffer.bytes = 0;
+  }
+}
+
+}  // namespace
+
+Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes) {
+  bool joined_any = false;
+  for (size_t i = 0; i + 1 < program.steps.size(); ++i) {
+    Step& step = program.steps[i];
+    Step& next = program.steps[i + 1];
+    if (!CanJoin(step, next, program.rank)) continue;
+    ComputeCall joined = Joined(step.calls.front(), next.calls.front());
+    if (!takes(joined)) continue;
+    step.calls.front() = std::move(joined);
+    next.calls.clear();
+    joined_any = true;
+  }
+  if (joined_any) EmptyUnused(program);
+  return program;
+}
+
+int64_t ReceivedBytes(const Step& step) {
+  int64_t bytes = 0;
+  for (const Transfer& transfer : step.transfers) {
+    if (transfer.kind == Transfer::Kind::kReceive) bytes += transfer.range.bytes;
+  }
+  return bytes;
+}
+
+}  // namespace ringattn::worker

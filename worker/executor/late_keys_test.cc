@@ -1,0 +1,153 @@
+#include "worker/executor/late_keys.h"
+
+#include <cstdint>
+#include <string>
+
+#include "common/plan/schedule.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr int64_t kTokens = 4096;
+
+AttentionSpec Spec() {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = kTokens;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, kTokens};
+  spec.shape.num_heads = spec.shape.num_kv_heads = 2;
+  spec.shape.head_dim = spec.shape.head_dim_v = 64;
+  spec.options.causal = true;
+  return spec;
+}
+
+struct Ring {
+  explicit Ring(int size, AttentionSpec the_spec = Spec(), Layout layout = Layout::kZigzag)
+      : spec(std::move(the_spec)), plan(MakeShardPlan(spec, layout, size)) {}
+  Program ForwardOf(int rank, bool keeps_inputs = false) const {
+    return MakeProgram(spec, plan, ScheduleKind::kRing, Direction::kForward, false, rank,
+                       keeps_inputs);
+  }
+  AttentionSpec spec;
+  ShardPlan plan;
+};
+
+Program Join(Program program, bool takes = true) {
+  return JoinLateKeys(std::move(program), [takes](const ComputeCall&) { return takes; });
+}
+
+int CallsOf(const Program& program) {
+  int calls = 0;
+  for (const Step& step : program.steps) calls += static_cast<int>(step.calls.size());
+  return calls;
+}
+
+int64_t BytesOf(const Program& program, const std::string& name) {
+  for (const BufferSpec& buffer : program.buffers) {
+    if (buffer.name == name) return buffer.bytes;
+  }
+  return -1;
+}
+
+TEST(LateKeys, TwoStepsBecomeOneCallWithoutAPartialResult) {
+  const Ring ring(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    const Program before = ring.ForwardOf(rank);
+    const Program after = Join(before);
+    ASSERT_EQ(before.steps.size(), 2u);
+    ASSERT_EQ(after.steps.size(), 2u) << "peers count them";
+    EXPECT_EQ(after.steps[0].transfers.size(), before.steps[0].transfers.size());
+    ASSERT_EQ(CallsOf(before), 2);
+    ASSERT_EQ(CallsOf(after), 1);
+    const ComputeCall& call = after.steps[0].calls[0];
+    EXPECT_TRUE(call.initial && call.final);
+    EXPECT_EQ(call.q.out_acc, kNone);
+    EXPECT_EQ(call.q.out, before.steps[1].calls[0].q.out);
+    EXPECT_EQ(after.PairCount(), before.PairCount());
+    EXPECT_EQ(after.TileCount(), before.TileCount());
+    bool late = false;
+    for (const KvOperand& keys : call.kv) {
+      EXPECT_TRUE(keys.late || !late) << "late keys stand behind the others";
+      late = keys.late;
+      EXPECT_EQ(keys.late, keys.source_rank != rank);
+    }
+    EXPECT_TRUE(late);
+    EXPECT_GT(ReceivedBytes(after.steps[0]), 0);
+    EXPECT_GT(BytesOf(before, "out_acc"), 0);
+    EXPECT_EQ(BytesOf(after, "out_acc"), 0);
+  }
+}
+
+TEST(LateKeys, WhatTheDeviceDoesNotTakeStays) {
+  const Ring ring(2);
+  const Program program = Join(ring.ForwardOf(0), /*takes=*/false);
+  EXPECT_EQ(CallsOf(program), 2);
+  EXPECT_GT(BytesOf(program, "out_acc"), 0);
+}
+
+// The third block comes to where the own one lies, and must not wait until a joined call has ended:
+// so the first call stays alone. What comes last disturbs nobody.
+TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
+  AttentionSpec full = Spec();
+  full.options.causal = false;
+  const Ring ring(3, full, Layout::kContiguous);
+  const Program relayed = Join(ring.ForwardOf(0));
+  ASSERT_EQ(CallsOf(relayed), 2);
+  EXPECT_EQ(relayed.steps[0].calls[0].kv.size(), 1u);
+  EXPECT_FALSE(relayed.steps[1].calls[0].kv[0].late);
+  EXPECT_TRUE(relayed.steps[1].calls[0].kv[1].late);
+  EXPECT_TRUE(relayed.steps[1].calls[0].final);
+  // Where the own block stays, the first two can be one.
+  const Program kept = Join(ring.ForwardOf(0, /*keeps_inputs=*/true));
+  EXPECT_EQ(CallsOf(kept), 2);
+  EXPECT_EQ(kept.steps[0].calls[0].kv.size(), 2u);
+  EXPECT_FALSE(kept.steps[0].calls[0].final);
+  EXPECT_GT(BytesOf(kept, "out_acc"), 0);
+}
+
+// A window shorter than a shard: rows of the neighbour alone.
+TEST(LateKeys, ShortWindowsAreTwoStepsOnAnyRing) {
+  AttentionSpec spec = Spec();
+  spec.options.window_left = 100;
+  spec.options.window_right = 0;
+  const Ring ring(4, spec, Layout::kContiguous);
+  EXPECT_EQ(CallsOf(Join(ring.ForwardOf(0))), 1);  // sees its own keys alone
+  const Program second = Join(ring.ForwardOf(1));
+  EXPECT_EQ(CallsOf(ring.ForwardOf(1)), 2);
+  EXPECT_EQ(CallsOf(second), 1);
+}
+
+TEST(LateKeys, ProbabilitiesBetweenTheCallsKeepThemApart) {
+  AttentionSpec spec = Spec();
+  spec.probability_rows = {{0, kTokens - 1}};
+  const Ring ring(2, spec);
+  for (int rank = 0; rank < 2; ++rank) {
+    const Program before = ring.ForwardOf(rank);
+    bool has = false;
+    for (const Step& step : before.steps) {
+      for (const ComputeCall& call : step.calls) has |= call.op == ComputeCall::Op::kProbabilities;
+    }
+    if (has) EXPECT_EQ(CallsOf(Join(before)), CallsOf(before));
+  }
+}
+
+TEST(LateKeys, ATransferWithOneselfKeepsStepsApart) {
+  Program program = Ring(2).ForwardOf(0);
+  program.steps[0].transfers.push_back({Transfer::Kind::kSend, 0, {0, 0, 1}});
+  EXPECT_EQ(CallsOf(Join(program)), 2);
+}
+
+// Gradients leave between the calls of a backward; its recomputed forward is joined.
+TEST(LateKeys, ABackwardsCallsStay) {
+  const Ring ring(2);
+  for (const bool recompute : {false, true}) {
+    const Program before =
+        MakeProgram(ring.spec, ring.plan, ScheduleKind::kRing, Direction::kBackward, recompute, 0);
+    EXPECT_EQ(CallsOf(Join(before)), CallsOf(before) - (recompute ? 1 : 0));
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::worker
