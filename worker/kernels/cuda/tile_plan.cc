@@ -194,6 +194,32 @@ void MarkEarly(int64_t wanted, std::vector<Draft>& drafts) {
   }
 }
 
+// Tiles of equal length run in waves, and of the last one most multiprocessors may have nothing:
+// 4,096 items on 132 are 31.03. Then keys of so many of the last tiles are split that those which
+// are whole fill the waves before it; parts go wherever there is room.
+void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
+  constexpr int64_t kParts = 4;
+  constexpr int64_t kMostWaves = 48;           // beyond, less than 2% are to gain
+  constexpr int64_t kMostPartialItems = 1024;  // 64 KiB of scratch memory each, at head_dim 128
+  const int64_t at_once = shape.blocks_at_once;
+  const int64_t tiles = static_cast<int64_t>(drafts.size());
+  const int64_t items = tiles * shape.blocks_per_tile;
+  if (at_once <= 0 || items <= at_once || items >= kMostWaves * at_once) return;
+  int64_t total = 0, longest = 0;
+  for (const Draft& draft : drafts) {
+    total += draft.key_tiles;
+    longest = std::max(longest, draft.key_tiles);
+  }
+  const bool even = longest * tiles * 20 <= total * 21;
+  if (!even || longest < kParts * kMinimalTiles) return;
+  const int64_t waves = items / at_once;
+  const int64_t last = items - waves * at_once;
+  if (last == 0 || last * 8 > at_once * 7) return;
+  const int64_t whole = waves * at_once / shape.blocks_per_tile;
+  if ((tiles - whole) * shape.blocks_per_tile * kParts > kMostPartialItems) return;
+  for (int64_t i = whole; i < tiles; ++i) drafts[i].parts = kParts;
+}
+
 // Where the draft's key tiles are cut.
 std::vector<int64_t> CutsOf(const Draft& draft) {
   const int64_t tiles = draft.key_tiles;
@@ -243,6 +269,7 @@ ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& sh
   std::vector<Draft> drafts = DraftTiles(call, shape);
   FillBlocks(shape, drafts);
   if (!AnySplit(drafts)) MarkEarly(shape.early_key_tiles, drafts);
+  if (!AnySplit(drafts) && !call.has_late_keys()) ShortenLastWave(shape, drafts);
   ForwardPlan plan;
   std::vector<WeightedTile> weighted;
   for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, plan, weighted);

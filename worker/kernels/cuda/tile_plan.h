@@ -19,6 +19,9 @@ struct ForwardTileShape {
   // tile are split and combined. 0 = never split.
   int64_t target_blocks = 0;
   int64_t blocks_per_tile = 1;  // heads (or packs of heads) times batch
+  // How many of these run at a time: where their number leaves a last wave of equal tiles short,
+  // some are split. 0: never for that.
+  int64_t blocks_at_once = 0;
   // Ranges begin at multiples of so many keys of their piece: the copy engine reads an axis that
   // lies innermost in memory from multiples of 16 bytes alone. What a tile has too early nobody
   // sees.

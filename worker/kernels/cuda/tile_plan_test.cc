@@ -98,6 +98,7 @@ TEST_P(TilePlanTest, ForwardTilesCoverEachVisiblePairOnce) {
   shape.q_rows = 16;
   shape.keys = 8;
   shape.target_blocks = random() % 2 ? 100 : 0;
+  shape.blocks_at_once = random() % 4;
   const ForwardPlan plan = PlanForwardTiles(call, shape);
 
   std::set<Pair> covered;
@@ -266,6 +267,44 @@ TEST(TilePlanLateKeysTest, SplitKeysStayAsTheyAre) {
   const Lines split = request.Tiles();
   request.shape.early_key_tiles = 6;
   EXPECT_EQ(request.Tiles(), split);
+}
+
+// Nine tiles of equal length on four multiprocessors: the one that would run alone is four.
+TEST(TilePlanWavesTest, AShortLastWaveIsSplit) {
+  AttentionProblem problem;
+  problem.bands = {Band{}};
+  ForwardCall call;
+  call.problem = &problem;
+  call.q_rows = 9 * 16;
+  call.q_pieces = {Piece{0, 9 * 16, 0, 0, 1}};
+  KvBlock block;
+  block.rows = 16 * 8;
+  block.pieces = {Piece{0, 16 * 8, 0, 0, 1}};
+  call.blocks = {block};
+  call.initial = call.final = true;
+  ForwardTileShape shape;
+  shape.q_rows = 16;
+  shape.keys = 8;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
+  shape.blocks_at_once = 4;
+  const ForwardPlan plan = PlanForwardTiles(call, shape);
+  EXPECT_EQ(plan.tiles.size(), 8u + 4u);
+  EXPECT_EQ(plan.slots, 4);
+  ASSERT_EQ(plan.combines.size(), 1u);
+  EXPECT_EQ(plan.combines[0].q_row_begin, 8 * 16);
+  for (int i = 0; i < 8; ++i) EXPECT_LT(plan.tiles[i].partial_slot, 0) << "whole ones come first";
+  // Not where the last wave is nearly full, tiles differ, or parts would be too short.
+  shape.blocks_at_once = 5;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 4 * 4);
+  call.q_rows = 10 * 16;
+  call.q_pieces[0].length = 10 * 16;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
+  shape.blocks_at_once = 4;
+  problem.bands[0].upper = 0;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
+  problem.bands[0] = Band{};
+  shape.keys = 16;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
 }
 
 }  // namespace
