@@ -7,7 +7,7 @@
 # "peer" needs a python3 with PyTorch.
 #
 #   OUT=results ./tests/gpu/service.sh [--bundle=DIR] [--only=PART,...] [--seconds=S] [--workers=N]
-#                                      [--ring_transport=NAME[,NAME]] [--scratch=DIR] [--peer_python=P]
+#                                      [--ring_transport=NAME[,NAME]] [--worker_flag=FLAG] [--scratch=DIR] [--peer_python=P]
 #   ./tests/gpu/service.sh --help    names all parts
 #   ./tests/gpu/service.sh --cpu     the same logic with CPU workers and small requests
 #

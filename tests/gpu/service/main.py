@@ -90,6 +90,8 @@ def parse(names):
     parser.add_argument("--ring_transport", default="",
                         help="of the workers; with several, a,b, the parts that use the ring "
                              "run on each of them")
+    parser.add_argument("--worker_flag", action="append", default=[],
+                        help="=FLAG of ringattn-worker, of every worker; may be repeated")
     parser.add_argument("--scratch", default="", help="folder for inputs and outputs, 60 GB at most")
     parser.add_argument("--peer_python", default="", help="a python3 that has PyTorch")
     args = parser.parse_args()

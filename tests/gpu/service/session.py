@@ -29,6 +29,7 @@ class Session:
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="ringattn-gpu-",
                                                      dir=args.scratch or None))
         self.ring = self.make_ring("state", self.workers, "cpu" if args.cpu else "cuda")
+        self.ring.up_flags = [f"--worker_flag={flag}" for flag in args.worker_flag]
         self.inputs = Inputs(self.bin / "ringattn", self.scratch)
         self.nccl = os.environ.get("RINGATTN_NCCL", "as the loader finds it")
         self.part = None  # the name of the one that runs
