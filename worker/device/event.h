@@ -4,7 +4,11 @@
 #ifndef RINGATTN_WORKER_DEVICE_EVENT_H_
 #define RINGATTN_WORKER_DEVICE_EVENT_H_
 
+#include <functional>
+#include <initializer_list>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -37,16 +41,20 @@ struct StartAfter {
   StartAfter(std::vector<EventRef> events) : all(std::move(events)) {}
   StartAfter(std::initializer_list<EventRef> events) : all(events) {}
 
-  // Both, for who waits for them alike.
+  // All events, for who waits for late keys as for the rest.
   std::vector<EventRef> Joined() && {
-    all.insert(all.end(), late_keys.begin(), late_keys.end());
+    if (bring_keys) {
+      for (EventRef& event : std::exchange(bring_keys, {})()) all.push_back(std::move(event));
+    }
     return std::move(all);
   }
 
   std::vector<EventRef> all;  // before anything of the call
-  // Before its late keys are read (KvBlock::late): transfers that bring them. A device may start
-  // the call before these, if it said that it takes late keys.
-  std::vector<EventRef> late_keys;
+  // Enqueues what brings the call's late keys (KvBlock::late), and returns the events before which
+  // they are not there. Called once, within Start; a device that takes late keys calls it when it
+  // has enqueued the call, which need not wait for it then. Not called by a call that fails at
+  // once. Empty: the call has no late keys.
+  std::function<std::vector<EventRef>()> bring_keys;
 };
 
 }  // namespace ringattn::worker

@@ -386,6 +386,17 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
   }
 }
 
+std::vector<Access> LateReadsOf(const ComputeCall& call) {
+  std::vector<Access> reads;
+  for (const KvOperand& operand : call.kv) {
+    if (!operand.late) continue;
+    for (const ByteRange& range : {operand.k, operand.v}) {
+      if (range.buffer != kNoBuffer) reads.push_back({range, /*write=*/false});
+    }
+  }
+  return reads;
+}
+
 std::vector<Access> AccessesOf(const ComputeCall& call) {
   std::vector<Access> accesses;
   const auto add = [&](const ByteRange& range, bool write) {
@@ -455,9 +466,8 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
   }
   for (const OptionOperand& operand : call.q.options) read(operand.range);
   for (const KvOperand& operand : call.kv) {
-    for (const ByteRange& range : {operand.k, operand.v}) {
-      if (range.buffer != kNoBuffer) accesses.push_back({range, /*write=*/false, operand.late});
-    }
+    read(operand.k);
+    read(operand.v);
     read(operand.segment_ids);
     write(operand.dk);
     write(operand.dv);

@@ -58,6 +58,8 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
 
 // What the call reads and writes.
 std::vector<Access> AccessesOf(const ComputeCall& call);
+// Of these, the late keys.
+std::vector<Access> LateReadsOf(const ComputeCall& call);
 
 }  // namespace ringattn::worker
 

@@ -1,6 +1,7 @@
 #include "worker/executor/executor.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -145,27 +146,42 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {
     const std::vector<ReadyCall>& calls = operation.ReadyCalls(step);
     size_t next_call = 0;
-    const auto start_call = [&] {
+    const auto start_call = [&](const std::function<void()>& bring_keys = {}) {
       const ReadyCall& ready = calls[next_call++];
-      EventRef done = device.Start(*ready.call, hazards.StartOf(ready.accesses), &control);
+      StartAfter after(hazards.Dependencies(ready.accesses));
+      if (bring_keys) {
+        after.bring_keys = [&] {
+          bring_keys();
+          return hazards.Dependencies(ready.late_reads);
+        };
+      }
+      EventRef done = device.Start(*ready.call, std::move(after), &control);
       hazards.Record(ready.accesses, done);
       started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
     };
     // The exchange is enqueued before the step's calls, so that it runs beside them, and
     // whether or not this rank has work: the others count on it. Where it takes nothing from
     // the calls, the first one goes ahead of it, if their order makes no difference: the
-    // device need not stand idle while the exchange is being enqueued.
+    // device need not stand idle while the exchange is being enqueued. So it does where the
+    // exchange brings keys that the call itself waits for.
     if (const Step& now = program.steps[step]; !now.transfers.empty()) {
       std::vector<Access> accesses;
       std::vector<PeerTransfer> group = BindTransfers(operation, now, &accesses);
-      if (!communicator->takes_compute_units() && !calls.empty() &&
-          !Conflict(accesses, calls.front().accesses)) {
+      bool exchanged = false;
+      const auto start_exchange = [&] {
+        exchanged = true;
+        EventRef done =
+            communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
+        hazards.Record(accesses, done);
+        started.push_back({step, true, "exchange", std::move(done), {}});
+      };
+      if (!calls.empty() && !calls.front().late_reads.empty()) {
+        start_call(start_exchange);
+      } else if (!communicator->takes_compute_units() && !calls.empty() &&
+                 !Conflict(accesses, calls.front().accesses)) {
         start_call();
       }
-      EventRef done =
-          communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
-      hazards.Record(accesses, done);
-      started.push_back({step, true, "exchange", std::move(done), {}});
+      if (!exchanged) start_exchange();
     }
     while (next_call < calls.size()) start_call();
     // Nobody waits for the step itself, only for one `steps_ahead` before it, so

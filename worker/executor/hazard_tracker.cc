@@ -1,7 +1,6 @@
 #include "worker/executor/hazard_tracker.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ringattn::worker {
 namespace {
@@ -40,18 +39,6 @@ std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& acc
     }
   }
   return events;
-}
-
-StartAfter HazardTracker::StartOf(const std::vector<Access>& accesses) const {
-  std::vector<Access> now, late;
-  for (const Access& access : accesses) (access.late ? late : now).push_back(access);
-  StartAfter after(Dependencies(now));
-  for (EventRef& event : Dependencies(late)) {
-    if (std::find(after.all.begin(), after.all.end(), event) == after.all.end()) {
-      after.late_keys.push_back(std::move(event));
-    }
-  }
-  return after;
 }
 
 void HazardTracker::RecordInitial(const ByteRange& range, const std::vector<EventRef>& writers) {

@@ -17,7 +17,6 @@ namespace ringattn::worker {
 struct Access {
   ByteRange range;
   bool write = false;
-  bool late = false;  // a read that the operation itself may wait for (KvOperand::late)
 };
 
 // The order of two operations matters: one writes what the other touches.
@@ -28,8 +27,6 @@ class HazardTracker {
  public:
   // Events that an operation with these accesses has to wait for, without repeats.
   std::vector<EventRef> Dependencies(const std::vector<Access>& accesses) const;
-  // The same, those of late reads apart unless another access waits for them too.
-  StartAfter StartOf(const std::vector<Access>& accesses) const;
 
   // Notes writers from before the first operation, which do not wait for one another.
   void RecordInitial(const ByteRange& range, const std::vector<EventRef>& writers);

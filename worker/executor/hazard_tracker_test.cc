@@ -1,7 +1,5 @@
 #include "worker/executor/hazard_tracker.h"
 
-#include <utility>
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/host_event.h"
@@ -75,22 +73,6 @@ TEST(HazardTracker, AWriteConflictsWithWhatItTouches) {
   EXPECT_TRUE(Conflict({Read(0, 0, 10)}, {Read(1, 0, 1), Write(0, 9, 1)}));
   EXPECT_FALSE(Conflict({Write(0, 0, 10)}, {Write(0, 10, 10)}));
   EXPECT_FALSE(Conflict({Write(0, 0, 10)}, {Write(1, 0, 10)}));
-}
-
-// What brings late keys is told apart, unless something else of the operation waits for it.
-TEST(HazardTracker, LateReadsWaitApart) {
-  HazardTracker tracker;
-  const EventRef upload = NewEvent(), transfer = NewEvent();
-  tracker.Record({Write(0, 0, 10)}, upload);
-  tracker.Record({Write(1, 0, 10)}, transfer);
-  const Access late{{1, 0, 10}, /*write=*/false, /*late=*/true};
-  StartAfter after = tracker.StartOf({Read(0, 0, 10), late});
-  EXPECT_THAT(after.all, UnorderedElementsAre(upload));
-  EXPECT_THAT(after.late_keys, UnorderedElementsAre(transfer));
-  EXPECT_THAT(std::move(after).Joined(), UnorderedElementsAre(upload, transfer));
-  after = tracker.StartOf({Read(0, 0, 10), late, Read(1, 9, 1)});
-  EXPECT_THAT(after.all, UnorderedElementsAre(upload, transfer));
-  EXPECT_THAT(after.late_keys, IsEmpty());
 }
 
 TEST(HazardTracker, OneOperationMayTouchABufferTwice) {

@@ -96,12 +96,12 @@ Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)
   return program;
 }
 
-int64_t ReceivedBytes(const Step& step) {
-  int64_t bytes = 0;
+int64_t LongerWayBytes(const Step& step) {
+  int64_t received = 0, sent = 0;
   for (const Transfer& transfer : step.transfers) {
-    if (transfer.kind == Transfer::Kind::kReceive) bytes += transfer.range.bytes;
+    (transfer.kind == Transfer::Kind::kReceive ? received : sent) += transfer.range.bytes;
   }
-  return bytes;
+  return std::max(received, sent);
 }
 
 }  // namespace ringattn::worker

@@ -23,8 +23,9 @@ namespace ringattn::worker {
 //   takes  whether the device's kernel for the joined call waits for its late keys
 Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes);
 
-// What `step` receives: bytes that its call's late keys wait for.
-int64_t ReceivedBytes(const Step& step);
+// The longer of the ways of a step's transfers: its group ends when both are through, and with it
+// the wait for late keys.
+int64_t LongerWayBytes(const Step& step);
 
 }  // namespace ringattn::worker
 

@@ -14,7 +14,7 @@ namespace {
 
 // About when the late keys of a step's calls are there, from the step's begin.
 absl::Duration ArrivalOf(const Step& step, const KeyArrival& arrival) {
-  return arrival.delay + absl::Seconds(ReceivedBytes(step) / arrival.bytes_per_second);
+  return arrival.delay + absl::Seconds(LongerWayBytes(step) / arrival.bytes_per_second);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
       if (forward != nullptr && forward->has_late_keys()) {
         forward->late_after = ArrivalOf(step, arrival);
       }
-      ready.push_back({nullptr, AccessesOf(call), OpName(call.op)});
+      ready.push_back({nullptr, AccessesOf(call), LateReadsOf(call), OpName(call.op)});
     }
   }
   if (absl::Status status = operation->Lend(std::move(lent)); !status.ok()) return status;

@@ -23,8 +23,9 @@ struct BindContext;  // bind_call.h
 // A compute call of a program, bound to the operation's memory and made ready.
 struct ReadyCall {
   const PreparedCall* call = nullptr;
-  std::vector<Access> accesses;  // what it reads and writes
-  const char* name = "";         // "forward", "backward", ...
+  std::vector<Access> accesses;    // what it reads and writes
+  std::vector<Access> late_reads;  // of these, what its step's transfers may still bring
+  const char* name = "";           // "forward", "backward", ...
 };
 
 // Memory that outlives the operation, for one buffer of its program: what an earlier

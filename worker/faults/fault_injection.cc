@@ -75,14 +75,15 @@ class FaultyDevice : public DeviceWrapper {
       Delay(stalls, control);
       return inner().Start(call, std::move(after), control);
     }
+    std::vector<EventRef> events = std::move(after).Joined();
     EventRef delayed = delay_.Start(
         [this, control, stalls] {
           Delay(stalls, control);
           return absl::OkStatus();
         },
-        StartAfter(after).Joined(), HostQueue::OnFailure::kRun);
-    after.all.push_back(std::move(delayed));
-    return inner().Start(call, std::move(after), control);
+        events, HostQueue::OnFailure::kRun);
+    events.push_back(std::move(delayed));
+    return inner().Start(call, std::move(events), control);
   }
 
   bool waits_for_transfer() const override { return !delaying_ && inner().waits_for_transfer(); }

@@ -70,7 +70,7 @@ struct KvBlock {
   void* dk_out = nullptr;
   void* dv_out = nullptr;
   // Of a ForwardCall whose device takes late keys (Device::TakesLateKeys): k and v may come when
-  // the call has begun (StartAfter::late_keys). Late blocks stand behind all others.
+  // the call has begun (StartAfter::bring_keys). Late blocks stand behind all others.
   bool late = false;
 };
 

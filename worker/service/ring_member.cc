@@ -13,7 +13,7 @@ namespace {
 // before it has to; over PCIe (below 60) the steps' own calls lose less.
 constexpr double kLateKeysBytesPerSecond = 100e9;
 // By which members' starts of a run may differ, and what enqueuing a group takes.
-constexpr absl::Duration kStartSkew = absl::Microseconds(100);
+constexpr absl::Duration kStartSkew = absl::Microseconds(50);
 
 }  // namespace
 

@@ -73,6 +73,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaDeviceOptions
 CudaDevice::CudaDevice(CudaEventPool* events, CudaDeviceOptions options)
     : events_(events), options_(std::move(options)) {
   kernels_.tuning.family = options_.kernel_family;
+  const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+  blocking_launches_ = blocking != nullptr && std::atoi(blocking) != 0;
   events_->SetOnBroken(options_.on_broken);
 }
 
@@ -160,7 +162,7 @@ absl::StatusOr<int64_t> CudaDevice::WorkspaceBytes(const std::vector<KernelCall>
 }
 
 bool CudaDevice::TakesLateKeys(const ForwardCall& call) const {
-  return CudaTakesLateKeys(call, kernels_);
+  return !blocking_launches_ && CudaTakesLateKeys(call, kernels_);
 }
 
 absl::StatusOr<PreparedCalls> CudaDevice::Prepare(std::vector<KernelCall> calls) {
@@ -173,7 +175,6 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
                                RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, 1);
   absl::Status status = KnownFailure(after.all);
-  if (status.ok()) status = KnownFailure(after.late_keys);
   if (!status.ok()) {
     event->Fail(std::move(status));
     return event;
@@ -184,42 +185,40 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
     CheckContext(status);
   }
   absl::MutexLock lock(&mutex_);
-  in_flight_.push_back({event, std::move(after).Joined(), call.workspace()});
+  in_flight_.push_back({event, std::move(after.all), call.workspace()});
   awake_ = true;
   wake_.Signal();
   return event;
 }
 
-absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, const StartAfter& after,
+absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after,
                                  const RunControl& control, CudaEvent* event) {
+  const bool awaits_keys = after.bring_keys && call.keys_word() != nullptr &&
+                           !control.stop.load(std::memory_order_relaxed);
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
+  if (!awaits_keys) after.all = std::move(after).Joined();
   status = WaitOnStream(compute_, after.all);
-  if (!status.ok()) return status;
-  const bool awaits_keys = call.keys_word() != nullptr && !after.late_keys.empty() &&
-                           !control.stop.load(std::memory_order_relaxed);
-  if (!awaits_keys) status = WaitOnStream(compute_, after.late_keys);
   if (!status.ok()) return status;
   status = event->RecordBegin(compute_);
   if (!status.ok()) return status;
-  CudaEvent told(events_, nullptr, 0);
-  if (awaits_keys) status = TellOfKeys(call, after.late_keys, *event, told);
-  if (status.ok() && !control.stop.load(std::memory_order_relaxed)) {
+  if (awaits_keys || !control.stop.load(std::memory_order_relaxed)) {
     status = call.Launch(compute_, awaits_keys);
   }
-  // The word may be written after a kernel that was stopped: it is the call's until then.
-  status.Update(told.MakeStreamWait(compute_));
+  if (awaits_keys) status.Update(BringKeys(call, *event, after));
   // Also when a launch failed: one before it may use the operands.
   absl::Status recorded = event->RecordEnd(compute_);
   status.Update(recorded);
   return status;
 }
 
-// Before the launch: the kernel must not wait for what nobody has enqueued. Behind the call's
-// begin: the launch before this one leaves the word at 0. A copy engine writes it, so that it
-// arrives although the kernel has every SM.
-absl::Status CudaDevice::TellOfKeys(const PreparedCudaCall& call, const std::vector<EventRef>& keys,
-                                    const CudaEvent& begun, CudaEvent& told) {
+absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent& begun,
+                                   StartAfter& after) {
+  const std::vector<EventRef> keys = std::exchange(after.bring_keys, {})();
+  after.all.insert(after.all.end(), keys.begin(), keys.end());
+  // Behind the call's begin too: the launch before this one leaves the word at 0. A copy engine
+  // writes it, so that it arrives although the kernel has every SM.
+  CudaEvent told(events_, nullptr, 0);
   absl::Status status = begun.MakeStreamWaitForBegin(keys_stream_);
   if (status.ok()) status = WaitOnStream(keys_stream_, keys);
   if (status.ok()) {
@@ -228,6 +227,11 @@ absl::Status CudaDevice::TellOfKeys(const PreparedCudaCall& call, const std::vec
                         "cudaMemcpyAsync of a word about keys");
   }
   if (status.ok()) status = told.RecordEnd(keys_stream_);
+  // The kernel waits for nothing any more that would not come.
+  if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, one_);
+  // The word may be written after a kernel that was stopped: it is the call's until then.
+  status.Update(told.MakeStreamWait(compute_));
+  status.Update(KnownFailure(keys));
   return status;
 }
 

@@ -101,12 +101,12 @@ class CudaDevice : public Device, private CudaCallQueue {
   CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
   absl::Status Init();
   EventRef StartCall(const PreparedCudaCall& call, StartAfter after, RunControl* control) override;
-  absl::Status Enqueue(const PreparedCudaCall& call, const StartAfter& after,
-                       const RunControl& control, CudaEvent* event);
-  // Enqueues what tells the call's kernel that its late keys are there: behind `keys`, and behind
-  // the call's begin. `told` is then recorded behind it.
-  absl::Status TellOfKeys(const PreparedCudaCall& call, const std::vector<EventRef>& keys,
-                          const CudaEvent& begun, CudaEvent& told);
+  // Afterwards after.all has every event that the call waits for, and nothing is left to bring.
+  absl::Status Enqueue(const PreparedCudaCall& call, StartAfter& after, const RunControl& control,
+                       CudaEvent* event);
+  // Enqueues what brings the keys that a call which has been launched waits for, and what tells its
+  // kernel that they are there; the call's end is to come behind both.
+  absl::Status BringKeys(const PreparedCudaCall& call, const CudaEvent& begun, StartAfter& after);
   // Made for the first client that shares memory: most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
   // A failed call may mean that no later one can succeed.
@@ -119,6 +119,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   const CudaDeviceOptions options_;
   std::string description_;
   KernelChoice kernels_;
+  // CUDA_LAUNCH_BLOCKING: a launch returns when the kernel has ended, so none may wait for what is
+  // enqueued behind it.
+  bool blocking_launches_ = false;
   std::unique_ptr<CudaMemory> memory_;
   std::unique_ptr<CudaStaging> staging_;
   cudaStream_t compute_ = nullptr;

@@ -1,7 +1,7 @@
 // Calls that are started before all of their keys are there, on a GPU or on fakes; a part of
 // cuda_device_test.
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <utility>
@@ -134,7 +134,7 @@ class Arrival {
 
 StartAfter BehindKeys(const EventRef& event) {
   StartAfter after;
-  after.late_keys = {event};
+  after.bring_keys = [event] { return std::vector<EventRef>{event}; };
   return after;
 }
 
@@ -159,6 +159,7 @@ TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere)
     arrival.Open();
     ASSERT_TRUE(done->Wait(Soon()).ok());
     EXPECT_FALSE(device->waits_for_transfer());
+    ASSERT_TRUE(arrival.event()->Done());
     EXPECT_LT(done->begin_time() + absl::Milliseconds(40), arrival.event()->begin_time())
         << "the call waited for the keys before it began";
     EXPECT_GE(done->end_time(), arrival.event()->end_time());

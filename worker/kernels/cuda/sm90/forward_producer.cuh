@@ -47,12 +47,17 @@ struct ForwardProducer {
 
   // Executed by one lane: returns when the late keys are there, or the launch is stopped; its
   // results are unspecified then, and whatever lies where the keys should be will do.
-  static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params) {
+  static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params,
+                                                   uint32_t shared) {
+    // In shared memory: producers of three groups have no register left for it.
+    const uint32_t there = shared + Shape::kSlots + offsetof(WorkSlot, keys_there);
+    if (LoadShared(there) != 0) return;
     while (LoadAcquired(&params.counters->keys) == 0) {
       if (Stopped(params.forward.common.stop_word)) return;
       __nanosleep(100);
     }
     FenceBulkCopies();
+    StoreShared(there, 1);
   }
 
   // Executed by one lane, from the last key to the first: under a causal mask the blocks
@@ -79,8 +84,7 @@ struct ForwardProducer {
       const int begin = static_cast<int>(range.row_begin);
       const int count = range.row_count;
       if constexpr (!Shape::kKeysInner) {
-        // Asked of every such range: that they are there would be one register more.
-        if (piece >= params.first_late_piece) AwaitKeys(params);
+        if (piece >= params.first_late_piece) AwaitKeys(params, shared);
       }
       AcquireMap(&params.maps[piece].k);
       AcquireMap(&params.maps[piece].v);
@@ -115,6 +119,7 @@ struct ForwardProducer {
     const int packs = common.num_heads / pack;
     RingPosition<Shape::kStages> k, v;
     WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
+    if (lane == 0) slots[0].keys_there = 0;
     uint32_t round = 0;
     uint32_t item = blockIdx.x;
     while (true) {

@@ -17,8 +17,8 @@ struct WorkSlot {
   ForwardTile tile;
   int32_t first_head;
   int32_t batch;
-  int32_t valid;  // 0: no more work
-  int32_t unused;
+  int32_t valid;       // 0: no more work
+  int32_t keys_there;  // the first slot's, and the producer's: late keys have been waited for
 
   // The slot as lane 0 reads it.
   __device__ __forceinline__ WorkSlot Broadcast() const {

@@ -117,6 +117,16 @@ __device__ __forceinline__ void AcquireMap(const void* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
+// A word of shared memory, by its shared address.
+__device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void StoreShared(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 // What another processor of the machine wrote before this word, in the order in which it wrote.
 __device__ __forceinline__ uint32_t LoadAcquired(const uint32_t* word) {
   uint32_t value;
