@@ -199,12 +199,14 @@ void MarkEarly(int64_t wanted, std::vector<Draft>& drafts) {
 // are whole fill the waves before it; parts go wherever there is room.
 void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   constexpr int64_t kParts = 4;
-  constexpr int64_t kMostWaves = 48;           // beyond, less than 2% are to gain
   constexpr int64_t kMostPartialItems = 1024;  // 64 KiB of scratch memory each, at head_dim 128
+  // In key tiles (1.7 us): of the launch that combines, and of a part's way through memory, by all
+  // multiprocessors at once.
+  constexpr double kCombineCost = 4, kPartCost = 0.026;
   const int64_t at_once = shape.blocks_at_once;
   const int64_t tiles = static_cast<int64_t>(drafts.size());
   const int64_t items = tiles * shape.blocks_per_tile;
-  if (at_once <= 0 || items <= at_once || items >= kMostWaves * at_once) return;
+  if (at_once <= 0 || items <= at_once) return;
   int64_t total = 0, longest = 0;
   for (const Draft& draft : drafts) {
     total += draft.key_tiles;
@@ -214,9 +216,15 @@ void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) 
   if (!even || longest < kParts * kMinimalTiles) return;
   const int64_t waves = items / at_once;
   const int64_t last = items - waves * at_once;
-  if (last == 0 || last * 8 > at_once * 7) return;
   const int64_t whole = waves * at_once / shape.blocks_per_tile;
-  if ((tiles - whole) * shape.blocks_per_tile * kParts > kMostPartialItems) return;
+  const int64_t partial_items = (tiles - whole) * shape.blocks_per_tile * kParts;
+  if (last == 0 || partial_items > kMostPartialItems) return;
+  // What is left of the last wave ends somewhere within a part.
+  const double gain =
+      static_cast<double>(longest) *
+      (1.0 - static_cast<double>(last) / static_cast<double>(at_once) - 1.0 / kParts);
+  const double cost = kCombineCost + kPartCost * static_cast<double>(partial_items);
+  if (gain < 1.5 * cost) return;
   for (int64_t i = whole; i < tiles; ++i) drafts[i].parts = kParts;
 }
 
