@@ -15,8 +15,11 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// Between two looks for notices while receives wait for them: short beside a small group.
+// Between two looks for notices while receives wait for them, or for room to leave some: short
+// beside a small group. Such a pause takes three times as long by the timers' slack, and a group
+// begins when its notices have come, so for a while after something was enqueued there is none.
 constexpr absl::Duration kNoticePause = absl::Microseconds(20);
+constexpr absl::Duration kSpin = absl::Microseconds(500);
 // Beyond what any transfer is numbered, and what a wait takes as "at least".
 constexpr uint64_t kReleased = uint64_t{1} << 62;
 constexpr absl::Duration kReleasePause = absl::Microseconds(200);
@@ -53,7 +56,8 @@ PeerCopyEngine::PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events,
       peers_(std::move(peers)),
       streams_(peers_.size(), nullptr),
       enqueued_(peers_.size()),
-      progress_(peers_.size()),
+      pulled_(peers_.size()),
+      outgoing_(peers_.size()),
       fresh_(peers_.size()) {}
 
 absl::Status PeerCopyEngine::MakeStreams() {
@@ -147,10 +151,14 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
   status = targets_free->RecordEnd(stream);
   if (!status.ok()) return status;
 
-  std::vector<Work> work(peers_.size());
+  struct WithPeer {
+    std::vector<PeerNotice> notices;
+    Pulls pulls;
+  };
+  std::vector<WithPeer> work(peers_.size());
   std::vector<Enqueued> last(peers_.size());  // numbers of the group's last; 0: none
   for (const PeerTransfer& transfer : group) {
-    Work& with_peer = work[transfer.peer];
+    WithPeer& with_peer = work[transfer.peer];
     if (transfer.kind == Kind::kSend) {
       absl::StatusOr<PeerNotice> notice = NoticeOf(transfer);
       if (!notice.ok()) return notice.status();
@@ -166,12 +174,13 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
     if (interrupted_) return absl::UnavailableError("the communicator was aborted");
     group_stream_ = stream;
     for (size_t peer = 0; peer < work.size(); ++peer) {
-      Work& target = fresh_[peer];
       if (!work[peer].notices.empty()) work[peer].notices.back().ends_group = 1;
       if (!work[peer].pulls.empty()) work[peer].pulls.back().ends_group = true;
-      for (PeerNotice& notice : work[peer].notices) target.notices.push_back(notice);
-      for (Pull& pull : work[peer].pulls) target.pulls.push_back(std::move(pull));
+      for (PeerNotice& notice : work[peer].notices) outgoing_[peer].notices.push_back(notice);
+      for (Pull& pull : work[peer].pulls) fresh_[peer].push_back(std::move(pull));
     }
+    // Here and now: the thread may take a while to wake up, and peers wait.
+    (void)Post();
     has_fresh_ = true;
     changed_.Signal();
   }
@@ -200,9 +209,10 @@ absl::Status PeerCopyEngine::PutFlags(const std::vector<Enqueued>& last,
 }
 
 void PeerCopyEngine::Run() {
-  std::vector<Work> work(peers_.size());
+  std::vector<Pulls> pulls(peers_.size());
   absl::Status status = events_->UseDevice();
   bool pending = false;
+  absl::Time spin_end = absl::InfinitePast();
   absl::MutexLock lock(&mutex_);
   while (!interrupted_) {
     if (!status.ok()) {
@@ -211,54 +221,56 @@ void PeerCopyEngine::Run() {
       changed_.Wait(&mutex_);
       continue;
     }
-    if (pending && !has_fresh_) {
-      changed_.WaitWithTimeout(&mutex_, kNoticePause);
-    } else if (!has_fresh_) {
+    if (!pending && !has_fresh_) {
       changed_.Wait(&mutex_);
       continue;
     }
-    has_fresh_ = false;
-    for (size_t peer = 0; peer < work.size(); ++peer) {
-      Work& fresh = fresh_[peer];
-      for (PeerNotice& notice : fresh.notices) work[peer].notices.push_back(notice);
-      for (Pull& pull : fresh.pulls) work[peer].pulls.push_back(std::move(pull));
-      fresh = Work();
+    if (!has_fresh_ && absl::Now() >= spin_end) changed_.WaitWithTimeout(&mutex_, kNoticePause);
+    if (std::exchange(has_fresh_, false)) spin_end = absl::Now() + kSpin;
+    const bool all_posted = Post();
+    for (size_t peer = 0; peer < pulls.size(); ++peer) {
+      for (Pull& pull : fresh_[peer]) pulls[peer].push_back(std::move(pull));
+      fresh_[peer].clear();
     }
     mutex_.Unlock();
-    status = Advance(work);
-    pending = std::any_of(work.begin(), work.end(), [](const Work& with_peer) {
-      return !with_peer.notices.empty() || !with_peer.pulls.empty();
-    });
+    status = Advance(pulls);
+    pending = !all_posted || std::any_of(pulls.begin(), pulls.end(),
+                                         [](const Pulls& from_peer) { return !from_peer.empty(); });
+    if (pending) std::this_thread::yield();
     mutex_.Lock();
   }
   thread_is_done_ = true;
 }
 
-absl::Status PeerCopyEngine::Advance(std::vector<Work>& work) {
+absl::Status PeerCopyEngine::Advance(std::vector<Pulls>& pulls) {
   absl::Status status;
-  for (int peer = 0; peer < static_cast<int>(work.size()) && status.ok(); ++peer) {
-    if (peer == options_.rank) continue;
-    Post(peer, work[peer].notices);
-    status = PullFrom(peer, work[peer].pulls);
+  for (int peer = 0; peer < static_cast<int>(pulls.size()) && status.ok(); ++peer) {
+    if (peer != options_.rank) status = PullFrom(peer, pulls[peer]);
   }
   return status;
 }
 
-void PeerCopyEngine::Post(int peer, std::deque<PeerNotice>& notices) {
-  PeerLane& words = peers_[peer].segment->lane(options_.rank);
-  uint64_t& posted = progress_[peer].posted;
-  const uint64_t taken = words.taken.load(std::memory_order_acquire);
-  while (!notices.empty() && posted - taken < kPeerNotices) {
-    ++posted;
-    words.notices[posted % kPeerNotices] = notices.front();
-    notices.pop_front();
-    words.posted.store(posted, std::memory_order_release);
+bool PeerCopyEngine::Post() {
+  bool all = true;
+  for (size_t peer = 0; peer < outgoing_.size(); ++peer) {
+    auto& [notices, posted] = outgoing_[peer];
+    if (notices.empty()) continue;
+    PeerLane& words = peers_[peer].segment->lane(options_.rank);
+    const uint64_t taken = words.taken.load(std::memory_order_acquire);
+    while (!notices.empty() && posted - taken < kPeerNotices) {
+      ++posted;
+      words.notices[posted % kPeerNotices] = notices.front();
+      notices.pop_front();
+      words.posted.store(posted, std::memory_order_release);
+    }
+    all = all && notices.empty();
   }
+  return all;
 }
 
-absl::Status PeerCopyEngine::PullFrom(int peer, std::deque<Pull>& pulls) {
+absl::Status PeerCopyEngine::PullFrom(int peer, Pulls& pulls) {
   PeerLane& words = own_->lane(peer);
-  uint64_t& pulled = progress_[peer].pulled;
+  uint64_t& pulled = pulled_[peer];
   const uint64_t posted = words.posted.load(std::memory_order_acquire);
   while (!pulls.empty() && pulled < posted) {
     ++pulled;

@@ -96,22 +96,18 @@ class PeerCopyEngine : public TransferEngine {
     std::shared_ptr<const CudaEvent> targets_free;
   };
 
-  // What one peer has to be told and what is to be copied from it, in order.
-  struct Work {
+  // What is to be copied from one peer, in order.
+  using Pulls = std::deque<Pull>;
+  // What one peer has to be told, in order, and how much of it was.
+  struct Outgoing {
     std::deque<PeerNotice> notices;
-    std::deque<Pull> pulls;
+    uint64_t posted = 0;
   };
 
   // Transfers with one peer that were enqueued, by direction.
   struct Enqueued {
     uint64_t sends = 0;
     uint64_t receives = 0;
-  };
-
-  // What the thread has done with one peer.
-  struct Progress {
-    uint64_t posted = 0;
-    uint64_t pulled = 0;
   };
 
   PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
@@ -125,10 +121,11 @@ class PeerCopyEngine : public TransferEngine {
   absl::Status PutFlags(const std::vector<Enqueued>& last, cudaStream_t stream) const;
 
   void Run();
-  // Does what can be done now, removes it from `work`.
-  absl::Status Advance(std::vector<Work>& work);
-  void Post(int peer, std::deque<PeerNotice>& notices);
-  absl::Status PullFrom(int peer, std::deque<Pull>& pulls);
+  // Starts what copies can be started now, and removes them from `pulls`.
+  absl::Status Advance(std::vector<Pulls>& pulls);
+  // Tells peers what there is room for. False: something is left.
+  bool Post() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PullFrom(int peer, Pulls& pulls);
   absl::Status StartCopy(int peer, uint64_t number, const PeerNotice& notice, const Pull& pull);
 
   // Lets this rank's streams pass whatever they wait for, for now.
@@ -144,12 +141,13 @@ class PeerCopyEngine : public TransferEngine {
 
   std::vector<Enqueued> enqueued_;           // Enqueue's
   std::vector<DeviceRegion> known_regions_;  // Enqueue's: those in the own table
-  std::vector<Progress> progress_;           // the thread's
+  std::vector<uint64_t> pulled_;             // the thread's, by peer
 
   // No call of CUDA is made under it: those may wait for a stream that waits for a peer.
   absl::Mutex mutex_;
   absl::CondVar changed_;
-  std::vector<Work> fresh_ ABSL_GUARDED_BY(mutex_);  // not yet seen by the thread
+  std::vector<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // by peer
+  std::vector<Pulls> fresh_ ABSL_GUARDED_BY(mutex_);        // not yet seen by the thread
   bool has_fresh_ ABSL_GUARDED_BY(mutex_) = false;
   bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
   bool thread_is_done_ ABSL_GUARDED_BY(mutex_) = false;
