@@ -1,0 +1,282 @@
+// What a rank of a ring computes, by itself: its program's calls on one GPU, without transfers, beside the
+// same with steps joined (worker/executor/late_keys.h) and keys that are there from the start. What a ring
+// loses to the cutting of its work shows so on one GPU, apart from exchange and neighbours.
+//
+//   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--long_keys=N]
+//              [--backward]
+//
+// Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here (cuda_kernels_test).
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "common/plan/schedule.h"
+#include "worker/executor/bind_call.h"
+#include "worker/executor/late_keys.h"
+#include "worker/kernels/cuda/cuda_kernels.h"
+
+namespace ringattn::worker {
+namespace {
+
+void Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "FATAL %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(2);
+}
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "FATAL %s\n", status.ToString().c_str());
+  std::exit(2);
+}
+
+// Device memory of random bf16 numbers around 1; read as fp32 they are harmless too.
+class Memory {
+ public:
+  explicit Memory(int64_t bytes) {
+    Check(cudaMalloc(&data_, std::max<int64_t>(bytes, 256)), "cudaMalloc");
+    static const std::vector<uint16_t> noise = [] {
+      std::mt19937 random(1);
+      std::vector<uint16_t> bits(1 << 20);
+      for (uint16_t& each : bits) each = (random() & 0x8000) | (0x3e80 + random() % 0x100);
+      return bits;
+    }();
+    const int64_t piece = static_cast<int64_t>(noise.size()) * 2;
+    for (int64_t at = 0; at < bytes; at += piece) {
+      Check(cudaMemcpy(static_cast<char*>(data_) + at, noise.data(), std::min(piece, bytes - at),
+                       cudaMemcpyHostToDevice),
+            "fill");
+    }
+  }
+  ~Memory() { (void)cudaFree(data_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  char* get() const { return static_cast<char*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// A program's attention calls, prepared.
+class Calls {
+ public:
+  Calls(const AttentionSpec& spec, const ShardPlan& plan, const Program& program,
+        const cuda::DeviceInfo& device, const cuda::KernelTuning& tuning,
+        absl::Duration late_after)
+      : context_(spec, plan, program) {
+    for (const BufferSpec& buffer : program.buffers) {
+      buffers_.push_back(std::make_unique<Memory>(buffer.bytes));
+    }
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        KernelCall described = DescribeCall(context_, call);
+        SetAddresses(
+            call,
+            [this](const ByteRange& range) -> void* {
+              return buffers_[range.buffer]->get() + range.offset;
+            },
+            described);
+        if (auto* forward = std::get_if<ForwardCall>(&described)) {
+          forward->late_after = late_after;
+          Add(cuda::PrepareForward(*forward, device, tuning));
+        } else if (const auto* backward = std::get_if<BackwardCall>(&described)) {
+          Add(cuda::PrepareBackward(*backward, device));
+        }
+      }
+    }
+  }
+
+  size_t size() const { return kernels_.size(); }
+  void Launch(size_t i) const {
+    Check(kernels_[i].kernel->Launch(
+        {nullptr, kernels_[i].tables->get(), kernels_[i].scratch->get(), nullptr}));
+  }
+
+ private:
+  struct Ready {
+    std::unique_ptr<cuda::PreparedKernel> kernel;
+    std::unique_ptr<Memory> tables, scratch;
+  };
+  void Add(absl::StatusOr<std::unique_ptr<cuda::PreparedKernel>> prepared) {
+    Check(prepared.status());
+    Ready ready{*std::move(prepared), nullptr, nullptr};
+    std::vector<char> host(ready.kernel->table_bytes());
+    ready.tables = std::make_unique<Memory>(ready.kernel->table_bytes());
+    ready.scratch = std::make_unique<Memory>(ready.kernel->scratch_bytes());
+    Check(ready.kernel->PlaceScratch(ready.scratch->get()));
+    ready.kernel->WriteTables(host.data());
+    Check(cudaMemcpy(ready.tables->get(), host.data(), host.size(), cudaMemcpyHostToDevice),
+          "tables");
+    kernels_.push_back(std::move(ready));
+  }
+
+  const BindContext context_;
+  std::vector<std::unique_ptr<Memory>> buffers_;
+  std::vector<Ready> kernels_;
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Of all calls one after the other, and of each, in milliseconds.
+struct Times {
+  std::vector<double> all;
+  std::vector<std::vector<double>> each;
+};
+
+void Time(const Calls& calls, Times& times) {
+  std::vector<cudaEvent_t> events(calls.size() + 1);
+  for (cudaEvent_t& event : events) Check(cudaEventCreate(&event), "cudaEventCreate");
+  Check(cudaEventRecord(events[0], nullptr), "cudaEventRecord");
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls.Launch(i);
+    Check(cudaEventRecord(events[i + 1], nullptr), "cudaEventRecord");
+  }
+  Check(cudaDeviceSynchronize(), "kernels");
+  times.each.resize(calls.size());
+  float milliseconds = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Check(cudaEventElapsedTime(&milliseconds, events[i], events[i + 1]), "cudaEventElapsedTime");
+    times.each[i].push_back(milliseconds);
+  }
+  Check(cudaEventElapsedTime(&milliseconds, events[0], events.back()), "cudaEventElapsedTime");
+  times.all.push_back(milliseconds);
+  for (cudaEvent_t event : events) (void)cudaEventDestroy(event);
+}
+
+struct Arguments {
+  std::vector<int64_t> tokens = {16384, 32768, 65536};
+  int world = 2;
+  int64_t heads = 32, kv_heads = 8;
+  int rounds = 9;
+  bool backward = false;
+  cuda::KernelTuning tuning;
+};
+
+AttentionSpec SpecOf(const Arguments& arguments, int64_t tokens) {
+  AttentionSpec spec;
+  spec.dtype = DType::kBFloat16;
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = tokens;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, tokens};
+  spec.shape.num_heads = arguments.heads;
+  spec.shape.num_kv_heads = arguments.kv_heads;
+  spec.shape.head_dim = spec.shape.head_dim_v = 128;
+  spec.options.softmax_scale = 0.088;
+  spec.options.causal = true;
+  return spec;
+}
+
+void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo& device) {
+  const AttentionSpec spec = SpecOf(arguments, tokens);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, arguments.world);
+  const Direction direction = arguments.backward ? Direction::kBackward : Direction::kForward;
+  struct Row {
+    std::string name;
+    std::unique_ptr<Calls> calls;
+    double pairs = 0;
+    Times times;
+  };
+  std::vector<Row> rows;
+  const auto add = [&](const std::string& name, const AttentionSpec& of, const ShardPlan& on,
+                       Program program, absl::Duration late_after) {
+    const double pairs = static_cast<double>(program.PairCount());
+    rows.push_back({name, std::make_unique<Calls>(of, on, program, device, arguments.tuning, late_after), pairs, {}});
+  };
+  // As much work as a rank has, in one request.
+  Arguments one = arguments;
+  const auto equal = static_cast<int64_t>(tokens / std::sqrt(arguments.world) / 256) * 256;
+  const AttentionSpec alone = SpecOf(one, equal);
+  const ShardPlan on_one = MakeShardPlan(alone, Layout::kContiguous, 1);
+  add("one GPU, equal work", alone, on_one,
+      MakeProgram(alone, on_one, ScheduleKind::kSingle, direction, false, 0), {});
+  for (int rank = 0; rank < arguments.world; ++rank) {
+    const std::string name = "rank " + std::to_string(rank);
+    const Program program = MakeProgram(spec, plan, ScheduleKind::kRing, direction, false, rank);
+    add(name + ", a call a step", spec, plan, program, {});
+    if (arguments.backward) continue;
+    for (const int microseconds : {0, 400}) {
+      add(name + ", joined, keys after " + std::to_string(microseconds) + " us", spec, plan,
+          JoinLateKeys(program, [](const ComputeCall&) { return true; }),
+          absl::Microseconds(microseconds));
+    }
+  }
+  std::mt19937 random(7);
+  for (int round = 0; round <= arguments.rounds; ++round) {
+    std::vector<Row*> order;
+    for (Row& row : rows) order.push_back(&row);
+    std::shuffle(order.begin(), order.end(), random);
+    for (Row* row : order) {
+      if (round == 0) {
+        Times warm_up;
+        Time(*row->calls, warm_up);
+      } else {
+        Time(*row->calls, row->times);
+      }
+    }
+  }
+  const double products = arguments.backward ? 10.0 : 4.0;
+  for (const Row& row : rows) {
+    const double flops = row.pairs * products * 128 * static_cast<double>(arguments.heads);
+    const double ms = Median(row.times.all);
+    std::printf("%7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", static_cast<long>(tokens), row.name.c_str(), ms,
+                flops / ms / 1e9);
+    for (const std::vector<double>& each : row.times.each) std::printf(" %.3f", Median(each));
+    std::printf("\n");
+  }
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const std::vector<std::string> parts = absl::StrSplit(argument, absl::MaxSplits('=', 1));
+    const std::string value = parts.size() > 1 ? parts[1] : "";
+    bool ok = true;
+    if (parts[0] == "--tokens") {
+      arguments.tokens.clear();
+      for (const auto each : absl::StrSplit(value, ',')) {
+        ok = absl::SimpleAtoi(each, &arguments.tokens.emplace_back()) && ok;
+      }
+    } else if (parts[0] == "--world") {
+      ok = absl::SimpleAtoi(value, &arguments.world);
+    } else if (parts[0] == "--rounds") {
+      ok = absl::SimpleAtoi(value, &arguments.rounds);
+    } else if (parts[0] == "--heads") {
+      const std::vector<std::string> heads = absl::StrSplit(value, '/');
+      ok = heads.size() == 2 && absl::SimpleAtoi(heads[0], &arguments.heads) &&
+           absl::SimpleAtoi(heads[1], &arguments.kv_heads);
+    } else if (parts[0] == "--long_keys") {
+      ok = absl::SimpleAtoi(value, &arguments.tuning.long_keys);
+    } else if (argument == "--backward") {
+      arguments.backward = true;
+    } else {
+      ok = false;
+    }
+    if (!ok) {
+      std::fprintf(stderr, "ring_steps: %s: see the head of ring_steps.cc\n", argument.c_str());
+      return 2;
+    }
+  }
+  const auto device = cuda::QueryDevice(0);
+  Check(device.status());
+  Check(cuda::LoadKernels(*device));
+  for (const int64_t tokens : arguments.tokens) Measure(arguments, tokens, *device);
+  return 0;
+}
+
+}  // namespace
+}  // namespace ringattn::worker
+
+int main(int argc, char** argv) { return ringattn::worker::Main(argc, argv); }
