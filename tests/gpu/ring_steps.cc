@@ -2,8 +2,11 @@
 // same with steps joined (worker/executor/late_keys.h) and keys that are there from the start. What a ring
 // loses to the cutting of its work shows so on one GPU, apart from exchange and neighbours.
 //
-//   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--long_keys=N]
-//              [--backward]
+//   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--pause_ms=N]
+//              [--long_keys=N] [--backward]
+//
+// --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at its
+// power limit.
 //
 // Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here (cuda_kernels_test).
 #include <cuda_runtime_api.h>
@@ -21,6 +24,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "common/plan/schedule.h"
 #include "worker/executor/bind_call.h"
 #include "worker/executor/late_keys.h"
@@ -161,6 +165,7 @@ struct Arguments {
   int world = 2;
   int64_t heads = 32, kv_heads = 8;
   int rounds = 9;
+  int pause_ms = 0;
   bool backward = false;
   cuda::KernelTuning tuning;
 };
@@ -218,6 +223,7 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     for (Row& row : rows) order.push_back(&row);
     std::shuffle(order.begin(), order.end(), random);
     for (Row* row : order) {
+      absl::SleepFor(absl::Milliseconds(arguments.pause_ms));
       if (round == 0) {
         Times warm_up;
         Time(*row->calls, warm_up);
@@ -253,6 +259,8 @@ int Main(int argc, char** argv) {
       ok = absl::SimpleAtoi(value, &arguments.world);
     } else if (parts[0] == "--rounds") {
       ok = absl::SimpleAtoi(value, &arguments.rounds);
+    } else if (parts[0] == "--pause_ms") {
+      ok = absl::SimpleAtoi(value, &arguments.pause_ms);
     } else if (parts[0] == "--heads") {
       const std::vector<std::string> heads = absl::StrSplit(value, '/');
       ok = heads.size() == 2 && absl::SimpleAtoi(heads[0], &arguments.heads) &&
