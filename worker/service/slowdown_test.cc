@@ -49,7 +49,7 @@ class NamedCall : public PreparedCall {
  public:
   explicit NamedCall(std::string_view family) : family_(family) {}
   KernelName kernel() const override { return {.family = family_}; }
-  EventRef Start(std::vector<EventRef>, RunControl*) const override { return nullptr; }
+  EventRef Start(StartAfter, RunControl*) const override { return nullptr; }
 
  private:
   const std::string_view family_;
