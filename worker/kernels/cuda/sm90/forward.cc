@@ -28,17 +28,20 @@ constexpr int64_t kUnevenWaves = 12;
 // Of one multiprocessor, about what these kernels make (H200: 650e12 on 132).
 constexpr double kFlopsPerSecond = 5e12;
 
-// `long_kernel`, where there is one, takes over when a q tile sees many keys.
+// `long_kernel`, where there is one, takes over when a q tile sees many keys; `split_kernel` when
+// keys are split and no tile has more rows than its own.
 struct HeadDimClass {
   int64_t head_dim;
   ForwardKernel (*kernel)();
   ForwardKernel (*long_kernel)();
+  ForwardKernel (*split_kernel)();
 };
-constexpr HeadDimClass kClasses[] = {{64, ForwardKernel_d64, nullptr},
-                                     {96, ForwardKernel_d96, nullptr},
-                                     {128, ForwardKernel_d128, ForwardKernel_d128_long},
-                                     {192, ForwardKernel_d192, nullptr},
-                                     {256, ForwardKernel_d256, nullptr}};
+constexpr HeadDimClass kClasses[] = {
+    {64, ForwardKernel_d64, nullptr, nullptr},
+    {96, ForwardKernel_d96, nullptr, nullptr},
+    {128, ForwardKernel_d128, ForwardKernel_d128_long, ForwardKernel_d128_split},
+    {192, ForwardKernel_d192, nullptr, nullptr},
+    {256, ForwardKernel_d256, nullptr, nullptr}};
 // Keys per q tile, on average: at 32K and 64K the long kernel of d128 is 1 to 4% faster, at
 // 8K and 16K up to 2% slower (H200, 2026-11-22).
 constexpr int64_t kLongKeys = 24576;
@@ -105,6 +108,12 @@ int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
   return static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile));
 }
 
+int64_t MostRows(const ForwardPlan& plan) {
+  int64_t rows = 0;
+  for (const ForwardTile& tile : plan.tiles) rows = std::max<int64_t>(rows, tile.q_rows);
+  return rows;
+}
+
 }  // namespace
 
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
@@ -131,6 +140,22 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
   const bool uneven = longest * tiles * 4 > total * 5;
   if (uneven && section_heads * tiles < kUnevenWaves * sm_count) return static_cast<int32_t>(heads);
   return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
+}
+
+std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles) {
+  std::vector<SplitPart> parts(tiles);
+  for (size_t t = 0; t < tiles; ++t) {
+    parts[t].tile = plan.tiles[t];
+    const KvRange& last = plan.ranges[plan.tiles[t].range_end - 1];
+    parts[t].last = {static_cast<int32_t>(last.row_begin),
+                     last.row_count,
+                     last.full_begin,
+                     last.full_end,
+                     last.limits.first_lower,
+                     last.limits.first_upper,
+                     last.piece};
+  }
+  return parts;
 }
 
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
@@ -174,6 +199,7 @@ std::vector<KernelEntry> ForwardEntries() {
   for (const HeadDimClass& candidate : kClasses) {
     add(candidate.kernel());
     if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
+    if (candidate.split_kernel != nullptr) add(candidate.split_kernel());
   }
   for (const auto& of_class : kTermKernels) {
     for (const auto& kernel : of_class) add(kernel());
@@ -222,7 +248,18 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = plan_;
-  if (!terms && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+  if (!terms && head_dim_class.split_kernel != nullptr && !plan.combines.empty()) {
+    const ForwardKernel candidate = head_dim_class.split_kernel();
+    for_parts_ = candidate.shared_bytes <= device.shared_bytes_per_block &&
+                 MostRows(plan) * pack <= candidate.tile_rows;
+    if (for_parts_) {
+      kernel = candidate;
+      shape.q_rows = kernel.tile_rows / pack;
+      shape.keys = kernel.tile_keys;
+      plan_ = PlanForwardTiles(call, shape);
+    }
+  }
+  if (!terms && !for_parts_ && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
     const ForwardKernel candidate = head_dim_class.long_kernel();
     const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
     if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan) >= threshold) {
@@ -249,8 +286,10 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   }
   params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
-  params.section_heads = SectionHeads(call, plan, params.tiles, group_size / pack,
-                                      shape.blocks_per_tile, device.sm_count, /*element_bytes=*/2);
+  params.section_heads =
+      for_parts_ ? params.heads
+                 : SectionHeads(call, plan, params.tiles, group_size / pack, shape.blocks_per_tile,
+                                device.sm_count, /*element_bytes=*/2);
   params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
   blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
 
@@ -267,11 +306,16 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
     return s;
   }
 
+  if (for_parts_) {
+    parts_ = SplitPartsOf(plan, tiles);
+    std::copy_n(maps_.begin(), std::min<size_t>(maps_.size(), kNearMaps), near_maps_.begin());
+  }
   tiles_offset_ = AlignUp(sizeof(WorkCounters));
   ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
   combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
   maps_offset_ = combines_offset_ + TableBytes(plan.combines);
-  terms_offset_ = maps_offset_ + TableBytes(maps_);
+  parts_offset_ = maps_offset_ + TableBytes(maps_);
+  terms_offset_ = parts_offset_ + TableBytes(parts_);
   split_ = SplitKeys(plan, forward);
   if (terms) {
     absl::Status s = terms_.Init(call, plan, kernel.tile_rows, kernel.tile_keys, packs);
@@ -297,6 +341,7 @@ void PreparedForward::WriteTables(void* target) const {
   WriteTable(plan_.ranges, target, ranges_offset_);
   WriteTable(plan_.combines, target, combines_offset_);
   WriteTable(maps_, target, maps_offset_);
+  WriteTable(parts_, target, parts_offset_);
   terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
 }
 
@@ -337,6 +382,13 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
   void* arguments[] = {&params};
+  SplitForwardParams split;
+  if (for_parts_) {
+    static_cast<ForwardKernelParams&>(split) = params;
+    std::copy(near_maps_.begin(), near_maps_.end(), split.near_maps);
+    split.parts = TableAt<SplitPart>(launch.tables, parts_offset_);
+    arguments[0] = &split;
+  }
   absl::Status status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads),
                                                   arguments, kernel_.shared_bytes, launch.stream),
                                  "attention kernel launch");

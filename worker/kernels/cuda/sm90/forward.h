@@ -1,13 +1,16 @@
 // The sm_90a forward, from a call to a launch.
 //
 // Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed, with
-// the word about late keys among them), tiles, key ranges, combine tiles, tensor maps, score terms.
-// The kernel writes the counters, so a prepared call runs on one stream at a time.
+// the word about late keys among them), tiles, key ranges, combine tiles, tensor maps, parts of
+// split keys, score terms. The kernel writes the counters, so a prepared call runs on one stream at
+// a time.
 //
 // Thread-safe: there is no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,6 +35,9 @@ inline constexpr std::string_view kName = "sm90";
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
                      int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
                      int64_t element_bytes);
+
+// Of each of the plan's first `tiles` tiles, all of which have keys.
+std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles);
 
 // 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
 // head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
@@ -61,6 +67,7 @@ class PreparedForward : public PreparedKernel {
   void DropTables() override {
     plan_ = {};
     maps_ = {};
+    parts_ = {};
     terms_.DropTables();
   }
   std::optional<int64_t> keys_word_offset() const override;
@@ -77,6 +84,9 @@ class PreparedForward : public PreparedKernel {
   CallBias bias_;
   ForwardPlan plan_;
   std::vector<PieceMaps> maps_;
+  bool for_parts_ = false;        // the kernel is its class's split_kernel
+  std::vector<SplitPart> parts_;  // empty with other kernels
+  std::array<PieceMaps, kNearMaps> near_maps_;
   int32_t blocks_ = 0;
   int32_t keyless_tiles_ = 0;
   int32_t first_late_piece_ = kNoLatePiece;
@@ -85,6 +95,7 @@ class PreparedForward : public PreparedKernel {
   int64_t ranges_offset_ = 0;
   int64_t combines_offset_ = 0;
   int64_t maps_offset_ = 0;
+  int64_t parts_offset_ = 0;
   int64_t terms_offset_ = 0;
   int64_t terms_scratch_offset_ = 0;  // in the scratch memory, bytes
   int64_t bias_scratch_offset_ = 0;

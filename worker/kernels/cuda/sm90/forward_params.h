@@ -47,6 +47,33 @@ struct ForwardKernelParams {
   int32_t first_late_piece = kNoLatePiece;
 };
 
+// Keys of a range as a producer walks them (KvRange, of equal strides).
+struct KeyRows {
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+  int32_t full_begin = 0;
+  int32_t full_end = 0;
+  int32_t first_lower = 0;
+  int32_t first_upper = 0;
+  int32_t piece = 0;
+};
+
+// A tile of a plan whose keys are split, with all that its first copies need: one line of memory.
+struct alignas(64) SplitPart {
+  ForwardTile tile;
+  KeyRows last;  // of its last range, where the producer begins
+  int32_t unused = 0;
+};
+static_assert(sizeof(SplitPart) == 64);
+
+inline constexpr int32_t kNearMaps = 2;
+
+// What kernels for few rows and split keys are given. All heads are one section.
+struct SplitForwardParams : ForwardKernelParams {
+  PieceMaps near_maps[kNearMaps];    // the first pieces' once more: here they need no fence
+  const SplitPart* parts = nullptr;  // device; of each tile
+};
+
 // One kernel of the family in its two dtypes.
 struct ForwardKernel {
   const void* bf16 = nullptr;

@@ -48,15 +48,16 @@ struct KeyTile {
 
 // kRows q rows by kKeys keys; each warpgroup of consumers has 64 of the rows, one more
 // warpgroup loads. With kTakeTurns the consumer groups issue their products in turn, so
-// that the softmax of one runs under the products of another.
-template <typename T_, int kDim_, int kRows_, int kKeys_, bool kTakeTurns_>
+// that the softmax of one runs under the products of another. kStages of K and of V each: of 128
+// rows three were no faster.
+template <typename T_, int kDim_, int kRows_, int kKeys_, bool kTakeTurns_, int kStages_ = 2>
 struct ForwardShape {
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr int kRows = kRows_;
   static constexpr int kKeys = kKeys_;
   static constexpr bool kTakeTurns = kTakeTurns_;
-  static constexpr int kStages = 2;          // of K and of V; three were no faster
+  static constexpr int kStages = kStages_;
   static constexpr bool kKeysInner = false;  // of V's tiles: rows are columns of v
   static constexpr int kGroups = kRows / 64;
   static constexpr int kThreads = (kGroups + 1) * 128;

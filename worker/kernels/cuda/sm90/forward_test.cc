@@ -141,6 +141,60 @@ TEST(Sm90ForwardTest, LateKeysHaveAWord) {
   EXPECT_FALSE(TakesLateKeys(request.call));
 }
 
+// One query token of `heads` / 2 heads over 128K keys, in bf16 of head_dim 128.
+struct DecodeRequest : Request {
+  explicit DecodeRequest(int64_t heads, int64_t rows = 1) : Request(131072) {
+    problem.num_heads = heads;
+    call.q_rows = rows;
+    call.q_pieces = {Piece{0, rows, 0, 0, 1}};
+  }
+  // Of partials of `slots` parts in tiles of `tile_rows`, for 2 packs of heads.
+  static int64_t ScratchBytes(int64_t slots, int64_t tile_rows) {
+    return slots * 2 * tile_rows * (128 * 4 + 4);
+  }
+};
+
+TEST(Sm90ForwardTest, FewRowsOfSplitKeysTakeSmallTiles) {
+  const auto scratch = [](const DecodeRequest& request, const KernelTuning& tuning) {
+    return (*PreparedForward::Create(request.call, kHopper, tuning))->scratch_bytes();
+  };
+  EXPECT_EQ(scratch(DecodeRequest(8), {}), DecodeRequest::ScratchBytes(64, 64));
+  EXPECT_EQ(scratch(DecodeRequest(8, 16), {}), DecodeRequest::ScratchBytes(64, 64));
+  EXPECT_EQ(scratch(DecodeRequest(8, 17), {}), DecodeRequest::ScratchBytes(64, 128));
+  EXPECT_EQ(scratch(DecodeRequest(8), {.max_key_splits = 1}), 0);
+  // A device whose blocks cannot have its shared memory.
+  const DecodeRequest request(8);
+  const auto prepared = PreparedForward::Create(request.call, {132, 9, 200 << 10}, {});
+  EXPECT_EQ((*prepared)->scratch_bytes(), DecodeRequest::ScratchBytes(64, 128));
+}
+
+TEST(Sm90ForwardTest, PartsBeginWithTheirLastRange) {
+  ForwardPlan plan;
+  plan.ranges.resize(3);
+  plan.ranges[1].row_begin = 100;
+  plan.ranges[1].row_count = 60;
+  plan.ranges[1].full_end = 50;
+  plan.ranges[1].limits.first_lower = -3;
+  plan.ranges[1].limits.first_upper = 70;
+  plan.ranges[1].piece = 4;
+  plan.ranges[2].row_count = 8;
+  plan.tiles.resize(3);
+  plan.tiles[0] = {.q_row_begin = 5, .q_rows = 2, .range_begin = 0, .range_end = 2};
+  plan.tiles[1] = {.q_row_begin = 7, .q_rows = 1, .range_begin = 2, .range_end = 3};
+  const std::vector<SplitPart> parts = SplitPartsOf(plan, 2);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].tile.q_row_begin, 5);
+  EXPECT_EQ(parts[0].tile.range_end, 2);
+  EXPECT_EQ(parts[0].last.row_begin, 100);
+  EXPECT_EQ(parts[0].last.row_count, 60);
+  EXPECT_EQ(parts[0].last.full_end, 50);
+  EXPECT_EQ(parts[0].last.first_lower, -3);
+  EXPECT_EQ(parts[0].last.first_upper, 70);
+  EXPECT_EQ(parts[0].last.piece, 4);
+  EXPECT_EQ(parts[1].tile.q_rows, 1);
+  EXPECT_EQ(parts[1].last.row_count, 8);
+}
+
 // Rows without keys are written by the first and the last call and by no other.
 TEST(Sm90ForwardTest, KeylessCallsHaveWorkOnlyWhereTheyWrite) {
   Request request(128);
