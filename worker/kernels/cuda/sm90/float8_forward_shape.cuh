@@ -15,6 +15,7 @@ struct Float8ForwardShape {
   static constexpr int kKeys = 128;
   static constexpr bool kTakeTurns = false;  // 1 to 4% slower with them
   static constexpr bool kKeysInner = true;
+  static constexpr bool kMergesParts = false;
   static constexpr int kStages = 4;
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;

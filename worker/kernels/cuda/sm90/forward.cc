@@ -108,6 +108,13 @@ int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
   return static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile));
 }
 
+bool FewToMerge(const ForwardPlan& plan, int32_t pack) {
+  return std::all_of(plan.combines.begin(), plan.combines.end(), [&](const CombineTile& combine) {
+    return combine.q_rows * pack <= kMostMergedRows &&
+           combine.slot_end - combine.slot_begin <= kMostMergedParts;
+  });
+}
+
 int64_t MostRows(const ForwardPlan& plan) {
   int64_t rows = 0;
   for (const ForwardTile& tile : plan.tiles) rows = std::max<int64_t>(rows, tile.q_rows);
@@ -154,6 +161,11 @@ std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles) {
                      last.limits.first_lower,
                      last.limits.first_upper,
                      last.piece};
+    const int32_t slot = plan.tiles[t].partial_slot;
+    const auto after = std::upper_bound(
+        plan.combines.begin(), plan.combines.end(), slot,
+        [](int32_t at, const CombineTile& combine) { return at < combine.slot_begin; });
+    if (slot >= 0) parts[t].combine = static_cast<int32_t>(after - plan.combines.begin()) - 1;
   }
   return parts;
 }
@@ -307,10 +319,13 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   }
 
   if (for_parts_) {
+    merges_ = FewToMerge(plan, pack);
     parts_ = SplitPartsOf(plan, tiles);
     std::copy_n(maps_.begin(), std::min<size_t>(maps_.size(), kNearMaps), near_maps_.begin());
   }
-  tiles_offset_ = AlignUp(sizeof(WorkCounters));
+  const int64_t tickets = merges_ ? static_cast<int64_t>(plan.combines.size()) * params.heads : 0;
+  tickets_offset_ = AlignUp(sizeof(WorkCounters));
+  tiles_offset_ = tickets_offset_ + AlignUp(tickets * static_cast<int64_t>(sizeof(uint32_t)));
   ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
   combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
   maps_offset_ = combines_offset_ + TableBytes(plan.combines);
@@ -387,12 +402,16 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
     static_cast<ForwardKernelParams&>(split) = params;
     std::copy(near_maps_.begin(), near_maps_.end(), split.near_maps);
     split.parts = TableAt<SplitPart>(launch.tables, parts_offset_);
+    split.combines = TableAt<CombineTile>(launch.tables, combines_offset_);
+    if (merges_) {
+      split.tickets = const_cast<uint32_t*>(TableAt<uint32_t>(launch.tables, tickets_offset_));
+    }
     arguments[0] = &split;
   }
   absl::Status status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads),
                                                   arguments, kernel_.shared_bytes, launch.stream),
                                  "attention kernel launch");
-  if (!status.ok()) return status;
+  if (!status.ok() || merges_) return status;
   return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
                         launch.stream, /*early=*/true);
 }

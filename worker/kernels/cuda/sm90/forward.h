@@ -1,9 +1,9 @@
 // The sm_90a forward, from a call to a launch.
 //
-// Tables, as WriteTables lays them out: work counters (zeroed; a launch leaves them zeroed, with
-// the word about late keys among them), tiles, key ranges, combine tiles, tensor maps, parts of
-// split keys, score terms. The kernel writes the counters, so a prepared call runs on one stream at
-// a time.
+// Tables, as WriteTables lays them out: work counters (with the word about late keys among them)
+// and tickets, zeroed, as a launch leaves them; tiles, key ranges, combine tiles, tensor maps,
+// parts of split keys, score terms. The kernel writes the counters, so a prepared call runs on one
+// stream at a time.
 //
 // Thread-safe: there is no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_H_
@@ -85,13 +85,15 @@ class PreparedForward : public PreparedKernel {
   ForwardPlan plan_;
   std::vector<PieceMaps> maps_;
   bool for_parts_ = false;        // the kernel is its class's split_kernel
+  bool merges_ = false;           // likewise, and it merges the parts
   std::vector<SplitPart> parts_;  // empty with other kernels
   std::array<PieceMaps, kNearMaps> near_maps_;
   int32_t blocks_ = 0;
   int32_t keyless_tiles_ = 0;
   int32_t first_late_piece_ = kNoLatePiece;
   SplitKeys split_;
-  int64_t tiles_offset_ = 0;  // in the tables, bytes
+  int64_t tickets_offset_ = 0;  // in the tables, bytes
+  int64_t tiles_offset_ = 0;
   int64_t ranges_offset_ = 0;
   int64_t combines_offset_ = 0;
   int64_t maps_offset_ = 0;

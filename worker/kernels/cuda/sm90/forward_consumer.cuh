@@ -265,6 +265,7 @@ struct ForwardConsumer : Products {
       const WorkSlot slot = slots[round & 1].Broadcast();
       ForwardEpilogue<typename Shape::T, Shape::kDim>::Store(params.forward, slot, row, sums.output,
                                                              rows);
+      if constexpr (Shape::kMergesParts) Products::Merge(given, slot, memory);
     }
   }
 };

@@ -61,8 +61,8 @@ struct KeyRows {
 // A tile of a plan whose keys are split, with all that its first copies need: one line of memory.
 struct alignas(64) SplitPart {
   ForwardTile tile;
-  KeyRows last;  // of its last range, where the producer begins
-  int32_t unused = 0;
+  KeyRows last;          // of its last range, where the producer begins
+  int32_t combine = -1;  // the CombineTile that its partial belongs to, if it has one
 };
 static_assert(sizeof(SplitPart) == 64);
 
@@ -70,9 +70,17 @@ inline constexpr int32_t kNearMaps = 2;
 
 // What kernels for few rows and split keys are given. All heads are one section.
 struct SplitForwardParams : ForwardKernelParams {
-  PieceMaps near_maps[kNearMaps];    // the first pieces' once more: here they need no fence
-  const SplitPart* parts = nullptr;  // device; of each tile
+  PieceMaps near_maps[kNearMaps];         // the first pieces' once more: here they need no fence
+  const SplitPart* parts = nullptr;       // device; of each tile
+  const CombineTile* combines = nullptr;  // device
+  // Device; of each CombineTile and pack of heads, how many of its partials are there. The last
+  // block to count one merges them, and leaves 0. Null: a kernel behind this one merges.
+  uint32_t* tickets = nullptr;
 };
+
+// What the last block merges: more is done sooner by a kernel of many blocks.
+inline constexpr int32_t kMostMergedRows = 8;
+inline constexpr int32_t kMostMergedParts = 128;
 
 // One kernel of the family in its two dtypes.
 struct ForwardKernel {

@@ -17,7 +17,7 @@ struct WorkSlot {
   ForwardTile tile;
   int32_t first_head;
   int32_t batch;
-  int32_t valid;       // 0: no more work
+  int32_t valid;       // 0: no more work; kernels that merge parts: 2 + SplitPart::combine
   int32_t keys_there;  // the first slot's, and the producer's: late keys have been waited for
 
   // The slot as lane 0 reads it.
@@ -59,6 +59,7 @@ struct ForwardShape {
   static constexpr bool kTakeTurns = kTakeTurns_;
   static constexpr int kStages = kStages_;
   static constexpr bool kKeysInner = false;  // of V's tiles: rows are columns of v
+  static constexpr bool kMergesParts = false;
   static constexpr int kGroups = kRows / 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;

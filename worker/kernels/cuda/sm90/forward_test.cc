@@ -168,6 +168,23 @@ TEST(Sm90ForwardTest, FewRowsOfSplitKeysTakeSmallTiles) {
   EXPECT_EQ((*prepared)->scratch_bytes(), DecodeRequest::ScratchBytes(64, 128));
 }
 
+// One of each merged tile and pack of heads, behind the counters; none where another kernel merges.
+TEST(Sm90ForwardTest, TicketsBeginZeroed) {
+  const auto tables = [](int64_t rows) {
+    const DecodeRequest request(8, rows);
+    const auto prepared = PreparedForward::Create(request.call, kHopper, {});
+    std::vector<char> bytes((*prepared)->table_bytes(), 0x5a);
+    (*prepared)->WriteTables(bytes.data());
+    return bytes;
+  };
+  const std::vector<char> merged = tables(2), combined = tables(3);
+  EXPECT_EQ(merged.size(), combined.size() + 256);
+  uint32_t tickets[2] = {1, 1};
+  std::memcpy(tickets, merged.data() + 256, sizeof(tickets));
+  EXPECT_EQ(tickets[0], 0u);
+  EXPECT_EQ(tickets[1], 0u);
+}
+
 TEST(Sm90ForwardTest, PartsBeginWithTheirLastRange) {
   ForwardPlan plan;
   plan.ranges.resize(3);
@@ -179,8 +196,14 @@ TEST(Sm90ForwardTest, PartsBeginWithTheirLastRange) {
   plan.ranges[1].piece = 4;
   plan.ranges[2].row_count = 8;
   plan.tiles.resize(3);
-  plan.tiles[0] = {.q_row_begin = 5, .q_rows = 2, .range_begin = 0, .range_end = 2};
+  plan.tiles[0] = {
+      .q_row_begin = 5, .q_rows = 2, .range_begin = 0, .range_end = 2, .partial_slot = 3};
   plan.tiles[1] = {.q_row_begin = 7, .q_rows = 1, .range_begin = 2, .range_end = 3};
+  plan.combines.resize(3);
+  for (int c = 0; c < 3; ++c) {
+    plan.combines[c].slot_begin = 2 * c;
+    plan.combines[c].slot_end = 2 * c + 2;
+  }
   const std::vector<SplitPart> parts = SplitPartsOf(plan, 2);
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[0].tile.q_row_begin, 5);
@@ -191,6 +214,8 @@ TEST(Sm90ForwardTest, PartsBeginWithTheirLastRange) {
   EXPECT_EQ(parts[0].last.first_lower, -3);
   EXPECT_EQ(parts[0].last.first_upper, 70);
   EXPECT_EQ(parts[0].last.piece, 4);
+  EXPECT_EQ(parts[0].combine, 1);
+  EXPECT_EQ(parts[1].combine, -1);
   EXPECT_EQ(parts[1].tile.q_rows, 1);
   EXPECT_EQ(parts[1].last.row_count, 8);
 }

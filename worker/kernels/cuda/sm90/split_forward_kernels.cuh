@@ -7,6 +7,7 @@
 #include "worker/kernels/cuda/sm90/forward_consumer.cuh"
 #include "worker/kernels/cuda/sm90/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/split_forward_producer.cuh"
+#include "worker/kernels/cuda/sm90/split_forward_products.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
 
@@ -38,7 +39,9 @@ __device__ __forceinline__ void RunSplitForward(const SplitForwardParams& params
     FenceBarrierInit();
   }
   __syncthreads();
-  if (warp >= 4) ForwardConsumer<Shape>::Run(params, memory, shared, 0);
+  if (warp >= 4) {
+    ForwardConsumer<Shape, SplitForwardProducts<Shape>>::Run(params, memory, shared, 0);
+  }
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -62,6 +62,24 @@ struct SplitForwardProducer {
             range.piece};
   }
 
+  // A stopped block's items from `item` on: their parts are counted all the same, so that tickets
+  // are 0 for the next launch.
+  static __device__ __forceinline__ void CountStopped(const SplitForwardParams& params,
+                                                      uint32_t item, uint32_t items) {
+    if (params.tickets == nullptr) return;
+    const uint32_t heads = params.heads;
+#pragma unroll 1
+    while (item < items) {
+      const SplitPart& part = params.parts[item / heads];
+      if (part.combine >= 0) {
+        const CombineTile& combine = params.combines[part.combine];
+        atomicInc(params.tickets + part.combine * heads + item % heads,
+                  combine.slot_end - combine.slot_begin - 1);
+      }
+      item = items <= gridDim.x ? items : gridDim.x + atomicAdd(&params.counters->next, 1u);
+    }
+  }
+
   // Executed by one lane. `item`: the block's first.
   static __device__ __forceinline__ void Run(const SplitForwardParams& params, char* memory,
                                              uint32_t shared, SplitItem item) {
@@ -77,6 +95,7 @@ struct SplitForwardProducer {
       WorkSlot& slot = slots[round & 1];
       const auto await_slot = [&] { WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1); };
       if (index >= items || item.stop != 0) {
+        CountStopped(params, index, items);
         await_slot();
         slot.valid = 0;
         Arrive(shared + Shape::kQFull);
@@ -95,7 +114,7 @@ struct SplitForwardProducer {
         slot.tile = part.tile;
         slot.first_head = item.head;
         slot.batch = item.batch;
-        slot.valid = 1;
+        slot.valid = 2 + part.combine;
         ArriveExpecting(shared + Shape::kQFull, params.q_box_bytes * Shape::kPanels);
 #pragma unroll
         for (int panel = 0; panel < Shape::kPanels; ++panel) {
