@@ -75,10 +75,12 @@ double Loss(const AttentionSpec& spec, const InputTensors& inputs) {
   return loss;
 }
 
-// `memory_index` of element e of the gradient.
-template <typename MemoryIndex>
-void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, void* tensor,
-                      const RowSet& gradient, const char* name, const MemoryIndex& memory_index) {
+int64_t Same(int64_t e) { return e; }
+
+// Differences of `loss` beside the gradient, whose element e is memory_index(e) of the tensor.
+template <typename LossOf, typename MemoryIndex>
+void ExpectDerivative(const LossOf& loss, void* tensor, const RowSet& gradient, const char* name,
+                      const MemoryIndex& memory_index) {
   for (size_t e = 0; e < gradient.exact.size(); ++e) {
     float* element = static_cast<float*>(tensor) + memory_index(static_cast<int64_t>(e));
     const float kept = *element;
@@ -87,9 +89,9 @@ void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, void* ten
       continue;
     }
     *element = kept + 0x1p-9f;
-    const double high = *element, loss_high = Loss(spec, inputs);
+    const double high = *element, loss_high = loss();
     *element = kept - 0x1p-9f;
-    const double low = *element, loss_low = Loss(spec, inputs);
+    const double low = *element, loss_low = loss();
     *element = kept;
     ASSERT_NEAR(gradient.exact[e], (loss_high - loss_low) / (high - low), 1e-4)
         << name << " element " << e;
@@ -100,16 +102,117 @@ TEST(OracleTerms, GradientsAreDerivatives) {
   for (const AttentionSpec& spec : Specs()) {
     InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 3, true);
     const Result result = EvaluateAll(spec, inputs.view());
-    const auto same = [](int64_t e) { return e; };
-    ExpectDerivative(spec, inputs, inputs.q.data(), result.dq, "dq", same);
-    ExpectDerivative(spec, inputs, inputs.k.data(), result.dk, "dk", same);
-    ExpectDerivative(spec, inputs, inputs.v.data(), result.dv, "dv", same);
+    const auto loss = [&] { return Loss(spec, inputs); };
+    ExpectDerivative(loss, inputs.q.data(), result.dq, "dq", Same);
+    ExpectDerivative(loss, inputs.k.data(), result.dk, "dk", Same);
+    ExpectDerivative(loss, inputs.v.data(), result.dv, "dv", Same);
     const int64_t heads = spec.options.bias->per_head ? spec.shape.num_heads : 1;
     const int64_t dim = result.dbias.dim;
-    ExpectDerivative(spec, inputs, inputs.bias.data(), result.dbias, "dbias", [&](int64_t e) {
+    ExpectDerivative(loss, inputs.bias.data(), result.dbias, "dbias", [&](int64_t e) {
       const RowId& row = result.dbias.rows[e / dim];
       return ((row.batch * heads + row.head) * spec.shape.seq_len_q + row.token) * dim + e % dim;
     });
+  }
+}
+
+// --- Dilated levels -----------------------------------------------------------
+
+std::vector<AttentionSpec> DilatedSpecs() {
+  AttentionSpec spec = BaseSpec();
+  spec.shape.seq_len_q = spec.shape.seq_len_kv = 9;
+  spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 9};
+  spec.has_dlse = true;
+  std::vector<AttentionSpec> specs;
+  spec.options.dilation_levels = {{3, 1, {}, 0, 4}, {9, 2, {}, 0, 4}, {6, 3, 1, 1, 4}};
+  specs.push_back(spec);
+  spec.options.causal = true;
+  spec.options.softcap = 2.0;
+  spec.options.sinks = true;
+  specs.push_back(spec);
+  spec.options.dilation_levels = {{9, 4, {}, 0, 4}, {4, 2, 0, 0, 3}};  // some rows have none
+  specs.push_back(spec);
+  return specs;
+}
+
+// Each level's own attention, and the weights of the levels: [row of out][level].
+struct LevelResults {
+  std::vector<Result> levels;
+  std::vector<std::vector<double>> weights;
+  std::vector<double> lse;
+};
+
+LevelResults EvaluateLevels(const AttentionSpec& spec, const InputTensors& inputs) {
+  Inputs forward = inputs.view();
+  forward.dout = nullptr;
+  LevelResults results;
+  for (const DilationLevel& level : spec.options.dilation_levels) {
+    AttentionSpec alone = spec;
+    alone.options.dilation_levels = {level};
+    alone.options.sinks = spec.options.sinks && results.levels.empty();  // they count once
+    results.levels.push_back(EvaluateAll(alone, forward));
+  }
+  for (size_t r = 0; r < results.levels[0].out.rows.size(); ++r) {
+    double sum = 0.0;
+    for (const Result& level : results.levels) sum += std::exp(level.lse.exact[r]);
+    results.lse.push_back(std::log(sum));
+    std::vector<double>& weights = results.weights.emplace_back();
+    for (const Result& level : results.levels) {
+      weights.push_back(sum == 0.0 ? 0.0 : std::exp(level.lse.exact[r]) / sum);
+    }
+  }
+  return results;
+}
+
+// As the paper has it: levels' results, weighted by their exp(lse). With `fixed` by those weights.
+double LevelLoss(const AttentionSpec& spec, const InputTensors& inputs,
+                 const std::vector<std::vector<double>>* fixed = nullptr) {
+  const AttentionShape& shape = spec.shape;
+  const LevelResults results = EvaluateLevels(spec, inputs);
+  const auto& weights = fixed != nullptr ? *fixed : results.weights;
+  double loss = 0.0;
+  for (size_t r = 0; r < results.lse.size(); ++r) {
+    for (size_t l = 0; l < results.levels.size(); ++l) {
+      for (int64_t d = 0; d < shape.head_dim_v; ++d) {
+        const int64_t e = static_cast<int64_t>(r) * shape.head_dim_v + d;
+        loss += weights[r][l] * results.levels[l].out.exact[e] *
+                Load(spec.dtype, inputs.dout.data(), e);
+      }
+    }
+    const RowId& row = results.levels[0].out.rows[r];
+    if (results.lse[r] == -kInfinity) continue;
+    loss += results.lse[r] *
+            inputs.dlse[(row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token];
+  }
+  return loss;
+}
+
+// The oracle counts pairs in one softmax and knows of no weights; its gradients are theirs too.
+TEST(OracleTerms, GradientsPassThroughTheWeightsOfDilatedLevels) {
+  for (const AttentionSpec& spec : DilatedSpecs()) {
+    InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
+    const Result result = EvaluateAll(spec, inputs.view());
+    EXPECT_NEAR(LevelLoss(spec, inputs), Loss(spec, inputs), 1e-12);
+    const auto loss = [&] { return LevelLoss(spec, inputs); };
+    ExpectDerivative(loss, inputs.q.data(), result.dq, "dq", Same);
+    ExpectDerivative(loss, inputs.k.data(), result.dk, "dk", Same);
+    ExpectDerivative(loss, inputs.v.data(), result.dv, "dv", Same);
+    if (spec.options.sinks) {
+      ExpectDerivative(loss, inputs.sinks.data(), result.dsinks, "dsinks", Same);
+    }
+    // Not so with weights that stand still: then much of dk would be another.
+    const auto fixed = EvaluateLevels(spec, inputs).weights;
+    auto* k = reinterpret_cast<float*>(inputs.k.data());
+    int64_t others = 0;
+    for (size_t e = 0; e < result.dk.exact.size(); ++e) {
+      const float kept = k[e];
+      k[e] = kept + 0x1p-9f;
+      const double high = k[e], loss_high = LevelLoss(spec, inputs, &fixed);
+      k[e] = kept - 0x1p-9f;
+      const double low = k[e], loss_low = LevelLoss(spec, inputs, &fixed);
+      k[e] = kept;
+      others += std::abs(result.dk.exact[e] - (loss_high - loss_low) / (high - low)) > 1e-3;
+    }
+    EXPECT_GT(others, static_cast<int64_t>(result.dk.exact.size()) / 3);
   }
 }
 
