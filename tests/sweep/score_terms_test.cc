@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "common/oracle/pair_terms.h"
 #include "gtest/gtest.h"
@@ -207,6 +208,70 @@ TEST(ScoreTerms, SortedSegmentIdsArePackedDocuments) {
   inputs[TensorId::kQSegmentIds] = inputs[TensorId::kKvSegmentIds] = Bytes(ids);
   for (const int world_size : {1, 2, 3, 8}) {
     ExpectNear(Solve(spec, inputs, Ring(world_size)), by_documents);
+  }
+}
+
+// [outer, tokens, ...] with the tokens in another order.
+std::vector<uint8_t> Reordered(const std::vector<uint8_t>& bytes, int64_t outer,
+                               const std::vector<int64_t>& order) {
+  const int64_t row = static_cast<int64_t>(bytes.size() / (outer * order.size()));
+  std::vector<uint8_t> reordered;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (const int64_t token : order) {
+      const auto from = bytes.begin() + (o * static_cast<int64_t>(order.size()) + token) * row;
+      reordered.insert(reordered.end(), from, from + row);
+    }
+  }
+  return reordered;
+}
+
+// Where ids are alone, the order of tokens says nothing: queries and keys in any order, each of its
+// own, have their rows and gradients in that order.
+TEST(ScoreTerms, ShuffledSegmentIdsAreSortedOnesInAnotherOrder) {
+  AttentionSpec spec = DenseSpec(1, 70, 90, 4, 2, 16, 24);
+  spec.options.segment_ids = true;
+  spec.has_dlse = true;
+  const auto draw = [](uint64_t stream, int64_t tokens) {
+    std::vector<int32_t> ids;  // -1 to 3
+    for (int64_t t = 0; t < tokens; ++t) {
+      ids.push_back(static_cast<int32_t>(oracle::RandomBits(6, stream, t) % 5) - 1);
+    }
+    return ids;
+  };
+  const auto sorting = [](const std::vector<int32_t>& ids) {
+    std::vector<int64_t> order(ids.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+    return order;
+  };
+  const std::vector<int32_t> q_ids = draw(1, 70), kv_ids = draw(2, 90);
+  const std::vector<int64_t> q_order = sorting(q_ids), kv_order = sorting(kv_ids);
+  TensorMap shuffled = NormalInputs(spec, 22);
+  shuffled[TensorId::kQSegmentIds] = Bytes(q_ids);
+  shuffled[TensorId::kKvSegmentIds] = Bytes(kv_ids);
+  const auto sort = [&](TensorMap tensors) {
+    for (auto& [id, bytes] : tensors) {
+      if (bytes.empty()) continue;
+      const bool of_keys = id == TensorId::kK || id == TensorId::kV || id == TensorId::kDk ||
+                           id == TensorId::kDv || id == TensorId::kKvSegmentIds;
+      const bool by_head = id == TensorId::kLse || id == TensorId::kDlse;  // [heads, tokens]
+      bytes = Reordered(bytes, by_head ? 4 : 1, of_keys ? kv_order : q_order);
+    }
+    return tensors;
+  };
+  const TensorMap sorted = sort(shuffled);
+  const TensorMap one = Solve(spec, sorted);
+  for (const Placement& placement : {Ring(1),
+                                     Ring(3, Layout::kZigzag),
+                                     Ring(4, Layout::kStriped),
+                                     {Layout::kContiguous, 3, 1, ScheduleKind::kAllGather},
+                                     {Layout::kZigzag, 3, 1, ScheduleKind::kPassQ},
+                                     {Layout::kStriped, 3, 2, ScheduleKind::kReplicatedQ}}) {
+    SCOPED_TRACE(testing::Message()
+                 << LayoutName(placement.layout) << " " << ScheduleKindName(placement.schedule));
+    ExpectNear(sort(Solve(spec, shuffled, placement)), one);
+    ExpectNear(Solve(spec, sorted, placement), one);
   }
 }
 
