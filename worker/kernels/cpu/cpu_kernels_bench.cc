@@ -23,6 +23,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
+#include "worker/kernels/naive/naive_kernels.h"
 
 ABSL_FLAG(std::string, dtype, "fp32", "fp32, bf16 or fp16");
 ABSL_FLAG(int64_t, seq, 4096, "queries and keys");
@@ -34,7 +35,7 @@ ABSL_FLAG(bool, causal, true, "causal mask");
 ABSL_FLAG(bool, backward, true, "time backward too");
 ABSL_FLAG(std::vector<std::string>, terms, {},
           "score terms: alibi, bias (per head), bias1 (one for all), mask, bits, ids (8 segments), "
-          "dropout, dbias (times the bias's gradient with backward)");
+          "dropout, dbias (times the bias's gradient with backward, unchecked)");
 ABSL_FLAG(int, threads, 2, "compute threads");
 ABSL_FLAG(int, repeats, 3, "timed runs; the median is printed");
 
@@ -66,8 +67,15 @@ struct Bench {
     if (Has("bias") || Has("bias1")) {
       const int64_t planes = Has("bias") ? problem.num_heads : 1;
       wanted.bias = BiasForm{.per_head = Has("bias"), .gradient = Has("dbias")};
-      bias.resize(planes * seq * seq * ElementBytes(problem.dtype));
+      const int64_t element = ElementBytes(problem.dtype);
+      bias.resize(planes * seq * seq * element);
       dbias.resize(Has("dbias") ? bias.size() : 0);
+      std::mt19937 random(9);
+      std::vector<float> row(seq);
+      for (int64_t r = 0; r < planes * seq; ++r) {
+        for (float& value : row) value = 0x1p-31f * static_cast<float>(random()) - 1.0f;
+        ConvertFromFloat(problem.dtype, row.data(), bias.data() + r * seq * element, seq);
+      }
       terms.bias = bias.data();
     }
     if (Has("mask") || Has("bits")) {
@@ -170,52 +178,85 @@ struct Bench {
     Run(kernels, ConvertCall{problem.dtype, dv.data(), dv_acc.data(), KCount()});
   }
 
-  // Largest error of sampled rows of out and dq, against their rows' largest element.
+  // A row's own tensors of a call of that row alone; of several planes where they have any.
+  template <typename T>
+  static std::vector<T> RowOf(const std::vector<T>& planes, int64_t rows, int64_t row,
+                              int64_t row_size) {
+    std::vector<T> own;
+    for (size_t plane = 0; plane * rows * row_size < planes.size(); ++plane) {
+      const auto begin = planes.begin() + (plane * rows + row) * row_size;
+      own.insert(own.end(), begin, begin + row_size);
+    }
+    return own;
+  }
+
+  // Largest error of sampled rows of out and dq of the first batch row beside the contract's plain
+  // words (naive_kernels.h), against their rows' largest element.
   double SampledError(bool with_gradients) const {
-    const int64_t d = problem.head_dim;
+    const int64_t d = problem.head_dim, row_size = problem.num_heads * d;
+    AttentionProblem one = problem;
+    one.batch = 1;
+    one.fp32_results = true;
+    std::vector<float> dk_of_row(seq * problem.num_kv_heads * d), dv_of_row(dk_of_row.size());
+    const KvBlock block = {seq,       {{0, seq, 0, 0, 1}}, k.data(),
+                           v.data(),  dk_of_row.data(),    dv_of_row.data(),
+                           ids.data()};
     double worst = 0.0;
     for (int64_t sample = 0; sample < 6; ++sample) {
       const int64_t i = sample * (seq - 1) / 5;
-      const int64_t h = sample % problem.num_heads;
-      const int64_t kv_head = h / (problem.num_heads / problem.num_kv_heads);
-      const int64_t row = (i * problem.num_heads + h) * d;
-      const Band& band = problem.bands[0];
-      std::vector<double> score(seq, -INFINITY), exact(d), dq_exact(d);
-      double max = -INFINITY;
-      for (int64_t j = 0; j < seq; ++j) {
-        if (j - i < band.lower || j - i > band.upper) continue;
-        double dot = 0.0;
-        const int64_t key = (j * problem.num_kv_heads + kv_head) * d;
-        for (int64_t e = 0; e < d; ++e) dot += double{At(q, row + e)} * At(k, key + e);
-        score[j] = dot * problem.softmax_scale;
-        max = std::max(max, score[j]);
-      }
-      double sum = 0.0;
-      for (double s : score) sum += std::exp(s - max);
-      for (int64_t j = 0; j < seq; ++j) {
-        const double p = std::exp(score[j] - max) / sum;
-        const int64_t key = (j * problem.num_kv_heads + kv_head) * d;
-        double dp = 0.0;
-        for (int64_t e = 0; e < d; ++e) {
-          exact[e] += p * At(v, key + e);
-          dp += double{At(dout, row + e)} * At(v, key + e);
-        }
-        const double ds = p * (dp - delta[h * seq + i]) * problem.softmax_scale;
-        for (int64_t e = 0; e < d; ++e) dq_exact[e] += ds * At(k, key + e);
-      }
-      double out_max = 0.0, dq_max = 0.0, out_error = 0.0, dq_error = 0.0;
-      for (int64_t e = 0; e < d; ++e) {
-        out_max = std::max(out_max, std::abs(exact[e]));
-        dq_max = std::max(dq_max, std::abs(dq_exact[e]));
-        out_error = std::max(out_error, std::abs(exact[e] - At(out, row + e)));
-        dq_error = std::max(dq_error, std::abs(dq_exact[e] - At(dq, row + e)));
-      }
-      worst = std::max(worst, out_error / out_max);
-      // The first row's gradient is 0 but for rounding: one key gets all the weight.
-      if (with_gradients && i > 0) worst = std::max(worst, dq_error / dq_max);
-      if (!std::isfinite(worst)) return INFINITY;
+      const std::vector<Piece> pieces = {{0, 1, 0, i, 1}};
+      const int64_t element = ElementBytes(problem.dtype);
+      const std::vector<char> bias_row = RowOf(bias, seq, i, seq * element);
+      const std::vector<uint8_t> mask_row =
+          mask.empty() ? mask : RowOf(mask, seq, i, problem.terms.mask_row_bytes());
+      const TermOperands own = {bias_row.data(), mask_row.data(),
+                                ids.data() + (ids.empty() ? 0 : i)};
+      std::vector<float> exact(row_size), row_lse(problem.num_heads), dq_exact(row_size);
+      ForwardCall forward;
+      forward.problem = &one;
+      forward.q_rows = 1;
+      forward.q_pieces = pieces;
+      forward.q = q.data() + i * row_size * element;
+      forward.blocks = {block};
+      forward.lse = row_lse.data();
+      forward.out = exact.data();
+      forward.initial = forward.final = true;
+      forward.terms = own;
+      RunNaively(forward);
+      worst = std::max(worst, RowError(exact, out, i));
+      // A row that sees one key has no gradient but for rounding: that key gets all the weight.
+      if (!with_gradients || i == 0) continue;
+      std::vector<float> row_delta;
+      for (int64_t h = 0; h < problem.num_heads; ++h) row_delta.push_back(delta[h * seq + i]);
+      BackwardCall backward;
+      backward.problem = &one;
+      backward.q_rows = 1;
+      backward.q_pieces = pieces;
+      backward.q = forward.q;
+      backward.dout = dout.data() + i * row_size * element;
+      backward.lse = row_lse.data();
+      backward.delta = row_delta.data();
+      backward.dq_acc = dq_exact.data();
+      backward.blocks = {block};
+      backward.terms = own;
+      RunNaively(backward);
+      worst = std::max(worst, RowError(dq_exact, dq, i));
     }
     return worst;
+  }
+
+  double RowError(const std::vector<float>& exact, const std::vector<char>& tensor,
+                  int64_t row) const {
+    double largest = 0.0, error = 0.0;
+    for (size_t e = 0; e < exact.size(); ++e) {
+      const double difference =
+          std::abs(exact[e] -
+                   At(tensor, row * static_cast<int64_t>(exact.size()) + static_cast<int64_t>(e)));
+      if (!(difference < INFINITY)) return INFINITY;
+      largest = std::max(largest, std::abs(double{exact[e]}));
+      error = std::max(error, difference);
+    }
+    return error / std::max(largest, 1e-30);
   }
 };
 
@@ -275,8 +316,7 @@ int Main() {
   CpuKernels kernels(threads);
   bench.Forward(kernels);
   if (with_backward) bench.Backward(kernels);
-  // With terms other tests check the kernels.
-  const double error = bench.problem.terms.any() ? 0.0 : bench.SampledError(with_backward);
+  const double error = bench.SampledError(with_backward);
   const double limit = *dtype == DType::kBFloat16 ? 2e-2 : *dtype == DType::kFloat16 ? 3e-3 : 3e-5;
   if (!(error <= limit)) {
     std::fprintf(stderr, "sampled rows are wrong by %g\n", error);
