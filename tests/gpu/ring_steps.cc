@@ -1,14 +1,16 @@
-// What a rank of a ring computes, by itself: its program's calls on one GPU, without transfers, beside the
-// same with steps joined (worker/executor/late_keys.h) and keys that are there from the start. What a ring
-// loses to the cutting of its work shows so on one GPU, apart from exchange and neighbours.
+// What a rank of a ring computes, by itself: its program's calls on one GPU, without transfers,
+// beside the same with steps joined (worker/executor/late_keys.h) and keys that are there from the
+// start. What a ring loses to the cutting of its work shows so on one GPU, apart from exchange and
+// neighbours.
 //
 //   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--pause_ms=N]
 //              [--long_keys=N] [--backward]
 //
-// --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at its
-// power limit.
+// --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at
+// its power limit.
 //
-// Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here (cuda_kernels_test).
+// Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here
+// (cuda_kernels_test).
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -75,8 +77,7 @@ class Memory {
 class Calls {
  public:
   Calls(const AttentionSpec& spec, const ShardPlan& plan, const Program& program,
-        const cuda::DeviceInfo& device, const cuda::KernelTuning& tuning,
-        absl::Duration late_after)
+        const cuda::DeviceInfo& device, const cuda::KernelTuning& tuning, absl::Duration late_after)
       : context_(spec, plan, program) {
     for (const BufferSpec& buffer : program.buffers) {
       buffers_.push_back(std::make_unique<Memory>(buffer.bytes));
@@ -197,7 +198,10 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
   const auto add = [&](const std::string& name, const AttentionSpec& of, const ShardPlan& on,
                        Program program, absl::Duration late_after) {
     const double pairs = static_cast<double>(program.PairCount());
-    rows.push_back({name, std::make_unique<Calls>(of, on, program, device, arguments.tuning, late_after), pairs, {}});
+    rows.push_back({name,
+                    std::make_unique<Calls>(of, on, program, device, arguments.tuning, late_after),
+                    pairs,
+                    {}});
   };
   // As much work as a rank has, in one request.
   Arguments one = arguments;
@@ -236,8 +240,8 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
   for (const Row& row : rows) {
     const double flops = row.pairs * products * 128 * static_cast<double>(arguments.heads);
     const double ms = Median(row.times.all);
-    std::printf("%7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", static_cast<long>(tokens), row.name.c_str(), ms,
-                flops / ms / 1e9);
+    std::printf("%7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", static_cast<long>(tokens), row.name.c_str(),
+                ms, flops / ms / 1e9);
     for (const std::vector<double>& each : row.times.each) std::printf(" %.3f", Median(each));
     std::printf("\n");
   }
