@@ -250,14 +250,10 @@ def whole(member, piece):
     return torch.cat([*halves[0::2], *reversed(halves[1::2])], dim=1)
 
 
-def verify(member, heads, kv_heads):
+def errors_of(member, inputs, out, lse, gradients):
     """The worst relative error of out, dq, dk, dv in 2-norm, and of lse, as {name: error}."""
-    q, k, v, dout = member.inputs(member.args.check_tokens, heads, kv_heads)
-    ring = Ring(member.kernels, member.rank, member.world_size)
-    out, lse = ring.forward(q, k, v)
-    gradients = ring.backward(dout, q, k, v, out, lse)
     reference = Plain()
-    exact_q, exact_k, exact_v, exact_dout = (whole(member, t) for t in (q, k, v, dout))
+    exact_q, exact_k, exact_v, exact_dout = (whole(member, t) for t in inputs)
     exact_out, exact_lse = reference.forward(exact_q, exact_k, exact_v, True)
     exact = {"out": exact_out}
     exact.update(zip(("dq", "dk", "dv"), reference.backward(
@@ -266,6 +262,14 @@ def verify(member, heads, kv_heads):
               for name, actual in zip(("out", "dq", "dk", "dv"), (out, *gradients))}
     errors["lse"] = float((whole(member, columns(lse)) - columns(exact_lse)).abs().max())
     return errors
+
+
+def verify(member, heads, kv_heads):
+    q, k, v, dout = member.inputs(member.args.check_tokens, heads, kv_heads)
+    ring = Ring(member.kernels, member.rank, member.world_size)
+    out, lse = ring.forward(q, k, v)
+    gradients = ring.backward(dout, q, k, v, out, lse)
+    return errors_of(member, (q, k, v, dout), out, lse, gradients)
 
 
 def time_passes(member, tokens, heads, kv_heads):
