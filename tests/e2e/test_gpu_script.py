@@ -178,9 +178,12 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert "forward" not in parts["128k-mha:backward"]
     assert [line["clients"] for line in parts["in-flight"]["much to move"]["clients"]] == [1, 2, 4]
     assert [line["streams"] for line in parts["streams"]["backward"]] == [1, 2]
+    residual = parts["residual"]
+    assert [goal["what"].split()[-1] for goal in residual["goals"]] == list(residual["time_ratios"])
+    assert residual["backward_stateless_with_forward"]["bytes_up"] > residual["backward_stateless"]["bytes_up"]
     text = (out / "summary.md").read_text()
     for title in ("Parts", "Checks", "Goals", "Rings", "Ranks", "End to end", "Requests in flight",
-                  "A call beside", "A call as several",
+                  "A call beside", "A call as several", "A training step",
                   "A worker lost"):
         assert f"### {title}" in text
     for line in re.findall(r"^\|---.*$", text, re.M):  # every row has as many cells as its title

@@ -5,6 +5,7 @@ One shape at a time: nobody may open a file while another shape's header is writ
 
 import dataclasses
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -81,6 +82,34 @@ def header(shape, with_dout, data_bytes):
     check(len(text) <= HEADER_BYTES - 8, "the header has grown too long")
     text = text.ljust(HEADER_BYTES - 8)
     return struct.pack("<Q", len(text)) + text + lengths.ljust(CU_BYTES, b"\0")
+
+
+def join(path, *sources):
+    """A file with the tensors of all `sources`, but for those that nobody reads."""
+    entries, pieces, at = {}, [], 0
+    for source in sources:
+        with open(source, "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            described = json.loads(file.read(length))
+        for name, entry in described.items():
+            if name == "__metadata__" or name.startswith("unused_"):
+                continue
+            check(name not in entries, f"{name} is in two of {sources}")
+            begin, end = entry["data_offsets"]
+            entries[name] = {**entry, "data_offsets": [at, at + end - begin]}
+            pieces.append((source, 8 + length + begin, end - begin))
+            at += end - begin
+    text = json.dumps(entries).encode()
+    text = text.ljust((len(text) + 8 + 63) // 64 * 64 - 8)
+    with open(path, "wb") as target:
+        target.write(struct.pack("<Q", len(text)) + text)
+        target.flush()
+        for source, begin, count in pieces:
+            with open(source, "rb") as file:
+                while count > 0:
+                    copied = os.sendfile(target.fileno(), file.fileno(), begin, count)
+                    check(copied > 0, f"{source} has become shorter")
+                    begin, count = begin + copied, count - copied
 
 
 class Arena:

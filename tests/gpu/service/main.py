@@ -50,7 +50,7 @@ def parts_of(session):
              "end-to-end": (80, wire.end_to_end(session), True),
              "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
-             "residual": (90, residuals.part(session), True),
+             "residual": (150, residuals.part(session), True),
              "host-memory": (60, host_memory.part(session, "64k"), True),
              "host-memory-256k": (200, host_memory.part(session, "256k"), True),
              "host-memory-1m": (400, host_memory.part(session, "1m"), True),

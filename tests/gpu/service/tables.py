@@ -193,6 +193,21 @@ def cuda_memory_table(parts):
                   "ring + copies at the links' rate", "by host memory"), rows)
 
 
+def residual_table(parts):
+    rows = []
+    for name, part in parts.items():
+        ratios = part.get("time_ratios")
+        for way in ("forward", "forward_kept", *(f"backward_{way}" for way in (
+                "residual", "residual_host_memory", "stateless", "stateless_with_forward"))) if ratios else ():
+            f = part[way]
+            rows.append((name, way.replace("_", " "), number(f["client_seconds"]), number(f["ring_seconds"]),
+                         gigabytes(f["bytes_up"], 4), gigabytes(f["bytes_down"], 4),
+                         *(number(ratios[residual].get(way)) for residual in ratios)))
+    return table("A training step's calls, seconds (files in and out)",
+                 ("part", "call", "seconds", "ring", "GB up", "GB down", "residual / this",
+                  "residual by host memory / this"), rows)
+
+
 def streams_table(parts):
     rows = [(name, command, f["tokens"], f["streams"], number(f["call_seconds"]),
              *(number(f["stage_seconds"][stage]) for stage in ("upload", "compute", "download")),
@@ -281,7 +296,8 @@ def markdown(summary, brief=False):
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
-    for make in (*details, wire_table, host_memory_table, direct_table, cuda_memory_table, streams_table,
-                 in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table, goals_table, parts_table):
+    for make in (*details, wire_table, host_memory_table, direct_table, cuda_memory_table, residual_table,
+                 streams_table, in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table,
+                 goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"
