@@ -259,13 +259,19 @@ struct ForwardConsumer : Products {
       }
       WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
       Products::IssueValues(sums.target(), p, v_stages + v.stage * kStageStep);
-      AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
-      sums.AddLast(factor);
-      scales.Finish(sums.output, rows);
-      const WorkSlot slot = slots[round & 1].Broadcast();
-      ForwardEpilogue<typename Shape::T, Shape::kDim>::Store(params.forward, slot, row, sums.output,
-                                                             rows);
-      if constexpr (Shape::kMergesParts) Products::Merge(given, slot, memory);
+      if constexpr (Shape::kMergesParts) {
+        scales.Finish(sums.output, rows);  // of 16-bit operands: does without the output
+        const typename Products::Ending ending(given, slots[round & 1].Broadcast(), row, rows);
+        AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
+        Products::Finish(given, ending, row, sums.output, rows, memory);
+      } else {
+        AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
+        sums.AddLast(factor);
+        scales.Finish(sums.output, rows);
+        const WorkSlot slot = slots[round & 1].Broadcast();
+        ForwardEpilogue<typename Shape::T, Shape::kDim>::Store(params.forward, slot, row,
+                                                               sums.output, rows);
+      }
     }
   }
 };

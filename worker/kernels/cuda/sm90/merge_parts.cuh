@@ -8,9 +8,11 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-inline constexpr int kMergedAtOnce = 32;  // partials of a row that a warp asks for at once
-inline constexpr int kMergedChunks = kMostMergedParts / kMergedAtOnce;
-static_assert(kMergedAtOnce == 32, "a lane holds the weight of one in each chunk");
+// Partials of a row that a warp asks for at once: what there usually are (132 multiprocessors by 8
+// kv heads).
+inline constexpr int kMergedAtOnce = 16;
+inline constexpr int kMergedLses = kMostMergedParts / 32;  // that a lane holds
+static_assert(kMostMergedParts % 32 == 0 && 32 % kMergedAtOnce == 0);
 
 // One warp: a row of a tile from all its partials, in the order of their slots whoever wrote them
 // when. Other blocks did so during this launch: they are read from the L2 cache. REQUIRES: at most
@@ -41,17 +43,17 @@ __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const Com
       }
     }
   };
-  float lses[kMergedChunks];
+  float lses[kMergedLses];
   float max = NegativeInfinity();
 #pragma unroll
-  for (int i = 0; i < kMergedChunks; ++i) {
+  for (int i = 0; i < kMergedLses; ++i) {
     const int slot = i * 32 + lane;
     lses[i] = NegativeInfinity();
     if (slot < slots) lses[i] = __ldcg(forward.partial_lse + first + slot * slot_rows);
   }
   ask(0);
 #pragma unroll
-  for (int i = 0; i < kMergedChunks; ++i) {
+  for (int i = 0; i < kMergedLses; ++i) {
     max = lses[i] > max || lses[i] != lses[i] ? lses[i] : max;
   }
 #pragma unroll
@@ -62,7 +64,7 @@ __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const Com
   const float safe = max == NegativeInfinity() ? 0.0f : max;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kMergedChunks; ++i) {
+  for (int i = 0; i < kMergedLses; ++i) {
     lses[i] = expf(lses[i] - safe);
     sum += lses[i];
   }
@@ -77,12 +79,12 @@ __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const Com
   __syncwarp();  // all lanes have read the previous lse
   float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int chunk = 0; chunk < kMergedChunks; ++chunk) {
-    if (chunk * 32 >= slots) break;
-    if (chunk > 0) ask(chunk * 32);
+  for (int chunk = 0; chunk < kMostMergedParts; chunk += kMergedAtOnce) {
+    if (chunk >= slots) break;
+    if (chunk > 0) ask(chunk);
 #pragma unroll
     for (int i = 0; i < kMergedAtOnce; ++i) {
-      const float weight = __shfl_sync(0xffffffff, lses[chunk], i);
+      const float weight = __shfl_sync(0xffffffff, lses[chunk / 32], chunk % 32 + i);
       x[0] = fmaf(weight, parts[i].x, x[0]);
       x[1] = fmaf(weight, parts[i].y, x[1]);
       x[2] = fmaf(weight, parts[i].z, x[2]);
@@ -99,13 +101,10 @@ __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const Com
 // who counted before it have.
 __device__ __forceinline__ bool CountsLast(uint32_t* ticket, uint32_t count) {
   uint32_t before;
-  asm volatile(
-      "fence.acq_rel.gpu;\n"
-      "atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;\n"
-      "fence.acq_rel.gpu;"
-      : "=r"(before)
-      : "l"(ticket), "r"(count - 1)
-      : "memory");
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(ticket), "r"(count - 1)
+               : "memory");
   return before == count - 1;
 }
 
