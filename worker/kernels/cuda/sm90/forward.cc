@@ -409,9 +409,19 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
     }
     arguments[0] = &split;
   }
-  absl::Status status = ToStatus(cudaLaunchKernel(entry, dim3(blocks_), dim3(kernel_.threads),
-                                                  arguments, kernel_.shared_bytes, launch.stream),
-                                 "attention kernel launch");
+  // The kernel of split keys waits for what is in front of it by itself, once it is ready.
+  cudaLaunchAttribute beside = {};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks_);
+  config.blockDim = dim3(kernel_.threads);
+  config.dynamicSmemBytes = kernel_.shared_bytes;
+  config.stream = launch.stream;
+  config.attrs = &beside;
+  config.numAttrs = for_parts_ ? 1 : 0;
+  absl::Status status =
+      ToStatus(cudaLaunchKernelExC(&config, entry, arguments), "attention kernel launch");
   if (!status.ok() || merges_) return status;
   return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
                         launch.stream, /*early=*/true);

@@ -24,7 +24,12 @@ __device__ __forceinline__ void RunSplitForward(const SplitForwardParams& params
       PrefetchMap(&params.q_map);
     }
     __syncthreads();
-    if (threadIdx.x == 0) SplitForwardProducer<Shape>::Run(params, memory, shared, item);
+    if (threadIdx.x == 0) {
+      // It may have been launched beside the kernel in front of it, whose results are there from
+      // here on. Everybody else hears from this lane before touching memory; tables are older.
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      SplitForwardProducer<Shape>::Run(params, memory, shared, item);
+    }
     return;
   }
   if (threadIdx.x == 32) {
