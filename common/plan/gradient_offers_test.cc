@@ -138,6 +138,25 @@ TEST(GradientOffersTest, OperandsOfOneCallMayShareASum) {
   EXPECT_EQ(calls[2].kv[1].dk_out, (ByteRange{kDk, kBytes / 4, kBytes / 4}));
 }
 
+// As where a call has keys of every rank.
+TEST(GradientOffersTest, ACallOfManyOperands) {
+  constexpr int64_t kPart = 4;
+  ComputeCall call = Backward({kDkSums, 0, kPart}, {kDvSums, 0, kPart});
+  for (int64_t at = kPart; at < kBytes; at += kPart) {
+    call.kv.push_back(Backward({kDkSums, at, kPart}, {kDvSums, at, kPart}).kv[0]);
+  }
+  const std::vector<ComputeCall> calls = WithOffers({call});
+  EXPECT_EQ(CountOffers(calls), 5);
+  int64_t at = 0;
+  for (const KvOperand& keys : calls[2].kv) {
+    EXPECT_EQ(keys.dk_out, (ByteRange{kDk, at, kPart / 2}));
+    EXPECT_EQ(keys.dv_out, (ByteRange{kDv, at, kPart / 2}));
+    at += kPart / 2;
+  }
+  call.kv.back().k = call.kv[0].dk;  // reads what another operand adds to
+  EXPECT_EQ(CountOffers(WithOffers({call})), 0);
+}
+
 TEST(GradientOffersTest, NotWhereAnotherCallAddsToTheSums) {
   const ComputeCall call = Backward(Whole(kDkSums), Whole(kDvSums));
   EXPECT_EQ(CountOffers(WithOffers({call, call})), 0);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <unordered_set>
 #include <vector>
 
 namespace ringattn {
@@ -68,8 +69,9 @@ class Offers {
     if (call.op == Op::kConvert) return;
     Sum* const zeroed = call.op == Op::kZero ? Find(call.target) : nullptr;
     if (zeroed != nullptr) return zeroed->zeros.push_back(&call);
+    const std::unordered_set<const ByteRange*> added_to = AddedTo(call);
     ForEachRange(call, [&](const ByteRange& range) {
-      if (!IsAddedTo(call, range)) return Share(range);
+      if (added_to.count(&range) == 0) return Share(range);
       Sum* const sum = Find(range);
       if (sum == nullptr) return;
       if (sum->backward != nullptr && sum->backward != &call) sum->shared = true;
@@ -78,12 +80,12 @@ class Offers {
     });
   }
 
-  static bool IsAddedTo(const ComputeCall& call, const ByteRange& range) {
-    if (call.op != Op::kBackward) return false;
-    for (const KvOperand& keys : call.kv) {
-      if (&range == &keys.dk || &range == &keys.dv) return true;
-    }
-    return false;
+  // Which of its ranges the call adds to, by address: it may have keys of every rank.
+  static std::unordered_set<const ByteRange*> AddedTo(const ComputeCall& call) {
+    std::unordered_set<const ByteRange*> ranges;
+    if (call.op != Op::kBackward) return ranges;
+    for (const KvOperand& keys : call.kv) ranges.insert({&keys.dk, &keys.dv});
+    return ranges;
   }
 
   bool IsAlone(const ComputeCall& call) {
