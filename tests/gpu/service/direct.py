@@ -7,6 +7,8 @@ from inputs import Shape
 # Beside the relay's call.
 RELAY_TO_DIRECT = 4
 LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
+# Timed calls of each pass, and of the relay beside them.
+RUNS = {"64k": (3, 2), "256k": (3, 2), "1m": (2, 1)}
 
 
 def part(session, length):
@@ -20,9 +22,10 @@ def part(session, length):
             result["direct"] = []
             result["goals"] = []
             for command in ("forward", "backward"):
-                line = wire.bench(session, shape, command, "--runs=3", "--transport=direct",
+                runs, relay_runs = RUNS[length]
+                line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=direct",
                                   "--staging_limit=64GiB", "--deadline=120s", transport="direct_stream")
-                relay = wire.bench(session, shape, command, "--runs=2", "--transport=relay",
+                relay = wire.bench(session, shape, command, f"--runs={relay_runs}", "--transport=relay",
                                    "--deadline=120s")
                 line["relay_seconds"] = relay["call_seconds"]
                 line["relay_payload_bytes_per_second"] = relay["payload_bytes_per_second"]

@@ -56,6 +56,7 @@ def parts_of(session):
              "host-memory-1m": (400, host_memory.part(session, "1m"), True),
              "direct": (90, direct.part(session, "64k"), True),
              "direct-256k": (240, direct.part(session, "256k"), True),
+             "direct-1m": (500, direct.part(session, "1m"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
              "peer-memory": (200, peer_memory.part(session), False),
