@@ -304,8 +304,8 @@ class StreamAttempt final : public Attempt,
   // --- Streams to the workers ---------------------------------------------------
 
   absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
-    auto tensors = ShardTensors::Make(accepted.tickets(), plan_->direct_inputs,
-                                      plan_->direct_outputs, chunk_bytes);
+    auto tensors =
+        ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes);
     if (!tensors.ok()) return tensors.status();
     const auto self = shared_from_this();
     DirectTransferEvents events{

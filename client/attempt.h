@@ -48,8 +48,7 @@ struct CallPlan {
   bool direct = false;
   std::string no_direct_reason = {};
   bool direct_required = false;
-  // For that way: of packed tensors the parts, where they lie, since workers have those.
-  std::vector<InputTensor> direct_inputs = {};
+  // For that way: of packed results the parts, where they lie, since workers send those.
   std::vector<OutputTensor> direct_outputs = {};
 };
 

@@ -209,12 +209,11 @@ class Buffers {
   TensorMap<Bytes> buffers_;
 };
 
-// The parts of packed tensors as tensors of their own, where they lie; others as they are.
-// REQUIRES: the sizes are right.
-template <typename Tensor>
-std::vector<Tensor> AsWorkersHave(const AttentionSpec& spec, const std::vector<TensorId>& ids,
-                                  const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> all;
+// The parts of packed results as tensors of their own, as workers send them, where they lie; others
+// as they are. REQUIRES: the sizes are right.
+std::vector<OutputTensor> AsWorkersSend(const AttentionSpec& spec, const std::vector<TensorId>& ids,
+                                        const std::vector<OutputTensor>& tensors) {
+  std::vector<OutputTensor> all;
   for (size_t i = 0; i < ids.size(); ++i) {
     const std::vector<TensorId> parts = PartsOf(ids[i]);
     if (parts.size() == 1 || tensors[i].bytes.empty()) {
@@ -270,8 +269,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
   absl::Status sizes = CheckSizes(args, plan);
   if (!sizes.ok()) return sizes;
-  plan.direct_inputs = AsWorkersHave(*spec, wanted, plan.inputs);
-  plan.direct_outputs = AsWorkersHave(*spec, given, plan.outputs);
+  plan.direct_outputs = AsWorkersSend(*spec, given, plan.outputs);
   return plan;
 }
 

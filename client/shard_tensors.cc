@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/tensor_bytes.h"
+#include "common/plan/tensor_route.h"
 #include "common/wire/crc32c.h"
 
 namespace ringattn::client {
@@ -93,6 +94,10 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
   std::unique_ptr<ShardTensors> tensors(new ShardTensors);
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
   for (InputTensor& input : inputs) {
+    if (!IsCutAsOne(plan, static_cast<TensorId>(input.tensor))) {
+      return ServerError(absl::StrCat("the tickets cut the parts of ", TensorIdName(input.tensor),
+                                      " differently"));
+    }
     absl::StatusOr<ShardMap> map = MapOf(input.tensor, input.layout, plan);
     if (!map.ok()) return map.status();
     tensors->inputs_.push_back({std::move(input), *std::move(map)});

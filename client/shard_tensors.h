@@ -26,7 +26,8 @@ namespace ringattn::client {
 class ShardTensors {
  public:
   // `inputs` and `outputs`: with their layouts. INTERNAL if the tickets are not of members
-  // 0..n-1 that have each of these tensors' tokens once.
+  // 0..n-1 that have each of these tensors' tokens once, and the same of all parts of a packed
+  // input, which travels whole.
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
       std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes);

@@ -131,6 +131,58 @@ TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
   }
 }
 
+AttentionSpec PackedSpecOf(int64_t q, int64_t kv, Packing packing) {
+  AttentionSpec spec = SpecOf(q, kv);
+  spec.shape.num_kv_heads = 3;
+  spec.shape.packing = packing;
+  return spec;
+}
+
+// A packed tensor is cut by its tokens, as any other, and not into its parts.
+TEST(ShardTensors, PackedInputsTravelWhole) {
+  const AttentionSpec spec = PackedSpecOf(41, 41, Packing::kQkv);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 3);
+  const TensorLayout layout = LayoutOf(spec, TensorId::kQkv);
+  const auto qkv = RandomBytes(BytesOf(spec, TensorId::kQkv));
+  auto tensors = ShardTensors::Make(TicketsOf(plan), {{v1::TENSOR_ID_QKV, ConstBytes(qkv), layout}},
+                                    {}, 1 << 20);
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  const ShardMap rows(spec, plan, TensorId::kQ);  // of a third of a token's bytes
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<uint8_t> expected(3 * rows.local_bytes(rank));
+    for (const ByteRun& run : rows.FromLocal(rank, 0, rows.local_bytes(rank))) {
+      std::copy_n(qkv.begin() + 3 * run.global_offset, 3 * run.bytes,
+                  expected.begin() + 3 * run.local_offset);
+    }
+    std::vector<uint8_t> cut;
+    while (const auto chunk = (*tensors)->Next(rank)) {
+      EXPECT_EQ(chunk->tensor, v1::TENSOR_ID_QKV);
+      for (const ConstBytes& piece : chunk->pieces) {
+        cut.insert(cut.end(), piece.begin(), piece.end());
+      }
+    }
+    EXPECT_EQ(cut, expected);
+  }
+}
+
+TEST(ShardTensors, PartsThatAreCutDifferentlyAreRefused) {
+  const AttentionSpec spec = PackedSpecOf(40, 40, Packing::kQkv);
+  ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+  plan.kv = MakeShardPlan(spec, Layout::kZigzag, 2).kv;
+  const auto qkv = RandomBytes(BytesOf(spec, TensorId::kQkv));
+  const auto made = ShardTensors::Make(
+      TicketsOf(plan), {{v1::TENSOR_ID_QKV, ConstBytes(qkv), LayoutOf(spec, TensorId::kQkv)}}, {},
+      1 << 20);
+  EXPECT_THAT(made.status().message(), HasSubstr("cut the parts of qkv differently"));
+  // k and v have one cut, whatever q's is.
+  const AttentionSpec apart = PackedSpecOf(40, 40, Packing::kKv);
+  const auto kv = RandomBytes(BytesOf(apart, TensorId::kKv));
+  EXPECT_TRUE(ShardTensors::Make(
+                  TicketsOf(plan),
+                  {{v1::TENSOR_ID_KV, ConstBytes(kv), LayoutOf(apart, TensorId::kKv)}}, {}, 1 << 20)
+                  .ok());
+}
+
 class Damaged : public testing::Test {
  protected:
   Damaged() : plan_(MakeShardPlan(spec_, Layout::kZigzag, 2)), tickets_(TicketsOf(plan_)) {}

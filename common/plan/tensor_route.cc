@@ -2,11 +2,30 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 namespace ringattn {
 
+bool IsCutAsOne(const ShardPlan& plan, TensorId tensor) {
+  bool has_q = false, has_kv = false;
+  for (TensorId part : PartsOf(tensor)) {
+    (InfoOf(part).axis == Axis::kQ ? has_q : has_kv) = true;
+  }
+  return !has_q || !has_kv || plan.q == plan.kv;
+}
+
+TensorRoute TensorRoute::ForUpload(const AttentionSpec& spec, const ShardPlan& plan,
+                                   TensorId tensor) {
+  return TensorRoute(spec, plan, tensor,
+                     IsCutAsOne(plan, tensor) ? std::vector{tensor} : PartsOf(tensor));
+}
+
 TensorRoute::TensorRoute(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor)
-    : parts_(PartsOf(tensor)),
+    : TensorRoute(spec, plan, tensor, PartsOf(tensor)) {}
+
+TensorRoute::TensorRoute(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor,
+                         std::vector<TensorId> parts)
+    : parts_(std::move(parts)),
       global_bytes_(BytesOf(spec, tensor)),
       per_document_(IsPerDocument(spec, tensor)) {
   for (TensorId part : parts_) maps_.emplace_back(spec, plan, part);

@@ -17,6 +17,10 @@
 
 namespace ringattn {
 
+// Whether each rank has the same tokens of all parts of a packed tensor: always, but for q and k of
+// a plan that cuts them differently. True of a tensor without parts.
+bool IsCutAsOne(const ShardPlan& plan, TensorId tensor);
+
 // A range of bytes of one of the local tensors.
 struct LocalRange {
   size_t part = 0;
@@ -31,6 +35,9 @@ class TensorRoute {
  public:
   // REQUIRES: `tensor` is one that a client has (InputsOf, OutputsOf).
   TensorRoute(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
+  // The way up: a packed tensor stays whole where that can be (IsCutAsOne), so that parts() has
+  // itself alone. Its shards are [outer, local rows, parts, heads, dim].
+  static TensorRoute ForUpload(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
 
   // What workers have it as. ByteRun::part and LocalRange::part are indices of it.
   const std::vector<TensorId>& parts() const { return parts_; }
@@ -67,6 +74,9 @@ class TensorRoute {
   std::vector<LocalRange> StreamOrder(int rank) const;
 
  private:
+  TensorRoute(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor,
+              std::vector<TensorId> parts);
+
   std::vector<ByteRun> PackedRuns(int64_t offset, int64_t bytes) const;
   std::vector<ByteRun> DocumentRuns(int64_t offset, int64_t bytes) const;
   // Where byte `offset` of a part's global tensor lies in the client's, and how many follow it.

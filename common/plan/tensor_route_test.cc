@@ -157,6 +157,43 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
   }
 }
 
+// On its way up a packed tensor has the shards of one tensor, [outer, local rows, parts, heads,
+// dim].
+TEST(TensorRoute, UploadsOfPackedTensorsStayWhole) {
+  for (const Case& c : Cases()) {
+    ForEachPlan(c, [&](const ShardPlan& plan) {
+      ASSERT_TRUE(IsCutAsOne(plan, c.tensor));
+      const TensorRoute route = TensorRoute::ForUpload(c.spec, plan, c.tensor);
+      ASSERT_EQ(route.parts(), std::vector{c.tensor});
+      ASSERT_EQ(route.global_bytes(), BytesOf(c.spec, c.tensor));
+      const TensorRoute by_parts(c.spec, plan, c.tensor);
+      if (by_parts.parts().size() == 1) return;
+      const int64_t count = by_parts.parts().size();
+      const int64_t inner = LayoutOf(c.spec, by_parts.parts()[0]).inner_bytes;
+      for (const ByteRun& run : by_parts.FromGlobal(0, by_parts.global_bytes())) {
+        const auto whole = route.FromGlobal(run.global_offset, run.bytes);
+        ASSERT_EQ(whole.size(), 1u);
+        ASSERT_EQ(whole[0].rank, run.rank);
+        const int64_t row = run.local_offset / inner;
+        ASSERT_EQ(whole[0].local_offset, (row * count + static_cast<int64_t>(run.part)) * inner +
+                                             run.local_offset % inner);
+      }
+    });
+  }
+}
+
+TEST(TensorRoute, PartsThatAreCutDifferentlyTravelApart) {
+  AttentionSpec spec = Spec(false, {0, 40}, {0, 40});
+  spec.shape.num_kv_heads = 4;
+  spec.shape.packing = Packing::kQkv;
+  ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+  plan.kv = MakeShardPlan(spec, Layout::kZigzag, 2).kv;
+  EXPECT_FALSE(IsCutAsOne(plan, TensorId::kQkv));
+  EXPECT_TRUE(IsCutAsOne(plan, TensorId::kKv));
+  EXPECT_TRUE(IsCutAsOne(plan, TensorId::kQ));
+  EXPECT_EQ(TensorRoute::ForUpload(spec, plan, TensorId::kQkv).parts(), PartsOf(TensorId::kQkv));
+}
+
 // What a rank sends covers its shard once, and whoever puts the tensor together keeps little.
 TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
   for (const Case& c : Cases()) {

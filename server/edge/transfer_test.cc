@@ -268,6 +268,31 @@ std::map<std::pair<TensorId, int>, std::string> RandomShards(const ValidRequest&
   return locals;
 }
 
+struct PartRun {
+  TensorId part;
+  int64_t offset = 0;  // in its shard
+  std::string bytes;
+};
+
+// Whose bytes those of a shard of `id` are, from `offset` on, byte by byte.
+std::vector<PartRun> PartRuns(const ValidRequest& request, TensorId id, int64_t offset,
+                              const std::string& bytes) {
+  const std::vector<TensorId> parts = PartsOf(id);
+  if (parts.size() == 1) return {{id, offset, bytes}};
+  const int64_t part_bytes = LayoutOf(request.spec, parts[0]).inner_bytes;
+  const auto count = static_cast<int64_t>(parts.size());
+  std::vector<PartRun> runs;
+  for (int64_t at = offset; at < offset + static_cast<int64_t>(bytes.size()); ++at) {
+    const int64_t piece = at / part_bytes;
+    const TensorId part = parts[piece % count];
+    if (runs.empty() || at % part_bytes == 0) {
+      runs.push_back({part, piece / count * part_bytes + at % part_bytes, {}});
+    }
+    runs.back().bytes.push_back(bytes[at - offset]);
+  }
+  return runs;
+}
+
 TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
   for (const ValidRequest& request : FormRequests()) {
     for (int64_t chunk_bytes :
@@ -294,8 +319,12 @@ TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
             if (local.crc32c) {
               EXPECT_EQ(*local.crc32c, wire::Crc32c(payload.data(), payload.size()));
             }
-            locals[{static_cast<TensorId>(local.tensor), part.rank}].replace(
-                local.offset, payload.size(), payload);
+            // Whole, packed tensors travel on as they came.
+            EXPECT_EQ(local.tensor, static_cast<int>(id));
+            for (const auto& [part_id, offset, bytes] :
+                 PartRuns(request, id, static_cast<int64_t>(local.offset), payload)) {
+              locals[{part_id, part.rank}].replace(offset, bytes.size(), bytes);
+            }
           }
         }
       }

@@ -43,7 +43,7 @@ UploadRouter::UploadRouter(const ValidRequest& request, const ShardPlan& shards,
     : max_chunk_bytes_(limits.max_chunk_bytes_up), world_size_(shards.world_size) {
   for (TensorId id : request.inputs) {
     const int64_t bytes = BytesOf(request.spec, id);
-    inputs_.push_back({id, TensorRoute(request.spec, shards, id), ByteRangeSet(bytes)});
+    inputs_.push_back({id, TensorRoute::ForUpload(request.spec, shards, id), ByteRangeSet(bytes)});
     total_bytes_ += bytes;
   }
 }

@@ -2,9 +2,9 @@
 // Payload is passed on by reference (payload.h). No I/O.
 //
 // A rank's bytes keep their order in its shard, so the part of a chunk that belongs
-// to one rank is one piece of its local tensor: at most one message per rank, and of a packed
-// tensor one for each of its parts. Of a tensor per document it is as many pieces as there are
-// heads in the chunk. Chunks of a replicated tensor go to every rank.
+// to one rank is one piece of its local tensor: at most one message per rank. Of a packed tensor
+// whose parts a plan cuts differently it is one for each of them, of a tensor per document as many
+// as there are heads in the chunk. Chunks of a replicated tensor go to every rank.
 #ifndef RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 #define RINGATTN_SERVER_EDGE_UPLOAD_ROUTER_H_
 

@@ -1,6 +1,7 @@
 #include "worker/service/shard_operation.h"
 
 #include <algorithm>
+#include <cassert>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,19 @@ absl::Status WrongPlace(TensorId id, uint64_t offset, uint64_t bytes, const Byte
   return absl::ResourceExhaustedError(absl::StrCat(place, "leave too many gaps"));
 }
 
+// What of an operation's inputs comes packed, if anything.
+std::optional<PackedInput> PackedOf(const Operation& operation) {
+  for (const BufferSpec& buffer : operation.program().buffers) {
+    if (buffer.source != BufferSource::kUpload) continue;
+    const TensorId id = ClientTensorOf(operation.spec(), *buffer.input);
+    const std::vector<TensorId> parts = PartsOf(id);
+    if (parts.size() == 1 || !IsCutAsOne(operation.plan(), id)) continue;
+    const int64_t part_bytes = LayoutOf(operation.spec(), parts[0]).inner_bytes;
+    if (part_bytes > 0) return PackedInput(id, parts, part_bytes);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
@@ -37,6 +51,7 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
       device_(device),
       reserved_time_(absl::Now()),
       operation_(std::move(operation)),
+      packed_(PackedOf(*operation_)),
       reservation_(std::move(reservation)),
       on_destroyed_(std::move(on_destroyed)) {
   for (const BufferSpec& buffer : operation_->program().buffers) {
@@ -76,10 +91,10 @@ absl::Status ShardOperation::WriteImported(const wire::ChunkHeader& chunk,
 absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& chunk,
                                        absl::Span<const wire::Fragment> payload,
                                        uint64_t payload_bytes) {
-  uint8_t* target = nullptr;
-  if (absl::Status status = Cover(chunk, payload_bytes, &target); !status.ok()) return status;
+  Targets targets;
+  if (absl::Status status = Cover(chunk, payload_bytes, &targets); !status.ok()) return status;
   // Without the lock: ranges that are covered once belong to one writer.
-  absl::Status status = Copy(source, chunk, payload, payload_bytes, target);
+  absl::Status status = Copy(source, chunk, payload, targets);
   absl::MutexLock lock(&mutex_);
   --copying_;
   uploaded_time_ = absl::Now();
@@ -87,28 +102,59 @@ absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& c
 }
 
 absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes,
-                                   uint8_t** target) {
+                                   Targets* targets) {
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
-  const auto input = inputs_.find(static_cast<TensorId>(chunk.tensor));
-  if (chunk.tensor < 1 || chunk.tensor > 255 || input == inputs_.end()) {
+  if (IsPacked(chunk)) return CoverPacked(chunk, payload_bytes, targets);
+  const auto id = static_cast<TensorId>(chunk.tensor);
+  if (chunk.tensor < 1 || chunk.tensor > 255 || inputs_.count(id) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
   }
-  const ByteRangeSet::Added added = input->second.arrived.Add(chunk.offset, payload_bytes);
-  if (added != ByteRangeSet::Added::kNew) {
-    return WrongPlace(input->first, chunk.offset, payload_bytes, input->second.arrived, added);
+  if (absl::Status status = CoverInput(id, chunk.offset, payload_bytes, 0, targets); !status.ok()) {
+    return status;
   }
   ++copying_;
-  *target = static_cast<uint8_t*>(input->second.buffer->data()) + chunk.offset;
+  return absl::OkStatus();
+}
+
+absl::Status ShardOperation::CoverInput(TensorId id, uint64_t offset, uint64_t bytes, size_t part,
+                                        Targets* targets) {
+  Input& input = inputs_.at(id);
+  const ByteRangeSet::Added added = input.arrived.Add(offset, bytes);
+  if (added != ByteRangeSet::Added::kNew) {
+    return WrongPlace(id, offset, bytes, input.arrived, added);
+  }
+  targets->push_back(
+      {part, static_cast<uint8_t*>(input.buffer->data()) + offset, static_cast<int64_t>(bytes)});
+  return absl::OkStatus();
+}
+
+absl::Status ShardOperation::CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes,
+                                         Targets* targets) {
+  const std::vector<TensorId>& parts = packed_->parts();
+  const uint64_t size = parts.size() * inputs_.at(parts[0]).arrived.size_bytes();
+  if (chunk.offset > size || payload_bytes > size - chunk.offset) {
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(packed_->id()), ": ", payload_bytes,
+                                                   " bytes at ", chunk.offset,
+                                                   " reach outside a shard of ", size));
+  }
+  // Stays so if one of the parts is refused: what was counted of the others never comes.
+  ++copying_;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const PackedInput::Range range = packed_->RangeOf(part, static_cast<int64_t>(chunk.offset),
+                                                      static_cast<int64_t>(payload_bytes));
+    absl::Status status = CoverInput(parts[part], range.begin, range.bytes, part, targets);
+    if (!status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
-    Source source, absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
-    uint8_t* target, uint32_t* crc) {
+    Source source, absl::Span<const wire::Fragment> payload, const Target& whole, uint32_t* crc) {
   if (source == Source::kImported) {
     std::vector<DeviceCopy> pieces;
+    uint8_t* target = whole.data;
     for (const wire::Fragment& fragment : payload) {
       const auto bytes = static_cast<int64_t>(fragment.size);
       pieces.push_back({target, fragment.data, bytes});
@@ -119,7 +165,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
     return std::vector<EventRef>{*std::move(copy)};
   }
   absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
-      device_->BeginUpload(target, static_cast<int64_t>(payload_bytes));
+      device_->BeginUpload(whole.data, whole.bytes);
   if (!upload.ok()) return upload.status();
   for (const wire::Fragment& fragment : payload) {
     if (crc != nullptr) *crc = wire::ExtendCrc32c(*crc, fragment.data, fragment.size);
@@ -131,12 +177,38 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
   return (*upload)->Finish();
 }
 
+// A part after the other, so that no upload waits for staging memory that another one of this
+// chunk holds.
+absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
+    const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+    const Targets& targets) {
+  std::vector<EventRef> events;
+  for (const Target& target : targets) {
+    if (target.bytes == 0) continue;
+    absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
+        device_->BeginUpload(target.data, target.bytes);
+    if (!upload.ok()) return upload.status();
+    absl::Status status = packed_->ForEachRun(
+        target.part, static_cast<int64_t>(chunk.offset), payload,
+        [&](const uint8_t* data, int64_t bytes) { return (*upload)->Append(data, bytes); });
+    if (!status.ok()) return status;
+    absl::StatusOr<std::vector<EventRef>> ended = (*upload)->Finish();
+    if (!ended.ok()) return ended.status();
+    events.insert(events.end(), ended->begin(), ended->end());
+  }
+  return events;
+}
+
 absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
-                                  absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
-                                  uint8_t* target) {
+                                  absl::Span<const wire::Fragment> payload,
+                                  const Targets& targets) {
   uint32_t crc = 0;
+  const bool packed = IsPacked(chunk);
+  assert(!packed || source == Source::kAnyMemory);
+  if (packed && chunk.crc32c.has_value()) crc = wire::Crc32c(payload);
   absl::StatusOr<std::vector<EventRef>> events =
-      Upload(source, payload, payload_bytes, target, chunk.crc32c.has_value() ? &crc : nullptr);
+      packed ? UploadPacked(chunk, payload, targets)
+             : Upload(source, payload, targets[0], chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
   if (source != Source::kAnyMemory) {
     for (const EventRef& event : *events) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
 #include "worker/service/memory_budget.h"
+#include "worker/service/packed_input.h"
 #include "worker/service/residual.h"
 
 namespace ringattn::worker {
@@ -73,11 +75,13 @@ class ShardOperation {
 
   // --- inputs
   // Takes one chunk on its way to its input buffer; the payload is free on return.
+  // Of a packed tensor it may be of the whole or of one of its parts (PackedInput).
   // INVALID_ARGUMENT if it is no input, lies outside, overlaps or fails its crc;
   // RESOURCE_EXHAUSTED if its tensor came in too many pieces (kMaxRangesPerTensor).
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
-  // The same of memory that the device reaches by itself, each fragment within one pin
+  // The same of memory that the device reaches by itself, each fragment within one pin, and never
+  // of a packed tensor as a whole
   // (Device::PinHost). Returns when it is not read any more.
   absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                            uint64_t payload_bytes);
@@ -138,24 +142,42 @@ class ShardOperation {
     ByteRangeSet arrived{0};
   };
 
+  // Where a chunk's bytes go: to one input, or to several if it is of a packed tensor.
+  struct Target {
+    size_t part = 0;  // of the packed tensor
+    uint8_t* data = nullptr;
+    int64_t bytes = 0;
+  };
+  using Targets = std::vector<Target>;
+
   void Notify();
-  absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, uint8_t** target);
+  bool IsPacked(const wire::ChunkHeader& chunk) const {
+    return packed_.has_value() && chunk.tensor == static_cast<int>(packed_->id());
+  }
+  absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CoverInput(TensorId id, uint64_t offset, uint64_t bytes, size_t part,
+                          Targets* targets) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   enum class Source : uint8_t { kAnyMemory, kPinned, kImported };
   absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
                          absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
-                    absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
-                    uint8_t* target);
+                    absl::Span<const wire::Fragment> payload, const Targets& targets);
   absl::StatusOr<std::vector<EventRef>> Upload(Source source,
                                                absl::Span<const wire::Fragment> payload,
-                                               uint64_t payload_bytes, uint8_t* target,
-                                               uint32_t* crc);
+                                               const Target& target, uint32_t* crc);
+  absl::StatusOr<std::vector<EventRef>> UploadPacked(const wire::ChunkHeader& chunk,
+                                                     absl::Span<const wire::Fragment> payload,
+                                                     const Targets& targets);
   void ForgetDoneUploads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const OperationInfo info_;
   Device* const device_;
   const absl::Time reserved_time_;
   std::unique_ptr<Operation> operation_;
+  std::optional<PackedInput> packed_;  // fixed; nothing where no packed input is cut as one
   MemoryBudget::Reservation reservation_;
   const std::function<void()> on_destroyed_;
 

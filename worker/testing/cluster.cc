@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
+#include "common/wire/crc32c.h"
 #include "common/wire/open_metadata.h"
 #include "gtest/gtest.h"
 
@@ -30,6 +31,7 @@ std::vector<uint8_t> RandomFloats(int64_t bytes, uint32_t seed) {
 
 void Fill(const AttentionSpec& spec, v1::Reserve* reserve) {
   v1::AttentionShape* shape = reserve->mutable_shape();
+  shape->set_packing(static_cast<v1::Packing>(spec.shape.packing));
   shape->set_batch(spec.shape.batch);
   shape->set_seq_len_q(spec.shape.seq_len_q);
   shape->set_seq_len_kv(spec.shape.seq_len_kv);
@@ -42,16 +44,41 @@ void Fill(const AttentionSpec& spec, v1::Reserve* reserve) {
   reserve->mutable_options()->set_causal(spec.options.causal);
 }
 
+// What `rank` has of a tensor.
+std::string LocalOf(const TestRequest& request, TensorId id, int rank) {
+  const ShardMap map = request.MapOf(id);
+  const std::vector<uint8_t>& tensor = request.inputs.at(id);
+  std::string local(map.local_bytes(rank), '\0');
+  for (const ByteRun& run : map.FromLocal(rank, 0, map.local_bytes(rank))) {
+    std::memcpy(&local[run.local_offset], &tensor[run.global_offset], run.bytes);
+  }
+  return local;
+}
+
+// The same of a packed one: token by token its parts, one after the other.
+std::string PackedLocalOf(const TestRequest& request, TensorId id, int rank) {
+  std::string whole;
+  std::vector<std::string> parts;
+  for (TensorId part : PartsOf(id)) parts.push_back(LocalOf(request, part, rank));
+  const int64_t inner = LayoutOf(request.spec, PartsOf(id)[0]).inner_bytes;
+  for (size_t at = 0; at < parts[0].size(); at += inner) {
+    for (const std::string& part : parts) whole += part.substr(at, inner);
+  }
+  return whole;
+}
+
 }  // namespace
 
-TestRequest TestRequest::Make(int64_t tokens, int world_size) {
+TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing) {
   TestRequest request;
   AttentionShape& shape = request.spec.shape;
   shape.seq_len_q = shape.seq_len_kv = tokens;
   shape.num_heads = 4;
   shape.num_kv_heads = 2;
   shape.head_dim = 8;
-  shape.head_dim_v = 12;
+  shape.head_dim_v = packing == Packing::kNone ? 12 : 8;
+  if (packing == Packing::kQkv) shape.num_kv_heads = 4;
+  shape.packing = packing;
   shape.cu_seqlens_q = shape.cu_seqlens_k = {0, tokens};
   request.spec.options.softmax_scale = 0.35;
   request.spec.options.causal = true;
@@ -125,14 +152,19 @@ bool TestExchange::SendChunk(TensorId id, uint64_t offset, const std::string& da
 }
 
 bool TestExchange::Upload(const TestRequest& request, int rank, int64_t piece_bytes) {
+  std::map<TensorId, std::string> locals;
   for (const auto& [id, tensor] : request.inputs) {
-    const ShardMap map = request.MapOf(id);
-    std::string local(map.local_bytes(rank), '\0');
-    for (const ByteRun& run : map.FromLocal(rank, 0, map.local_bytes(rank))) {
-      std::memcpy(&local[run.local_offset], &tensor[run.global_offset], run.bytes);
+    const TensorId whole = ClientTensorOf(request.spec, id);
+    if (whole == id || request.parts_apart) {
+      locals[id] = LocalOf(request, id, rank);
+    } else {
+      locals[whole] = PackedLocalOf(request, whole, rank);
     }
+  }
+  for (const auto& [id, local] : locals) {
     for (int64_t offset = 0; offset < static_cast<int64_t>(local.size()); offset += piece_bytes) {
-      if (!SendChunk(id, offset, local.substr(offset, piece_bytes))) return false;
+      const std::string piece = local.substr(offset, piece_bytes);
+      if (!SendChunk(id, offset, piece, wire::Crc32c(piece.data(), piece.size()))) return false;
     }
   }
   return true;

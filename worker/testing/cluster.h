@@ -29,11 +29,13 @@ inline constexpr char kTestSecret[] = "a secret";
 struct TestRequest {
   AttentionSpec spec;
   ShardPlan plan;
-  TensorMap inputs;    // whole tensors
+  TensorMap inputs;    // whole tensors; of a packed one its parts
   TensorMap expected;  // what RunInProcess makes of them
 
+  bool parts_apart = false;  // in the chunks of a packed input
+
   // Causal fp32 forward over `tokens` tokens with fixed pseudo-random inputs.
-  static TestRequest Make(int64_t tokens, int world_size);
+  static TestRequest Make(int64_t tokens, int world_size, Packing packing = Packing::kNone);
   ShardMap MapOf(TensorId id) const;
 };
 
@@ -55,7 +57,7 @@ class TestExchange {
   bool Send(const v1::ExchangeRequest& request) { return stream_->Write(request); }
   bool SendChunk(TensorId id, uint64_t offset, const std::string& data,
                  std::optional<uint32_t> crc32c = std::nullopt);
-  // All inputs of `rank`, in pieces of `piece_bytes`.
+  // All inputs of `rank`, in pieces of `piece_bytes`, with their crc.
   bool Upload(const TestRequest& request, int rank, int64_t piece_bytes);
   // Reads to the stream's end and puts the chunks into whole tensors.
   absl::Status Download(const TestRequest& request, int rank, TensorMap* outputs);
