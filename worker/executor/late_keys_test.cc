@@ -130,7 +130,9 @@ TEST(LateKeys, ProbabilitiesBetweenTheCallsKeepThemApart) {
     for (const Step& step : before.steps) {
       for (const ComputeCall& call : step.calls) has |= call.op == ComputeCall::Op::kProbabilities;
     }
-    if (has) EXPECT_EQ(CallsOf(Join(before)), CallsOf(before));
+    if (has) {
+      EXPECT_EQ(CallsOf(Join(before)), CallsOf(before));
+    }
   }
 }
 
