@@ -79,11 +79,15 @@ if $with_nccl; then
   [[ -n $nccl ]] || nccl=$(library_path libnccl.so.2)
   cp -L "$nccl" "$stage/lib/libnccl.so.2"
 fi
+# What Bazel's rule found (deploy/bazel/local_cuda.bzl), as it stood when it built.
+cuda=$(sed -n 's/^ARCHITECTURES = \["\(.*\)"\]$/sm_\1/p' \
+  "$("${BAZEL:-bazel}" info output_base 2>/dev/null)/external/local_cuda/defs.bzl" | sed 's/", "/ sm_/g')
 cat >"$stage/MANIFEST" <<END
 ringattn bundle
 commit: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo " with changes")
 glibc: $(ldd --version | awk 'NR == 1 { print $NF }') or newer
 programs: $(ls "$stage/bin" | xargs)
+kernels: the processor's$([[ -z $cuda ]] && echo "; no CUDA toolkit was found" || echo ", $cuda")
 bytes: $bytes$($with_nccl && echo ", and NCCL" || true)
 END
 

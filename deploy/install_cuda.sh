@@ -45,6 +45,8 @@ if [[ ! -f $stamp ]] || [[ $(<"$stamp") != "${WHEELS[*]}" ]]; then
   rm -rf "$environment"
   mv -T "$staging" "$environment"
 fi
+# .bazelrc imports it: a Bazel that runs already has looked for a toolkit and found none.
+[[ -n ${1:-} ]] || echo "common --repo_env=RINGATTN_CUDA_INSTALLED=$(cksum <"$stamp" | cut -d' ' -f1)" >.deps/cuda.bazelrc
 toolkit=$(echo "$(realpath "$environment")"/lib/python3*/site-packages/nvidia/cu13)
 [[ -x $toolkit/bin/nvcc ]] || { echo "install_cuda.sh: no nvcc in $toolkit" >&2; exit 1; }
 echo "$toolkit"

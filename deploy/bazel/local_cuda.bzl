@@ -6,6 +6,10 @@ or in /usr/include. NCCL's library is no part of a build: workers load it when t
 
 $RINGATTN_CUDA_ARCHS, "80;90" unless set, names the devices to compile for; the last one's PTX goes
 along, for newer devices. One architecture halves the time.
+
+A running Bazel asks this once. What makes it ask again: another CUDA_HOME, and a toolkit that
+deploy/install_cuda.sh has installed since ($RINGATTN_CUDA_INSTALLED, in a file that .bazelrc imports).
+One put into /usr/local/cuda meanwhile is seen after `bazel shutdown`.
 """
 
 _DEFAULT_ARCHITECTURES = "80;90"
@@ -96,6 +100,6 @@ cc_library(
 
 local_cuda = repository_rule(
     implementation = _local_cuda_impl,
-    environ = ["CUDA_HOME", "RINGATTN_CUDA_ARCHS"],
+    environ = ["CUDA_HOME", "RINGATTN_CUDA_ARCHS", "RINGATTN_CUDA_INSTALLED"],
     local = True,
 )

@@ -3,7 +3,7 @@
 : "${RINGATTN_TALLY:=$(mktemp)}"
 export RINGATTN_TALLY
 
-section() { printf '\n==== %s (%s)\n' "$*" "$(date -u +%H:%M:%S)"; }
+section() { printf '\n==== %s (%s, %d s since the start)\n' "$*" "$(date -u +%H:%M:%S)" "$SECONDS"; }
 record() { printf '%s\n' "$*" >>"$RINGATTN_TALLY"; }
 fatal() {
   echo "error: $*" >&2
