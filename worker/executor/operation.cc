@@ -26,7 +26,10 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
                                                            KeyArrival arrival) {
   std::unique_ptr<Operation> operation(new Operation(
       std::move(spec), std::move(plan), std::move(program), std::move(members), device));
-  if (arrival.may_be_late()) operation->JoinLateKeys();
+  // When keys come is measured, and decides where a joined call cuts its keys: its bits are this
+  // ring's, until it forms anew.
+  const bool joins = arrival.may_be_late() && !operation->spec().options.deterministic;
+  if (joins) operation->JoinLateKeys();
   for (const Step& step : operation->program_.steps) {
     std::vector<ReadyCall>& ready = operation->ready_.emplace_back();
     for (const ComputeCall& call : step.calls) {

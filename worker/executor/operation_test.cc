@@ -114,6 +114,33 @@ TEST(Operation, LentBuffersCarryResidualsFromOneToTheNext) {
   EXPECT_EQ(gradients, RunToEnd(**recomputing, device));
 }
 
+// When keys come is measured at each forming of a ring, and would be in the bits.
+TEST(Operation, StepsOfADeterministicRequestAreNotJoined) {
+  class WaitsForKeys : public ScalarDevice {
+    bool TakesLateKeys(const ForwardCall&) const override { return true; }
+  } device;
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const bool deterministic : {false, true}) {
+      AttentionSpec spec = Spec();
+      spec.options.deterministic = deterministic;
+      const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
+      Program program = MakeProgram(spec, plan, ScheduleKind::kRing, direction,
+                                    direction == Direction::kBackward, 0);
+      const KeyArrival arrival{1e11, absl::Microseconds(20)};
+      auto operation =
+          Operation::Bind(spec, plan, std::move(program), {0, 1}, &device, {}, arrival);
+      ASSERT_TRUE(operation.ok()) << operation.status();
+      int late = 0;
+      for (const Step& step : (*operation)->program().steps) {
+        for (const ComputeCall& call : step.calls) {
+          for (const KvOperand& keys : call.kv) late += keys.late;
+        }
+      }
+      EXPECT_EQ(late > 0, !deterministic);
+    }
+  }
+}
+
 TEST(Operation, WhatCannotBeLentIsRefusedByName) {
   ScalarDevice device;
   const auto refusal = [&](const Program& program, std::vector<LentBuffer> lent) {

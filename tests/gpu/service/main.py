@@ -7,6 +7,7 @@ import sys
 
 import correctness
 import cuda_memory
+import deterministic
 import direct
 import faults
 import memory
@@ -59,6 +60,7 @@ def parts_of(session):
              "direct-1m": (500, direct.part(session, "1m"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
+             "deterministic": (150, deterministic.part(session), True),
              "peer-memory": (200, peer_memory.part(session), False),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
@@ -117,6 +119,8 @@ def order_inputs(session):
         fault = Shape(**profile["fault"])
         session.inputs.want(fault, False)
         session.inputs.want(fault.share(2), True)
+    if "deterministic" in parts:
+        session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["16k"]), True)
     if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts or "peer-memory" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["64k"]), True)
     if "memory" in parts or "cuda-memory-256k" in parts:

@@ -68,6 +68,11 @@ def checks_table(parts):
             rows.append((f"{name}: ring, one worker and CPU workers",
                          f"{len(part['cases'])} cases, at most {number(part['worst']['ratio'])} of the "
                          f"bound apart ({part['worst']['where']})"))
+        if "deterministic" in part:
+            found = part["deterministic"]
+            rows.append((f"{name}: {found['runs']} passes each way of {found['tokens']} tokens on {found['rings']} rings, "
+                         f"{found['requests_beside']} other requests beside",
+                         f"{found['different_results']} different results"))
         for program in ("cuda_device_test", "peer_ring_test", "nccl_ring_test"):
             if isinstance(part.get(program), dict):
                 rows.append((program, f"{part[program]['passed']} passed, failed: "
