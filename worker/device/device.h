@@ -132,13 +132,13 @@ class Device {
   virtual absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
 
-  // Tensor bytes from and to the wire (staging.h). The target of an upload and the
+  // Tensor bytes from and to the wire (staging.h). The targets of an upload and the
   // ranges of a download belong to the caller, until the upload's events are done and
   // the download is destroyed. `on_ready` is called, on another thread and without
   // locks, after Next() returned nothing and more has arrived; never after the
   // download's destruction, which waits for a call in progress.
-  virtual absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) {
-    return MakeHostUpload(target);
+  virtual absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) {
+    return MakeHostUpload(std::move(targets));
   }
   virtual std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                                   std::function<void()> on_ready) {

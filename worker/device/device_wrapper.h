@@ -43,8 +43,8 @@ class DeviceWrapper : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
     return inner_->CopyToHost(host, device, bytes);
   }
-  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
-    return inner_->BeginUpload(target, bytes);
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
+    return inner_->BeginUpload(std::move(targets));
   }
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override {

@@ -9,17 +9,29 @@ namespace {
 
 class HostUpload : public Upload {
  public:
-  explicit HostUpload(void* target) : target_(static_cast<uint8_t*>(target)) {}
+  explicit HostUpload(std::vector<UploadTarget> targets) : targets_(std::move(targets)) {}
 
   absl::Status Append(const void* data, int64_t bytes) override {
-    if (bytes > 0) std::memcpy(target_, data, bytes);
-    target_ += bytes;
+    const auto* source = static_cast<const uint8_t*>(data);
+    while (bytes > 0) {
+      const UploadTarget& target = targets_[index_];
+      const int64_t part = std::min(bytes, target.bytes - filled_bytes_);
+      std::memcpy(static_cast<uint8_t*>(target.data) + filled_bytes_, source, part);
+      source += part;
+      bytes -= part;
+      filled_bytes_ += part;
+      if (filled_bytes_ < target.bytes) continue;
+      ++index_;
+      filled_bytes_ = 0;
+    }
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<EventRef>> Finish() override { return std::vector<EventRef>(); }
 
  private:
-  uint8_t* target_;
+  const std::vector<UploadTarget> targets_;
+  size_t index_ = 0;
+  int64_t filled_bytes_ = 0;  // of that target
 };
 
 class HostDownload : public Download {
@@ -55,8 +67,8 @@ class HostDownload : public Download {
 
 }  // namespace
 
-std::unique_ptr<Upload> MakeHostUpload(void* target) {
-  return std::make_unique<HostUpload>(target);
+std::unique_ptr<Upload> MakeHostUpload(std::vector<UploadTarget> targets) {
+  return std::make_unique<HostUpload>(std::move(targets));
 }
 
 std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges) {

@@ -9,7 +9,7 @@ namespace {
 
 TEST(HostUpload, AppendsOneBehindTheOtherAndIsDoneAtOnce) {
   std::string target(10, '.');
-  auto upload = MakeHostUpload(target.data() + 2);
+  auto upload = MakeHostUpload({{target.data() + 2, 5}});
   ASSERT_TRUE(upload->Append("abc", 3).ok());
   ASSERT_TRUE(upload->Append(nullptr, 0).ok());
   ASSERT_TRUE(upload->Append("de", 2).ok());
@@ -17,6 +17,16 @@ TEST(HostUpload, AppendsOneBehindTheOtherAndIsDoneAtOnce) {
   ASSERT_TRUE(events.ok());
   EXPECT_TRUE(events->empty());
   EXPECT_EQ(target, "..abcde...");
+}
+
+TEST(HostUpload, FillsOneTargetBehindTheOther) {
+  std::string first(2, '.'), third(5, '.');
+  auto upload = MakeHostUpload({{first.data(), 2}, {nullptr, 0}, {third.data() + 1, 3}});
+  ASSERT_TRUE(upload->Append("abcd", 4).ok());
+  ASSERT_TRUE(upload->Append("e", 1).ok());
+  ASSERT_TRUE(upload->Finish().ok());
+  EXPECT_EQ(first, "ab");
+  EXPECT_EQ(third, ".cde.");
 }
 
 TEST(HostDownload, BorrowsInOrderAndNeverAcrossRanges) {

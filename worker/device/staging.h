@@ -16,8 +16,13 @@
 
 namespace ringattn::worker {
 
-// One run of bytes to one place in device memory. Used by one thread. Destroyed
-// unfinished, it leaves the target undefined.
+struct UploadTarget {
+  void* data = nullptr;  // device memory
+  int64_t bytes = 0;
+};
+
+// One run of bytes to places in device memory, one after the other, each filled before the next one
+// begins. Used by one thread. Destroyed unfinished, it leaves them undefined.
 class Upload {
  public:
   virtual ~Upload() = default;
@@ -69,7 +74,7 @@ class Download {
 
 // For devices whose memory is host memory: copied once on the way in, borrowed on the
 // way out.
-std::unique_ptr<Upload> MakeHostUpload(void* target);
+std::unique_ptr<Upload> MakeHostUpload(std::vector<UploadTarget> targets);
 std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges);
 
 }  // namespace ringattn::worker

@@ -87,11 +87,11 @@ class FaultyDevice : public DeviceWrapper {
   }
 
   bool waits_for_transfer() const override { return !delaying_ && inner().waits_for_transfer(); }
-  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
     // The thread that reads the stream stalls, so the next message is not asked for.
     const int64_t chunk = state_->chunks_read.fetch_add(1);
     if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
-    return inner().BeginUpload(target, bytes);
+    return inner().BeginUpload(std::move(targets));
   }
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override {

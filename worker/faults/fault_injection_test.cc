@@ -112,7 +112,7 @@ TEST(FaultInjection, AChunkIsNotTakenUntilTheRingEndsAndOnlyThatOne) {
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), state);
   auto ring = RingOfOne(*transport);
   char target = 0;
-  const auto take = [&] { return device->BeginUpload(&target, 1).status(); };
+  const auto take = [&] { return device->BeginUpload({{&target, 1}}).status(); };
   EXPECT_TRUE(take().ok());
   std::atomic<bool> taken{false};
   std::thread reader([&] {

@@ -48,8 +48,10 @@ class PinningDevice : public DeviceWrapper {
     direct_out_ += bytes;
     return CopyLate(pinned, device, bytes, pinned);
   }
-  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override {
-    return std::make_unique<DirectUpload>(this, static_cast<char*>(target));
+  // To one target: what is packed does not come from pinned memory.
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
+    if (targets.size() != 1) return absl::UnimplementedError("several targets");
+    return std::make_unique<DirectUpload>(this, static_cast<char*>(targets[0].data));
   }
 
  private:

@@ -165,7 +165,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
     return std::vector<EventRef>{*std::move(copy)};
   }
   absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
-      device_->BeginUpload(whole.data, whole.bytes);
+      device_->BeginUpload({{whole.data, whole.bytes}});
   if (!upload.ok()) return upload.status();
   for (const wire::Fragment& fragment : payload) {
     if (crc != nullptr) *crc = wire::ExtendCrc32c(*crc, fragment.data, fragment.size);
@@ -177,26 +177,21 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
   return (*upload)->Finish();
 }
 
-// A part after the other, so that no upload waits for staging memory that another one of this
-// chunk holds.
+// A part after the other, as one upload: what it costs is for each chunk.
 absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
     const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
     const Targets& targets) {
-  std::vector<EventRef> events;
+  std::vector<UploadTarget> places;
+  for (const Target& target : targets) places.push_back({target.data, target.bytes});
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload(std::move(places));
+  if (!upload.ok()) return upload.status();
   for (const Target& target : targets) {
-    if (target.bytes == 0) continue;
-    absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
-        device_->BeginUpload(target.data, target.bytes);
-    if (!upload.ok()) return upload.status();
     absl::Status status = packed_->ForEachRun(
         target.part, static_cast<int64_t>(chunk.offset), payload,
         [&](const uint8_t* data, int64_t bytes) { return (*upload)->Append(data, bytes); });
     if (!status.ok()) return status;
-    absl::StatusOr<std::vector<EventRef>> ended = (*upload)->Finish();
-    if (!ended.ok()) return ended.status();
-    events.insert(events.end(), ended->begin(), ended->end());
   }
-  return events;
+  return (*upload)->Finish();
 }
 
 absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,

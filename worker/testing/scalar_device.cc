@@ -140,9 +140,10 @@ void ScalarDevice::SetStaged(absl::Duration per_copy, int64_t workspace_bytes) {
   workspace_bytes_ = workspace_bytes;
 }
 
-absl::StatusOr<std::unique_ptr<Upload>> ScalarDevice::BeginUpload(void* target, int64_t bytes) {
-  if (!staged_) return Device::BeginUpload(target, bytes);
-  return MakeStagedUpload(&uploads_, per_copy_, target);
+absl::StatusOr<std::unique_ptr<Upload>> ScalarDevice::BeginUpload(
+    std::vector<UploadTarget> targets) {
+  if (!staged_) return Device::BeginUpload(std::move(targets));
+  return MakeStagedUpload(&uploads_, per_copy_, std::move(targets));
 }
 
 std::unique_ptr<Download> ScalarDevice::BeginDownload(std::vector<DeviceRange> ranges,

@@ -28,7 +28,7 @@ class ScalarDevice : public Device {
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>&) const override {
     return workspace_bytes_;
   }
-  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override;
   std::string description() const override { return "scalar"; }

@@ -16,8 +16,8 @@ constexpr int64_t kBlockBytes = 1000;
 
 class StagedUpload : public Upload {
  public:
-  StagedUpload(HostQueue* queue, absl::Duration delay, void* target)
-      : queue_(queue), delay_(delay), target_(target) {}
+  StagedUpload(HostQueue* queue, absl::Duration delay, std::vector<UploadTarget> targets)
+      : queue_(queue), delay_(delay), targets_(std::move(targets)) {}
 
   absl::Status Append(const void* data, int64_t bytes) override {
     block_.append(static_cast<const char*>(data), bytes);
@@ -25,10 +25,9 @@ class StagedUpload : public Upload {
   }
   absl::StatusOr<std::vector<EventRef>> Finish() override {
     return std::vector<EventRef>{queue_->Start(
-        [delay = delay_, target = target_, block = std::move(block_)] {
+        [delay = delay_, targets = targets_, block = std::move(block_)] {
           absl::SleepFor(delay);
-          std::memcpy(target, block.data(), block.size());
-          return absl::OkStatus();
+          return MakeHostUpload(targets)->Append(block.data(), block.size());
         },
         {}, HostQueue::OnFailure::kSkip)};
   }
@@ -36,7 +35,7 @@ class StagedUpload : public Upload {
  private:
   HostQueue* const queue_;
   const absl::Duration delay_;
-  void* const target_;
+  const std::vector<UploadTarget> targets_;
   std::string block_;
 };
 
@@ -124,8 +123,9 @@ class StagedDownload : public Download {
 
 }  // namespace
 
-std::unique_ptr<Upload> MakeStagedUpload(HostQueue* queue, absl::Duration delay, void* target) {
-  return std::make_unique<StagedUpload>(queue, delay, target);
+std::unique_ptr<Upload> MakeStagedUpload(HostQueue* queue, absl::Duration delay,
+                                         std::vector<UploadTarget> targets) {
+  return std::make_unique<StagedUpload>(queue, delay, std::move(targets));
 }
 
 std::unique_ptr<Download> MakeStagedDownload(HostQueue* queue, absl::Duration delay,

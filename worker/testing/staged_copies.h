@@ -14,7 +14,8 @@ namespace ringattn::worker {
 
 // As Device::BeginUpload and BeginDownload; every copy takes `delay`. `queue` outlives
 // them.
-std::unique_ptr<Upload> MakeStagedUpload(HostQueue* queue, absl::Duration delay, void* target);
+std::unique_ptr<Upload> MakeStagedUpload(HostQueue* queue, absl::Duration delay,
+                                         std::vector<UploadTarget> targets);
 std::unique_ptr<Download> MakeStagedDownload(HostQueue* queue, absl::Duration delay,
                                              std::vector<DeviceRange> ranges,
                                              std::function<void()> on_ready);

@@ -11,6 +11,7 @@ import deterministic
 import direct
 import faults
 import memory
+import packed_inputs
 import peer
 import peer_memory
 import quickstart
@@ -60,6 +61,7 @@ def parts_of(session):
              "direct-1m": (500, direct.part(session, "1m"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
+             "packed-inputs": (200, packed_inputs.part(session), True),
              "deterministic": (150, deterministic.part(session), True),
              "peer-memory": (200, peer_memory.part(session), False),
              "memory": (150, memory.part(session), False),

@@ -176,6 +176,14 @@ def host_memory_table(parts):
                   "ring + copies at pinned memory's rate", "by the coordinator"), rows)
 
 
+def packed_table(parts):
+    return table(
+        "Packed inputs, GB/s of the upload stage", ("part", "heads x dim", "way", "GB up", "apart", "qkv", "of apart"),
+        [(name, f"{f['heads']} x {f['head_dim']}", f["way"], gigabytes(f["bytes_up"]),
+          gigabytes(f["apart_bytes_per_second"], 3), gigabytes(f["qkv_bytes_per_second"], 3), number(f["of_apart"]))
+         for name, part in parts.items() for f in part.get("packed_inputs", ())])
+
+
 def direct_table(parts):
     rows = [(name, f["tokens"], f["pass"], number(f["call_seconds"]), number(f["ring_seconds"]),
              gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3),
@@ -301,7 +309,7 @@ def markdown(summary, brief=False):
     lines += sorted({f"- {name.split(': ', 1)[-1].split(' (')[0]}"
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
-    for make in (*details, wire_table, host_memory_table, direct_table, cuda_memory_table, residual_table,
+    for make in (*details, wire_table, host_memory_table, direct_table, packed_table, cuda_memory_table, residual_table,
                  streams_table, in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table,
                  goals_table, parts_table):
         lines += make(parts)

@@ -302,8 +302,8 @@ absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t byte
   return memory_->CopyToHost(host, device, bytes);
 }
 
-absl::StatusOr<std::unique_ptr<Upload>> CudaDevice::BeginUpload(void* target, int64_t bytes) {
-  return staging_->BeginUpload(target, bytes);
+absl::StatusOr<std::unique_ptr<Upload>> CudaDevice::BeginUpload(std::vector<UploadTarget> targets) {
+  return staging_->BeginUpload(std::move(targets));
 }
 
 absl::StatusOr<std::unique_ptr<HostPin>> CudaDevice::PinHost(void* data, int64_t bytes) {

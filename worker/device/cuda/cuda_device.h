@@ -73,7 +73,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
-  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(void* target, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override;
   absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override;
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,

@@ -44,7 +44,7 @@ TEST(CudaPinTest, PinnedMemoryIsCopiedBothWaysWithoutStaging) {
     ASSERT_TRUE(pinned_source.ok() && pinned_target.ok());
     auto memory = (*device)->Allocate(bytes);
     ASSERT_TRUE(memory.ok());
-    auto upload = (*device)->BeginUpload((*memory)->data(), bytes);
+    auto upload = (*device)->BeginUpload({{(*memory)->data(), bytes}});
     ASSERT_TRUE(upload.ok());
     // The first byte is staged, and what is pinned goes behind it.
     ASSERT_TRUE((*upload)->Append(source.data(), 1).ok());

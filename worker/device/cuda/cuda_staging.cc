@@ -17,8 +17,10 @@ constexpr absl::Duration kUploadWait = absl::Seconds(30);
 
 class CudaUpload : public Upload {
  public:
-  CudaUpload(CudaStaging* staging, void* target, int64_t bytes)
-      : staging_(staging), target_(static_cast<char*>(target)), left_bytes_(bytes) {}
+  CudaUpload(CudaStaging* staging, std::vector<UploadTarget> targets)
+      : staging_(staging), targets_(std::move(targets)) {
+    for (const UploadTarget& target : targets_) left_bytes_ += target.bytes;
+  }
 
   // What is under way writes to memory that may be given back after this.
   ~CudaUpload() override {
@@ -49,10 +51,9 @@ class CudaUpload : public Upload {
 
   absl::Status AppendPinned(const void* data, int64_t bytes) override {
     if (absl::Status status = Flush(); !status.ok()) return status;
-    absl::StatusOr<EventRef> copied = staging_->CopyToDevice(target_, data, bytes);
+    absl::StatusOr<EventRef> copied = CopyOn(data, bytes);
     if (!copied.ok()) return copied.status();
     events_.push_back(*std::move(copied));
-    target_ += bytes;
     left_bytes_ -= bytes;
     return absl::OkStatus();
   }
@@ -64,21 +65,41 @@ class CudaUpload : public Upload {
   }
 
  private:
+  // The next bytes, to where those before them ended.
+  absl::StatusOr<EventRef> CopyOn(const void* pinned, int64_t bytes) {
+    const auto* source = static_cast<const char*>(pinned);
+    std::vector<DeviceCopy> copies;
+    while (bytes > 0) {
+      const UploadTarget& target = targets_[index_];
+      const int64_t part = std::min(bytes, target.bytes - copied_bytes_);
+      if (part > 0)
+        copies.push_back({static_cast<char*>(target.data) + copied_bytes_, source, part});
+      source += part;
+      bytes -= part;
+      copied_bytes_ += part;
+      if (copied_bytes_ < target.bytes) continue;
+      ++index_;
+      copied_bytes_ = 0;
+    }
+    return staging_->CopyToDevice(copies);
+  }
+
   absl::Status Flush() {
     if (filled_bytes_ == 0) return absl::OkStatus();
-    absl::StatusOr<EventRef> copied = staging_->CopyToDevice(target_, block_.data(), filled_bytes_);
+    absl::StatusOr<EventRef> copied = CopyOn(block_.data(), filled_bytes_);
     if (!copied.ok()) return copied.status();
     staging_->pool()->ReturnAfter(std::move(block_), *copied);
     block_ = PinnedPool::Block();
     events_.push_back(*std::move(copied));
-    target_ += filled_bytes_;
     filled_bytes_ = 0;
     return absl::OkStatus();
   }
 
   CudaStaging* const staging_;
-  char* target_;
-  int64_t left_bytes_;  // announced and not appended
+  const std::vector<UploadTarget> targets_;
+  size_t index_ = 0;          // where copies have come to
+  int64_t copied_bytes_ = 0;  // of that target
+  int64_t left_bytes_ = 0;    // announced and not appended
   PinnedPool::Block block_;
   int64_t filled_bytes_ = 0;  // of block_
   std::vector<EventRef> events_;
@@ -154,33 +175,35 @@ CudaStaging::~CudaStaging() {
   }
 }
 
-absl::StatusOr<EventRef> CudaStaging::Copy(void* target, const void* source, int64_t bytes,
-                                           cudaMemcpyKind kind, cudaStream_t stream) {
+absl::StatusOr<EventRef> CudaStaging::Copy(absl::Span<const DeviceCopy> copies, cudaMemcpyKind kind,
+                                           cudaStream_t stream) {
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
   auto event = std::make_shared<CudaEvent>(events_, nullptr, 0);
   status = event->RecordBegin(stream);
   if (!status.ok()) return status;
-  status = CudaStatus(cudaMemcpyAsync(target, source, bytes, kind, stream), "cudaMemcpyAsync");
-  if (!status.ok()) return status;
-  status = event->RecordEnd(stream);
-  if (!status.ok()) {
-    // The copy is under way and nothing says when it ends: the context is beyond use.
-    events_->ReportBroken(status);
-    return status;
+  bool under_way = false;
+  for (const DeviceCopy& copy : copies) {
+    status = CudaStatus(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, kind, stream),
+                        "cudaMemcpyAsync");
+    if (!status.ok()) break;
+    under_way = true;
   }
-  return event;
+  if (status.ok()) status = event->RecordEnd(stream);
+  if (status.ok()) return event;
+  // A copy is under way and nothing says when it ends: the context is beyond use.
+  if (under_way) events_->ReportBroken(status);
+  return status;
 }
 
-absl::StatusOr<EventRef> CudaStaging::CopyToDevice(void* target, const void* pinned,
-                                                   int64_t bytes) {
+absl::StatusOr<EventRef> CudaStaging::CopyToDevice(absl::Span<const DeviceCopy> copies) {
   absl::MutexLock lock(&up_mutex_);
-  return Copy(target, pinned, bytes, cudaMemcpyHostToDevice, up_);
+  return Copy(copies, cudaMemcpyHostToDevice, up_);
 }
 
 absl::StatusOr<EventRef> CudaStaging::CopyToHost(void* pinned, const void* source, int64_t bytes) {
   absl::MutexLock lock(&down_mutex_);
-  return Copy(pinned, source, bytes, cudaMemcpyDeviceToHost, down_);
+  return Copy({{pinned, source, bytes}}, cudaMemcpyDeviceToHost, down_);
 }
 
 absl::StatusOr<std::unique_ptr<HostPin>> CudaStaging::PinHost(void* data, int64_t bytes) {
@@ -195,8 +218,8 @@ absl::StatusOr<std::unique_ptr<HostPin>> CudaStaging::PinHost(void* data, int64_
   return std::make_unique<CudaHostPin>(events_, data);
 }
 
-std::unique_ptr<Upload> CudaStaging::BeginUpload(void* target, int64_t bytes) {
-  return std::make_unique<CudaUpload>(this, target, bytes);
+std::unique_ptr<Upload> CudaStaging::BeginUpload(std::vector<UploadTarget> targets) {
+  return std::make_unique<CudaUpload>(this, std::move(targets));
 }
 
 std::unique_ptr<Download> CudaStaging::BeginDownload(std::vector<DeviceRange> ranges,

@@ -17,9 +17,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/pinned_pool.h"
 #include "worker/device/host_pin.h"
+#include "worker/device/imported_memory.h"
 #include "worker/device/staging.h"
 
 namespace ringattn::worker {
@@ -39,7 +41,7 @@ class CudaStaging {
   CudaStaging& operator=(const CudaStaging&) = delete;
 
   // As Device::BeginUpload and Device::BeginDownload.
-  std::unique_ptr<Upload> BeginUpload(void* target, int64_t bytes);
+  std::unique_ptr<Upload> BeginUpload(std::vector<UploadTarget> targets);
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready);
 
@@ -53,16 +55,16 @@ class CudaStaging {
 
   int64_t used_bytes() const { return pool_->used_bytes(); }
 
-  // One copy from and to pinned memory, as an event.
-  absl::StatusOr<EventRef> CopyToDevice(void* target, const void* pinned, int64_t bytes);
+  // Copies from and to pinned memory, as one event.
+  absl::StatusOr<EventRef> CopyToDevice(absl::Span<const DeviceCopy> copies);
   absl::StatusOr<EventRef> CopyToHost(void* pinned, const void* source, int64_t bytes);
   const std::shared_ptr<PinnedPool>& pool() const { return pool_; }
 
  private:
   CudaStaging(CudaEventPool* events, std::shared_ptr<PinnedPool> pool)
       : events_(events), pool_(std::move(pool)) {}
-  absl::StatusOr<EventRef> Copy(void* target, const void* source, int64_t bytes,
-                                cudaMemcpyKind kind, cudaStream_t stream);
+  absl::StatusOr<EventRef> Copy(absl::Span<const DeviceCopy> copies, cudaMemcpyKind kind,
+                                cudaStream_t stream);
 
   CudaEventPool* const events_;
   const std::shared_ptr<PinnedPool> pool_;

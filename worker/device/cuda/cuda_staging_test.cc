@@ -40,7 +40,7 @@ TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
       char* base = static_cast<char*>(target->data()) + i * kBytes;
       for (int64_t offset = 0; offset < kBytes; offset += kChunk) {
         const int64_t bytes = std::min(kChunk, kBytes - offset);
-        auto upload = *device->BeginUpload(base + offset, bytes);
+        auto upload = *device->BeginUpload({{base + offset, bytes}});
         for (int64_t at = 0; at < bytes; at += 65536) {
           ASSERT_TRUE(
               upload->Append(sources[i].data() + offset + at, std::min<int64_t>(65536, bytes - at))
@@ -60,6 +60,35 @@ TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
         device->CopyToHost(result.data(), static_cast<char*>(target->data()) + i * kBytes, kBytes)
             .ok());
     EXPECT_TRUE(result == sources[i]) << "thread " << i;
+  }
+}
+
+// Targets that end within blocks, and blocks that end within targets.
+TEST(CudaStagingTest, AnUploadFillsItsTargetsOneBehindTheOther) {
+  auto device = MakeDevice(16 * kMiB);
+  const std::vector<int64_t> sizes = {3, 0, 5 * kMiB + 1, 7, 4 * kMiB, kMiB / 2};
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  std::vector<UploadTarget> targets;
+  int64_t total = 0;
+  for (int64_t bytes : sizes) {
+    buffers.push_back(*device->Allocate(std::max<int64_t>(bytes, 1)));
+    targets.push_back({buffers.back()->data(), bytes});
+    total += bytes;
+  }
+  const std::vector<uint8_t> source = RandomBytes(total, 3);
+  auto upload = *device->BeginUpload(targets);
+  for (int64_t at = 0; at < total; at += 99999) {
+    ASSERT_TRUE(upload->Append(source.data() + at, std::min<int64_t>(99999, total - at)).ok());
+  }
+  auto events = upload->Finish();
+  ASSERT_TRUE(events.ok());
+  for (const EventRef& event : *events) ASSERT_TRUE(event->Wait(Soon()).ok());
+  int64_t at = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::vector<uint8_t> result(sizes[i]);
+    ASSERT_TRUE(device->CopyToHost(result.data(), targets[i].data, sizes[i]).ok());
+    EXPECT_TRUE(std::equal(result.begin(), result.end(), source.begin() + at)) << "target " << i;
+    at += sizes[i];
   }
 }
 
