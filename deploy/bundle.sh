@@ -80,14 +80,19 @@ if $with_nccl; then
   cp -L "$nccl" "$stage/lib/libnccl.so.2"
 fi
 # What Bazel's rule found (deploy/bazel/local_cuda.bzl), as it stood when it built.
-cuda=$(sed -n 's/^ARCHITECTURES = \["\(.*\)"\]$/sm_\1/p' \
-  "$("${BAZEL:-bazel}" info output_base 2>/dev/null)/external/local_cuda/defs.bzl" | sed 's/", "/ sm_/g')
+kernels="not known: no Bazel here has built them"
+found=$("${BAZEL:-bazel}" info output_base 2>/dev/null || true)/external/local_cuda/defs.bzl
+if [[ -f $found ]]; then
+  cuda=$(sed -n 's/^ARCHITECTURES = \["\(.*\)"\]$/sm_\1/p' "$found" | sed 's/", "/ sm_/g')
+  kernels="the processor's${cuda:+, $cuda}"
+  [[ -n $cuda ]] || kernels+="; no CUDA toolkit was found"
+fi
 cat >"$stage/MANIFEST" <<END
 ringattn bundle
 commit: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo " with changes")
 glibc: $(ldd --version | awk 'NR == 1 { print $NF }') or newer
 programs: $(ls "$stage/bin" | xargs)
-kernels: the processor's$([[ -z $cuda ]] && echo "; no CUDA toolkit was found" || echo ", $cuda")
+kernels: $kernels
 bytes: $bytes$($with_nccl && echo ", and NCCL" || true)
 END
 

@@ -31,13 +31,18 @@ absl::Status WrongPlace(TensorId id, uint64_t offset, uint64_t bytes, const Byte
 
 // What of an operation's inputs comes packed, if anything.
 std::optional<PackedInput> PackedOf(const Operation& operation) {
+  std::set<TensorId> uploads;
   for (const BufferSpec& buffer : operation.program().buffers) {
-    if (buffer.source != BufferSource::kUpload) continue;
-    const TensorId id = ClientTensorOf(operation.spec(), *buffer.input);
+    if (buffer.source == BufferSource::kUpload) uploads.insert(*buffer.input);
+  }
+  for (TensorId upload : uploads) {
+    const TensorId id = ClientTensorOf(operation.spec(), upload);
     const std::vector<TensorId> parts = PartsOf(id);
     if (parts.size() == 1 || !IsCutAsOne(operation.plan(), id)) continue;
+    const bool all = std::all_of(parts.begin(), parts.end(),
+                                 [&](TensorId part) { return uploads.count(part) > 0; });
     const int64_t part_bytes = LayoutOf(operation.spec(), parts[0]).inner_bytes;
-    if (part_bytes > 0) return PackedInput(id, parts, part_bytes);
+    if (all && part_bytes > 0) return PackedInput(id, parts, part_bytes);
   }
   return std::nullopt;
 }
