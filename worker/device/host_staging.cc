@@ -16,7 +16,7 @@ class HostUpload : public Upload {
     while (bytes > 0) {
       const UploadTarget& target = targets_[index_];
       const int64_t part = std::min(bytes, target.bytes - filled_bytes_);
-      std::memcpy(static_cast<uint8_t*>(target.data) + filled_bytes_, source, part);
+      if (part > 0) std::memcpy(static_cast<uint8_t*>(target.data) + filled_bytes_, source, part);
       source += part;
       bytes -= part;
       filled_bytes_ += part;

@@ -72,8 +72,9 @@ class CudaUpload : public Upload {
     while (bytes > 0) {
       const UploadTarget& target = targets_[index_];
       const int64_t part = std::min(bytes, target.bytes - copied_bytes_);
-      char* const to = static_cast<char*>(target.data) + copied_bytes_;
-      if (part > 0) copies.push_back({to, source, part});
+      if (part > 0) {
+        copies.push_back({static_cast<char*>(target.data) + copied_bytes_, source, part});
+      }
       source += part;
       bytes -= part;
       copied_bytes_ += part;
