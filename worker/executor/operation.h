@@ -48,8 +48,8 @@ struct KeyArrival {
 class Operation {
  public:
   // Binds the program's calls, some of them joined where keys may come late (late_keys.h), so that
-  // program() differs then from what was given; of a deterministic request none. The buffer of each lent one becomes kRetained:
-  // nothing is allocated for it and nobody uploads to it.
+  // program() differs then from what was given; of a deterministic request none. The buffer of each
+  // lent one becomes kRetained: nothing is allocated for it and nobody uploads to it.
   //   members: generation ranks by ring rank; members[ring_rank] is this worker
   //   device   outlives the operation
   //   arrival  when keys come that a call's kernel waits for

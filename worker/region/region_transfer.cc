@@ -375,8 +375,7 @@ void RegionTransfer::CopyOut() {
     if (!piece.ok()) return Fail(false, std::string(piece.status().message()));
     if (piece->has_value()) {
       output = StagedOutput((*piece)->range);
-      may_write = CopyOutput(output, **piece);
-      copied_bytes = (*piece)->bytes;
+      may_write = CopyOutput(output, **piece, &copied_bytes);
     }
   }
   if (!may_write.ok()) return Fail(false, std::string(may_write.status().message()));
@@ -395,9 +394,10 @@ size_t RegionTransfer::StagedOutput(size_t range) {
   return staged_[range];
 }
 
-bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece) {
+bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
+                                int64_t* copied_bytes) {
   const Copied& output = outputs_[index];
-  int64_t done = 0;
+  int64_t& done = *copied_bytes;
   while (done < piece.bytes) {
     if (Stopped()) return true;
     const int64_t bytes = std::min(piece.bytes - done, output.block_bytes);

@@ -126,7 +126,8 @@ class RegionTransfer final : public OperationListener,
   void CountOut(const Copied& output, int64_t bytes);
   absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   size_t StagedOutput(size_t range) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool CopyOutput(size_t index, const Download::HostRange& piece);
+  // False if the region is not to be written any more. Less is copied where the transfer stops.
+  bool CopyOutput(size_t index, const Download::HostRange& piece, int64_t* copied_bytes);
   std::optional<Block> NextDirectOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   // False: nothing may be written any more.
   absl::StatusOr<bool> CopyDirectOutput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
