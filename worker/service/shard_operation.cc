@@ -116,14 +116,14 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
   }
-  if (absl::Status status = CoverInput(id, chunk.offset, payload_bytes, 0, targets); !status.ok()) {
+  if (absl::Status status = CoverInput(id, chunk.offset, payload_bytes, targets); !status.ok()) {
     return status;
   }
   ++copying_;
   return absl::OkStatus();
 }
 
-absl::Status ShardOperation::CoverInput(TensorId id, uint64_t offset, uint64_t bytes, size_t part,
+absl::Status ShardOperation::CoverInput(TensorId id, uint64_t offset, uint64_t bytes,
                                         Targets* targets) {
   Input& input = inputs_.at(id);
   const ByteRangeSet::Added added = input.arrived.Add(offset, bytes);
@@ -131,7 +131,7 @@ absl::Status ShardOperation::CoverInput(TensorId id, uint64_t offset, uint64_t b
     return WrongPlace(id, offset, bytes, input.arrived, added);
   }
   targets->push_back(
-      {part, static_cast<uint8_t*>(input.buffer->data()) + offset, static_cast<int64_t>(bytes)});
+      {static_cast<uint8_t*>(input.buffer->data()) + offset, static_cast<int64_t>(bytes)});
   return absl::OkStatus();
 }
 
@@ -149,28 +149,28 @@ absl::Status ShardOperation::CoverPacked(const wire::ChunkHeader& chunk, uint64_
   for (size_t part = 0; part < parts.size(); ++part) {
     const PackedInput::Range range = packed_->RangeOf(part, static_cast<int64_t>(chunk.offset),
                                                       static_cast<int64_t>(payload_bytes));
-    absl::Status status = CoverInput(parts[part], range.begin, range.bytes, part, targets);
+    absl::Status status = CoverInput(parts[part], range.begin, range.bytes, targets);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
-    Source source, absl::Span<const wire::Fragment> payload, const Target& whole, uint32_t* crc) {
+    Source source, absl::Span<const wire::Fragment> payload, const UploadTarget& target,
+    uint32_t* crc) {
   if (source == Source::kImported) {
     std::vector<DeviceCopy> pieces;
-    uint8_t* target = whole.data;
+    auto* to = static_cast<uint8_t*>(target.data);
     for (const wire::Fragment& fragment : payload) {
       const auto bytes = static_cast<int64_t>(fragment.size);
-      pieces.push_back({target, fragment.data, bytes});
-      target += bytes;
+      pieces.push_back({to, fragment.data, bytes});
+      to += bytes;
     }
     absl::StatusOr<EventRef> copy = device_->CopyImported(pieces, ImportedCopy::kIn);
     if (!copy.ok()) return copy.status();
     return std::vector<EventRef>{*std::move(copy)};
   }
-  absl::StatusOr<std::unique_ptr<worker::Upload>> upload =
-      device_->BeginUpload({{whole.data, whole.bytes}});
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload({target});
   if (!upload.ok()) return upload.status();
   for (const wire::Fragment& fragment : payload) {
     if (crc != nullptr) *crc = wire::ExtendCrc32c(*crc, fragment.data, fragment.size);
@@ -186,13 +186,11 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
 absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
     const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
     const Targets& targets) {
-  std::vector<UploadTarget> places;
-  for (const Target& target : targets) places.push_back({target.data, target.bytes});
-  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload(std::move(places));
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload(targets);
   if (!upload.ok()) return upload.status();
-  for (const Target& target : targets) {
+  for (size_t part = 0; part < targets.size(); ++part) {
     absl::Status status = packed_->ForEachRun(
-        target.part, static_cast<int64_t>(chunk.offset), payload,
+        part, static_cast<int64_t>(chunk.offset), payload,
         [&](const uint8_t* data, int64_t bytes) { return (*upload)->Append(data, bytes); });
     if (!status.ok()) return status;
   }

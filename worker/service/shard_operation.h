@@ -142,13 +142,8 @@ class ShardOperation {
     ByteRangeSet arrived{0};
   };
 
-  // Where a chunk's bytes go: to one input, or to several if it is of a packed tensor.
-  struct Target {
-    size_t part = 0;  // of the packed tensor
-    uint8_t* data = nullptr;
-    int64_t bytes = 0;
-  };
-  using Targets = std::vector<Target>;
+  // Where a chunk's bytes go: to one input or, if it is of a packed tensor, to each of its parts.
+  using Targets = std::vector<UploadTarget>;
 
   void Notify();
   bool IsPacked(const wire::ChunkHeader& chunk) const {
@@ -156,8 +151,8 @@ class ShardOperation {
   }
   absl::Status Cover(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status CoverInput(TensorId id, uint64_t offset, uint64_t bytes, size_t part,
-                          Targets* targets) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CoverInput(TensorId id, uint64_t offset, uint64_t bytes, Targets* targets)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   enum class Source : uint8_t { kAnyMemory, kPinned, kImported };
@@ -167,7 +162,7 @@ class ShardOperation {
                     absl::Span<const wire::Fragment> payload, const Targets& targets);
   absl::StatusOr<std::vector<EventRef>> Upload(Source source,
                                                absl::Span<const wire::Fragment> payload,
-                                               const Target& target, uint32_t* crc);
+                                               const UploadTarget& target, uint32_t* crc);
   absl::StatusOr<std::vector<EventRef>> UploadPacked(const wire::ChunkHeader& chunk,
                                                      absl::Span<const wire::Fragment> payload,
                                                      const Targets& targets);

@@ -20,22 +20,6 @@ namespace {
 using Message = v1::JoinRequest;
 using testing::HasSubstr;
 
-// Waits until every worker's heartbeat says that nothing is reserved.
-void ExpectAllFree(Cluster& cluster) {
-  const absl::Time patience = absl::Now() + absl::Seconds(20);
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    const uint64_t before = cluster.coordinator().LastHeartbeat(Cluster::Name(rank)).sequence();
-    v1::Heartbeat heartbeat;
-    do {
-      absl::SleepFor(absl::Milliseconds(5));
-      heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
-    } while (absl::Now() < patience &&
-             (heartbeat.sequence() <= before || heartbeat.reserved_bytes() > 0));
-    EXPECT_EQ(heartbeat.reserved_bytes(), 0u);
-    EXPECT_TRUE(heartbeat.operation_id().empty());
-  }
-}
-
 // The rank's first heartbeat from now on that is as wanted; after ten seconds the newest.
 v1::Heartbeat AwaitHeartbeat(Cluster& cluster, int rank,
                              const std::function<bool(const v1::Heartbeat&)>& wanted) {
@@ -96,26 +80,6 @@ TEST(Worker, ShardsShorterThanTheRingWorkToo) {
   cluster.Form(1);
   for (int64_t tokens : {0, 1, 3}) {
     cluster.RunToTheEnd(TestRequest::Make(tokens, 4), absl::StrCat("1-", tokens), 1);
-  }
-}
-
-TEST(Worker, PackedInputsArriveWholeOrInParts) {
-  for (Packing packing : {Packing::kQkv, Packing::kKv}) {
-    for (int world_size : {1, 2}) {
-      Cluster cluster(world_size);
-      cluster.Form(1);
-      TestRequest request = TestRequest::Make(61, world_size, packing);
-      cluster.RunToTheEnd(request, "1-1", 1);
-      for (int rank = 0; rank < world_size; ++rank) {
-        cluster.device(rank).SetStaged(absl::Milliseconds(1), 0);
-      }
-      cluster.RunToTheEnd(request, "1-2", 1);
-      request.parts_apart = true;
-      cluster.RunToTheEnd(request, "1-3", 1);
-      cluster.RunToTheEnd(TestRequest::Make(1, world_size, packing), "1-4",
-                          1);  // ranks without a token
-      ExpectAllFree(cluster);
-    }
   }
 }
 
@@ -307,52 +271,6 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   // Released under the open stream.
   cluster.Release("3-again", 3);
   EXPECT_EQ(first.Finish().code(), absl::StatusCode::kAborted);
-  ExpectAllFree(cluster);
-}
-
-TEST(Worker, ExchangeRejectsWhatIsWrongOfAPackedInput) {
-  Cluster cluster(1);
-  cluster.Form(3);
-  const TestRequest request = TestRequest::Make(40, 1, Packing::kKv);
-  int next = 0;
-  const auto ending = [&](auto send) {
-    const std::string id = absl::StrCat("3-", ++next);
-    cluster.Reserve(request, id, 3);
-    TestExchange exchange(cluster.worker(0).data_address());
-    EXPECT_TRUE(exchange.Open(id, 3).ok());
-    send(exchange);
-    const absl::Status status = exchange.Finish();
-    cluster.Release(id, 3);
-    return status;
-  };
-  const int64_t token_bytes = 2 * LayoutOf(request.spec, TensorId::kK).inner_bytes;
-  const int64_t kv_bytes = 40 * token_bytes;
-  const std::string four(4, 'x'), token(token_bytes, 'x');
-  for (uint64_t offset : {uint64_t(kv_bytes - 3), ~uint64_t{0} - 1}) {
-    const absl::Status status = ending([&](auto& e) { e.SendChunk(TensorId::kKv, offset, four); });
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr("kv: 4 bytes at"));
-    EXPECT_THAT(status.message(), HasSubstr("outside a shard of 5120"));
-  }
-  absl::Status status = ending([&](auto& e) {
-    e.SendChunk(TensorId::kKv, 0, token);
-    e.SendChunk(TensorId::kKv, token_bytes - 4, four);
-  });
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("v: "));
-  EXPECT_THAT(status.message(), HasSubstr("twice"));
-  // Whole and in parts: each byte once.
-  status = ending([&](auto& e) {
-    e.SendChunk(TensorId::kKv, 0, token);
-    e.SendChunk(TensorId::kK, token_bytes / 2 - 4, four);
-  });
-  EXPECT_THAT(status.message(), HasSubstr("k: "));
-  EXPECT_THAT(status.message(), HasSubstr("twice"));
-  status = ending([&](auto& e) { e.SendChunk(TensorId::kQkv, 0, four); });
-  EXPECT_THAT(status.message(), HasSubstr("no input"));
-  status = ending([&](auto& e) { e.SendChunk(TensorId::kKv, 0, token, 123u); });
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("crc32c"));
   ExpectAllFree(cluster);
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "common/wire/crc32c.h"
@@ -368,6 +369,21 @@ void Cluster::RunToTheEnd(const TestRequest& request, const std::string& id, uin
   }
   EXPECT_TRUE(outputs == request.expected);
   Release(id, generation);
+}
+
+void ExpectAllFree(Cluster& cluster) {
+  const absl::Time patience = absl::Now() + absl::Seconds(20);
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    const uint64_t before = cluster.coordinator().LastHeartbeat(Cluster::Name(rank)).sequence();
+    v1::Heartbeat heartbeat;
+    do {
+      absl::SleepFor(absl::Milliseconds(5));
+      heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
+    } while (absl::Now() < patience &&
+             (heartbeat.sequence() <= before || heartbeat.reserved_bytes() > 0));
+    EXPECT_EQ(heartbeat.reserved_bytes(), 0u);
+    EXPECT_TRUE(heartbeat.operation_id().empty());
+  }
 }
 
 }  // namespace ringattn::worker

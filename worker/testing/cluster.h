@@ -112,6 +112,10 @@ class Cluster {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
+// Waits until every worker's heartbeat says that nothing is reserved; fails the test if one does
+// not.
+void ExpectAllFree(Cluster& cluster);
+
 }  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_TESTING_CLUSTER_H_
