@@ -9,29 +9,20 @@ namespace {
 
 class HostUpload : public Upload {
  public:
-  explicit HostUpload(std::vector<UploadTarget> targets) : targets_(std::move(targets)) {}
+  explicit HostUpload(std::vector<UploadTarget> targets) : cursor_(std::move(targets)) {}
 
   absl::Status Append(const void* data, int64_t bytes) override {
     const auto* source = static_cast<const uint8_t*>(data);
-    while (bytes > 0) {
-      const UploadTarget& target = targets_[index_];
-      const int64_t part = std::min(bytes, target.bytes - filled_bytes_);
-      if (part > 0) std::memcpy(static_cast<uint8_t*>(target.data) + filled_bytes_, source, part);
+    cursor_.Advance(bytes, [&source](void* to, int64_t part) {
+      std::memcpy(to, source, part);
       source += part;
-      bytes -= part;
-      filled_bytes_ += part;
-      if (filled_bytes_ < target.bytes) continue;
-      ++index_;
-      filled_bytes_ = 0;
-    }
+    });
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<EventRef>> Finish() override { return std::vector<EventRef>(); }
 
  private:
-  const std::vector<UploadTarget> targets_;
-  size_t index_ = 0;
-  int64_t filled_bytes_ = 0;  // of that target
+  TargetCursor cursor_;
 };
 
 class HostDownload : public Download {

@@ -4,9 +4,11 @@
 #ifndef RINGATTN_WORKER_DEVICE_STAGING_H_
 #define RINGATTN_WORKER_DEVICE_STAGING_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +21,34 @@ namespace ringattn::worker {
 struct UploadTarget {
   void* data = nullptr;  // device memory
   int64_t bytes = 0;
+};
+
+// How far a run of bytes has come among its targets, each filled before the next one begins.
+class TargetCursor {
+ public:
+  explicit TargetCursor(std::vector<UploadTarget> targets) : targets_(std::move(targets)) {}
+
+  // Calls visit(void* to, int64_t bytes) for the places of the next `bytes`, in order; never with
+  // 0. REQUIRES: the targets have room for them.
+  template <typename Visit>
+  void Advance(int64_t bytes, const Visit& visit) {
+    while (bytes > 0) {
+      const UploadTarget& target = targets_[index_];
+      const int64_t part = std::min(bytes, target.bytes - filled_bytes_);
+      if (part > 0)
+        visit(static_cast<void*>(static_cast<char*>(target.data) + filled_bytes_), part);
+      bytes -= part;
+      filled_bytes_ += part;
+      if (filled_bytes_ < target.bytes) continue;
+      ++index_;
+      filled_bytes_ = 0;
+    }
+  }
+
+ private:
+  std::vector<UploadTarget> targets_;
+  size_t index_ = 0;
+  int64_t filled_bytes_ = 0;  // of that target
 };
 
 // One run of bytes to places in device memory, one after the other, each filled before the next one

@@ -17,9 +17,9 @@ constexpr absl::Duration kUploadWait = absl::Seconds(30);
 
 class CudaUpload : public Upload {
  public:
-  CudaUpload(CudaStaging* staging, std::vector<UploadTarget> targets)
-      : staging_(staging), targets_(std::move(targets)) {
-    for (const UploadTarget& target : targets_) left_bytes_ += target.bytes;
+  CudaUpload(CudaStaging* staging, std::vector<UploadTarget> targets) : staging_(staging) {
+    for (const UploadTarget& target : targets) left_bytes_ += target.bytes;
+    cursor_ = TargetCursor(std::move(targets));
   }
 
   // What is under way writes to memory that may be given back after this.
@@ -69,19 +69,10 @@ class CudaUpload : public Upload {
   absl::StatusOr<EventRef> CopyOn(const void* pinned, int64_t bytes) {
     const auto* source = static_cast<const char*>(pinned);
     std::vector<DeviceCopy> copies;
-    while (bytes > 0) {
-      const UploadTarget& target = targets_[index_];
-      const int64_t part = std::min(bytes, target.bytes - copied_bytes_);
-      if (part > 0) {
-        copies.push_back({static_cast<char*>(target.data) + copied_bytes_, source, part});
-      }
+    cursor_.Advance(bytes, [&](void* to, int64_t part) {
+      copies.push_back({to, source, part});
       source += part;
-      bytes -= part;
-      copied_bytes_ += part;
-      if (copied_bytes_ < target.bytes) continue;
-      ++index_;
-      copied_bytes_ = 0;
-    }
+    });
     return staging_->CopyToDevice(copies);
   }
 
@@ -97,10 +88,8 @@ class CudaUpload : public Upload {
   }
 
   CudaStaging* const staging_;
-  const std::vector<UploadTarget> targets_;
-  size_t index_ = 0;          // where copies have come to
-  int64_t copied_bytes_ = 0;  // of that target
-  int64_t left_bytes_ = 0;    // announced and not appended
+  TargetCursor cursor_{{}};  // where copies have come to
+  int64_t left_bytes_ = 0;   // announced and not appended
   PinnedPool::Block block_;
   int64_t filled_bytes_ = 0;  // of block_
   std::vector<EventRef> events_;
