@@ -17,9 +17,9 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Blocks are one to an SM, and long: with so many the longest of a causal call are a fraction of
-// it. With fewer it depends (backward_deal.h).
-constexpr int kBlocksPerSm = 3;
+// Items have a multiprocessor, or those of a cluster, to themselves, and are long: with so many to
+// each the longest of a causal call are a fraction of it. With fewer it depends (backward_deal.h).
+constexpr int kItemsPerSlot = 3;
 
 struct HeadDimClass {
   int64_t head_dim;
@@ -188,8 +188,9 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool terms = problem.terms.any();
   kernel_ = terms ? TermKernelOf(problem, dbias.has_value()) : head_dim_class.KernelOf(problem);
   const bool ordered = problem.deterministic;
-  plan_ = PlanBackwardTiles(call, kernel_.tile_keys, ordered ? kernel_.tile_rows : 1);
+  plan_ = PlanBackwardTiles(call, kernel_.tile_keys(), ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
+  const int slots = device.sm_count / kernel_.blocks;  // for items at a time
 
   TermBackwardKernelParams& params = params_;
   params.common = CommonOf(problem, call.q_rows);
@@ -198,33 +199,33 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   params.dbias = dbias.value_or(nullptr);
   const int32_t group_size = params.common.group_size;
   params.heads_per_block = HeadsPerBlock(group_size, problem.num_heads, tiles * problem.batch,
-                                         int64_t{kBlocksPerSm} * device.sm_count);
+                                         int64_t{kItemsPerSlot} * slots);
   const bool can_store = !terms && !ordered && problem.softcap <= 0 && problem.batch > 0 &&
                          HaveStoredGradients(call.blocks) &&
-                         TilesHaveAllKeys(call, plan_, kernel_.tile_keys);
+                         TilesHaveAllKeys(call, plan_, kernel_.tile_keys());
   // The model knows neither turns nor pairs of tiles that terms leave empty.
   if (!terms && !ordered && params.heads_per_block < group_size) {
     params.heads_per_block = BestHeads(WorkOf(call, plan_, kernel_, head_dim_class.head_dim),
-                                       params.heads_per_block, can_store, device.sm_count);
+                                       params.heads_per_block, can_store, slots);
   }
   stores_key_gradients_ = can_store && params.heads_per_block == group_size;
   PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);
 
   const int64_t packs = problem.num_heads / params.heads_per_block * problem.batch;
-  if (tiles * packs > std::numeric_limits<int32_t>::max()) {
+  if (tiles * packs > std::numeric_limits<int32_t>::max() / kernel_.blocks) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a backward call of ", tiles * packs, " tiles and heads"));
   }
   params.tile_count = static_cast<int32_t>(tiles);
   params.packs = static_cast<int32_t>(packs);
-  params.section_packs = SectionPacks(tiles, packs, device.sm_count);
+  params.section_packs = SectionPacks(tiles, packs, slots);
 
   if (ordered) {
     absl::Status s = turns_.Init(call, kernel_.tile_rows, params, plan_);
     if (!s.ok()) return s;
   }
   if (absl::Status s = MapQueries(call, kernel_.tile_rows, query_maps_); !s.ok()) return s;
-  absl::Status status = MapKeys(problem, call.blocks, kernel_.tile_keys, key_maps_);
+  absl::Status status = MapKeys(problem, call.blocks, kernel_.block_keys, key_maps_);
   if (!status.ok()) return status;
   if (absl::Status s = MapSums(problem, call.blocks, sum_maps_); !s.ok()) return s;
   ranges_offset_ = TableBytes(plan_.tiles);
@@ -234,7 +235,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   turns_offset_ = sum_maps_offset_ + TableBytes(sum_maps_);
   terms_offset_ = turns_offset_ + turns_.table_bytes();
   if (terms) {
-    status = terms_.Init(call, plan_, kernel_.tile_keys, kernel_.tile_rows, problem.num_heads);
+    status = terms_.Init(call, plan_, kernel_.tile_keys(), kernel_.tile_rows, problem.num_heads);
     if (!status.ok()) return status;
     params.stride = StrideOf(call.q_pieces, call.blocks);
     params.keys = PhiloxKeysOf(problem);
@@ -318,8 +319,9 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
     }
   }
   const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
-  return ToStatus(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(items)), dim3(kernel_.threads),
-                                   arguments, kernel_.shared_bytes, launch.stream),
+  const dim3 grid(static_cast<unsigned>(items * kernel_.blocks));
+  return ToStatus(cudaLaunchKernel(entry, grid, dim3(kernel_.threads), arguments,
+                                   kernel_.shared_bytes, launch.stream),
                   "attention kernel launch");
 }
 

@@ -41,9 +41,9 @@ BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
   work.num_heads = problem.num_heads;
   work.group_size = static_cast<int32_t>(problem.num_heads / problem.num_kv_heads);
   work.batch = problem.batch;
-  // S, dP, dV, dQ and dK.
-  work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.tile_keys * kernel_dim;
-  work.tile_sums = kernel.tile_keys * columns;
+  // S, dP, dV, dQ and dK, of a block.
+  work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.block_keys * kernel_dim;
+  work.tile_sums = kernel.tile_keys() * columns;
   work.head_bytes = call.q_rows * (columns * ElementBytes(problem.dtype) + problem.head_dim * 4);
   for (const KvBlock& block : call.blocks) {
     work.sums += problem.batch * block.rows * problem.num_kv_heads * columns;

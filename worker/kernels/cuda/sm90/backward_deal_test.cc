@@ -37,8 +37,8 @@ BackwardWork Work(const Shape& shape) {
   call.blocks = {block};
   BackwardKernel kernel;
   kernel.tile_rows = shape.dim == 64 ? 128 : 64;
-  kernel.tile_keys = shape.dim > 128 ? 64 : 128;
-  return WorkOf(call, PlanBackwardTiles(call, kernel.tile_keys), kernel, shape.dim);
+  kernel.block_keys = shape.dim > 128 ? 64 : 128;
+  return WorkOf(call, PlanBackwardTiles(call, kernel.tile_keys()), kernel, shape.dim);
 }
 
 TEST(BackwardDealTest, CountsTheWork) {

@@ -53,28 +53,31 @@ __device__ __forceinline__ void RunBackward(const typename Shape::Params& params
 }  // namespace ringattn::worker::cuda::sm90
 
 // Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); `run` what it runs,
-// of a `shape`, whose numbers follow.
-#define RINGATTN_SM90_BACKWARD_KERNELS(name, run, shape, ...)                     \
-  __global__ void __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name(  \
-      const __grid_constant__ shape<__nv_bfloat16, __VA_ARGS__>::Params params) { \
-    extern __shared__ __align__(1024) char shared[];                              \
-    run<shape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                       \
-  }                                                                               \
-  __global__ void __launch_bounds__(384, 1) sm90_fp16_attention_backward_##name(  \
-      const __grid_constant__ shape<__half, __VA_ARGS__>::Params params) {        \
-    extern __shared__ __align__(1024) char shared[];                              \
-    run<shape<__half, __VA_ARGS__>>(params, shared);                              \
-  }                                                                               \
-  BackwardKernel BackwardKernel_##name() {                                        \
-    using Half = shape<__half, __VA_ARGS__>;                                      \
-    static_assert(Half::kThreads == 384);                                         \
-    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),  \
-            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),  \
-            Half::kRows,                                                          \
-            Half::kKeys,                                                          \
-            Half::kThreads,                                                       \
-            Half::kSharedBytes};                                                  \
+// of a `shape`, whose numbers follow; `blocks` of a cluster share an item.
+#define RINGATTN_SM90_BACKWARD_KERNELS_OF(attributes, blocks, name, run, shape, ...)        \
+  __global__ void attributes __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name( \
+      const __grid_constant__ shape<__nv_bfloat16, __VA_ARGS__>::Params params) {           \
+    extern __shared__ __align__(1024) char shared[];                                        \
+    run<shape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                                 \
+  }                                                                                         \
+  __global__ void attributes __launch_bounds__(384, 1) sm90_fp16_attention_backward_##name( \
+      const __grid_constant__ shape<__half, __VA_ARGS__>::Params params) {                  \
+    extern __shared__ __align__(1024) char shared[];                                        \
+    run<shape<__half, __VA_ARGS__>>(params, shared);                                        \
+  }                                                                                         \
+  BackwardKernel BackwardKernel_##name() {                                                  \
+    using Half = shape<__half, __VA_ARGS__>;                                                \
+    static_assert(Half::kThreads == 384);                                                   \
+    return {reinterpret_cast<const void*>(&sm90_bf16_attention_backward_##name),            \
+            reinterpret_cast<const void*>(&sm90_fp16_attention_backward_##name),            \
+            Half::kRows,                                                                    \
+            Half::kKeys,                                                                    \
+            blocks,                                                                         \
+            Half::kThreads,                                                                 \
+            Half::kSharedBytes};                                                            \
   }
+#define RINGATTN_SM90_BACKWARD_KERNELS(name, run, shape, ...) \
+  RINGATTN_SM90_BACKWARD_KERNELS_OF(, 1, name, run, shape, __VA_ARGS__)
 
 #define RINGATTN_SM90_BACKWARD(name, ...) \
   RINGATTN_SM90_BACKWARD_KERNELS(name, RunBackward, BackwardShape, __VA_ARGS__)

@@ -25,9 +25,9 @@ struct SumMaps {
 
 inline constexpr int kStagedRows = 64;
 
-// Thread blocks are items of work in order of blockIdx.x. Packs of heads_per_block heads (of all
-// batch rows) are cut into sections; within a section the tiles come in the table's order (longest
-// first), each for all packs of the section.
+// Thread blocks, or clusters of them, are items of work in order of blockIdx.x. Packs of
+// heads_per_block heads (of all batch rows) are cut into sections; within a section the tiles come
+// in the table's order (longest first), each for all packs of the section.
 struct BackwardKernelParams {
   CommonParams common;
   const BackwardTile* tiles = nullptr;    // device
@@ -86,9 +86,12 @@ struct BackwardKernel {
   const void* bf16 = nullptr;
   const void* fp16 = nullptr;
   int32_t tile_rows = 0;
-  int32_t tile_keys = 0;
+  int32_t block_keys = 0;  // of a thread block
+  int32_t blocks = 1;      // of a cluster, that share an item: each has block_keys of its keys
   int32_t threads = 0;
   int32_t shared_bytes = 0;
+
+  int32_t tile_keys() const { return blocks * block_keys; }  // of an item
 };
 
 }  // namespace ringattn::worker::cuda::sm90
