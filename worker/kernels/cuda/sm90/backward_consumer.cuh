@@ -105,16 +105,16 @@ struct BackwardConsumer {
     return row * kPanelRowBytes + (chunk ^ (row & 7)) * 16;
   }
 
-  // Writes 64 columns of accumulators, from element kFirst on, scaled, to the group's staged boxes.
-  // `target` is the thread's first element there.
-  template <int kCount>
+  // Writes so many columns of accumulators, from element `first` on, scaled, to the group's staged
+  // boxes. `target` is the thread's first element there.
+  template <int kColumns = 64, int kCount>
   static __device__ __forceinline__ void Stage(const float (&sum)[kCount], int first, float scale,
                                                uint32_t target) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < kColumns / 8; ++n) {
       if (first + n * 4 >= kCount) break;
       // Columns 8 n: two 16-byte chunks on in the box's row, permuted by its row mod 8.
-      const uint32_t address = (target ^ (n % 4 * 32)) + n / 4 * Shape::kStagedBoxBytes;
+      const uint32_t address = (target ^ (n % 4 * 32)) + n / 4 * kStagedRows * 128;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = first + n * 4 + half * 2;

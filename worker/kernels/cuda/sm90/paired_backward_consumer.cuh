@@ -46,9 +46,48 @@ struct PairedBackwardConsumer {
     }
   }
 
+  // A group's staged columns of dq.
+  template <int kGroup>
+  struct Staged {
+    const uint32_t full, empty;  // barriers
+    const uint32_t target;       // the thread's first element
+    uint32_t phase = 1;
+
+    __device__ __forceinline__ Staged(uint32_t shared, int warp, int lane)
+        : full(shared + Shape::kStagedFull + 8 * kGroup),
+          empty(shared + Shape::kStagedEmpty + 8 * kGroup),
+          target(shared + Shape::kStaged + Shape::StagedOffset(kGroup) +
+                 Narrow::StagedOffset(warp, Narrow::QueryRow(lane / 4), lane)) {}
+
+    template <int kCount>
+    __device__ __forceinline__ void Put(const float (&dq)[kCount], float scale) {
+      constexpr int kColumns = Shape::StagedColumns(kGroup);
+#pragma unroll
+      for (int first = 0; first < kCount; first += kColumns / 2) {
+        WaitBarrier(empty, phase);
+        phase ^= 1;
+        Narrow::template Stage<kColumns>(dq, first, scale, target);
+        FenceBulkReads();
+        Narrow::Release(full);
+      }
+    }
+  };
+
   // What a thread knows of its place and of what the group multiplies; descriptors of q, dout and
   // dS are of the first of several.
+  template <int kGroup>
   struct Place {
+    static constexpr bool kValues = kGroup == 0;
+    // Where the scores' B and the sum's B are: q and dout for the values, dout and q for the keys.
+    static constexpr int kScoresB = kValues ? Shape::kQ : Shape::kDout;
+    static constexpr int kScoresFull = kValues ? Shape::kQFull : Shape::kDoutFull;
+    static constexpr int kScoresEmpty = kValues ? Shape::kQEmpty : Shape::kDoutEmpty;
+    static constexpr int kSumB = kValues ? Shape::kDout : Shape::kQ;
+    static constexpr int kSumFull = kValues ? Shape::kDoutFull : Shape::kQFull;
+    static constexpr int kSumEmpty = kValues ? Shape::kDoutEmpty : Shape::kQEmpty;
+    using ScoresAt = RingPosition<kValues ? Shape::kStages : Shape::kDoutSlots>;
+    using SumAt = RingPosition<kValues ? Shape::kDoutSlots : Shape::kStages>;
+
     uint32_t own_rows;            // A of the scores: K or V
     uint32_t other_rows;          // their B
     uint32_t columns;             // B of the sum
@@ -57,29 +96,30 @@ struct PairedBackwardConsumer {
     uint32_t gradient_target;     // the thread's position in dS
     int key, row;                 // of its first element, among the pair's keys
 
-    __device__ __forceinline__ Place(uint32_t shared, int group, int warp, int lane, int rank,
-                                     uint32_t operands)
-        : own_rows(RowDescriptor(operands + (group == 0 ? Shape::kK : Shape::kV))),
-          other_rows(RowDescriptor(operands + Shape::kRowSlots)),
-          columns(ColumnDescriptor(operands + Shape::kRowSlots, Shape::kRowPanelBytes)),
+    // `operands`: the base as descriptors take it.
+    __device__ __forceinline__ Place(uint32_t shared, uint32_t operands, int warp, int lane,
+                                     int rank)
+        : own_rows(RowDescriptor(operands + (kValues ? Shape::kK : Shape::kV))),
+          other_rows(RowDescriptor(operands + kScoresB)),
+          columns(ColumnDescriptor(operands + kSumB, Shape::kRowPanelBytes)),
           ds_rows(RowDescriptor(operands + Shape::kScores)),
-          k_columns(ColumnDescriptor(
-              operands + Shape::kK +
-                  (group == 0 ? Shape::kKeyPanelBytes + rank * Shape::kValuesColumns * 2
-                              : rank * 2 * Shape::kKeyPanelBytes),
-              Shape::kKeyPanelBytes)),
-          other_k(ColumnDescriptor(
-              operands + Shape::kOtherK +
-                  (group == 0 ? rank * Shape::kValuesColumns * 2 : Shape::kKeyPanelBytes),
-              Shape::kKeyPanelBytes)),
           gradient_target(shared + Shape::kScores + Narrow::GradientOffset(warp, lane)),
           key(rank * Shape::kKeys + warp * 16 + lane / 4),
-          row(lane % 4 * 2) {}
+          row(lane % 4 * 2) {
+      const int column = Shape::FirstColumn(kGroup, rank);
+      const uint32_t within = column % kPanelColumns * 2;
+      k_columns = ColumnDescriptor(
+          operands + Shape::kK + column / kPanelColumns * Shape::kKeyPanelBytes + within,
+          Shape::kKeyPanelBytes);
+      other_k =
+          ColumnDescriptor(operands + Shape::kOtherK + kGroup * Shape::kKeyPanelBytes + within,
+                           Shape::kKeyPanelBytes);
+    }
   };
 
   // Issues dq = dS K for the group's columns; dS of that stage is there, the other block's too.
-  template <int kCount>
-  static __device__ __forceinline__ void IssueDq(float (&dq)[kCount], const Place& place,
+  template <int kCount, int kGroup>
+  static __device__ __forceinline__ void IssueDq(float (&dq)[kCount], const Place<kGroup>& place,
                                                  uint32_t stage) {
     const uint32_t ds = place.ds_rows + stage * DescriptorBytes(Shape::kScorePanelBytes);
     constexpr uint32_t kOther = DescriptorBytes(Shape::kOtherScores - Shape::kScores);
@@ -108,13 +148,17 @@ struct PairedBackwardConsumer {
   template <int kGroup>
   static __device__ __forceinline__ void Run(const BackwardKernelParams& params, char* memory,
                                              uint32_t shared, const BackwardItem& item, int rank) {
-    constexpr bool kValues = kGroup == 0;
+    using Here = Place<kGroup>;
+    constexpr bool kValues = Here::kValues;
     constexpr uint32_t kSlotStep = DescriptorBytes(Shape::kRowBytes);
+    // With one slot dout comes late: the keys group has better to do before it waits for it.
+    constexpr bool kStagesFirst = Shape::kDoutSlots == 1;
     const CommonParams& common = params.common;
+    const int keys = item.tile->rows;
     const int lane = threadIdx.x & 31;
     const int warp = (threadIdx.x & 127) / 32;
     const uint32_t operands = OperandAddress(shared);
-    const Place place(shared, kGroup, warp, lane, rank, operands);
+    const Here place(shared, operands, warp, lane, rank);
     const BothBlocks both(shared, lane);
     const float* const statistics =
         reinterpret_cast<const float*>(memory + Shape::kRowStatistics) + place.row;
@@ -124,23 +168,24 @@ struct PairedBackwardConsumer {
     for (int i = 0; i < kDim / 2; ++i) sum[i] = 0.0f;
     Scores scores;
     Packed packed;
-    float dq[(kValues ? Shape::kValuesColumns : Shape::kKeysColumns) / 2];
+    float dq[Shape::DqColumns(kGroup) / 2];
     RingPosition<Shape::kStages> at;
-    // The slots of the scores' B and of the sum's: q and dout for the values, dout and q for the
-    // keys.
-    RingPosition<Shape::kSlots> scores_at{kValues ? 0u : 1u};
-    RingPosition<Shape::kSlots> sum_at{kValues ? 1u : 0u};
-    typename Narrow::StagedBoxes boxes(shared, kGroup, warp, lane);
+    typename Here::ScoresAt scores_at;
+    typename Here::SumAt sum_at;
+    Staged<kGroup> staged(shared, warp, lane);
     bool first = true, last;
     WaitBarrier(shared + (kValues ? Shape::kKFull : Shape::kVFull), 0);
     if (!kValues) WaitBarrier(shared + Shape::kKFull, 0);  // for dQ
+    const auto await_next = [&] {
+      WaitBarrier(shared + Here::kScoresFull + 8 * scores_at.stage, scores_at.phase);
+      WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+    };
     const auto issue_scores = [&] {
       Narrow::template IssueScores<kValues ? Shape::kAddsOffsets : Shape::kAddsDeltas>(
           scores, place.own_rows, place.other_rows + scores_at.stage * kSlotStep, operands,
           at.stage, kValues ? Addend::kOffset : Addend::kDelta);
     };
-    WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, 0);
-    WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
+    await_next();
     issue_scores();
 #pragma unroll 1
     do {
@@ -151,11 +196,11 @@ struct PairedBackwardConsumer {
       const uint32_t gradient_target = place.gradient_target + own.stage * Shape::kScorePanelBytes;
       WaitProducts<0>();
       PinRegisters(scores);
-      both.Release(shared, Shape::kSlotEmpty + 8 * scores_at.stage);
+      both.Release(shared, Here::kScoresEmpty + 8 * scores_at.stage);
       if constexpr (kValues) {
         Packed weights;
         Rules::Probabilities(scores, packed, weights, tile_statistics, tile, place.key, place.row,
-                             item.tile->rows, common);
+                             keys, common);
         WaitClusterBarrier(shared + Shape::kScoresEmpty + 8 * own.stage, own.phase ^ 1);
         Narrow::StoreGradients(weights, gradient_target);
         // A barrier for each stage: the values group can be a tile ahead.
@@ -173,31 +218,37 @@ struct PairedBackwardConsumer {
         // The values group had left the statistics when it handed over P.
         Narrow::Release(shared + Shape::kTileEmpty + 8 * own.stage);
       }
-      WaitBarrier(shared + Shape::kSlotFull + 8 * sum_at.stage, sum_at.phase);
+      WaitBarrier(shared + Here::kSumFull + 8 * sum_at.stage, sum_at.phase);
       Narrow::IssueSum(sum, packed, place.columns + sum_at.stage * kSlotStep);
       // The stage before; at the first tile the barriers' phase before.
       const uint32_t before = own.stage ^ 1;
       AwaitGradients(shared, before, own.phase ^ before);
       IssueDq(dq, place, before);
-      // The next tile's, behind them; after the last tile those of the same once more, which nobody
-      // reads, rather than a branch.
-      if (!last) {
-        at.Advance();
-        scores_at.AdvanceTwo();
-        WaitBarrier(shared + Shape::kSlotFull + 8 * scores_at.stage, scores_at.phase);
-        WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
-      }
-      issue_scores();
-      WaitProducts<2>();
-      both.Release(shared, Shape::kSlotEmpty + 8 * sum_at.stage);
-      sum_at.AdvanceTwo();
-      WaitProducts<1>();
+      const auto stage_dq = [&] {
+        if (!first) {
+          both.Release(shared, Shape::kScoresEmpty + 8 * before);
+          staged.Put(dq, common.softmax_scale);
+        }
+        first = false;
+      };
+      const auto issue_next = [&] {
+        // After the last tile those of the same once more, which nobody reads, rather than a
+        // branch.
+        if (!last) {
+          at.Advance();
+          scores_at.Advance();
+          await_next();
+        }
+        issue_scores();
+      };
+      if constexpr (!kStagesFirst) issue_next();
+      WaitProducts<kStagesFirst ? 1 : 2>();
+      both.Release(shared, Here::kSumEmpty + 8 * sum_at.stage);
+      sum_at.Advance();
+      WaitProducts<kStagesFirst ? 0 : 1>();
       PinRegisters(dq);
-      if (!first) {
-        both.Release(shared, Shape::kScoresEmpty + 8 * before);
-        boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
-      }
-      first = false;
+      stage_dq();
+      if constexpr (kStagesFirst) issue_next();
     } while (!last);
     AwaitGradients(shared, at.stage, at.phase);
     IssueDq(dq, place, at.stage);
@@ -205,7 +256,7 @@ struct PairedBackwardConsumer {
     PinRegisters(dq);
     PinRegisters(sum);
     PinRegisters(scores);
-    boxes.Put(dq, 0, common.softmax_scale, boxes.dq);
+    staged.Put(dq, common.softmax_scale);
     const float scale = kValues ? Shape::kUnshift : common.softmax_scale;
     using Stored = StoredSums<Shape>;
     if constexpr (Stored::kPossible) {
@@ -216,13 +267,14 @@ struct PairedBackwardConsumer {
       }
     }
     SyncThreads<kBoth>(Shape::kSumsReady);
-    const uint32_t target = shared + Shape::kRowSlots + kGroup * Shape::kSumBytes +
+    const uint32_t target = shared + Shape::kSums + kGroup * Shape::kSumBytes +
                             Narrow::StagedOffset(warp, lane / 4, lane);
 #pragma unroll
-    for (int part = 0; part < Shape::kPanels; ++part) {
-      Narrow::Stage(sum, part * 32, scale, target + part * 2 * Shape::kStagedBoxBytes);
+    for (int part = 0; part < kDim / 32; ++part) {
+      Narrow::template Stage<32>(sum, part * 16, scale, target + part * Shape::kBoxBytes);
     }
-    boxes.Announce();
+    FenceBulkReads();
+    Narrow::Release(staged.full);
   }
 };
 

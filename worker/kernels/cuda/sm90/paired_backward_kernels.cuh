@@ -16,18 +16,19 @@ __device__ __forceinline__ void InitPairedBackwardBarriers(uint32_t shared) {
   constexpr int kWarp = ArrivalsOf(32);
   InitBarrier(shared + Shape::kKFull, 1);
   InitBarrier(shared + Shape::kVFull, 1);
-  for (int slot = 0; slot < Shape::kSlots; ++slot) {
-    InitBarrier(shared + Shape::kSlotFull + 8 * slot, 1);
-    InitBarrier(shared + Shape::kSlotEmpty + 8 * slot,
-                kClusterBlocks * kWarp * Shape::kConsumerWarps);
+  constexpr int kBothBlocks = kClusterBlocks * kWarp * Shape::kConsumerWarps;
+  for (int slot = 0; slot < Shape::kDoutSlots; ++slot) {
+    InitBarrier(shared + Shape::kDoutFull + 8 * slot, 1);
+    InitBarrier(shared + Shape::kDoutEmpty + 8 * slot, kBothBlocks);
   }
   for (int stage = 0; stage < Shape::kStages; ++stage) {
+    InitBarrier(shared + Shape::kQFull + 8 * stage, 1);
+    InitBarrier(shared + Shape::kQEmpty + 8 * stage, kBothBlocks);
     InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
     InitBarrier(shared + Shape::kTileEmpty + 8 * stage, kWarp * 4);  // the keys group's
     InitBarrier(shared + Shape::kScoresFull + 8 * stage, kWarp * 4);
     InitBarrier(shared + Shape::kOtherScoresFull + 8 * stage, 1);
-    InitBarrier(shared + Shape::kScoresEmpty + 8 * stage,
-                kClusterBlocks * kWarp * Shape::kConsumerWarps);
+    InitBarrier(shared + Shape::kScoresEmpty + 8 * stage, kBothBlocks);
   }
   for (int group = 0; group < Shape::kGroups; ++group) {
     InitBarrier(shared + Shape::kStagedFull + 8 * group, kWarp * 4);

@@ -1,6 +1,6 @@
-// The producer group of a paired backward: as BackwardProducer's, but q and dout share a ring of
-// slots, which both blocks' are filled at once, and the warp that adds what the values group has
-// staged sends dS to the other block too.
+// The producer group of a paired backward: as BackwardProducer's, but both blocks' q and dout are
+// filled at once, and the warp that adds what the values group has staged sends dS to the other
+// block too.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PAIRED_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PAIRED_BACKWARD_PRODUCER_CUH_
 
@@ -13,26 +13,27 @@ namespace ringattn::worker::cuda::sm90 {
 template <typename Shape>
 struct PairedBackwardProducer : BackwardProducer<Shape> {
   using Base = BackwardProducer<Shape>;
-  using SlotPosition = RingPosition<Shape::kSlots>;
 
   const int rank;  // of the block
 
-  // The next slot gets rows of q or dout of a tile, in both blocks, once it is free in both: from
-  // the block that `copies`.
-  __device__ __forceinline__ void FillSlot(SlotPosition& slot, bool copies, const TensorMap& map,
-                                           int head, int row) const {
-    const uint32_t full = this->shared + Shape::kSlotFull + 8 * slot.stage;
-    WaitClusterBarrier(this->shared + Shape::kSlotEmpty + 8 * slot.stage, slot.phase ^ 1);
-    ArriveExpecting(full, Shape::kRowBytes);
+  // The next slot of q or dout gets rows of a tile, in both blocks, once it is free in both: from
+  // the block that `copies`. Places are of the first slot.
+  template <int kSlots>
+  __device__ __forceinline__ void FillSlot(RingPosition<kSlots>& at, int place, int full, int empty,
+                                           bool copies, const TensorMap& map, int head,
+                                           int row) const {
+    const uint32_t barrier = this->shared + full + 8 * at.stage;
+    WaitClusterBarrier(this->shared + empty + 8 * at.stage, at.phase ^ 1);
+    ArriveExpecting(barrier, Shape::kRowBytes);
     if (copies) {
-      const uint32_t target = this->shared + Shape::kRowSlots + slot.stage * Shape::kRowBytes;
+      const uint32_t target = this->shared + place + at.stage * Shape::kRowBytes;
 #pragma unroll
       for (int panel = 0; panel < Shape::kPanels; ++panel) {
-        CopyBoxToBoth(target + panel * Shape::kRowPanelBytes, &map, full, panel * kPanelColumns,
+        CopyBoxToBoth(target + panel * Shape::kRowPanelBytes, &map, barrier, panel * kPanelColumns,
                       head, row, this->item.batch, kEvictLast);
       }
     }
-    slot.Advance();
+    at.Advance();
   }
 
   // Executed by one lane.
@@ -47,25 +48,29 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
     this->Copy(this->shared + Shape::kK, Shape::kKeyPanelBytes, this->shared + Shape::kKFull,
                keys.k, kv_head, kv_row, batch, kEvictFirst);
     bool first = true;
-    SlotPosition slot;
+    RingPosition<Shape::kStages> q_at;
+    RingPosition<Shape::kDoutSlots> dout_at;
     this->Walk([&](const QRange& range, int row, int head) {
       const QueryMaps& maps = this->params.query_maps[range.piece];
       if (row == 0) AcquireMap(rank == 0 ? &maps.q : &maps.dout);
       const int token = static_cast<int>(range.row_begin) + row;
-      FillSlot(slot, rank == 0, maps.q, head, token);
+      FillSlot(q_at, Shape::kQ, Shape::kQFull, Shape::kQEmpty, rank == 0, maps.q, head, token);
       if (first) {
         this->Copy(this->shared + Shape::kV, Shape::kKeyPanelBytes, this->shared + Shape::kVFull,
                    keys.v, kv_head, kv_row, batch, kEvictFirst);
       }
-      FillSlot(slot, rank == 1, maps.dout, head, token);
+      FillSlot(dout_at, Shape::kDout, Shape::kDoutFull, Shape::kDoutEmpty, rank == 1, maps.dout,
+               head, token);
       if (first) {
         // Counted by the first arrival of the other block's dS (Send).
         const int other_row = first_row + (1 - rank) * Shape::kKeys;
-        const uint32_t target = this->shared + Shape::kOtherK;
-        const uint32_t full = this->shared + Shape::kOtherScoresFull;
-        CopyBox(target, &keys.k, full, kPanelColumns, kv_head, other_row, batch, kEvictFirst);
-        CopyBox(target + Shape::kKeyPanelBytes, &keys.k, full, rank * 2 * kPanelColumns, kv_head,
-                other_row, batch, kEvictFirst);
+#pragma unroll 1
+        for (int group = 0; group < Shape::kGroups; ++group) {
+          CopyBox(this->shared + Shape::kOtherK + group * Shape::kKeyPanelBytes, &keys.k,
+                  this->shared + Shape::kOtherScoresFull,
+                  Shape::FirstColumn(group, rank) & -kPanelColumns, kv_head, other_row, batch,
+                  kEvictFirst);
+        }
         first = false;
       }
     });
@@ -84,24 +89,29 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
                   ClusterAddress(full, other));
   }
 
-  // Adds the group's columns of dq of a tile, once they are staged.
+  // Adds the group's columns of dq of a tile, as they are staged.
   __device__ __forceinline__ void AddDq(const TensorMap& map, int group, uint32_t& phase, int head,
                                         int row) const {
-    WaitBarrier(this->shared + Shape::kStagedFull + 8 * group, phase);
-    phase ^= 1;
-    const int column =
-        group == 0 ? kPanelColumns + rank * Shape::kValuesColumns : rank * 2 * kPanelColumns;
-    const uint32_t staged = this->shared + Shape::kStaged + group * Shape::kStagedBytes;
+    const uint32_t barriers = this->shared + 8 * group;
+    const uint32_t staged = this->shared + Shape::kStaged + Shape::StagedOffset(group);
+    const int first = Shape::FirstColumn(group, rank);
+    const int step = Shape::StagedColumns(group);
 #pragma unroll 1
-    for (int box = 0; box <= group; ++box) {
-      if (column + box * 32 < this->params.common.head_dim) {
-        StartTensorAdd(&map, staged + box * Shape::kStagedBoxBytes, column + box * 32, head, row,
-                       this->item.batch);
+    for (int part = 0; part < Shape::DqColumns(group); part += step) {
+      WaitBarrier(barriers + Shape::kStagedFull, phase);
+      phase ^= 1;
+#pragma unroll 1
+      for (int box = 0; box * 32 < step; ++box) {
+        const int column = first + part + box * 32;
+        if (column < this->params.common.head_dim) {
+          StartTensorAdd(&map, staged + box * Shape::kBoxBytes, column, head, row,
+                         this->item.batch);
+        }
       }
+      CommitBulk();
+      WaitBulkReads();
+      Arrive(barriers + Shape::kStagedEmpty);
     }
-    CommitBulk();
-    WaitBulkReads();
-    Arrive(this->shared + Shape::kStagedEmpty + 8 * group);
   }
 
   // Executed by one lane for consumer group `group`.
@@ -135,12 +145,11 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
     WaitBarrier(this->shared + Shape::kStagedFull + 8 * group, phase);
 #pragma unroll 1
     for (int column = 0; column < columns; column += 32) {
-      StartTensorAdd(&sums,
-                     this->shared + Shape::kRowSlots + group * Shape::kSumBytes +
-                         column / 32 * Shape::kStagedBoxBytes,
-                     column, this->item.first_head / common.group_size,
-                     static_cast<int>(this->item.tile->row_begin) + rank * Shape::kKeys,
-                     this->item.batch);
+      StartTensorAdd(
+          &sums,
+          this->shared + Shape::kSums + group * Shape::kSumBytes + column / 32 * Shape::kBoxBytes,
+          column, this->item.first_head / common.group_size,
+          static_cast<int>(this->item.tile->row_begin) + rank * Shape::kKeys, this->item.batch);
     }
     CommitBulk();
     WaitBulk();

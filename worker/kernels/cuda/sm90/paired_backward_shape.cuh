@@ -1,11 +1,11 @@
-// The numbers of a paired backward kernel (head_dim 129 to 192): who does what, and where things
-// lie in shared memory. Compile-time only; the other headers take it as `Shape`.
+// The numbers of a paired backward kernel (head_dim above 128): who does what, and where things lie
+// in shared memory. Compile-time only; the other headers take it as `Shape`.
 //
 // As in a wide backward a block has the sums of 64 keys (wide_backward_shape.cuh), which alone
-// would have it add 48 KiB to dq for each 64 q rows: the L2 cache, which makes these additions,
-// then has the last word. So two blocks of a cluster share 128 keys: they exchange their dS, and
-// each has one half of dQ's columns, of all keys. That is half the additions, and q and dout, which
-// both read, come from the cache once.
+// would have it add 48 or 64 KiB to dq for each 64 q rows: the L2 cache, which makes these
+// additions, then has the last word. So two blocks of a cluster share 128 keys: they exchange their
+// dS, and each has one half of dQ's columns, of all keys. That is half the additions, and q and
+// dout, which both read, come from the cache once.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PAIRED_BACKWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PAIRED_BACKWARD_SHAPE_CUH_
 
@@ -14,12 +14,12 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// 64 q rows by 128 keys, of which the block of rank r has 64 from key 64 r on, and columns 96 r to
-// 96 r + 95 of dq: its keys group one panel of 64 (panel 0 or 2), its values group one half of the
-// panel between.
+// 64 q rows by 128 keys, of which the block of rank r has 64 from key 64 r on. Of dQ's columns each
+// consumer group has a panel of 64 or, where a block's half is one and a half (192 dimensions), the
+// values group one half of the panel in the middle.
 //
-// q and dout of the tiles take turns in one ring of slots: q of a tile, its dout, q of the next.
-// Block 0 copies q to both blocks, block 1 dout.
+// Block 0 copies q to both blocks, block 1 dout. With 256 dimensions there is one slot for dout,
+// which is left as soon as P^T dout has been computed, while q waits for dS.
 template <typename T_, int kDim_, bool kCapped_>
 struct PairedBackwardShape {
   using T = T_;
@@ -30,11 +30,12 @@ struct PairedBackwardShape {
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;  // of a block
   static constexpr bool kCapped = kCapped_;
-  static constexpr bool kAddsDeltas = !kCapped;
+  // Only with 192 dimensions is there a place for addends (backward_addends.cuh).
+  static constexpr bool kAddsDeltas = kDim == 192 && !kCapped;
   static constexpr bool kAddsOffsets = kAddsDeltas;
   static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);
-  static constexpr int kStages = 2;  // of the tiles' statistics, and of dS
-  static constexpr int kSlots = 4;   // of q and dout
+  static constexpr int kStages = 2;  // of q, the tiles' statistics, and dS
+  static constexpr int kDoutSlots = kDim == 192 ? 2 : 1;
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
@@ -42,17 +43,21 @@ struct PairedBackwardShape {
   static constexpr int kConsumerRegisters = 232;
 
   static constexpr int kPanels = kDim / kPanelColumns;
-  static constexpr int kValuesColumns = 32, kKeysColumns = 64;  // of a block's half of dq
+  // A group's columns of dq: how many, the first of them, and how many it stages at a time.
+  static constexpr int DqColumns(int group) { return kDim == 192 && group == 0 ? 32 : 64; }
+  static constexpr int StagedColumns(int group) { return kDim == 192 && group == 1 ? 64 : 32; }
+  static constexpr __device__ int FirstColumn(int group, int rank) {
+    if (kDim == 192) return group == 0 ? kPanelColumns + rank * 32 : rank * 2 * kPanelColumns;
+    return (rank * 2 + group) * kPanelColumns;
+  }
 
   static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
   static constexpr int kRowPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
   static constexpr int kRowBytes = kPanels * kRowPanelBytes;
   static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // dS of a block's keys
-  static constexpr int kStagedBoxBytes = kStagedRows * 128;        // 32 columns, fp32
-  // The values group stages one box, and behind it the keys group two.
-  static constexpr int kStagedBytes = kStagedBoxBytes;
-  static constexpr int kSumBytes = kDim / 32 * kStagedBoxBytes;  // dv or dk
+  static constexpr int kBoxBytes = kStagedRows * 128;              // 32 columns, fp32
+  static constexpr int kSumBytes = kDim / 32 * kBoxBytes;          // dv or dk
 
   // Of a row: what is added to its scores, its delta, its lse.
   static constexpr int kOffsets = 0;
@@ -63,23 +68,28 @@ struct PairedBackwardShape {
   // Shared memory, from its base.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
-  static constexpr int kRowSlots = kV + kKeyBytes;  // at the end dv and dk
-  static constexpr int kScores = kRowSlots + kSlots * kRowBytes;
+  static constexpr int kSums = kV;  // dv and dk, at the end
+  static constexpr int kQ = kV + kKeyBytes;
+  static constexpr int kDout = kQ + kStages * kRowBytes;
+  static constexpr int kScores = kDout + kDoutSlots * kRowBytes;
   static constexpr int kOtherScores = kScores + kStages * kScorePanelBytes;  // the other block's dS
-  // The other block's keys: the panel that both have a half of, and the block's own one.
-  static constexpr int kOtherK = kOtherScores + kStages * kScorePanelBytes;
-  static constexpr int kOtherKeyBytes = 2 * kKeyPanelBytes;
-  static constexpr int kStaged = kOtherK + kOtherKeyBytes;
-  static constexpr int kRowStatistics = kStaged + 3 * kStagedBoxBytes;
+  static constexpr int kOtherK = kOtherScores + kStages * kScorePanelBytes;  // by group, its panel
+  static constexpr int kOtherKeyBytes = kGroups * kKeyPanelBytes;
+  static constexpr int kStaged = kOtherK + kOtherKeyBytes;  // by group
+  static constexpr int StagedOffset(int group) { return group * StagedColumns(0) / 32 * kBoxBytes; }
+  static constexpr int kRowStatistics =
+      kStaged + StagedOffset(1) + StagedColumns(1) / 32 * kBoxBytes;
   static constexpr int kTiles = kRowStatistics + kStages * kStatistics * 4;
   static constexpr int kAddends = kTiles + kStages * static_cast<int>(sizeof(QueryTile));
   static constexpr int kAddendBytes = kRows * 16;  // of one statistic of a tile
   static constexpr int kAddendZeros = kAddends + 2 * kStages * kAddendBytes;
   static constexpr int kKFull = kAddsDeltas ? kAddendZeros + kAddendBytes : kAddends;
   static constexpr int kVFull = kKFull + 8;
-  static constexpr int kSlotFull = kVFull + 8;
-  static constexpr int kSlotEmpty = kSlotFull + 8 * kSlots;  // in both blocks
-  static constexpr int kTileFull = kSlotEmpty + 8 * kSlots;
+  static constexpr int kQFull = kVFull + 8;
+  static constexpr int kQEmpty = kQFull + 8 * kStages;  // in both blocks; likewise dout
+  static constexpr int kDoutFull = kQEmpty + 8 * kStages;
+  static constexpr int kDoutEmpty = kDoutFull + 8 * kDoutSlots;
+  static constexpr int kTileFull = kDoutEmpty + 8 * kDoutSlots;
   static constexpr int kTileEmpty = kTileFull + 8 * kStages;
   static constexpr int kScoresFull = kTileEmpty + 8 * kStages;  // dS
   static constexpr int kOtherScoresFull = kScoresFull + 8 * kStages;
@@ -96,10 +106,10 @@ struct PairedBackwardShape {
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kProbabilitiesReady = 1;  // and 2, by stage: all of P is handed over
-  static constexpr int kSumsReady = 3;           // nobody reads slots any more
+  static constexpr int kSumsReady = 3;           // all products have been computed
 
-  static_assert(kDim == 192, "three panels, of which each block has one and a half");
-  static_assert(2 * kSumBytes <= kSlots * kRowBytes);
+  static_assert(kDim == 192 || kDim == 256);
+  static_assert(kSums + 2 * kSumBytes <= kScores);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };
 
