@@ -79,6 +79,12 @@ BackwardKernel TermKernelOf(const AttentionProblem& problem, bool stores = false
   return kernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
+// Whether the kernel of a call can store dk and dv (StoredSums::kPossible).
+bool KernelStores(const AttentionProblem& problem, bool stores_dbias) {
+  if (problem.deterministic || problem.softcap > 0 || stores_dbias) return false;
+  return !problem.terms.any() || TermKindOf(problem) != TermKind::kDrops;
+}
+
 // Whether every key has a tile, so that a kernel that stores leaves no gradient out. Those that no
 // query sees have none.
 bool TilesHaveAllKeys(const BackwardCall& call, const BackwardPlan& plan, int32_t tile_keys) {
@@ -200,7 +206,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const int32_t group_size = params.common.group_size;
   params.heads_per_block = HeadsPerBlock(group_size, problem.num_heads, tiles * problem.batch,
                                          int64_t{kItemsPerSlot} * slots);
-  const bool can_store = !terms && !ordered && problem.softcap <= 0 && problem.batch > 0 &&
+  const bool can_store = KernelStores(problem, dbias.has_value()) && problem.batch > 0 &&
                          HaveStoredGradients(call.blocks) &&
                          TilesHaveAllKeys(call, plan_, kernel_.tile_keys());
   // The model knows neither turns nor pairs of tiles that terms leave empty.

@@ -14,8 +14,9 @@ template <typename Shape>
 struct StoredSums {
   using T = typename Shape::T;
   static constexpr int kDim = Shape::kDim;
-  // Ordered kernels always add; those with a softcap do, for their registers.
-  static constexpr bool kPossible = !Shape::kOrdered && !Shape::kCapped;
+  // Ordered kernels always add; those with a softcap, with dropout alone and with a bias's gradient
+  // do, for their registers.
+  static constexpr bool kPossible = !Shape::kOrdered && !Shape::kCapped && !Shape::kAddsSums;
 
   // Whether the block stores, dk and dv alike.
   static __device__ __forceinline__ bool Asked(const BackwardItem& item) {

@@ -96,6 +96,11 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   request.problem.deterministic = false;
   request.problem.softcap = 20.0f;
   EXPECT_FALSE(stores());
+  request.problem.softcap = 0.0f;
+  request.problem.terms.alibi_slopes.assign(request.problem.num_heads, 0.5f);
+  EXPECT_TRUE(stores());
+  request.problem.terms.dropout.threshold = 100;
+  EXPECT_FALSE(stores());
 }
 
 // Blocks take whole groups of heads then, where that leaves no multiprocessor idle for long;

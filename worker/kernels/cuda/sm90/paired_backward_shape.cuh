@@ -26,6 +26,7 @@ struct PairedBackwardShape {
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
   static constexpr bool kOrdered = false;
+  static constexpr bool kAddsSums = false;
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;  // of a block

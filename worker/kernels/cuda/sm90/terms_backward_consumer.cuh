@@ -128,6 +128,15 @@ struct TermBackwardConsumer {
     if constexpr (Shape::kDrops) {
       if (Shape::Drops(params.terms)) of_dv *= params.terms.keep_scale;
     }
+    using Stored = StoredSums<Shape>;
+    if constexpr (Stored::kPossible) {
+      if (Stored::Asked(item)) {
+        Stored::Store(common, item, item.tile->dv, common.head_dim_v, keys.Key(0), dv, of_dv);
+        Stored::Store(common, item, item.tile->dk, common.head_dim, keys.Key(0), dk,
+                      common.softmax_scale);
+        return;
+      }
+    }
 #pragma unroll
     for (int part = 0; part < Shape::kPanels; ++part) {
       boxes.Put(dv, part * 32, of_dv, boxes.sums);

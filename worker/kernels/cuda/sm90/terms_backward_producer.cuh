@@ -462,6 +462,12 @@ struct TermBackwardProducer {
       __syncwarp();
     });
     if (!leads) return;
+    if constexpr (StoredSums<Shape>::kPossible) {
+      if (StoredSums<Shape>::Asked(item)) {
+        WaitBulk();
+        return;
+      }
+    }
     const SumMaps& maps = params.sum_maps[item.tile->piece];
     AcquireMap(&maps.dv);
     AcquireMap(&maps.dk);

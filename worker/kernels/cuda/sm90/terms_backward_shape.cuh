@@ -44,6 +44,7 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistic
   static constexpr bool kStores = kStores_;
   // Whether dropout's bits are KeepWords.
   static constexpr bool kKeepWords = kDrops && !kBiased;
+  static constexpr bool kAddsSums = kKeepWords || kStores;
   // Kernels with dropout and without a bias are for calls that drop.
   static __device__ __forceinline__ bool Drops(const TermParams& terms) {
     return kDrops && (!kBiased || terms.threshold != 0);

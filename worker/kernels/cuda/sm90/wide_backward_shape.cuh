@@ -25,6 +25,7 @@ struct WideBackwardShape {
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
   static constexpr bool kOrdered = false;  // ordered_backward_shape.cuh
+  static constexpr bool kAddsSums = false;
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;
