@@ -103,6 +103,7 @@ struct TermBackwardConsumer {
       WaitProducts<0>();
       PinRegisters(gradients);
       Plain::Rules::SubtractSteep(gradients, tile_statistics, tile.flags);
+      Rules::ClearHidden(scores, gradients, tile);
       if constexpr (Shape::kKeepWords) keep_words.Read(at.stage, keep);
       Rules::Differentiate(scores, gradients, p, ds, keep, tile_statistics, tile, params.terms);
       Plain::StoreGradients(ds, gradient_target + at.stage * Shape::kScoreBytes);

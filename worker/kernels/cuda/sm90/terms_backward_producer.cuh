@@ -46,7 +46,7 @@ struct TermBackwardProducer {
         const int step = item.descends() ? -1 : 1;
 #pragma unroll 1
         for (int n = 0, index = step > 0 ? begin : end - 1; n < end - begin; ++n, index += step) {
-          const int first_pair = params.pairs.pair_begin[index];
+          const int& first_pair = params.pairs.pair_begin[index];
           const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
           const int last_base = (tiles - 1) / 32 * 32;
 #pragma unroll 1
@@ -67,7 +67,8 @@ struct TermBackwardProducer {
       } else {
 #pragma unroll 1
         for (int index = begin; index < end; ++index) {
-          const int first_pair = params.pairs.pair_begin[index];
+          // Where registers are short, read of the table for each batch.
+          const int& first_pair = params.pairs.pair_begin[index];
           const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
           uint32_t batch = 0;
 #pragma unroll 1
@@ -111,15 +112,14 @@ struct TermBackwardProducer {
   __device__ __forceinline__ void Load() const {
     const bool leads = (threadIdx.x & 31) == 0;
     const int batch = item.batch;
-    const PieceMaps& keys = params.key_maps[item.tile->piece];
     const int kv_head = item.first_head / params.common.group_size;
-    const int kv_row = static_cast<int>(item.tile->row_begin);
     const Plain plain = WithoutTerms();
     if (leads) {
+      const PieceMaps& keys = params.key_maps[item.tile->piece];
       AcquireMap(&keys.k);
       AcquireMap(&keys.v);
       plain.Copy(shared + Shape::kK, Shape::kKeyPanelBytes, shared + Shape::kKFull, keys.k, kv_head,
-                 kv_row, batch, kEvictFirst);
+                 static_cast<int>(item.tile->row_begin), batch, kEvictFirst);
     }
     bool first = true;
     int mapped = -1;
@@ -138,9 +138,10 @@ struct TermBackwardProducer {
         plain.Copy(shared + Shape::kQ + at.stage * Shape::kRowBytes, Shape::kRowPanelBytes,
                    shared + Shape::kQFull + 8 * at.stage, maps.q, tile.head, token, batch,
                    kEvictLast);
-        if (first) {
-          plain.Copy(shared + Shape::kV, Shape::kKeyPanelBytes, shared + Shape::kVFull, keys.v,
-                     kv_head, kv_row, batch, kEvictFirst);
+        if (first) {  // read of the tile once more: kept through the walk it takes registers
+          plain.Copy(shared + Shape::kV, Shape::kKeyPanelBytes, shared + Shape::kVFull,
+                     params.key_maps[item.tile->piece].v, kv_head,
+                     static_cast<int>(item.tile->row_begin), batch, kEvictFirst);
           first = false;
         }
         WaitBarrier(shared + Shape::kDoutEmpty + 8 * at.stage, at.phase ^ 1);

@@ -205,14 +205,31 @@ struct TermBackwardScores {
     }
   }
 
+  // Nothing of a hidden pair counts: v's or dout's rows may hold anything then. So dP becomes 0
+  // where P is, in tiles that hide: what is left to all others is what the plain kernel does. Where
+  // deltas are no addends, dP - delta is told later (Gradient).
+  static __device__ __forceinline__ void ClearHidden(const Scores& scores, Scores& gradients,
+                                                     const TermQueryTile& tile) {
+    if constexpr (Shape::kAddsDeltas) {
+      if ((tile.flags & TermQueryTile::kHides) == 0) return;
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        if (scores[i] == 0.0f) gradients[i] = 0.0f;
+      }
+    }
+  }
+
   // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
   template <typename Keep>
   static __device__ __forceinline__ void Differentiate(
       const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
       const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
-    constexpr int32_t kHides = QueryTile::kMasked | TermQueryTile::kIds | TermQueryTile::kMaskWords;
+    if constexpr (Shape::kAddsDeltas) {  // ClearHidden has seen to what is hidden
+      Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);
+      return;
+    }
     // Two ways of the rest pay where most tiles hide nothing and there is much of it: with dropout.
-    if (!Shape::kKeepWords || (tile.flags & kHides) != 0) {
+    if (!Shape::kKeepWords || (tile.flags & TermQueryTile::kHides) != 0) {
       Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
     } else {
       Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);

@@ -14,6 +14,7 @@ namespace ringattn::worker::cuda::sm90 {
 struct TermQueryTile : QueryTile {
   static constexpr int32_t kIds = 16;        // ids must be compared: they are beside the tile
   static constexpr int32_t kMaskWords = 32;  // the mask's words must be asked
+  static constexpr int32_t kHides = kMasked | kIds | kMaskWords;  // somebody may see less than all
   int32_t head;
   int32_t batch_row;    // document or batch row, as dropout counts it
   int64_t first_query;  // position of row 0
@@ -23,9 +24,8 @@ struct TermQueryTile : QueryTile {
   float slope;          // of ALiBi
 };
 
-// Whether rows' statistics are addends of products. Dropout takes dP away and leaves delta; at 128
-// dimensions the registers are too few beside the masks' (C7512).
-constexpr bool AddsStatistics(int dim, bool drops) { return dim <= 64 && !drops; }
+// Whether rows' statistics are addends of products. Dropout takes dP away and leaves delta.
+constexpr bool AddsStatistics(bool drops) { return !drops; }
 
 // kBiased_, kDrops_: with a bias, with dropout; ALiBi, segment ids and masks do not wait for their
 // registers.
@@ -36,9 +36,9 @@ constexpr bool AddsStatistics(int dim, bool drops) { return dim <= 64 && !drops;
 // kStores_: the bias's gradient is stored too (TermBackwardKernelParams::dbias), which takes
 // registers of the producers.
 template <typename T_, int kDim_, int kRows_, bool kBiased_, bool kDrops_, bool kStores_ = false>
-struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDim_, kDrops_)> {
+struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDrops_)> {
   using Params = TermBackwardKernelParams;
-  using Base = BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDim_, kDrops_)>;
+  using Base = BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDrops_)>;
   static constexpr bool kBiased = kBiased_;
   static constexpr bool kDrops = kDrops_;
   static constexpr bool kStores = kStores_;
