@@ -154,6 +154,41 @@ struct TermBackwardProducer {
     });
   }
 
+  // ALiBi's part of DescribeTerms, where offsets are addends: ahead of it, and executed by one
+  // whole warp. Where all keys lie before the tile's rows, or all behind them, and ALiBi takes no
+  // more from a score than an lse that is added may, the rows' part comes to the lane's rows'
+  // `lse`, of which their offsets are made.
+  template <int kCount>
+  __device__ __forceinline__ void DescribeAlibi(const Found& tile, float (&lse)[kCount],
+                                                TermQueryTile& target) const {
+    const TermParams& terms = params.terms;
+    float slope = 0.0f, first = 0.0f, step = 0.0f;
+    const float stride = static_cast<float>(params.stride);
+    if (terms.slopes != nullptr) {
+      const TermRange& place = terms.ranges[tile.range];
+      const int batch = terms.packed ? place.document : item.batch;
+      const int row = terms.slopes_per_batch ? batch * params.common.num_heads : 0;
+      slope = terms.slopes[row + tile.head];
+      first = static_cast<float>(place.q_position + int64_t{params.stride} * tile.row +
+                                 place.shift - place.k_position);
+      const float nearest = fmaf(stride, static_cast<float>(1 - Shape::kKeys), first);
+      const float last = fmaf(stride, static_cast<float>(Shape::kRows - 1), first);
+      if (nearest >= 0.0f) step = slope;
+      if (last <= 0.0f) step = -slope;
+      if (!(fmaxf(last, -nearest) * fabsf(slope) < kLargestAddedLse)) step = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float away = fmaf(stride, static_cast<float>(i * 32 + (threadIdx.x & 31)), first);
+        lse[i] = fmaf(step, away, lse[i]);
+      }
+    }
+    if ((threadIdx.x & 31) == 0) {
+      target.slope = slope;
+      target.distance = first;
+      target.rate = step * stride * kLog2E;
+    }
+  }
+
   // What the consumers need of a tile beside its rows' statistics. Executed by one lane.
   __device__ __forceinline__ void DescribeTerms(const Found& tile, bool last, bool wide, bool steep,
                                                 TermQueryTile& target) const {
@@ -175,18 +210,22 @@ struct TermBackwardProducer {
     if (steep) flags |= QueryTile::kSteep;
     if (tile.checks & PairClasses::kCheckIds) flags |= TermQueryTile::kIds;
     if (tile.checks & PairClasses::kCheckMask) flags |= TermQueryTile::kMaskWords;
+    if constexpr (Shape::kAddsOffsets) {
+      if (target.rate == 0.0f && target.slope != 0.0f) flags |= TermQueryTile::kBent;
+    }
     target.flags = flags;
     target.lower = range.limits.first_lower + tile.row;
     target.upper = range.limits.first_upper + tile.row;
     target.rows = range.row_count - tile.row;
-    target.head = tile.head;
-    target.batch_row = terms.packed ? place.document : item.batch;
-    target.first_query = place.q_position + int64_t{params.stride} * tile.row;
-    target.first_key = place.k_position;
     const int64_t pair = PlaneOf(tile.head) * params.pairs.pairs +
                          params.pairs.pair_begin[tile.range] + tile.row / Shape::kRows;
     target.words =
         static_cast<const typename Shape::Word*>(params.pairs.mask_words) + pair * (128 * 4);
+    if constexpr (Shape::kAddsOffsets) return;  // DescribeAlibi has told the rest
+    target.head = tile.head;
+    target.batch_row = terms.packed ? place.document : item.batch;
+    target.first_query = place.q_position + int64_t{params.stride} * tile.row;
+    target.first_key = place.k_position;
     target.distance = static_cast<float>(target.first_query + place.shift - place.k_position);
     target.slope = 0.0f;
     if (terms.slopes != nullptr) {
@@ -289,7 +328,11 @@ struct TermBackwardProducer {
         }
         statistics[Shape::kLse + i * 32] = lse[i];
       }
-      if constexpr (Shape::kAddsOffsets) wide |= !WithoutTerms().Added(lse);
+      if constexpr (Shape::kAddsOffsets) {
+        wide |= !WithoutTerms().Added(lse);
+        DescribeAlibi(tile, lse,
+                      reinterpret_cast<TermQueryTile*>(memory + Shape::kTermTiles)[at.stage]);
+      }
       if (tile.checks & PairClasses::kCheckIds) {
         int32_t* ids =
             reinterpret_cast<int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes) + lane;

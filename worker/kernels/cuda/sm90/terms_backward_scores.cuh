@@ -307,7 +307,17 @@ struct TermBackwardScores {
                                                 const TermBackwardKernelParams& params,
                                                 const TermQueryTile& tile, const TermKeys& keys,
                                                 float multiplier) {
-    if (params.terms.slopes == nullptr) {
+    if constexpr (Shape::kAddsOffsets) {
+      if ((tile.flags & TermQueryTile::kBent) == 0) {
+        const float alibi[2] = {tile.rate * static_cast<float>(keys.Key(0)),
+                                tile.rate * static_cast<float>(keys.Key(1))};
+#pragma unroll
+        for (int i = 0; i < kRows / 2; ++i) {
+          scores[i] = Exp2(fmaf(scores[i], multiplier, alibi[i / 2 % 2]));
+        }
+        return;
+      }
+    } else if (params.terms.slopes == nullptr) {
 #pragma unroll
       for (int n = 0; n < kRows / 8; ++n) Exponential(scores, statistics, n, multiplier);
       return;

@@ -14,8 +14,14 @@ namespace ringattn::worker::cuda::sm90 {
 struct TermQueryTile : QueryTile {
   static constexpr int32_t kIds = 16;        // ids must be compared: they are beside the tile
   static constexpr int32_t kMaskWords = 32;  // the mask's words must be asked
+  static constexpr int32_t kBent = 64;       // ALiBi is asked of each pair: see `rate`
   static constexpr int32_t kHides = kMasked | kIds | kMaskWords;  // somebody may see less than all
-  int32_t head;
+  union {
+    int32_t head;  // dropout's
+    // Where offsets are addends and ALiBi's distance is linear in rows and keys: the rows' part of
+    // what it adds to exponents is in their offsets, that of key k is rate k. Else 0.
+    float rate;
+  };
   int32_t batch_row;    // document or batch row, as dropout counts it
   int64_t first_query;  // position of row 0
   int64_t first_key;    // position of the thread block's key 0
