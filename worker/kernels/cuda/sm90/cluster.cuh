@@ -28,8 +28,11 @@ __device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t ra
 // An own shared address as operands' descriptors take it: above bit 17 addresses of a cluster's
 // blocks have the block's rank.
 __device__ __forceinline__ uint32_t OperandAddress(uint32_t address) { return address & 0x3ffff; }
-__device__ __forceinline__ void StoreCluster(uint32_t cluster_address, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(cluster_address), "r"(value) : "memory");
+// Once the other block has started (SyncCluster), and until it ends.
+__device__ __forceinline__ uint32_t LoadCluster(uint32_t cluster_address) {
+  uint32_t value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(cluster_address) : "memory");
+  return value;
 }
 
 // Whole warps, every one of both blocks: what was written before is seen behind.

@@ -123,12 +123,13 @@ struct PairedBackwardConsumer {
                                                  uint32_t stage) {
     const uint32_t ds = place.ds_rows + stage * DescriptorBytes(Shape::kScorePanelBytes);
     constexpr uint32_t kOther = DescriptorBytes(Shape::kOtherScores - Shape::kScores);
+    uint32_t k_columns = place.k_columns;
+    KeepHere(k_columns);
     ProductFence();
 #pragma unroll
     for (int step = 0; step < Shape::kKeys / 16; ++step) {
       MultiplySharedColumns<T>(dq, ds + DescriptorBytes(step * 32),
-                               place.k_columns + DescriptorBytes(step * 16 * kPanelRowBytes),
-                               step > 0);
+                               k_columns + DescriptorBytes(step * 16 * kPanelRowBytes), step > 0);
     }
 #pragma unroll
     for (int step = 0; step < Shape::kKeys / 16; ++step) {
@@ -181,9 +182,13 @@ struct PairedBackwardConsumer {
       WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
     };
     const auto issue_scores = [&] {
+      // Found anew: descriptors of every step would be kept through the loop, which is more than
+      // the registers hold.
+      uint32_t own_rows = place.own_rows;
+      KeepHere(own_rows);
       Narrow::template IssueScores<kValues ? Shape::kAddsOffsets : Shape::kAddsDeltas>(
-          scores, place.own_rows, place.other_rows + scores_at.stage * kSlotStep, operands,
-          at.stage, kValues ? Addend::kOffset : Addend::kDelta);
+          scores, own_rows, place.other_rows + scores_at.stage * kSlotStep, operands, at.stage,
+          kValues ? Addend::kOffset : Addend::kDelta);
     };
     await_next();
     issue_scores();
@@ -215,9 +220,8 @@ struct PairedBackwardConsumer {
         Narrow::StoreGradients(packed, gradient_target);
         FenceBulkReads();
         Narrow::Release(shared + Shape::kScoresFull + 8 * own.stage);
-        // The values group had left the statistics when it handed over P.
-        Narrow::Release(shared + Shape::kTileEmpty + 8 * own.stage);
       }
+      Narrow::Release(shared + Shape::kTileEmpty + 8 * own.stage);
       WaitBarrier(shared + Here::kSumFull + 8 * sum_at.stage, sum_at.phase);
       Narrow::IssueSum(sum, packed, place.columns + sum_at.stage * kSlotStep);
       // The stage before; at the first tile the barriers' phase before.
@@ -266,7 +270,9 @@ struct PairedBackwardConsumer {
         return;
       }
     }
-    SyncThreads<kBoth>(Shape::kSumsReady);
+    // Each waits for the other at a barrier of its own: all who wait for one do so in one place.
+    ArriveThreads<kBoth>(kValues ? Shape::kValuesDone : Shape::kKeysDone);
+    SyncThreads<kBoth>(kValues ? Shape::kKeysDone : Shape::kValuesDone);
     const uint32_t target = shared + Shape::kSums + kGroup * Shape::kSumBytes +
                             Narrow::StagedOffset(warp, lane / 4, lane);
 #pragma unroll

@@ -25,7 +25,7 @@ __device__ __forceinline__ void InitPairedBackwardBarriers(uint32_t shared) {
     InitBarrier(shared + Shape::kQFull + 8 * stage, 1);
     InitBarrier(shared + Shape::kQEmpty + 8 * stage, kBothBlocks);
     InitBarrier(shared + Shape::kTileFull + 8 * stage, 32);
-    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, kWarp * 4);  // the keys group's
+    InitBarrier(shared + Shape::kTileEmpty + 8 * stage, kWarp * Shape::kConsumerWarps);
     InitBarrier(shared + Shape::kScoresFull + 8 * stage, kWarp * 4);
     InitBarrier(shared + Shape::kOtherScoresFull + 8 * stage, 1);
     InitBarrier(shared + Shape::kScoresEmpty + 8 * stage, kBothBlocks);
@@ -44,16 +44,15 @@ __device__ __forceinline__ void RunPairedBackward(const typename Shape::Params& 
   const int rank = static_cast<int>(ClusterRank());
   if (threadIdx.x == 0) {
     InitPairedBackwardBarriers<Shape>(shared);
-    // One answer for both: they would wait for each other for ever.
-    if (rank == 0) {
-      const uint32_t stopped = Stopped(params.common.stop_word);
-      for (uint32_t block = 0; block < kClusterBlocks; ++block) {
-        StoreCluster(ClusterAddress(shared + Shape::kStopped, block), stopped);
-      }
-    }
+    StoreShared(shared + Shape::kStopped, Stopped(params.common.stop_word));
   }
   SyncCluster();
-  if (LoadShared(shared + Shape::kStopped)) return;
+  // One answer for both blocks, which would wait for each other for ever.
+  if (LoadShared(shared + Shape::kStopped) |
+      LoadCluster(ClusterAddress(shared + Shape::kStopped, 1 - rank))) {
+    SyncCluster();
+    return;
+  }
   const BackwardItem item(params, blockIdx.x / kClusterBlocks);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {

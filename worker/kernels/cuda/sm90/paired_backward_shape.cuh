@@ -98,7 +98,8 @@ struct PairedBackwardShape {
   static constexpr int kScoresEmpty = kOtherScoresFull + 8 * kStages;
   static constexpr int kStagedFull = kScoresEmpty + 8 * kStages;  // by group
   static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups;
-  static constexpr int kStopped = kStagedEmpty + 8 * kGroups;  // whether the pair computes nothing
+  static constexpr int kStopped =
+      kStagedEmpty + 8 * kGroups;  // whether the block has seen the stop word
   static constexpr int kSharedBytes = kStopped + 8;
 
   // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
@@ -107,7 +108,8 @@ struct PairedBackwardShape {
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kProbabilitiesReady = 1;  // and 2, by stage: all of P is handed over
-  static constexpr int kSumsReady = 3;           // all products have been computed
+  static constexpr int kKeysDone = 3;            // all of the group's products have been computed
+  static constexpr int kValuesDone = 4;          // likewise
 
   static_assert(kDim == 192 || kDim == 256);
   static_assert(kSums + 2 * kSumBytes <= kScores);
