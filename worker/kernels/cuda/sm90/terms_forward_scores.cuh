@@ -9,6 +9,7 @@
 #include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/sm90/forward_epilogue.cuh"
 #include "worker/kernels/cuda/sm90/forward_softmax.cuh"
+#include "worker/kernels/cuda/sm90/philox_doubles.cuh"
 #include "worker/kernels/cuda/sm90/terms_forward_shape.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -230,13 +231,15 @@ struct TermForwardScores {
       uint32_t counter = kept.keep[0];
 #pragma unroll
       for (int first = 0; first < kKeys / 32; first += kWords) {
-        PhiloxBlock x[kWords][2];
+        PhiloxRunning x[kWords][2];
 #pragma unroll
         for (int word = 0; word < kWords; ++word) {
           const PhiloxCounterPart part =
               CounterPartOf(params.keys, counter + 4 * (first + word), head, batch);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) x[word][half] = JoinPhilox(own.Of(half).part, part);
+          for (int half = 0; half < 2; ++half) {
+            x[word][half] = PhiloxRunning::Of(JoinPhilox(own.Of(half).part, part));
+          }
         }
 #pragma unroll
         for (int round = kPhiloxJoined; round < kPhiloxRounds; ++round) {
@@ -251,7 +254,7 @@ struct TermForwardScores {
             }
 #pragma unroll
             for (int word = 0; word < kWords; ++word) {
-              x[word][half] = PhiloxRound(params.keys, x[word][half], round);
+              x[word][half] = PhiloxRoundOfDoubles(params.keys, x[word][half], round);
             }
             if (step % 2 == 1 || round == kPhiloxRounds - 1) {
               factors[half] = __int_as_float(__float_as_int(multiplier) |
@@ -264,7 +267,7 @@ struct TermForwardScores {
         for (int word = 0; word < kWords; ++word) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const PhiloxBlock& call = x[word][half];
+            const PhiloxBlock call = x[word][half].Block();
             const uint32_t parts[4] = {call.x0, call.x1, call.x2, call.x3};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
