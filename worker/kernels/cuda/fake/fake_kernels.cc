@@ -41,12 +41,12 @@ int64_t NextNumber() {
   return ++last;
 }
 
-// As Hopper's kernels: not where there are score terms, a softcap or an order to keep.
+// As Hopper's kernels: not where there are a softcap or an order to keep.
 bool StoresKeyGradients(const KernelCall& call) {
   const auto* const backward = std::get_if<BackwardCall>(&call);
   if (backward == nullptr || backward->blocks.empty()) return false;
   const AttentionProblem& problem = *backward->problem;
-  if (problem.terms.any() || problem.softcap > 0 || problem.deterministic) return false;
+  if (problem.softcap > 0 || problem.deterministic) return false;
   return std::all_of(backward->blocks.begin(), backward->blocks.end(), [](const KvBlock& block) {
     return block.dk_out != nullptr && block.dv_out != nullptr;
   });
@@ -88,7 +88,8 @@ class FakeKernel : public PreparedKernel {
              std::optional<BiasGradientCall> gradient = std::nullopt)
       : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
-        stores_key_gradients_(StoresKeyGradients(call)),
+        // Nor by a kernel that stores the gradient of a bias too.
+        stores_key_gradients_(!gradient.has_value() && StoresKeyGradients(call)),
         work_(std::make_shared<const FakeWork>(std::move(call), std::move(gradient))) {
     table_bytes_ = kTableBytes;
     scratch_bytes_ = scratch_bytes;
