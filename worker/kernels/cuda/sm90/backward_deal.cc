@@ -21,13 +21,12 @@ constexpr double kSectionBytes = 80e6;
 // Zeros, and a conversion that reads 4 bytes and writes 2.
 constexpr double kSumBytes = 4 + 4 + 2;
 
-bool OutgrowsCache(const BackwardWork& work, int32_t heads_per_block, int sm_count) {
+bool OutgrowsCache(const BackwardWork& work, int32_t heads_per_block, int slots) {
   const auto [shortest, longest] =
       std::minmax_element(work.query_tiles.begin(), work.query_tiles.end());
   if (work.query_tiles.empty() || *shortest == *longest) return false;
   const int64_t packs = work.num_heads / heads_per_block * work.batch;
-  const int64_t section =
-      SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, sm_count);
+  const int64_t section = SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, slots);
   return static_cast<double>(section * heads_per_block * work.head_bytes) > kSectionBytes;
 }
 
@@ -59,22 +58,22 @@ BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
   return work;
 }
 
-int32_t SectionPacks(int64_t tiles, int64_t packs, int sm_count) {
+int32_t SectionPacks(int64_t tiles, int64_t packs, int slots) {
   if (tiles == 0 || packs == 0) return 1;
-  const int64_t wanted = std::max<int64_t>((sm_count + tiles / 2) / tiles, 1);
+  const int64_t wanted = std::max<int64_t>((slots + tiles / 2) / tiles, 1);
   const int64_t sections = (packs + wanted - 1) / wanted;
   return static_cast<int32_t>((packs + sections - 1) / sections);
 }
 
-double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores, int sm_count) {
+double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores, int slots) {
   const int64_t packs = work.num_heads / heads_per_block * work.batch;
   const int32_t section_packs =
-      SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, sm_count);
+      SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, slots);
   const double tile_time = heads_per_block * (work.tile_operations / kOperationsPerSm);
-  const double block_time = kBlockStart + work.tile_sums * (stores ? 2 : 4) * sm_count / kBytes;
-  // When multiprocessors have done what they have taken.
+  const double block_time = kBlockStart + work.tile_sums * (stores ? 2 : 4) * slots / kBytes;
+  // When slots have done what they have taken.
   std::priority_queue<double, std::vector<double>, std::greater<double>> ends(
-      std::greater<double>(), std::vector<double>(sm_count, 0.0));
+      std::greater<double>(), std::vector<double>(slots, 0.0));
   double last = 0;
   for (int64_t first = 0; first < packs; first += section_packs) {
     const int64_t count = std::min<int64_t>(section_packs, packs - first);
@@ -90,16 +89,16 @@ double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores
   return last;
 }
 
-int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int sm_count) {
+int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int slots) {
   const auto time_of = [&](int32_t heads) {
     const bool stores = can_store && heads == work.group_size;
     const double added = can_store && !stores ? work.sums * kSumBytes / kBytes : 0;
-    return BlocksTime(work, heads, stores, sm_count) + added;
+    return BlocksTime(work, heads, stores, slots) + added;
   };
   int32_t best = usual;
   double best_time = time_of(usual) / (1 + kDoubt);
   for (int32_t heads = work.group_size; heads > usual; --heads) {
-    if (work.group_size % heads != 0 || OutgrowsCache(work, heads, sm_count)) continue;
+    if (work.group_size % heads != 0 || OutgrowsCache(work, heads, slots)) continue;
     const double time = time_of(heads);
     if (time >= best_time) continue;
     best = heads;

@@ -38,6 +38,7 @@ BackwardWork Work(const Shape& shape) {
   BackwardKernel kernel;
   kernel.tile_rows = shape.dim == 64 ? 128 : 64;
   kernel.block_keys = shape.dim > 128 ? 64 : 128;
+  kernel.blocks = shape.dim > 128 ? 2 : 1;
   return WorkOf(call, PlanBackwardTiles(call, kernel.tile_keys()), kernel, shape.dim);
 }
 
@@ -52,6 +53,12 @@ TEST(BackwardDealTest, CountsTheWork) {
   EXPECT_EQ(causal.sums, 3 * 512 * 2 * 256);
   EXPECT_EQ(causal.head_bytes, 512 * 128 * 8);
   EXPECT_EQ(Work({300, false, 8, 2}).query_tiles, (std::vector<int32_t>{5, 5, 5}));
+
+  // Two thread blocks share a tile of keys.
+  const BackwardWork wide = Work({512, true, 8, 2, 3, 192});
+  EXPECT_EQ(wide.query_tiles, causal.query_tiles);
+  EXPECT_EQ(wide.tile_operations, 10 * 64 * 64 * 192);
+  EXPECT_EQ(wide.tile_sums, 128 * 384);
 }
 
 TEST(BackwardDealTest, SectionsAreAboutOneWave) {
@@ -91,9 +98,10 @@ TEST(BackwardDealTest, StoringTakesLessThanAdding) {
 int32_t Heads(const Shape& shape, bool can_store) {
   const BackwardWork work = Work(shape);
   const int64_t tiles = static_cast<int64_t>(work.query_tiles.size()) * shape.batch;
-  const int32_t usual = HeadsPerBlock(work.group_size, shape.heads, tiles, 3 * kSms);
+  const int slots = shape.dim > 128 ? kSms / 2 : kSms;
+  const int32_t usual = HeadsPerBlock(work.group_size, shape.heads, tiles, 3 * slots);
   EXPECT_LT(usual, work.group_size) << shape.tokens;
-  return BestHeads(work, usual, can_store, kSms);
+  return BestHeads(work, usual, can_store, slots);
 }
 bool Pays(const Shape& shape) { return Heads(shape, true) == shape.heads / shape.kv_heads; }
 

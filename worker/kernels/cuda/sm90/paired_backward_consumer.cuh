@@ -152,7 +152,8 @@ struct PairedBackwardConsumer {
     using Here = Place<kGroup>;
     constexpr bool kValues = Here::kValues;
     constexpr uint32_t kSlotStep = DescriptorBytes(Shape::kRowBytes);
-    // With one slot dout comes late: the keys group has better to do before it waits for it.
+    // With one slot dout comes late: there is better to do before anybody waits for it, and two
+    // products in flight, dQ and the next scores, would take more registers than there are.
     constexpr bool kStagesFirst = Shape::kDoutSlots == 1;
     const CommonParams& common = params.common;
     const int keys = item.tile->rows;
