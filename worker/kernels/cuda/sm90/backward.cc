@@ -196,7 +196,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool ordered = problem.deterministic;
   plan_ = PlanBackwardTiles(call, kernel_.tile_keys(), ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
-  const int slots = device.sm_count / kernel_.blocks;  // for items at a time
+  const int slots = std::max(device.sm_count / kernel_.blocks, 1);  // for items at a time
 
   TermBackwardKernelParams& params = params_;
   params.common = CommonOf(problem, call.q_rows);
