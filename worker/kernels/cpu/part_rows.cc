@@ -115,8 +115,10 @@ class Scatter {
     }
     const int64_t count = call_.heads * call_.width;
     const int64_t at = Place(row, 0);
-    float* sums = call_.values + at;
-    if (call_.final) {
+    float* sums;  // `values` may be null where a call is the first and the last
+    if (!call_.final) {
+      sums = call_.values + at;
+    } else {
       sums = row_.empty() ? static_cast<float*>(call_.result) + at : row_.data();
     }
     if (call_.initial) {
