@@ -90,7 +90,7 @@ class FakeKernel : public PreparedKernel {
         number_(NextNumber()),
         // Nor by a kernel that stores the gradient of a bias too.
         stores_key_gradients_(!gradient.has_value() && StoresKeyGradients(call)),
-        work_(std::make_shared<const FakeWork>(std::move(call), std::move(gradient))) {
+        work_(std::make_shared<const FakeWork>(FakeWork{std::move(call), std::move(gradient)})) {
     table_bytes_ = kTableBytes;
     scratch_bytes_ = scratch_bytes;
   }
