@@ -45,6 +45,10 @@ struct Event {
     time = Clock::now();
     changed.notify_all();
   }
+  Clock::time_point Time() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return time;
+  }
   void Await(uint64_t ticket) {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return done >= ticket; });
@@ -211,7 +215,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  const std::chrono::duration<float, std::milli> elapsed = Of(end)->time - Of(begin)->time;
+  const std::chrono::duration<float, std::milli> elapsed = Of(end)->Time() - Of(begin)->Time();
   *milliseconds = elapsed.count();
   return cudaSuccess;
 }
