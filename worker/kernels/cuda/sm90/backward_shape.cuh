@@ -55,7 +55,7 @@ struct BackwardShape {
   using T = T_;
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
-  static constexpr bool kOrdered = false;   // ordered_backward_shape.cuh
+  static constexpr bool kOrdered = false;   // ordered_backward_kernels.cuh
   static constexpr bool kAddsSums = false;  // never stores dk and dv (backward_stored_sums.cuh)
   static constexpr int kDim = kDim_;
   static constexpr int kRows = kRows_;

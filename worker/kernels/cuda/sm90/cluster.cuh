@@ -76,7 +76,7 @@ __device__ __forceinline__ void CopyBoxToBoth(uint32_t target, const void* map, 
       : "memory");
 }
 
-// From own shared memory to the other block's; `barrier` is the other block's too, and only tells
+// From own shared memory to the other block's, whose barrier counts the bytes: nothing else tells
 // that the source has been read. Multiples of 16 bytes.
 __device__ __forceinline__ void CopyToCluster(uint32_t cluster_target, uint32_t source,
                                               uint32_t bytes, uint32_t cluster_barrier) {

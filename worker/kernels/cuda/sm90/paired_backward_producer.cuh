@@ -12,8 +12,6 @@ namespace ringattn::worker::cuda::sm90 {
 
 template <typename Shape>
 struct PairedBackwardProducer : BackwardProducer<Shape> {
-  using Base = BackwardProducer<Shape>;
-
   const int rank;  // of the block
 
   // The next slot of q or dout gets rows of a tile, in both blocks, once it is free in both: from

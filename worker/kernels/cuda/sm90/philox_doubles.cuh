@@ -5,11 +5,9 @@
 // x lies as the lower word of 2^84 + 2^32 x, whose upper word is the same for all x. With
 // m = M 2^-32 and c = 2^84 - 2^52 M, both exact, m times that and c are 2^84 + x M: rounded towards
 // zero, once, by the fused multiply-add, its lower word is the product's upper half, and its upper
-// word is what it was. So no word is ever moved.
+// word is what it was: no word need be moved, though the assembler moves some.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PHILOX_DOUBLES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PHILOX_DOUBLES_CUH_
-
-#include <type_traits>
 
 #include "worker/kernels/cuda/keep_bits.h"
 
@@ -51,32 +49,19 @@ struct PhiloxRunning {
   __device__ __forceinline__ PhiloxBlock Block() const { return {x0.Value(), x1, x2.Value(), x3}; }
 };
 
-// Whether a round's first and second product are made so: the others hold the multipliers of
-// integers, which are then not waited for by both.
-inline constexpr bool kFirstByDoubles = true;
-inline constexpr bool kSecondByDoubles = false;
+// The first product's upper half by doubles, the second product as ever: then neither unit waits
+// for the other.
 __device__ __forceinline__ PhiloxRunning PhiloxRoundOfDoubles(const PhiloxKeys& keys,
                                                               const PhiloxRunning& c, int round) {
-  const auto multiply = [](auto by_doubles, auto multiplier, const PhiloxFactor& x, uint32_t joined,
-                           uint32_t& low) {
-    constexpr uint32_t kMultiplier = decltype(multiplier)::value;
-    if constexpr (decltype(by_doubles)::value) {
-      const PhiloxFactor high = x.template HighOfProduct<kMultiplier>();
-      low = x.Value() * kMultiplier;
-      return high.With(high.Value() ^ joined);
-    } else {
-      const uint64_t product = uint64_t{x.Value()} * kMultiplier;
-      low = LowHalf(product);
-      return x.With(HighHalf(product) ^ joined);
-    }
-  };
   PhiloxRunning next;
-  next.x2 = multiply(std::bool_constant<kFirstByDoubles>(),
-                     std::integral_constant<uint32_t, kPhiloxMultiplier0>(), c.x0,
-                     c.x3 ^ keys.second[round], next.x3);
-  next.x0 = multiply(std::bool_constant<kSecondByDoubles>(),
-                     std::integral_constant<uint32_t, kPhiloxMultiplier1>(), c.x2,
-                     c.x1 ^ keys.first[round], next.x1);
+  const uint32_t joined_second = c.x3 ^ keys.second[round];
+  const PhiloxFactor high = c.x0.HighOfProduct<kPhiloxMultiplier0>();
+  next.x3 = c.x0.Value() * kPhiloxMultiplier0;
+  next.x2 = high.With(high.Value() ^ joined_second);
+  const uint32_t joined_first = c.x1 ^ keys.first[round];
+  const uint64_t product = uint64_t{c.x2.Value()} * kPhiloxMultiplier1;
+  next.x1 = LowHalf(product);
+  next.x0 = c.x2.With(HighHalf(product) ^ joined_first);
   return next;
 }
 

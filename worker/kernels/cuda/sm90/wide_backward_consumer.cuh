@@ -224,15 +224,6 @@ struct WideBackwardConsumer {
     } while (!last);
     WaitProducts<0>();
     PinRegisters(sum);
-    using Stored = StoredSums<Shape>;
-    if constexpr (Stored::kPossible) {
-      if (Stored::Asked(item)) {
-        Stored::Store(common, item, kValues ? item.tile->dv : item.tile->dk,
-                      kValues ? common.head_dim_v : common.head_dim, place.key, sum,
-                      kValues ? Shape::kUnshift : common.softmax_scale);
-        return;
-      }
-    }
     boxes.PutSum(sum, kValues ? Shape::kUnshift : common.softmax_scale);
   }
 };

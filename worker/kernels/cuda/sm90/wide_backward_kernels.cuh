@@ -53,8 +53,4 @@ __device__ __forceinline__ void RunWideBackward(const typename Shape::Params& pa
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// As RINGATTN_SM90_BACKWARD, with WideBackwardShape's numbers.
-#define RINGATTN_SM90_WIDE_BACKWARD(name, ...) \
-  RINGATTN_SM90_BACKWARD_KERNELS(name, RunWideBackward, WideBackwardShape, __VA_ARGS__)
-
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_WIDE_BACKWARD_KERNELS_CUH_

@@ -11,7 +11,6 @@ namespace ringattn::worker::cuda::sm90 {
 
 template <typename Shape>
 struct WideBackwardProducer : BackwardProducer<Shape> {
-  using Base = BackwardProducer<Shape>;
   using SlotPosition = RingPosition<Shape::kSlots>;
 
   // The next of the group's boxes, and that before it.
@@ -70,11 +69,9 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     SlotPosition slot;
     this->Walk([&](const QRange& range, int row, int head) {
       const QueryMaps& maps = this->params.query_maps[range.piece];
-      if constexpr (Shape::kOrdered) {
-        if (this->EntersAtEnd(range, row)) {
-          AcquireMap(&maps.q);
-          AcquireMap(&maps.dout);
-        }
+      if (this->EntersAtEnd(range, row)) {
+        AcquireMap(&maps.q);
+        AcquireMap(&maps.dout);
       }
       if (row == 0) {
         AcquireMap(&maps.q);
@@ -97,58 +94,40 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     const int first = group == 0 ? 0 : Shape::kValuesPanels * kPanelColumns;
     const int end = (group == 0 ? Shape::kValuesPanels : Shape::kPanels) * kPanelColumns;
     BoxPosition boxes;
-    if constexpr (Shape::kOrdered) {
-      const TensorMap* map = nullptr;
-      int first_row = 0;
-      Turn turn;
-      this->WalkRanges(
-          [&](const QRange& range, int head) {
-            map = &this->params.query_maps[range.piece].dq;
-            AcquireMap(map);
-            first_row = static_cast<int>(range.row_begin);
-            turn = this->TileTurn(range, 0, head, group);
-          },
-          [&](int row, int head) {
-            const Turn own = turn.Of(row / Shape::kRows);
-            own.Await();
+    const TensorMap* map = nullptr;
+    int first_row = 0;
+    Turn turn;
+    this->WalkRanges(
+        [&](const QRange& range, int head) {
+          map = &this->params.query_maps[range.piece].dq;
+          AcquireMap(map);
+          first_row = static_cast<int>(range.row_begin);
+          turn = this->TileTurn(range, 0, head, group);
+        },
+        [&](int row, int head) {
+          const Turn own = turn.Of(row / Shape::kRows);
+          own.Await();
 #pragma unroll 1
-            for (int column = first; column < end; column += 32) {
-              AddBox(*map, group, boxes, column, common.head_dim, head, first_row + row);
-            }
-            WaitBulkReads();
-            FreeLastBox(group, boxes);
-            own.Pass();
-          });
-    } else {
-      this->Walk([&](const QRange& range, int row, int head) {
-        const TensorMap& map = this->params.query_maps[range.piece].dq;
-        if (row == 0) AcquireMap(&map);
-#pragma unroll 1
-        for (int column = first; column < end; column += 32) {
-          AddBox(map, group, boxes, column, common.head_dim, head,
-                 static_cast<int>(range.row_begin) + row);
-        }
-      });
-    }
-    if constexpr (StoredSums<Shape>::kPossible) {
-      if (StoredSums<Shape>::Asked(this->item)) {
-        WaitBulk();
-        return;
-      }
-    }
+          for (int column = first; column < end; column += 32) {
+            AddBox(*map, group, boxes, column, common.head_dim, head, first_row + row);
+          }
+          WaitBulkReads();
+          FreeLastBox(group, boxes);
+          own.Pass();
+        });
     const SumMaps& maps = this->params.sum_maps[this->item.tile->piece];
-    const TensorMap& map = group == 0 ? maps.dv : maps.dk;
+    const TensorMap& sums = group == 0 ? maps.dv : maps.dk;
     const int columns = group == 0 ? common.head_dim_v : common.head_dim;
-    AcquireMap(&map);
+    AcquireMap(&sums);
     const int kv_head = this->item.first_head / common.group_size;
-    if constexpr (Shape::kOrdered) this->SumTurn(group).Await();
+    this->SumTurn(group).Await();
 #pragma unroll 1
     for (int column = 0; column < Shape::kDim; column += 32) {
-      AddBox(map, group, boxes, column, columns, kv_head,
+      AddBox(sums, group, boxes, column, columns, kv_head,
              static_cast<int>(this->item.tile->row_begin));
     }
     WaitBulk();
-    if constexpr (Shape::kOrdered) this->SumTurn(group).Pass();
+    this->SumTurn(group).Pass();
   }
 
   // `warp` counts in the group and is the same in all threads of the warp.

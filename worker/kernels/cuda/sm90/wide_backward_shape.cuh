@@ -24,7 +24,7 @@ struct WideBackwardShape {
   using T = T_;
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
-  static constexpr bool kOrdered = false;  // ordered_backward_shape.cuh
+  static constexpr bool kOrdered = false;  // ordered_backward_kernels.cuh
   static constexpr bool kAddsSums = false;
   static constexpr int kDim = kDim_;
   static constexpr int kRows = 64;
