@@ -46,12 +46,28 @@ struct BackwardItem {
   }
 };
 
+// What the kernels of every head dim have alike.
+template <typename T, int kRows>
+struct BackwardNumbers {
+  // Of a row: what is added to its scores, its delta, its lse; those that are addends are not
+  // there, but for the deltas of a steep tile.
+  static constexpr int kOffsets = 0;
+  static constexpr int kDeltas = kRows;
+  static constexpr int kLse = 2 * kRows;
+  static constexpr int kStatistics = 3 * kRows;  // floats
+
+  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
+  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
+  static constexpr float kUnshift = 1.0f / (1 << kShift);
+};
+
 // kRows q rows by kKeys keys. Two warpgroups of consumers have 64 of the keys each, one more
 // warpgroup loads q and dout, prepares the rows' statistics and adds dq.
 // kCapped_: with a softcap; a kernel of its own, for its registers are more. kAdds_: the rows'
 // statistics are addends of products (backward_addends.cuh) rather than read from shared memory.
 template <typename T_, int kDim_, int kRows_, bool kCapped_, bool kAdds_ = true>
-struct BackwardShape {
+struct BackwardShape : BackwardNumbers<T_, kRows_> {
+  using BackwardNumbers<T_, kRows_>::kStatistics;
   using T = T_;
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
@@ -89,13 +105,6 @@ struct BackwardShape {
   static constexpr int kStagedBoxBytes = kStagedRows * 128;  // 32 columns, fp32
   static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of a group
 
-  // Of a row: what is added to its scores, its delta, its lse; those that are addends are not
-  // there, but for the deltas of a steep tile.
-  static constexpr int kOffsets = 0;
-  static constexpr int kDeltas = kRows;
-  static constexpr int kLse = 2 * kRows;
-  static constexpr int kStatistics = 3 * kRows;  // floats
-
   // Shared memory, from its base.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
@@ -119,10 +128,6 @@ struct BackwardShape {
   static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group
   static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups;
   static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups;
-
-  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
-  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
-  static constexpr float kUnshift = 1.0f / (1 << kShift);
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;  // all of dS is written

@@ -21,7 +21,8 @@ namespace ringattn::worker::cuda::sm90 {
 // Block 0 copies q to both blocks, block 1 dout. With 256 dimensions there is one slot for dout,
 // which is left as soon as P^T dout has been computed, while q waits for dS.
 template <typename T_, int kDim_, bool kCapped_>
-struct PairedBackwardShape {
+struct PairedBackwardShape : BackwardNumbers<T_, 64> {
+  using BackwardNumbers<T_, 64>::kStatistics;
   using T = T_;
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
@@ -60,12 +61,6 @@ struct PairedBackwardShape {
   static constexpr int kBoxBytes = kStagedRows * 128;              // 32 columns, fp32
   static constexpr int kSumBytes = kDim / 32 * kBoxBytes;          // dv or dk
 
-  // Of a row: what is added to its scores, its delta, its lse.
-  static constexpr int kOffsets = 0;
-  static constexpr int kDeltas = kRows;
-  static constexpr int kLse = 2 * kRows;
-  static constexpr int kStatistics = 3 * kRows;  // floats
-
   // Shared memory, from its base.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
@@ -101,10 +96,6 @@ struct PairedBackwardShape {
   static constexpr int kStopped =
       kStagedEmpty + 8 * kGroups;  // whether the block has seen the stop word
   static constexpr int kSharedBytes = kStopped + 8;
-
-  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
-  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
-  static constexpr float kUnshift = 1.0f / (1 << kShift);
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kProbabilitiesReady = 1;  // and 2, by stage: all of P is handed over

@@ -20,7 +20,8 @@ namespace ringattn::worker::cuda::sm90 {
 // seldom waits for the one before last to leave; each slot's next copy still has half a tile's
 // time.
 template <typename T_, int kDim_, bool kCapped_>
-struct WideBackwardShape {
+struct WideBackwardShape : BackwardNumbers<T_, 64> {
+  using BackwardNumbers<T_, 64>::kStatistics;
   using T = T_;
   using Params = BackwardKernelParams;
   using Item = BackwardItem;
@@ -58,12 +59,6 @@ struct WideBackwardShape {
   static constexpr int kBoxBytes = kStagedRows * 128;              // 32 columns, fp32
   static constexpr int kStagedBytes = kBoxes * kBoxBytes;          // of a group
 
-  // Of a row: what is added to its scores, its delta, its lse.
-  static constexpr int kOffsets = 0;
-  static constexpr int kDeltas = kRows;
-  static constexpr int kLse = 2 * kRows;
-  static constexpr int kStatistics = 3 * kRows;  // floats
-
   // Shared memory, from its base.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
@@ -85,10 +80,6 @@ struct WideBackwardShape {
   static constexpr int kStagedFull = kTileEmpty + 8 * kStages;  // by group, then by box
   static constexpr int kStagedEmpty = kStagedFull + 8 * kGroups * kBoxes;
   static constexpr int kSharedBytes = kStagedEmpty + 8 * kGroups * kBoxes;
-
-  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
-  static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
-  static constexpr float kUnshift = 1.0f / (1 << kShift);
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;      // all of dS is written
