@@ -4,7 +4,12 @@
 // neighbours.
 //
 //   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--pause_ms=N]
-//              [--long_keys=N] [--backward]
+//              [--long_keys=N] [--late_us=N,...] [--devices=N [--fetch]] [--backward]
+//
+// --devices: as many cards compute each row, and all begin at once: what a card makes while its
+// neighbours are as busy. Each prints its own figures. With --fetch also while copy engines fetch
+// the first step's keys from the next card: waited for, and beside calls that do not wait.
+// --late_us: when joined calls are told that their late keys come.
 //
 // --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at
 // its power limit.
@@ -12,8 +17,14 @@
 // Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here
 // (cuda_kernels_test).
 #include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +33,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -35,15 +47,18 @@
 namespace ringattn::worker {
 namespace {
 
-void Check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "FATAL %s: %s\n", what, cudaGetErrorString(error));
+bool own_group = false;
+
+[[noreturn]] void Fail(const char* what, const char* why) {
+  std::fprintf(stderr, "FATAL %s: %s\n", what, why);
+  if (own_group) kill(0, SIGTERM);  // the processes of other cards too, which would wait
   std::exit(2);
 }
+void Check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) Fail(what, cudaGetErrorString(error));
+}
 void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "FATAL %s\n", status.ToString().c_str());
-  std::exit(2);
+  if (!status.ok()) Fail("kernels", status.ToString().c_str());
 }
 
 // Device memory of random bf16 numbers around 1; read as fp32 they are harmless too.
@@ -82,6 +97,13 @@ class Calls {
     for (const BufferSpec& buffer : program.buffers) {
       buffers_.push_back(std::make_unique<Memory>(buffer.bytes));
     }
+    if (program.steps.size() > 1) {
+      for (const Transfer& transfer : program.steps.front().transfers) {
+        if (transfer.kind != Transfer::Kind::kReceive) continue;
+        received_.emplace_back(buffers_[transfer.range.buffer]->get() + transfer.range.offset,
+                               transfer.range.bytes);
+      }
+    }
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
         KernelCall described = DescribeCall(context_, call);
@@ -102,10 +124,16 @@ class Calls {
   }
 
   size_t size() const { return kernels_.size(); }
-  void Launch(size_t i) const {
+  void Launch(size_t i, bool awaits_keys) const {
     Check(kernels_[i].kernel->Launch(
-        {nullptr, kernels_[i].tables->get(), kernels_[i].scratch->get(), nullptr}));
+        {nullptr, kernels_[i].tables->get(), kernels_[i].scratch->get(), nullptr, awaits_keys}));
   }
+  uint32_t* KeysWord() const {
+    return reinterpret_cast<uint32_t*>(kernels_[0].tables->get() +
+                                       *kernels_[0].kernel->keys_word_offset());
+  }
+  // What the first step receives.
+  const std::vector<std::pair<char*, int64_t>>& received() const { return received_; }
 
  private:
   struct Ready {
@@ -128,6 +156,80 @@ class Calls {
   const BindContext context_;
   std::vector<std::unique_ptr<Memory>> buffers_;
   std::vector<Ready> kernels_;
+  std::vector<std::pair<char*, int64_t>> received_;
+};
+
+// Memory that processes made later have in common.
+void* Shared(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) Fail("mmap", std::strerror(errno));
+  return memory;
+}
+
+// Where the processes of several cards wait for each other.
+class Start {
+ public:
+  explicit Start(int processes)
+      : barrier_(static_cast<pthread_barrier_t*>(Shared(sizeof(pthread_barrier_t)))) {
+    pthread_barrierattr_t shared;
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(barrier_, &shared, processes);
+  }
+  void Wait() const { pthread_barrier_wait(barrier_); }
+
+ private:
+  pthread_barrier_t* const barrier_;
+};
+
+// Memory of the next card, which copy engines fetch keys from, as a ring's transport does.
+class Neighbour {
+ public:
+  static constexpr int kMostCards = 16;
+  Neighbour()
+      : handles_(static_cast<cudaIpcMemHandle_t*>(Shared(sizeof(*handles_) * kMostCards))) {}
+
+  // REQUIRES: all cards call it, and `bytes` is everyone's.
+  void Meet(const Start& start, int card, int cards, int64_t bytes) {
+    outbox_ = std::make_unique<Memory>(bytes);
+    Check(cudaIpcGetMemHandle(&handles_[card], outbox_->get()), "cudaIpcGetMemHandle");
+    start.Wait();
+    Check(cudaIpcOpenMemHandle(&theirs_, handles_[(card + 1) % cards],
+                               cudaIpcMemLazyEnablePeerAccess),
+          "cudaIpcOpenMemHandle");
+    Check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreate");
+    Check(cudaEventCreateWithFlags(&there_, cudaEventDisableTiming), "cudaEventCreate");
+    Check(cudaHostAlloc(reinterpret_cast<void**>(&one_), 4, cudaHostAllocDefault), "pinned word");
+    *one_ = 1;
+  }
+  bool met() const { return theirs_ != nullptr; }
+
+  // Copies as many bytes as each of the ranges has, then writes the word, if there is one.
+  void Fetch(const std::vector<std::pair<char*, int64_t>>& into, uint32_t* word) const {
+    int64_t at = 0;
+    for (const auto& [target, bytes] : into) {
+      Check(cudaMemcpyAsync(target, static_cast<char*>(theirs_) + at, bytes,
+                            cudaMemcpyDeviceToDevice, copies_),
+            "fetch");
+      at += bytes;
+    }
+    if (word != nullptr) {
+      Check(cudaMemcpyAsync(word, one_, 4, cudaMemcpyHostToDevice, copies_), "word");
+    }
+    Check(cudaEventRecord(there_, copies_), "cudaEventRecord");
+  }
+  void MakeWait() const { Check(cudaStreamWaitEvent(nullptr, there_, 0), "cudaStreamWaitEvent"); }
+  void StartAfter(cudaEvent_t event) const {
+    Check(cudaStreamWaitEvent(copies_, event, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaIpcMemHandle_t* const handles_;
+  std::unique_ptr<Memory> outbox_;
+  void* theirs_ = nullptr;
+  cudaStream_t copies_ = nullptr;
+  cudaEvent_t there_ = nullptr;
+  uint32_t* one_ = nullptr;
 };
 
 double Median(std::vector<double> values) {
@@ -141,12 +243,20 @@ struct Times {
   std::vector<std::vector<double>> each;
 };
 
-void Time(const Calls& calls, Times& times) {
+enum class Keys { kThere, kFetched, kFetchedBeside };
+
+void Time(const Calls& calls, Keys keys, const Neighbour& neighbour, Times& times) {
   std::vector<cudaEvent_t> events(calls.size() + 1);
   for (cudaEvent_t& event : events) Check(cudaEventCreate(&event), "cudaEventCreate");
   Check(cudaEventRecord(events[0], nullptr), "cudaEventRecord");
+  const bool joined = calls.size() == 1, awaited = keys == Keys::kFetched;
   for (size_t i = 0; i < calls.size(); ++i) {
-    calls.Launch(i);
+    if (i == 1 && awaited) neighbour.MakeWait();
+    calls.Launch(i, joined && awaited);
+    if (i == 0 && keys != Keys::kThere) {
+      neighbour.StartAfter(events[0]);
+      neighbour.Fetch(calls.received(), joined && awaited ? calls.KeysWord() : nullptr);
+    }
     Check(cudaEventRecord(events[i + 1], nullptr), "cudaEventRecord");
   }
   Check(cudaDeviceSynchronize(), "kernels");
@@ -167,6 +277,9 @@ struct Arguments {
   int64_t heads = 32, kv_heads = 8;
   int rounds = 9;
   int pause_ms = 0;
+  int devices = 1, card = 0;
+  bool fetch = false;
+  std::vector<int> late_us = {0, 400};
   bool backward = false;
   cuda::KernelTuning tuning;
 };
@@ -184,14 +297,16 @@ AttentionSpec SpecOf(const Arguments& arguments, int64_t tokens) {
   return spec;
 }
 
-void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo& device) {
+void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo& device,
+             const Start& start, const Neighbour& neighbour) {
   const AttentionSpec spec = SpecOf(arguments, tokens);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, arguments.world);
   const Direction direction = arguments.backward ? Direction::kBackward : Direction::kForward;
   struct Row {
     std::string name;
-    std::unique_ptr<Calls> calls;
+    std::shared_ptr<Calls> calls;
     double pairs = 0;
+    Keys keys = Keys::kThere;
     Times times;
   };
   std::vector<Row> rows;
@@ -199,9 +314,18 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
                        Program program, absl::Duration late_after) {
     const double pairs = static_cast<double>(program.PairCount());
     rows.push_back({name,
-                    std::make_unique<Calls>(of, on, program, device, arguments.tuning, late_after),
+                    std::make_shared<Calls>(of, on, program, device, arguments.tuning, late_after),
                     pairs,
+                    Keys::kThere,
                     {}});
+    if (!neighbour.met() || rows.back().calls->received().empty()) return;
+    Row again = rows.back();
+    again.name = name + ", fetched";
+    again.keys = Keys::kFetched;
+    rows.push_back(again);
+    again.name = name + ", fetched beside";
+    again.keys = Keys::kFetchedBeside;
+    rows.push_back(again);
   };
   // As much work as a rank has, in one request.
   Arguments one = arguments;
@@ -215,7 +339,7 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     const Program program = MakeProgram(spec, plan, ScheduleKind::kRing, direction, false, rank);
     add(name + ", a call a step", spec, plan, program, {});
     if (arguments.backward) continue;
-    for (const int microseconds : {0, 400}) {
+    for (const int microseconds : arguments.late_us) {
       add(name + ", joined, keys after " + std::to_string(microseconds) + " us", spec, plan,
           JoinLateKeys(program, [](const ComputeCall&) { return true; }),
           absl::Microseconds(microseconds));
@@ -228,11 +352,12 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     std::shuffle(order.begin(), order.end(), random);
     for (Row* row : order) {
       absl::SleepFor(absl::Milliseconds(arguments.pause_ms));
+      start.Wait();
       if (round == 0) {
         Times warm_up;
-        Time(*row->calls, warm_up);
+        Time(*row->calls, row->keys, neighbour, warm_up);
       } else {
-        Time(*row->calls, row->times);
+        Time(*row->calls, row->keys, neighbour, row->times);
       }
     }
   }
@@ -240,8 +365,8 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
   for (const Row& row : rows) {
     const double flops = row.pairs * products * 128 * static_cast<double>(arguments.heads);
     const double ms = Median(row.times.all);
-    std::printf("%7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", static_cast<long>(tokens), row.name.c_str(),
-                ms, flops / ms / 1e9);
+    std::printf("card %d %7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", arguments.card,
+                static_cast<long>(tokens), row.name.c_str(), ms, flops / ms / 1e9);
     for (const std::vector<double>& each : row.times.each) std::printf(" %.3f", Median(each));
     std::printf("\n");
   }
@@ -271,6 +396,15 @@ int Main(int argc, char** argv) {
            absl::SimpleAtoi(heads[1], &arguments.kv_heads);
     } else if (parts[0] == "--long_keys") {
       ok = absl::SimpleAtoi(value, &arguments.tuning.long_keys);
+    } else if (parts[0] == "--devices") {
+      ok = absl::SimpleAtoi(value, &arguments.devices) && arguments.devices > 0;
+    } else if (parts[0] == "--late_us") {
+      arguments.late_us.clear();
+      for (const auto each : absl::StrSplit(value, ',')) {
+        ok = absl::SimpleAtoi(each, &arguments.late_us.emplace_back()) && ok;
+      }
+    } else if (argument == "--fetch") {
+      arguments.fetch = true;
     } else if (argument == "--backward") {
       arguments.backward = true;
     } else {
@@ -281,10 +415,34 @@ int Main(int argc, char** argv) {
       return 2;
     }
   }
-  const auto device = cuda::QueryDevice(0);
+  // A process a card, made before CUDA is: a failed one leaves the others waiting, so it ends all.
+  const Start start(arguments.devices);
+  Neighbour neighbour;
+  own_group = arguments.devices > 1 && setpgid(0, 0) == 0;
+  for (int card = 1; card < arguments.devices; ++card) {
+    const pid_t child = fork();
+    if (child < 0) return 2;
+    if (child == 0) {
+      arguments.card = card;
+      break;
+    }
+  }
+  Check(cudaSetDevice(arguments.card), "cudaSetDevice");
+  const auto device = cuda::QueryDevice(arguments.card);
   Check(device.status());
   Check(cuda::LoadKernels(*device));
-  for (const int64_t tokens : arguments.tokens) Measure(arguments, tokens, *device);
+  if (arguments.fetch) {
+    const int64_t most = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
+    neighbour.Meet(start, arguments.card, arguments.devices,
+                   most / arguments.world * arguments.kv_heads * 128 * 2 * 2 + 1024);
+  }
+  for (const int64_t tokens : arguments.tokens) {
+    Measure(arguments, tokens, *device, start, neighbour);
+  }
+  std::fflush(stdout);
+  if (arguments.card == 0) {
+    while (wait(nullptr) > 0) continue;
+  }
   return 0;
 }
 
