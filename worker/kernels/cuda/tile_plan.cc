@@ -176,12 +176,36 @@ bool AnySplit(const std::vector<Draft>& drafts) {
                      [](const Draft& draft) { return draft.parts > 1; });
 }
 
-// Marks drafts until their tiles without late keys are `wanted`: those that see none, then, to be
-// split, those that see most of the others; the longest first.
-void MarkEarly(int64_t wanted, std::vector<Draft>& drafts) {
+// Those with which blocks begin that are not early: the longest, as many as run at a time.
+std::vector<Draft*> Starters(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
+  std::vector<Draft*> starters;
+  for (Draft& draft : drafts) starters.push_back(&draft);
+  const int64_t blocks = std::max<int64_t>(shape.blocks_per_tile, 1);
+  const auto count = std::min<int64_t>((shape.blocks_at_once + blocks - 1) / blocks,
+                                       static_cast<int64_t>(starters.size()));
+  std::stable_sort(starters.begin(), starters.end(),
+                   [](const Draft* a, const Draft* b) { return a->key_tiles > b->key_tiles; });
+  starters.resize(count);
+  return starters;
+}
+
+// Marks drafts until tiles without late keys are enough before late keys are waited for
+// (ForwardTileShape::early_key_tiles): beside the starters' those that see none, then, to be split,
+// those that see most of the others; the longest first.
+void MarkEarly(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
+  double wanted = static_cast<double>(shape.early_key_tiles);
+  if (wanted <= 0) return;
+  const std::vector<Draft*> starters = Starters(shape, drafts);
+  if (!starters.empty()) {
+    int64_t least = starters.front()->own_tiles();
+    for (const Draft* draft : starters) least = std::min(least, draft->own_tiles());
+    wanted -= static_cast<double>(least * shape.blocks_at_once) /
+              static_cast<double>(std::max<int64_t>(shape.blocks_per_tile, 1));
+  }
   std::vector<Draft*> candidates;
   for (Draft& draft : drafts) {
-    if (draft.own_tiles() > 0) candidates.push_back(&draft);
+    const bool starts = std::find(starters.begin(), starters.end(), &draft) != starters.end();
+    if (draft.own_tiles() > 0 && !starts) candidates.push_back(&draft);
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const Draft* a, const Draft* b) {
     if ((a->late_tiles == 0) != (b->late_tiles == 0)) return a->late_tiles == 0;
@@ -190,7 +214,7 @@ void MarkEarly(int64_t wanted, std::vector<Draft>& drafts) {
   for (Draft* draft : candidates) {
     if (wanted <= 0) return;
     draft->early = true;
-    wanted -= draft->own_tiles();
+    wanted -= static_cast<double>(draft->own_tiles());
   }
 }
 
@@ -276,8 +300,9 @@ void AppendTiles(const Draft& draft, int32_t keys, ForwardPlan& plan,
 ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape) {
   std::vector<Draft> drafts = DraftTiles(call, shape);
   FillBlocks(shape, drafts);
-  if (!AnySplit(drafts)) MarkEarly(shape.early_key_tiles, drafts);
-  if (!AnySplit(drafts) && !call.has_late_keys()) ShortenLastWave(shape, drafts);
+  if (!AnySplit(drafts)) MarkEarly(shape, drafts);
+  if (shape.fills_last_wave && !AnySplit(drafts) && !call.has_late_keys())
+    ShortenLastWave(shape, drafts);
   ForwardPlan plan;
   std::vector<WeightedTile> weighted;
   for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, plan, weighted);

@@ -19,16 +19,18 @@ struct ForwardTileShape {
   // tile are split and combined. 0 = never split.
   int64_t target_blocks = 0;
   int64_t blocks_per_tile = 1;  // heads (or packs of heads) times batch
-  // How many of these run at a time: where their number leaves a last wave of equal tiles short,
-  // some are split. 0: never for that.
+  // How many of these run at a time. 0: not known.
   int64_t blocks_at_once = 0;
+  // Where their number leaves a last wave of equal tiles short, some are split.
+  bool fills_last_wave = false;
   // Ranges begin at multiples of so many keys of their piece: the copy engine reads an axis that
   // lies innermost in memory from multiples of 16 bytes alone. What a tile has too early nobody
   // sees.
   int32_t key_align = 1;
-  // Of a call with late keys (KvBlock::late): so many key tiles of each head should come before any
-  // that see late keys. Where too few tiles see none, keys of others are split in two: the late
-  // ones and those before them.
+  // Of a call with late keys (KvBlock::late): so many key tiles of each head are to be done when
+  // these are waited for. Every tile begins with keys that are there, so what the first
+  // blocks_at_once do of theirs counts. What is missing comes before them: tiles that see no late
+  // keys, then others, whose keys are split in two, the late ones and those before them.
   int64_t early_key_tiles = 0;
 };
 

@@ -99,6 +99,7 @@ TEST_P(TilePlanTest, ForwardTilesCoverEachVisiblePairOnce) {
   shape.keys = 8;
   shape.target_blocks = random() % 2 ? 100 : 0;
   shape.blocks_at_once = random() % 4;
+  shape.fills_last_wave = random() % 2 == 0;
   const ForwardPlan plan = PlanForwardTiles(call, shape);
 
   std::set<Pair> covered;
@@ -248,6 +249,20 @@ TEST(TilePlanLateKeysTest, TilesAreSplitUntilThereIsEnoughToDoBefore) {
             (Lines{"0 part: 0", "16 part: 0", "32: 1 0", "48: 1 0", "0 part: 1", "16 part: 1"}));
 }
 
+// Every tile begins with its own keys: what is done of them by tiles that run at the same time
+// needs no other tile before them, and they stay whole.
+TEST(TilePlanLateKeysTest, OwnKeysOfTheFirstTilesBridgeTheWaitToo) {
+  LateRequest request;
+  request.shape.early_key_tiles = 6;
+  request.shape.blocks_at_once = 1;  // 4 of its own
+  EXPECT_EQ(request.Tiles(), (Lines{"16 part: 0", "0: 1 0", "32: 1 0", "48: 1 0", "16 part: 1"}));
+  request.shape.blocks_at_once = 2;
+  EXPECT_EQ(request.Tiles(), (Lines{"0: 1 0", "16: 1 0", "32: 1 0", "48: 1 0"}));
+  // Of four heads a tile is four blocks, of which two run.
+  request.shape.blocks_per_tile = 4;
+  EXPECT_EQ(request.Tiles(), (Lines{"16 part: 0", "0: 1 0", "32: 1 0", "48: 1 0", "16 part: 1"}));
+}
+
 // Under a causal mask the first rows see none of the late keys; they come first, though they are
 // short, and where they are enough nothing is split.
 TEST(TilePlanLateKeysTest, TilesThatSeeNoLateKeysComeFirst) {
@@ -285,8 +300,9 @@ TEST(TilePlanWavesTest, AShortLastWaveIsSplit) {
   ForwardTileShape shape;
   shape.q_rows = 16;
   shape.keys = 8;
-  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
   shape.blocks_at_once = 4;
+  EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
+  shape.fills_last_wave = true;
   const ForwardPlan plan = PlanForwardTiles(call, shape);
   EXPECT_EQ(plan.tiles.size(), 8u + 4u);
   EXPECT_EQ(plan.slots, 4);

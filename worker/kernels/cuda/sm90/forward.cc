@@ -256,8 +256,9 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   shape.keys = kernel.tile_keys;
   shape.blocks_per_tile = problem.batch * packs;
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  shape.blocks_at_once = shape.target_blocks;
   // Wider heads' partial results cost what it saves (H200, 16K: d192 721 beside 736 TFLOP/s whole).
-  shape.blocks_at_once = terms || head_dim_class.head_dim > 128 ? 0 : shape.target_blocks;
+  shape.fills_last_wave = !terms && head_dim_class.head_dim <= 128;
   if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(call, shape);
   const ForwardPlan& plan = plan_;
