@@ -49,6 +49,11 @@ class Communicator {
   virtual EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                          RunControl* control) = 0;
 
+  // A group may come soon: what sleeps between the peers while nothing moves (NVLink after 50 ms,
+  // and 0.2 ms until all of it is awake) is to be awake by then. Never blocks, costs little,
+  // callable from any thread; of no consequence but for time.
+  virtual void WakeLinks() {}
+
   // Ends everything enqueued, within a second; later groups fail at once, empty ones too.
   // Callable from any thread, repeatedly.
   virtual void Abort(const std::string& reason) = 0;

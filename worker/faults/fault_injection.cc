@@ -136,6 +136,7 @@ class FaultyCommunicator : public Communicator {
   int world_size() const override { return inner_->world_size(); }
   std::string transport() const override { return inner_->transport(); }
   bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+  void WakeLinks() override { inner_->WakeLinks(); }
 
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {

@@ -61,6 +61,7 @@ class ObservedCommunicator : public Communicator {
   bool takes_compute_units() const override { return inner_->takes_compute_units(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
+  void WakeLinks() override { inner_->WakeLinks(); }
   void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
  private:

@@ -63,6 +63,15 @@ void OperationRunner::SetCommunicator(std::shared_ptr<Communicator> communicator
   communicator_.swap(communicator);
 }
 
+void OperationRunner::Announce() const {
+  std::shared_ptr<Communicator> communicator;
+  {
+    absl::MutexLock lock(&mutex_);
+    communicator = communicator_;
+  }
+  if (communicator != nullptr) communicator->WakeLinks();
+}
+
 void OperationRunner::Run(std::shared_ptr<ShardOperation> operation) {
   absl::MutexLock lock(&mutex_);
   queue_.push_back(std::move(operation));

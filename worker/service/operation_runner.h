@@ -55,6 +55,9 @@ class OperationRunner {
   // For operations started from now on. Null between generations.
   void SetCommunicator(std::shared_ptr<Communicator> communicator);
 
+  // An operation is about to be run: its ring's links are to be awake. Never blocks.
+  void Announce() const;
+
   // Enqueues. Never blocks.
   void Run(std::shared_ptr<ShardOperation> operation);
 

@@ -71,7 +71,9 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
       });
     case v1::JoinResponse::kRun: {
       auto operation = registry_.Find(message.run().operation_id(), message.run().generation());
-      if (operation != nullptr) runner_.Run(std::move(operation));
+      if (operation == nullptr) return;
+      runner_.Announce();
+      runner_.Run(std::move(operation));
       return;
     }
     case v1::JoinResponse::kCancel: {
@@ -144,6 +146,9 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
 }
 
 void WorkerCore::OnUploaded(const OperationInfo& info) {
+  // Unless other ranks' uploads take long, which announce the run again, it comes within the round
+  // trip to the coordinator.
+  runner_.Announce();
   v1::JoinRequest message;
   message.mutable_uploaded()->set_operation_id(info.id);
   message.mutable_uploaded()->set_generation(info.generation);

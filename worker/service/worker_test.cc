@@ -75,6 +75,25 @@ TEST(Worker, ComputesARequestFromReserveToRelease) {
   }
 }
 
+// Links take a while to wake up, which passes while the coordinator hears of the uploads.
+TEST(Worker, LinksAreWakedWhenAShardIsUploadedAndWhenItIsRun) {
+  Cluster cluster(2);
+  cluster.Form(1);
+  const TestRequest request = TestRequest::Make(61, 2);
+  cluster.Reserve(request, "1-1", 1);
+  for (int rank : {0, 1}) EXPECT_EQ(cluster.woken(rank), 0);
+  const auto exchanges = cluster.UploadAll(request, "1-1", 1);
+  const absl::Time patience = absl::Now() + absl::Seconds(10);
+  const auto all_woken = [&cluster](int count) {
+    return cluster.woken(0) == count && cluster.woken(1) == count;
+  };
+  while (!all_woken(1) && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(all_woken(1));
+  cluster.SendRun("1-1", 1);
+  for (const v1::Finished& finished : cluster.AwaitFinished()) EXPECT_TRUE(finished.ok());
+  EXPECT_TRUE(all_woken(2));
+}
+
 TEST(Worker, ShardsShorterThanTheRingWorkToo) {
   Cluster cluster(4);
   cluster.Form(1);

@@ -1,4 +1,5 @@
 #include "worker/testing/cluster.h"
+#include "worker/comm/tcp/tcp_ring_transport.h"
 
 #include <cstring>
 #include <utility>
@@ -209,7 +210,8 @@ Cluster::Cluster(int worker_count, WorkerOptions base)
     : coordinator_(std::make_unique<FakeCoordinator>(kTestSecret)) {
   for (int rank = 0; rank < worker_count; ++rank) {
     devices_.push_back(std::make_unique<ScalarDevice>());
-    transports_.push_back(std::make_unique<TcpRingTransport>(TcpTransportOptions{}));
+    transports_.push_back(
+        std::make_unique<WokenLinks>(std::make_unique<TcpRingTransport>(TcpTransportOptions{})));
     WorkerOptions options = base;
     options.name = Name(rank);
     options.coordinator = coordinator_->address();

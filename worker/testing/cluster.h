@@ -15,11 +15,11 @@
 #include "absl/status/status.h"
 #include "common/attention/attention_spec.h"
 #include "ringattn/v1/shard.grpc.pb.h"
-#include "worker/comm/tcp/tcp_ring_transport.h"
 #include "worker/executor/run_in_process.h"
 #include "worker/service/worker.h"
 #include "worker/testing/fake_coordinator.h"
 #include "worker/testing/scalar_device.h"
+#include "worker/testing/woken_links.h"
 
 namespace ringattn::worker {
 
@@ -83,6 +83,8 @@ class Cluster {
   ScalarDevice& device(int rank) { return *devices_[rank]; }
   const Worker& worker(int rank) const { return *workers_[rank]; }
   Worker& worker(int rank) { return *workers_[rank]; }
+  // How often the rank's rings were told that a group may come.
+  int woken(int rank) const { return transports_[rank]->count(); }
   const std::vector<std::string>& stuck() const { return stuck_; }
 
   // Each of these fails the test if an answer does not come.
@@ -107,7 +109,7 @@ class Cluster {
  private:
   std::unique_ptr<FakeCoordinator> coordinator_;
   std::vector<std::unique_ptr<ScalarDevice>> devices_;
-  std::vector<std::unique_ptr<TcpRingTransport>> transports_;
+  std::vector<std::unique_ptr<WokenLinks>> transports_;
   std::vector<std::string> stuck_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };

@@ -44,6 +44,9 @@ class StreamCommunicator : public Communicator {
   }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
+  void WakeLinks() override {
+    if (engine_ != nullptr) engine_->WakeLinks();
+  }
   void Abort(const std::string& reason) override;
 
  private:

@@ -26,6 +26,9 @@ class TransferEngine {
   // yet be, until Abort() has returned.
   virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) = 0;
 
+  // As Communicator's.
+  virtual void WakeLinks() {}
+
   // What has gone wrong since, as far as it shows by itself. Cheap.
   virtual absl::Status AsyncError() = 0;
 

@@ -10,6 +10,8 @@
 //                      wait: targets are free | wait own.ready >= n | copy |
 //                      sender.pulled = n | own.received = n
 //   receiver's stream  ... wait own.received >= n
+// Links that sleep between requests are waked by reading a little of each peer's memory, ahead
+// of the first group (WakeLinks).
 // Words are of the segments (peer_segment.h). Only the notices pass through host threads,
 // and those run ahead: groups are started while earlier ones are under way. A region is
 // mapped when the first notice names it: some 10 ms, for which no stream has to wait.
@@ -42,6 +44,8 @@ struct PeerMapper {
   // `index`: in that rank's table.
   std::function<absl::StatusOr<char*>(int index, const PeerRegion& region)> map;
   std::function<void(char* base)> unmap;  // may be null
+  // What is mapped can be read although its owner is gone.
+  bool outlives_peer = false;
   // Set when `map` is to give up whatever it waits for; may be null.
   std::shared_ptr<std::atomic<bool>> interrupted = nullptr;
 };
@@ -82,6 +86,7 @@ class PeerCopyEngine : public TransferEngine {
 
   bool takes_compute_units() const override { return false; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  void WakeLinks() override;
   absl::Status AsyncError() override;
   void Interrupt() override;
   // Waiting ends at once, copies under way in milliseconds; kernels that the stream waits
@@ -128,6 +133,9 @@ class PeerCopyEngine : public TransferEngine {
   absl::Status PullFrom(int peer, Pulls& pulls);
   absl::Status StartCopy(int peer, uint64_t number, const PeerNotice& notice, const Pull& pull);
 
+  // Reads a little of every peer's memory, if nothing has been copied for a while.
+  absl::Status Wake();
+
   // Lets this rank's streams pass whatever they wait for, for now.
   void Release();
 
@@ -142,6 +150,9 @@ class PeerCopyEngine : public TransferEngine {
   std::vector<Enqueued> enqueued_;           // Enqueue's
   std::vector<DeviceRegion> known_regions_;  // Enqueue's: those in the own table
   std::vector<uint64_t> pulled_;             // the thread's, by peer
+  cudaStream_t wake_stream_ = nullptr;
+  void* woken_into_ = nullptr;                   // device memory that nobody reads
+  absl::Time last_copy_ = absl::InfinitePast();  // the thread's: when one was begun
 
   // No call of CUDA is made under it: those may wait for a stream that waits for a peer.
   absl::Mutex mutex_;
@@ -149,6 +160,7 @@ class PeerCopyEngine : public TransferEngine {
   std::vector<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // by peer
   std::vector<Pulls> fresh_ ABSL_GUARDED_BY(mutex_);        // not yet seen by the thread
   bool has_fresh_ ABSL_GUARDED_BY(mutex_) = false;
+  bool wake_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
   bool thread_is_done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);

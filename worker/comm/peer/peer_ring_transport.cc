@@ -246,6 +246,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt
     return base;
   };
   mapper.unmap = [mapped](char* base) { mapped->erase(base); };
+  mapper.outlives_peer = true;
   return mapper;
 }
 

@@ -151,6 +151,41 @@ TEST_F(PeerVmm, MemoryIsMappedAndGivenBack) {
   }
 }
 
+// A little of the peer's memory is read, not again while copies are recent, and beside transfers.
+TEST_F(PeerVmm, LinksThatSleepAreWaked) {
+  Form(1);
+  Communicator& ring = *ranks_[1]->ring;
+  const auto woken_after = [&](absl::Duration pause) {
+    absl::SleepFor(pause);
+    const int before = Faults().copies;
+    ring.WakeLinks();
+    const absl::Time patience = absl::Now() + absl::Seconds(1);
+    while (Faults().copies == before && absl::Now() < patience) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return Faults().copies - before;
+  };
+  EXPECT_EQ(woken_after(absl::Milliseconds(20)), 1);
+  // Right behind a transfer, if this machine is quick enough for once.
+  for (int attempt = 0, copies = 2; attempt < 20 && copies != 1; ++attempt) {
+    absl::SleepFor(absl::Milliseconds(20));
+    Pass(ranks_[0]->Words(0), ranks_[1]->Words(0) + 3, 5);
+    const int passed = Faults().copies;
+    ring.WakeLinks();
+    Pass(ranks_[0]->Words(0), ranks_[1]->Words(0) + 3, 6);
+    copies = Faults().copies - passed;
+    if (attempt == 19) {
+      EXPECT_EQ(copies, 1) << "more than the transfer's";
+    }
+  }
+  EXPECT_EQ(woken_after(absl::Milliseconds(20)), 1);
+  ring.Abort("the test has ended");
+  const int before = Faults().copies;
+  ring.WakeLinks();
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(Faults().copies, before);
+}
+
 TEST_F(PeerVmm, MemoryThatCameLaterIsAskedForWhenItIsSent) {
   Form(1);
   for (auto& rank : ranks_) rank->AddRegion();

@@ -257,6 +257,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+  ++Faults().copies;
   FakeCudaEnqueue(stream, [to, from, bytes] {
     if (Faults().hold_copies) ++Faults().held_copies;
     while (Faults().hold_copies) std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -25,11 +25,12 @@ struct FakeNcclFaults {
   std::atomic<int> record_ms{0};            // an event that is recorded takes this long
   std::atomic<size_t> stream_depth{0};      // what a stream holds beside its current work; 0: all
   // No faults: handles that are open, copies and calls that are held, calls that found a
-  // stream full, copies of rows, and others.
+  // stream full, copies enqueued, those of rows, and others.
   std::atomic<int> mapped{0};
   std::atomic<int> held_mallocs{0};
   std::atomic<int> held_copies{0};
   std::atomic<int> full_streams{0};
+  std::atomic<int> copies{0};
   std::atomic<int> copies_2d{0};
   std::atomic<int> memory_queries{0};  // cudaMemGetInfo
 };
