@@ -1,7 +1,7 @@
 // What a rank of a ring computes, by itself: its program's calls on one GPU, without transfers,
 // beside the same with steps joined (worker/executor/late_keys.h) and keys that are there from the
-// start. What a ring loses to the cutting of its work shows so on one GPU, apart from exchange and
-// neighbours.
+// start, by the schedules ring and all_gather. What a ring loses to the cutting of its work shows
+// so on one GPU, apart from exchange and neighbours.
 //
 //   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--pause_ms=N]
 //              [--long_keys=N] [--late_us=N,...] [--devices=N [--fetch]] [--backward]
@@ -342,6 +342,13 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     for (const int microseconds : arguments.late_us) {
       add(name + ", joined, keys after " + std::to_string(microseconds) + " us", spec, plan,
           JoinLateKeys(program, [](const ComputeCall&) { return true; }),
+          absl::Microseconds(microseconds));
+    }
+    const Program gathered =
+        MakeProgram(spec, plan, ScheduleKind::kAllGather, direction, false, rank);
+    for (const int microseconds : arguments.late_us) {
+      add(name + ", gathered, keys after " + std::to_string(microseconds) + " us", spec, plan,
+          JoinLateKeys(gathered, [](const ComputeCall&) { return true; }),
           absl::Microseconds(microseconds));
     }
   }

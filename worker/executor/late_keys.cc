@@ -29,22 +29,46 @@ bool SameQueries(const ComputeCall& a, const ComputeCall& b) {
          a.q.row_end == b.q.row_end && a.q.q == b.q.q && a.q.lse == b.q.lse && a.heads == b.heads;
 }
 
-bool CanJoin(const Step& step, const Step& next, int rank) {
-  if (step.calls.size() != 1 || next.calls.size() != 1) return false;
-  const ComputeCall& first = step.calls.front();
-  const ComputeCall& second = next.calls.front();
-  for (const ComputeCall* call : {&first, &second}) {
-    if (call->op != ComputeCall::Op::kForward || call->part != ComputeCall::kWhole) return false;
-  }
-  if (!SameQueries(first, second) || HasTransferWith(step, rank)) return false;
-  const auto own = [&](const KvOperand& keys) {
+bool IsWholeForward(const ComputeCall& call) {
+  return call.op == ComputeCall::Op::kForward && call.part == ComputeCall::kWhole;
+}
+
+// Two steps behind one another, the keys of whose calls neither changes but for receiving them.
+struct Pair {
+  const Step& step;
+  const Step& next;
+
+  bool IsThere(const KvOperand& keys) const {
     return !keys.late && !ReceivesInto(step, keys) && !ReceivesInto(next, keys);
-  };
-  const auto comes = [&](const KvOperand& keys) {
+  }
+  bool Comes(const KvOperand& keys) const {
     return ReceivesInto(step, keys) && !ReceivesInto(next, keys);
-  };
-  return std::all_of(first.kv.begin(), first.kv.end(), own) &&
-         std::all_of(second.kv.begin(), second.kv.end(), comes);
+  }
+};
+
+// A ring's: each step has a call.
+bool CanJoin(const Pair& pair) {
+  if (pair.step.calls.size() != 1 || pair.next.calls.size() != 1) return false;
+  const ComputeCall& first = pair.step.calls.front();
+  const ComputeCall& second = pair.next.calls.front();
+  return IsWholeForward(first) && IsWholeForward(second) && SameQueries(first, second) &&
+         std::all_of(first.kv.begin(), first.kv.end(),
+                     [&](const KvOperand& keys) { return pair.IsThere(keys); }) &&
+         std::all_of(second.kv.begin(), second.kv.end(),
+                     [&](const KvOperand& keys) { return pair.Comes(keys); });
+}
+
+// all_gather's: the first step only receives, and the call behind it has own keys too.
+bool CanBeginSooner(const Pair& pair) {
+  if (!pair.step.calls.empty() || pair.next.calls.size() != 1) return false;
+  const ComputeCall& call = pair.next.calls.front();
+  int there = 0, come = 0;
+  for (const KvOperand& keys : call.kv) {
+    there += pair.IsThere(keys) ? 1 : 0;
+    come += pair.Comes(keys) ? 1 : 0;
+  }
+  return IsWholeForward(call) && there > 0 && come > 0 &&
+         there + come == static_cast<int>(call.kv.size());
 }
 
 ComputeCall Joined(const ComputeCall& first, const ComputeCall& second) {
@@ -58,6 +82,14 @@ ComputeCall Joined(const ComputeCall& first, const ComputeCall& second) {
   }
   call.tiles += first.tiles;
   call.pairs += first.pairs;
+  return call;
+}
+
+// The call, whose keys that `step` receives are late and stand behind the others.
+ComputeCall BegunSooner(const Step& step, ComputeCall call) {
+  for (KvOperand& keys : call.kv) keys.late = ReceivesInto(step, keys);
+  std::stable_partition(call.kv.begin(), call.kv.end(),
+                        [](const KvOperand& keys) { return !keys.late; });
   return call;
 }
 
@@ -85,10 +117,18 @@ Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)
   for (size_t i = 0; i + 1 < program.steps.size(); ++i) {
     Step& step = program.steps[i];
     Step& next = program.steps[i + 1];
-    if (!CanJoin(step, next, program.rank)) continue;
-    ComputeCall joined = Joined(step.calls.front(), next.calls.front());
+    if (HasTransferWith(step, program.rank)) continue;
+    const Pair pair{step, next};
+    ComputeCall joined;
+    if (CanJoin(pair)) {
+      joined = Joined(step.calls.front(), next.calls.front());
+    } else if (CanBeginSooner(pair)) {
+      joined = BegunSooner(step, next.calls.front());
+    } else {
+      continue;
+    }
     if (!takes(joined)) continue;
-    step.calls.front() = std::move(joined);
+    step.calls = {std::move(joined)};
     next.calls.clear();
     joined_any = true;
   }

@@ -15,11 +15,12 @@
 namespace ringattn::worker {
 
 // Makes one call of two forward calls in steps behind one another, where the second one's keys are
-// what the first one's step receives; these become late (KvOperand::late). The steps stay, with
-// their transfers: peers notice nothing. Not where that would hold a transfer up: one beside the
-// second call that comes into the first one's keys; nor where the rank sends itself something in
-// that step, which may need the units that the kernel has. What no operation uses any more becomes
-// empty.
+// what the first one's step receives; these become late (KvOperand::late). Where the first step has
+// no call, as all_gather's, the second one's call moves there if some of its keys are the rank's
+// own. The steps stay, with their transfers: peers notice nothing. Not where that would hold a
+// transfer up: one beside the second call that comes into the first one's keys; nor where the rank
+// sends itself something in that step, which may need the units that the kernel has. What no
+// operation uses any more becomes empty.
 //   takes  whether the device's kernel for the joined call waits for its late keys
 Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes);
 

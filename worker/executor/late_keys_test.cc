@@ -81,6 +81,64 @@ TEST(LateKeys, TwoStepsBecomeOneCallWithoutAPartialResult) {
   }
 }
 
+TEST(LateKeys, ACallOfGatheredKeysBeginsWithItsOwn) {
+  const AttentionSpec spec = Spec();
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 4);
+  for (int rank = 0; rank < 4; ++rank) {
+    const Program before = MakeProgram(spec, plan, ScheduleKind::kAllGather, Direction::kForward,
+                                       /*recompute_forward=*/false, rank);
+    ASSERT_EQ(before.steps.size(), 2u);
+    ASSERT_TRUE(before.steps[0].calls.empty());
+    const Program after = Join(before);
+    ASSERT_EQ(after.steps.size(), 2u);
+    EXPECT_TRUE(after.steps[1].calls.empty());
+    ASSERT_EQ(after.steps[0].calls.size(), 1u);
+    const ComputeCall& call = after.steps[0].calls[0];
+    EXPECT_TRUE(call.initial && call.final);
+    ASSERT_EQ(call.kv.size(), before.steps[1].calls[0].kv.size());
+    for (size_t i = 0; i < call.kv.size(); ++i) {
+      EXPECT_EQ(call.kv[i].late, call.kv[i].source_rank != rank);
+      EXPECT_EQ(call.kv[i].late, i > 0) << "the rank's own stand first";
+    }
+    EXPECT_EQ(after.PairCount(), before.PairCount());
+    EXPECT_EQ(CallsOf(Join(before, /*takes=*/false)), 1);
+    EXPECT_TRUE(Join(before, /*takes=*/false).steps[0].calls.empty());
+  }
+}
+
+// Heads that are gathered in turn are computed while the next ones travel, between copies.
+TEST(LateKeys, HeadsThatAreGatheredInTurnStayAsTheyAre) {
+  const AttentionSpec spec = Spec();
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
+  ScheduleBuilder builder(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false, nullptr,
+                          false, /*heads_per_step=*/1);
+  for (const Step& step : Join(builder.MakeProgram(0)).steps) {
+    for (const ComputeCall& call : step.calls) {
+      for (const KvOperand& keys : call.kv) EXPECT_FALSE(keys.late);
+    }
+  }
+}
+
+// Queries whose rank has none of the keys that they see.
+TEST(LateKeys, ACallWithoutOwnKeysWaitsForItsStep) {
+  AttentionSpec spec = Spec();
+  spec.shape.seq_len_kv = 16;  // of the first rank alone, if they are not dealt out
+  spec.shape.cu_seqlens_k = {0, 16};
+  spec.options.causal = false;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    SCOPED_TRACE(rank);
+    const Program before = MakeProgram(spec, plan, ScheduleKind::kAllGather, Direction::kForward,
+                                       /*recompute_forward=*/false, rank);
+    const Program after = Join(before);
+    for (const Step& step : after.steps) {
+      for (const ComputeCall& call : step.calls) {
+        EXPECT_FALSE(!call.kv.empty() && call.kv.front().late);
+      }
+    }
+  }
+}
+
 TEST(LateKeys, WhatTheDeviceDoesNotTakeStays) {
   const Ring ring(2);
   const Program program = Join(ring.ForwardOf(0), /*takes=*/false);
