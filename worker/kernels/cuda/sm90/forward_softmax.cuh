@@ -109,20 +109,25 @@ __device__ __forceinline__ void RowMaxima(const float (&scores)[kCount], float (
   }
 }
 
-// The same of their bits as integers, three at a time: right where it is not negative, else less.
+// As __float_as_int, which nvcc would take apart: where branches merge, scores and their bits would
+// be registers of their own, and each score would be copied.
 template <int kCount>
-__device__ __forceinline__ void RowMaximaOfBits(const float (&scores)[kCount], int (&max)[2]) {
+__device__ __forceinline__ void BitsOf(const float (&scores)[kCount], int (&bits)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm("mov.b32 %0, %1;" : "=r"(bits[i]) : "f"(scores[i]));
+}
+
+// RowMaxima of bits as integers, three at a time: right where it is not negative, else less.
+template <int kCount>
+__device__ __forceinline__ void RowMaximaOfBits(const int (&bits)[kCount], int (&max)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const auto bits = [&scores, half](int n, int i) {
-      return __float_as_int(scores[n * 4 + half * 2 + i]);
-    };
-    int x = ::max(bits(0, 0), bits(0, 1));
-    int y = ::max(bits(1, 0), bits(1, 1));
+    int x = ::max(bits[half * 2], bits[half * 2 + 1]);
+    int y = ::max(bits[4 + half * 2], bits[4 + half * 2 + 1]);
 #pragma unroll
     for (int n = 2; n < kCount / 4; n += 2) {
-      x = ::max(::max(x, bits(n, 0)), bits(n, 1));
-      y = ::max(::max(y, bits(n + 1, 0)), bits(n + 1, 1));
+      x = ::max(::max(x, bits[n * 4 + half * 2]), bits[n * 4 + half * 2 + 1]);
+      y = ::max(::max(y, bits[n * 4 + 4 + half * 2]), bits[n * 4 + 4 + half * 2 + 1]);
     }
     x = ::max(x, y);
     x = ::max(x, __shfl_xor_sync(0xffffffff, x, 1));
@@ -130,13 +135,10 @@ __device__ __forceinline__ void RowMaximaOfBits(const float (&scores)[kCount], i
   }
 }
 
-// Moves the offsets of rows whose maximum grew beyond their limit, and makes the scores of wide
-// rows relative to that; factor[half] is then what the row's output is to be multiplied with.
-// `headroom`: of RowBase.
-template <int kCount>
-__device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float (&max)[2],
-                                            float multiplier, float headroom, RowStates& rows,
-                                            float (&factor)[2]) {
+// Moves the offsets of rows whose maximum grew beyond their limit; factor[half] is then what the
+// row's output is to be multiplied with. `headroom`: of RowBase.
+__device__ __forceinline__ void MoveBases(const float (&max)[2], float multiplier, float headroom,
+                                          RowStates& rows, float (&factor)[2]) {
   bool grew_wide = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -150,6 +152,14 @@ __device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float
     }
   }
   rows.wide |= __any_sync(0xffffffff, grew_wide);
+}
+
+// The same, and the scores of wide rows become relative to their limit.
+template <int kCount>
+__device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float (&max)[2],
+                                            float multiplier, float headroom, RowStates& rows,
+                                            float (&factor)[2]) {
+  MoveBases(max, multiplier, headroom, rows, factor);
   if (rows.wide) SubtractLimits(scores, multiplier, rows);
 }
 
@@ -171,15 +181,22 @@ __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier
   return true;
 }
 
-// The same with maxima of bits, which need more registers: kernels with score terms have none left.
+// The same with maxima of bits, which need more registers: most kernels with score terms have none
+// left. kMerged: scores come from branches that merge.
 // `headroom_log2`: by how much scores may exceed an offset, which is RowBase's times the
 // multiplier.
-template <int kCount>
+template <bool kMerged = false, int kCount>
 __device__ __forceinline__ bool SettleByBits(float (&scores)[kCount], float multiplier,
                                              float headroom_log2, RowStates& rows,
                                              float (&factor)[2]) {
-  int bits[2];
-  RowMaximaOfBits(scores, bits);
+  int all[kCount], bits[2];
+  if constexpr (kMerged) {
+    BitsOf(scores, all);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) all[i] = __float_as_int(scores[i]);
+  }
+  RowMaximaOfBits(all, bits);
   bool rare = rows.wide;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -141,67 +141,97 @@ requires(Shape::kAlibi) struct AlibiOrNot<Shape> {
   using Type = AlibiRows<Shape>;
 };
 
-// As Settle (forward_softmax.cuh), of scores that are relative to -shift. `shift` becomes 0 where
-// scores cease to be: in wide rows' tiles.
+// What a tile is to its warp's rows.
+struct TileEffect {
+  bool moved;    // an offset: the output is to be multiplied with the factors
+  bool nothing;  // all of its probabilities are 0
+};
+
+// Below it Exp2 is 0, by more than its arguments are rounded by where no row is wide.
+inline constexpr float kNoProbability = -128.0f;
+
+// As SettleByBits (forward_softmax.cuh), of scores that are relative to -shift. `shift` becomes 0
+// where scores cease to be: in wide rows' tiles.
+//
+// Where slopes are steep most keys are too far away for a probability that fp32 has.
 template <int kCount>
-__device__ __forceinline__ bool SettleShifted(float (&scores)[kCount], float multiplier,
-                                              float headroom, RowStates& rows, float (&shift)[2],
-                                              float (&factor)[2]) {
-  float max[2];
+__device__ __forceinline__ TileEffect SettleShifted(float (&scores)[kCount], float multiplier,
+                                                    RowStates& rows, float (&shift)[2],
+                                                    float (&factor)[2]) {
+  int all[kCount], bits[2];
+  BitsOf(scores, all);
+  RowMaximaOfBits(all, bits);
   bool rare = rows.wide;
+  bool nothing = true;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float x = fmaxf(scores[half * 2], scores[half * 2 + 1]);
-    float y = fmaxf(scores[4 + half * 2], scores[4 + half * 2 + 1]);
-#pragma unroll
-    for (int n = 2; n < kCount / 4; n += 2) {
-      x = fmaxf(x, fmaxf(scores[n * 4 + half * 2], scores[n * 4 + half * 2 + 1]));
-      y = fmaxf(y, fmaxf(scores[n * 4 + 4 + half * 2], scores[n * 4 + 4 + half * 2 + 1]));
-    }
-    // Lanes of a row have shifts of their own.
-    x = fmaxf(x, y) - shift[half];
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-    max[half] = x;
-    rare |= x > rows.limit[half];
+    // No score is larger. NaN stays NaN: products and sums make it with a positive sign.
+    const float most = __int_as_float(::max(bits[half], 0));
+    rare |= most > rows.limit[half] + shift[half];
+    nothing &=
+        fmaf(most, multiplier, -fmaf(shift[half], multiplier, rows.offset[half])) < kNoProbability;
     factor[half] = 1.0f;
   }
-  if (!__any_sync(0xffffffff, rare)) return false;
-  bool grew_wide = false;
+  rare = __any_sync(0xffffffff, rare);
+  nothing = __all_sync(0xffffffff, nothing);
+  if (!rare) return {false, nothing};
+  float max[2];
+  RowMaxima(scores, max);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (max[half] > rows.limit[half]) {
-      const RowBase moved(max[half], multiplier, headroom);
-      factor[half] = moved.Factor(rows.limit[half], rows.offset[half], multiplier);
-      rows.offset[half] = moved.offset;
-      rows.limit[half] = moved.limit;
-      rows.sum[half] *= factor[half];
-      grew_wide |= moved.wide();
-    }
-  }
-  rows.wide |= __any_sync(0xffffffff, grew_wide);
+  for (int half = 0; half < 2; ++half) max[half] -= shift[half];
+  rare = rows.wide || max[0] > rows.limit[0] || max[1] > rows.limit[1];
+  if (!__any_sync(0xffffffff, rare)) return {false, false};
+  MoveBases(max, multiplier, __fdividef(kOffsetHeadroom, multiplier), rows, factor);
   if (rows.wide) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) scores[i] -= shift[i / 2 % 2];
     shift[0] = shift[1] = 0.0f;
     SubtractLimits(scores, multiplier, rows);
   }
-  return true;
+  return {true, false};
 }
 
-// As Exponentials, of such scores.
+// As Exponentials, of such scores, in two parts: what stands before the wait for the last P V, and
+// what stands behind it. By itself ptxas divides them so, but not across a branch.
 template <int kCount>
-__device__ __forceinline__ void ExponentialsShifted(float (&scores)[kCount], float multiplier,
-                                                    const float (&shift)[2], RowStates& rows) {
-  RowStates shifted = rows;
+struct ShiftedExponentials {
+  static constexpr int kEarly = 8;  // scores
+  float sums[4];                    // of each row's even and odd columns
+
+  __device__ __forceinline__ void Begin(float (&scores)[kCount], float multiplier,
+                                        const float (&shift)[2], const RowStates& rows) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    shifted.offset[half] = fmaf(shift[half], multiplier, rows.offset[half]);
+    for (int half = 0; half < 2; ++half) {
+      const float offset = fmaf(shift[half], multiplier, rows.offset[half]);
+#pragma unroll
+      for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[n * 4 + half * 2 + i];
+          score = fmaf(score, multiplier, -offset);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
+    Add<0, kEarly>(scores);
   }
-  Exponentials(scores, multiplier, shifted);
+  __device__ __forceinline__ void Finish(float (&scores)[kCount], RowStates& rows) {
+    Add<kEarly, kCount>(scores);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) rows.sum[half] = shifted.sum[half];
-}
+    for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
+  }
+
+ private:
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void Add(float (&scores)[kCount]) {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) {
+      scores[i] = Exp2(scores[i]);
+      sums[i % 4] += scores[i];
+    }
+  }
+};
 
 }  // namespace ringattn::worker::cuda::sm90
 

@@ -94,19 +94,13 @@ struct TermForwardConsumer {
       };
       const auto settle = [&] {
         if constexpr (Shape::kAlibi) {
-          return SettleShifted(scores, multiplier, headroom, rows, alibi.shift, factor);
+          return SettleShifted(scores, multiplier, rows, alibi.shift, factor);
+        } else if constexpr (Shape::kPairsAlone) {
+          return SettleByBits<true>(scores, multiplier, kOffsetHeadroom, rows, factor);
         } else if constexpr (!Shape::kBiased && Shape::kDim <= 64) {
-          // At 128 it would spill, and masks and segments were 2% slower by it.
           return SettleByBits(scores, multiplier, kOffsetHeadroom, rows, factor);
         } else {
           return Settle(scores, multiplier, headroom, rows, factor);
-        }
-      };
-      const auto exponentials = [&] {
-        if constexpr (Shape::kAlibi) {
-          ExponentialsShifted(scores, multiplier, alibi.shift, rows);
-        } else {
-          Exponentials(scores, multiplier, rows);
         }
       };
       const auto drop = [&] {
@@ -117,7 +111,7 @@ struct TermForwardConsumer {
       // With kDropsAlways all of it comes behind the last product, in whose registers it ends.
       const auto early = [&] {
         if constexpr (Shape::kDropsAlways) return;
-        exponentials();
+        Exponentials(scores, multiplier, rows);
         drop();
       };
       const auto probabilities = [&] {
@@ -164,7 +158,13 @@ struct TermForwardConsumer {
       PinRegisters(scores);
       finish_scores();
       settle();
-      early();
+      if constexpr (Shape::kAlibi) {
+        ShiftedExponentials<Shape::kKeys / 2> exponentials;
+        exponentials.Begin(scores, multiplier, alibi.shift, rows);
+        exponentials.Finish(scores, rows);
+      } else {
+        early();
+      }
       probabilities();
 
 #pragma unroll 1
@@ -180,15 +180,33 @@ struct TermForwardConsumer {
         WaitProducts<1>();
         PinRegisters(scores);
         finish_scores();
-        const bool moved = settle();
-        early();
-        PinRegisters(scores);  // or the exponentials would sink below the wait
-        WaitProducts<0>();
-        PinRegisters(output);
-        release(shared + Shape::kVEmpty + 8 * v.stage);
-        v.Advance();
-        probabilities();
-        if (moved) Rescale(output, factor);
+        const auto finish_values = [&] {
+          WaitProducts<0>();
+          PinRegisters(output);
+          release(shared + Shape::kVEmpty + 8 * v.stage);
+          v.Advance();
+        };
+        if constexpr (Shape::kAlibi) {
+          const TileEffect tile = settle();
+          ShiftedExponentials<Shape::kKeys / 2> exponentials;
+          if (!tile.nothing) exponentials.Begin(scores, multiplier, alibi.shift, rows);
+          finish_values();
+          if (tile.nothing) {
+#pragma unroll
+            for (int i = 0; i < Shape::kKeys / 4; ++i) asm volatile("mov.b32 %0, 0;" : "=r"(p[i]));
+          } else {
+            exponentials.Finish(scores, rows);
+            probabilities();
+          }
+          if (tile.moved) Rescale(output, factor);
+        } else {
+          const bool moved = settle();
+          early();
+          PinRegisters(scores);  // or the exponentials would sink below the wait
+          finish_values();
+          probabilities();
+          if (moved) Rescale(output, factor);
+        }
       }
       WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
       Plain::IssueValues(output, p, v_stages + v.stage * kStageStep);
