@@ -3,6 +3,7 @@ is judged, and what one command takes the others take too. Draws keep to what is
 is refused has its own tests."""
 
 import json
+import os
 import random
 import re
 
@@ -10,7 +11,7 @@ import pytest
 
 from test_cli import cli
 
-CASES = 24
+CASES = int(os.environ.get("RINGATTN_OPTION_MIX_CASES", 24))
 
 
 @pytest.fixture(scope="module")

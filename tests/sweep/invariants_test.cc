@@ -167,6 +167,28 @@ TEST(Invariants, HeadsOfAGroupAreThoseOfAllHeads) {
   }
 }
 
+// One call over all that a row sees has one device's roundings, not those of merges.
+TEST(Invariants, AllGatherIsAsExactAsOneDevice) {
+  for (const AttentionSpec& spec : Specs()) {
+    const oracle::InputTensors drawn =
+        oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 17, true);
+    const oracle::Result exact = oracle::EvaluateAll(spec, drawn.view());
+    const auto error = [&](const Placement& placement) {
+      const Solution solution = Solve(spec, ToTensorMap(drawn), placement);
+      double sum = 0.0;
+      for (size_t e = 0; e < solution.out.size(); ++e) {
+        sum += std::pow(double{solution.out[e]} - exact.out.exact[e], 2);
+      }
+      return std::sqrt(sum);
+    };
+    const double one = error({Layout::kContiguous, 1, 1, ScheduleKind::kSingle});
+    for (const int world_size : {2, 4, 8}) {
+      const double gathered = error({Layout::kZigzag, world_size, 1, ScheduleKind::kAllGather});
+      EXPECT_LE(gathered, 1.05 * one) << "over " << world_size;
+    }
+  }
+}
+
 TEST(Invariants, CausalIsAWindowThatEndsAtTheRow) {
   AttentionSpec causal = DenseSpec(1, 100, 130, 2, 1, 32, 32);
   AttentionSpec window = causal;
@@ -186,6 +208,28 @@ TEST(Invariants, AWindowBeyondTheEndIsNoWindow) {
   const TensorMap inputs = NormalInputs(plain, 4);
   ExpectSameBits(Solve(plain, inputs, {Layout::kContiguous, 2, 1}),
                  Solve(window, inputs, {Layout::kContiguous, 2, 1}));
+}
+
+// Both sides 0 is the aligned position alone, not "no window".
+TEST(Invariants, AWindowOfNothingIsTheAlignedKey) {
+  AttentionSpec spec = DenseSpec(2, 61, 90, 4, 2, 16, 8);
+  spec.options.window_left = spec.options.window_right = 0;
+  const TensorMap inputs = NormalInputs(spec, 16);
+  const std::vector<float> v = Floats(inputs.at(TensorId::kV));
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    for (const int world_size : {1, 3}) {
+      const Solution solution = Solve(spec, inputs, {layout, world_size, 1});
+      for (int64_t row = 0; row < 2 * 61 * 4; ++row) {
+        const int64_t b = row / 244, i = row / 4 % 61, h = row % 4;
+        for (int64_t d = 0; d < 8; ++d) {
+          const float value = v[((b * 90 + i + 29) * 2 + h / 2) * 8 + d];
+          ASSERT_NEAR(solution.out[row * 8 + d], value, 1e-6f * std::abs(value));
+        }
+      }
+      // One key has all the weight: no score has a gradient.
+      ExpectNear(solution.dq, std::vector<float>(solution.dq.size(), 0.0f), "dq");
+    }
+  }
 }
 
 TEST(Invariants, OneDocumentIsADenseProblem) {

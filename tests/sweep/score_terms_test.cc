@@ -1,12 +1,11 @@
 // What must hold of score terms whatever the numbers are: identities between runs of the system
-// itself, and the exact set of pairs that dropout keeps.
+// itself. Which pairs dropout keeps: keep_set_test.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
 
-#include "common/oracle/pair_terms.h"
 #include "gtest/gtest.h"
 #include "tests/sweep/run_problem.h"
 
@@ -176,23 +175,39 @@ TEST(ScoreTerms, AlibiIsABias) {
 }
 
 // A million keys away the term is still exact: the softmax is over few keys, and lse as the
-// nearest ones say.
+// nearest ones say. Slopes of 1/2 to 1/256, one per head.
 TEST(ScoreTerms, AlibiIsExactFarAway) {
-  AttentionSpec spec = DenseSpec(1, 3, 1 << 20, 1, 1, 1, 1);
-  spec.options.alibi_slopes = {0.5f};
-  std::vector<float> q(3, 0.0f), k(1 << 20, 1.0f), v(1 << 20);
+  AttentionSpec spec = DenseSpec(1, 3, 1 << 20, 8, 1, 1, 1);
+  for (int h = 0; h < 8; ++h) spec.options.alibi_slopes.push_back(std::ldexp(1.0f, -1 - h));
+  std::vector<float> q(3 * 8, 0.0f), k(1 << 20, 1.0f), v(1 << 20);
   for (int64_t j = 0; j < 1 << 20; ++j) v[j] = static_cast<float>((1 << 20) - 1 - j);
   const TensorMap inputs = {
       {TensorId::kQ, Bytes(q)}, {TensorId::kK, Bytes(k)}, {TensorId::kV, Bytes(v)}};
   const auto outputs = RunProblem(spec, Ring(4, Layout::kZigzag), Direction::kForward, false,
                                   inputs, Engine::kExecutor, KernelSet::kCpu);
   ASSERT_TRUE(outputs.ok()) << outputs.status();
-  const double r = std::exp(-0.5);
-  // The last query: distances 0, 1, 2, ...
-  EXPECT_NEAR(Floats(outputs->at(TensorId::kLse))[2], -std::log(1 - r), 1e-6);
-  EXPECT_NEAR(Floats(outputs->at(TensorId::kOut))[2], r / (1 - r), 1e-5);
-  // The first: two keys more on its right.
-  EXPECT_NEAR(Floats(outputs->at(TensorId::kLse))[0], std::log(1 / (1 - r) + r + r * r), 1e-6);
+  const std::vector<float> out = Floats(outputs->at(TensorId::kOut));
+  const std::vector<float> lse = Floats(outputs->at(TensorId::kLse));
+  for (int h = 0; h < 8; ++h) {
+    SCOPED_TRACE(spec.options.alibi_slopes[h]);
+    const double r = std::exp(-spec.options.alibi_slopes[h]);
+    // The last query: distances 0, 1, 2, ...
+    EXPECT_NEAR(lse[3 * h + 2], -std::log(1 - r), 1e-6 * (1 - std::log(1 - r)));
+    EXPECT_NEAR(out[2 * 8 + h], r / (1 - r), 1e-5 * (1 + r / (1 - r)));
+    // The first: two keys more on its right.
+    const double first = std::log(1 / (1 - r) + r + r * r);
+    EXPECT_NEAR(lse[3 * h], first, 1e-6 * (1 + first));
+  }
+}
+
+TEST(ScoreTerms, SlopesOfZeroAreNone) {
+  AttentionSpec spec = DenseSpec(2, 70, 91, 4, 2, 16, 24);
+  const TensorMap inputs = NormalInputs(spec, 12);
+  const TensorMap without = Solve(spec, inputs, Ring(3));
+  for (const int slopes : {4, 8}) {  // of heads, of batch rows and heads
+    spec.options.alibi_slopes.assign(slopes, 0.0f);
+    ExpectNear(Solve(spec, inputs, Ring(3)), without);
+  }
 }
 
 TEST(ScoreTerms, SortedSegmentIdsArePackedDocuments) {
@@ -421,98 +436,6 @@ TEST(ScoreTerms, AllAtOnceKeepTheIdentitiesOnEverySchedule) {
       }
     }
   }
-}
-
-TEST(ScoreTerms, AThresholdOfNothingIsNoDropout) {
-  AttentionSpec spec = DenseSpec(1, 40, 50, 4, 2, 16, 24);
-  const TensorMap inputs = NormalInputs(spec, 10);
-  const TensorMap without = Solve(spec, inputs);
-  spec.options.dropout.seed = 77;
-  EXPECT_EQ(Solve(spec, inputs), without);
-}
-
-// With q = 0 every key has the weight 1 / Sk, so a one-hot v shows in out which are kept, and a
-// one-hot dout in dv.
-class KeepSets {
- public:
-  static constexpr int64_t kTokens = 200;
-
-  explicit KeepSets(double rate) : spec_(DenseSpec(2, kTokens, kTokens, 4, 2, 8, kTokens)) {
-    spec_.options.dropout.threshold = static_cast<uint32_t>(std::round(rate * 65536));
-    spec_.options.dropout.seed = 0x123456789abcdefu;
-    inputs_ = NormalInputs(spec_, 11);
-    inputs_[TensorId::kQ] = Bytes(std::vector<float>(2 * kTokens * 4 * 8, 0.0f));
-    inputs_[TensorId::kV] = OneHot(2);
-    inputs_[TensorId::kDout] = OneHot(4);
-  }
-
-  // The number of kept pairs; every one of them as the oracle has it, both ways.
-  int64_t Check(const Placement& placement) {
-    const TensorMap outputs = Solve(spec_, inputs_, placement);
-    const std::vector<float> out = Floats(outputs.at(TensorId::kOut));
-    const std::vector<float> dv = Floats(outputs.at(TensorId::kDv));
-    int64_t kept = 0, wrong = 0;
-    for (int64_t b = 0; b < 2; ++b) {
-      for (int64_t i = 0; i < kTokens; ++i) {
-        for (int64_t j = 0; j < kTokens; ++j) {
-          int64_t heads_kept[2] = {};
-          for (int64_t h = 0; h < 4; ++h) {
-            const bool keeps = oracle::Keeps(spec_.options.dropout, b, h, i, j);
-            wrong += (out[((b * kTokens + i) * 4 + h) * kTokens + j] != 0.0f) != keeps;
-            heads_kept[h / 2] += keeps;
-            kept += keeps;
-          }
-          for (int64_t kv = 0; kv < 2; ++kv) {
-            const float sum = dv[((b * kTokens + j) * 2 + kv) * kTokens + i];
-            const double each = 65536.0 / (65536.0 - spec_.options.dropout.threshold) / kTokens;
-            wrong += std::llround(sum / each) != heads_kept[kv];
-          }
-        }
-      }
-    }
-    EXPECT_EQ(wrong, 0);
-    return kept;
-  }
-
-  AttentionSpec& spec() { return spec_; }
-
- private:
-  static std::vector<uint8_t> OneHot(int64_t heads) {
-    std::vector<float> values(2 * kTokens * heads * kTokens, 0.0f);
-    for (int64_t row = 0; row < 2 * kTokens * heads; ++row) {
-      values[row * kTokens + row / heads % kTokens] = 1.0f;
-    }
-    return Bytes(values);
-  }
-
-  AttentionSpec spec_;
-  TensorMap inputs_;
-};
-
-TEST(ScoreTerms, DropoutKeepsTheSamePairsWhereverTheyAreComputed) {
-  KeepSets sets(0.3);
-  const int64_t all = 2 * 4 * KeepSets::kTokens * KeepSets::kTokens;
-  const int64_t kept = sets.Check(Ring(1));
-  // Within five standard deviations of a binomial distribution.
-  const double rate = 1 - 19661 / 65536.0;
-  EXPECT_NEAR(static_cast<double>(kept), rate * static_cast<double>(all),
-              5 * std::sqrt(static_cast<double>(all) * rate * (1 - rate)));
-  for (const int world_size : {2, 3, 8}) {
-    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
-      EXPECT_EQ(sets.Check(Ring(world_size, layout)), kept);
-    }
-  }
-  EXPECT_EQ(sets.Check(Ring(4, Layout::kStriped, 7)), kept);
-}
-
-// A request that is a part of a larger one keeps what the whole would.
-TEST(ScoreTerms, OriginsMoveTheKeepSet) {
-  KeepSets sets(0.5);
-  sets.spec().options.dropout.first_batch = 3;
-  sets.spec().options.dropout.first_head = 9;
-  sets.spec().options.dropout.first_query = 1000;
-  sets.spec().options.dropout.first_key = 45;
-  sets.Check(Ring(3, Layout::kZigzag));
 }
 
 }  // namespace
