@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "common/oracle/generator.h"
 #include "common/oracle/numeric.h"
@@ -225,6 +226,43 @@ TEST(Comparator, ASubnormalProbabilityThatIsKeptMayBeHalfAUnitOffTimesTheFactor)
     EXPECT_TRUE(passes(p));
     EXPECT_TRUE(passes(p + 0x1p-25));
     EXPECT_FALSE(passes(p + 0x1p-23));
+    break;
+  }
+}
+
+// A row whose heavy keys are all dropped keeps light ones, which fp16 has no number for: an out
+// without them is right, and so is what is made of its delta. All elements of out lose alike.
+TEST(Comparator, DeltaMayLackAKeptWeightThatUnderflows) {
+  AttentionSpec spec;
+  spec.dtype = DType::kFloat16;
+  spec.fp32_results = true;
+  spec.options.softmax_scale = 1;
+  spec.options.sinks = true;
+  spec.options.dropout.threshold = 60000;
+  spec.shape = {.seq_len_q = 1,
+                .seq_len_kv = 2,
+                .head_dim_v = 8,
+                .cu_seqlens_q = {0, 1},
+                .cu_seqlens_k = {0, 2}};
+  const uint16_t q = 0x3c00, k[] = {0, 0xcd00};  // P = 1 and e^-20
+  std::vector<uint16_t> v(16, 0x3c00), dout(8, 0x3c00);
+  const float sink = 0.0f;
+  const Inputs inputs = {.q = &q, .k = k, .v = v.data(), .dout = dout.data(), .sinks = &sink};
+  const double light = std::exp(-20.0) * 65536.0 / (65536 - 60000);
+  for (spec.options.dropout.seed = 0;; ++spec.options.dropout.seed) {
+    const Result expected = EvaluateAll(spec, inputs);
+    const double out = expected.out.exact[0];
+    if (out == 0.0 || out > light) continue;  // both are dropped, or the heavy one is kept
+    EXPECT_EQ(expected.out.twin[0], 0.0);
+    ASSERT_NEAR(expected.dsinks.exact[0], -0.5 * 8.0 * out, 1e-6 * out);
+    const auto passes = [&](double share) {
+      const float actual = static_cast<float>(share * expected.dsinks.exact[0]);
+      return CompareTensor(spec, TensorId::kDsinks, expected.dsinks, &actual).failed_elements == 0;
+    };
+    EXPECT_TRUE(passes(1.0));
+    EXPECT_TRUE(passes(0.0));
+    EXPECT_FALSE(passes(3.0));
+    EXPECT_FALSE(passes(-1.0));
     break;
   }
 }

@@ -136,10 +136,7 @@ class QueryRow {
     const double score_error = row_.coarse() ? 0.0 : row_.float8_error;
     // Kernels round p among the keys; the sink joins the finished row.
     const double share = row_.keys_share();
-    double keep = 0.0;
-    for (const VisibleKey& key : row_.keys) keep = std::max(keep, key.keep);
-    const double rounding_scale =
-        RoundingScale(row_.sum, row_.keys.size(), keep == 0.0 ? 1.0 : keep);
+    const double rounding_scale = RoundingScaleOfRow();
     for (const VisibleKey& key : row_.keys) {
       const double stored = rounding_scale * std::exp(key.score - row_.max);
       Coefficients term = is_float8
@@ -225,15 +222,27 @@ class QueryRow {
     for (int64_t d = at * out.dim; d < (at + 1) * out.dim; ++d) out.floor[d] += loss;
   }
 
+  // What p is times where a kernel rounds it.
+  double RoundingScaleOfRow() const {
+    double keep = 0.0;
+    for (const VisibleKey& key : row_.keys) keep = std::max(keep, key.keep);
+    return RoundingScale(row_.sum, row_.keys.size(), keep == 0.0 ? 1.0 : keep);
+  }
+
   // With dropout a row may keep one key alone: the rounding of its weight is then the same in all
-  // of out's elements, and not independent. Of each key's share of delta.
+  // of out's elements, and not independent. Of each key's share of delta. A weight among fp16's
+  // subnormals may be lost as a whole (DeltaRounding halves what it is given).
   double KeptSquares(const double* dout, HeadRows& v) const {
     if (spec_.options.dropout.threshold == 0) return 0.0;
-    const double share = row_.keys_share() / row_.sum;
+    const double scale = RoundingScaleOfRow();
+    const double share = row_.keys_share() / (scale * row_.sum);
     double squares = 0.0;
     for (const VisibleKey& key : row_.keys) {
       const double dp = DotOf(dout, v.Row(key.position), spec_.shape.head_dim_v).value;
-      const double term = std::exp(key.score - row_.max) * share * key.keep * dp;
+      const double stored = scale * std::exp(key.score - row_.max);
+      const double lost = std::min(SubnormalLoss(spec_.dtype, stored), stored);
+      const double weight = stored + 2.0 * lost / (8.0 * ToleranceUnit(spec_.dtype));
+      const double term = weight * share * key.keep * dp;
       squares += term * term;
     }
     return squares;
