@@ -279,10 +279,10 @@ def test_members_by_name(ring, tmp_path):
     cli("backward", *files, f"--residual={kept}", f"--members={names[3]},{names[1]}", "--causal")
 
 
-def test_disjoint_members_side_by_side(ring, tmp_path):
+def call_side_by_side(ring, tmp_path, groups):
+    """Two forwards by each group of members, all at once, each verified."""
     source = tmp_path / "i.safetensors"
     cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24")
-    names = sorted(worker.name for worker in ring.topology().workers)
     wrong = []
 
     def call(index, members):
@@ -293,10 +293,21 @@ def test_disjoint_members_side_by_side(ring, tmp_path):
             wrong.append(members)
         cli("verify", f"--input={source}", f"--output={output}")
 
-    threads = [threading.Thread(target=call, args=(i, names[2 * (i % 2):2 * (i % 2) + 2]))
-               for i in range(4)]
+    calls = range(2 * len(groups))
+    threads = [threading.Thread(target=call, args=(i, groups[i % len(groups)])) for i in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and all((tmp_path / f"{i}.safetensors").exists() for i in range(4))
+    assert not wrong and all((tmp_path / f"{i}.safetensors").exists() for i in calls)
+
+
+def test_disjoint_members_side_by_side(ring, tmp_path):
+    names = sorted(worker.name for worker in ring.topology().workers)
+    call_side_by_side(ring, tmp_path, [names[:2], names[2:]])
+
+
+def test_groups_of_a_ring_of_eight_side_by_side(make_ring, tmp_path):
+    ring = make_ring(workers=8)
+    names = sorted(worker.name for worker in ring.topology().workers)
+    call_side_by_side(ring, tmp_path, [names[7:3:-1], names[:3], names[3:4]])
