@@ -229,6 +229,18 @@ TEST_F(BadRequestsTest, LargeHeaders) {
   }
   Expect(Call(false, {First(header)}), kOver, "shape.packed.cu_seqlens_q");
 
+  header = Parse<v1::ForwardHeader>(kBase, "");
+  for (int i = 0; i < 4097; ++i) header.mutable_reply()->add_probability_rows();
+  Expect(Call(false, {First(header)}), kOver, "reply.probability_rows");
+
+  header = Parse<v1::ForwardHeader>(kBase, "");
+  for (int i = 0; i < 65; ++i) {
+    v1::DilationLevel* level = header.mutable_options()->add_dilation_levels();
+    level->set_segment_length(8);
+    level->set_dilation_rate(1);
+  }
+  Expect(Call(false, {First(header)}), kOver, "options.dilation_levels");
+
   // More violations than an answer may hold.
   header = Parse<v1::ForwardHeader>(kBase, "");
   for (int i = 0; i < 5000; ++i) header.add_inline_tensors();
