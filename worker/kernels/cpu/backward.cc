@@ -177,7 +177,7 @@ class BackwardPass {
     const auto tile_if = [&](bool wanted) {
       return wanted ? scratch.Take<float>(rows * key_tile_) : nullptr;
     };
-    block.add = tile_if(terms_.any());
+    block.add = tile_if(terms_.has_addends());
     block.inside = tile_if(terms_.has_inside());
     block.slopes = tile_if(terms_.any() && terms_.has_slopes());
     block.keeps = tile_if(terms_.drops());
@@ -270,16 +270,20 @@ class BackwardPass {
             run.document, workspace_.q.PositionOf(run, block.tile->begin + row)};
   }
 
+  // Row m of one of the block's tiles; null of none.
+  float* RowOf(float* tile, int m) const {
+    return tile == nullptr ? nullptr : tile + int64_t{m} * key_tile_;
+  }
+
   // What the score terms add, and the columns that they leave visible. False if there are none.
   bool SetAddends(const Task& task, Block& block) {
     int from_all = task.tile->rows;
     int to_all = 0;
     for (int m = 0; m < block.rows; ++m) {
-      const int64_t at = int64_t{m} * key_tile_;
       int32_t& from = block.visible_begin[m];
       int32_t& to = block.visible_end[m];
-      terms_.Addends(TermRowOf(task, block, m), task.keys_at, &from, &to, block.add + at,
-                     block.inside == nullptr ? nullptr : block.inside + at);
+      terms_.Addends(TermRowOf(task, block, m), task.keys_at, &from, &to, RowOf(block.add, m),
+                     RowOf(block.inside, m));
       if (from >= to) continue;
       from_all = std::min(from_all, static_cast<int>(from));
       to_all = std::max(to_all, static_cast<int>(to));
@@ -293,13 +297,12 @@ class BackwardPass {
   void FinishScores(const Task& task, Block& block) {
     for (int m = 0; m < block.rows; ++m) {
       if (block.visible_begin[m] >= block.visible_end[m]) continue;
-      const int64_t at = int64_t{m} * key_tile_;
-      const auto row_of = [&](float* tile) { return tile == nullptr ? nullptr : tile + at; };
-      terms_.Finish(block.add + at, row_of(block.inside), block.col_begin, block.col_end,
-                    block.scores + at, row_of(block.slopes));
+      const TermRow row = TermRowOf(task, block, m);
+      terms_.Finish(row, task.keys_at, RowOf(block.add, m), RowOf(block.inside, m), block.col_begin,
+                    block.col_end, RowOf(block.scores, m), RowOf(block.slopes, m));
       if (!terms_.drops()) continue;
-      terms_.Keeps(TermRowOf(task, block, m), task.keys_at, block.visible_begin[m],
-                   block.visible_end[m], block.keeps + at);
+      terms_.Keeps(row, task.keys_at, block.visible_begin[m], block.visible_end[m],
+                   RowOf(block.keeps, m));
     }
   }
 

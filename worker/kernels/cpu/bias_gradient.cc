@@ -76,7 +76,6 @@ class BiasGradientPass {
     float* slopes;
     float* keeps;
     float* sums;  // of the plane, [kRows, kKeys]
-    float* own;   // of one batch row's head
     float lse[kRows];
     float delta[kRows];
     int32_t band_begin[kRows];
@@ -90,7 +89,7 @@ class BiasGradientPass {
     return Scratch::Bytes<float>(kKeys * depth_) + Scratch::Bytes<float>(kKeys * depth_v_) +
            Scratch::Bytes<float>(kKeys * std::max(head_dim_, head_dim_v_)) +
            Scratch::Bytes<float>(kRows * depth_) + Scratch::Bytes<float>(kRows * depth_v_) +
-           8 * Scratch::Bytes<float>(kRows * kKeys) + Scratch::Bytes<int64_t>(kKeys);
+           7 * Scratch::Bytes<float>(kRows * kKeys) + Scratch::Bytes<int64_t>(kKeys);
   }
 
   void RunTask(Scratch& scratch, int64_t plane, const KeyTile& keys) {
@@ -103,8 +102,8 @@ class BiasGradientPass {
     task.convert = scratch.Take<float>(kKeys * std::max(head_dim_, head_dim_v_));
     task.query = scratch.Take<float>(kRows * depth_);
     task.dout = scratch.Take<float>(kRows * depth_v_);
-    for (float** tile : {&task.scores, &task.dp, &task.add, &task.inside, &task.slopes, &task.keeps,
-                         &task.sums, &task.own}) {
+    for (float** tile :
+         {&task.scores, &task.dp, &task.add, &task.inside, &task.slopes, &task.keeps, &task.sums}) {
       *tile = scratch.Take<float>(kRows * kKeys);
     }
     task.key_places = scratch.Take<int64_t>(kKeys);
@@ -144,7 +143,7 @@ class BiasGradientPass {
     for (int64_t b = 0; b < problem_.batch; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
         if (PlaneOf(bias_, heads, b, h) != task.plane) continue;
-        AddHead(task, queries, b, h);
+        AddHead(task, queries, b, h, /*first=*/summed == 0);
         ++summed;
       }
     }
@@ -185,7 +184,7 @@ class BiasGradientPass {
   // Only there does the softcap come after the bias.
   bool wants_slopes() const { return terms_.has_inside() && terms_.has_slopes(); }
 
-  void AddHead(Task& task, const QueryTile& queries, int64_t batch, int64_t head) {
+  void AddHead(Task& task, const QueryTile& queries, int64_t batch, int64_t head, bool first) {
     PackKeys(task, batch, head);
     int from = task.keys->rows, to = 0;
     for (int r = 0; r < queries.rows; ++r) {
@@ -204,9 +203,8 @@ class BiasGradientPass {
     }
     if (from >= to) return;
     const GradientArgs gradient = Multiply(task, queries, batch, head, from, to);
-    std::fill_n(task.own, kRows * kKeys, 0.0f);
-    AddScoreGradients(gradient, task.own);
-    for (int r = 0; r < queries.rows; ++r) AddRow(task, queries, batch, head, r);
+    ScoreGradients(gradient, task.dp);
+    for (int r = 0; r < queries.rows; ++r) AddRow(task, queries, batch, head, r, first);
   }
 
   // Finished scores and dp of one head.
@@ -240,11 +238,13 @@ class BiasGradientPass {
     ops_.gemm(dp);
     for (int r = 0; r < queries.rows; ++r) {
       if (task.visible_begin[r] >= task.visible_end[r]) continue;
-      terms_.Finish(task.add + r * kKeys, InsideOf(task, r), scores.col_begin, scores.col_end,
-                    task.scores + r * kKeys, wants_slopes() ? task.slopes + r * kKeys : nullptr);
+      const TermRow row = TermRowOf(queries, batch, head, r);
+      terms_.Finish(row, task.keys_at, task.add + r * kKeys, InsideOf(task, r), scores.col_begin,
+                    scores.col_end, task.scores + r * kKeys,
+                    wants_slopes() ? task.slopes + r * kKeys : nullptr);
       if (!terms_.drops()) continue;
-      terms_.Keeps(TermRowOf(queries, batch, head, r), task.keys_at, task.visible_begin[r],
-                   task.visible_end[r], task.keeps + r * kKeys);
+      terms_.Keeps(row, task.keys_at, task.visible_begin[r], task.visible_end[r],
+                   task.keeps + r * kKeys);
     }
     GradientArgs gradient;
     gradient.rows = queries.rows;
@@ -265,12 +265,22 @@ class BiasGradientPass {
   }
 
   // A row of one head into the plane's sums; what left fp32's range on its way is done again.
-  void AddRow(Task& task, const QueryTile& queries, int64_t batch, int64_t head, int r) {
-    for (int c = task.visible_begin[r]; c < task.visible_end[r]; ++c) {
-      const int at = r * kKeys + c;
-      float ds = task.own[at];
-      if (!std::isfinite(ds)) ds = InDouble(task, queries, batch, head, r, c, ds);
-      task.sums[at] += ds;
+  void AddRow(Task& task, const QueryTile& queries, int64_t batch, int64_t head, int r,
+              bool first) {
+    const int from = task.visible_begin[r], count = task.visible_end[r] - from;
+    if (count <= 0) return;
+    float* ds = task.dp + r * kKeys + from;
+    if (!std::isfinite(MaxMagnitude({.data = ds, .rows = 1, .cols = count}))) {
+      for (int c = 0; c < count; ++c) {
+        if (!std::isfinite(ds[c])) ds[c] = InDouble(task, queries, batch, head, r, from + c, ds[c]);
+      }
+    }
+    float* sums = task.sums + r * kKeys + from;
+    // A sum of one is that one, -0 too.
+    if (first) {
+      std::copy_n(ds, count, sums);
+    } else {
+      AddScaled(1.0f, ds, sums, count);
     }
   }
 

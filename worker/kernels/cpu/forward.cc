@@ -99,7 +99,7 @@ class ForwardPass {
     int32_t* visible_end;
     // Of problems with score terms.
     uint8_t* sees;        // per matrix row: some key so far
-    float* add;           // rows of a group, a row every key_tile_
+    float* add;           // rows of a group, a row every key_tile_; null: see has_addends
     float* inside;        // likewise
     float* keeps;         // likewise
     int64_t* key_places;  // see ScorePass::KeysOf
@@ -234,7 +234,7 @@ class ForwardPass {
     if (terms_.any()) {
       task.sees = scratch.Take<uint8_t>(rows);
       std::fill_n(task.sees, task.rows, uint8_t{0});
-      task.add = scratch.Take<float>(kRowGroup * key_tile_);
+      task.add = terms_.has_addends() ? scratch.Take<float>(kRowGroup * key_tile_) : nullptr;
       task.inside = terms_.has_inside() ? scratch.Take<float>(kRowGroup * key_tile_) : nullptr;
       task.keeps = terms_.drops() ? scratch.Take<float>(kRowGroup * key_tile_) : nullptr;
       task.key_places = scratch.Take<int64_t>(key_tile_);
@@ -315,13 +315,18 @@ class ForwardPass {
             task.positions[m / task.heads]};
   }
 
+  // Row r of a group's tile; null of none.
+  float* GroupRow(float* tile, int r) const {
+    return tile == nullptr ? nullptr : tile + int64_t{r} * key_tile_;
+  }
+
   // What the score terms add to the rows of a group, and the columns that they leave visible.
   void SetAddends(Task& task, int first, int rows, int32_t* visible_begin, int32_t* visible_end) {
     for (int r = 0; r < rows; ++r) {
       const int m = first + r;
-      float* add = task.add + int64_t{r} * key_tile_;
-      float* inside = task.inside == nullptr ? nullptr : task.inside + int64_t{r} * key_tile_;
-      if (r > 0 && m % task.heads != 0 && terms_.SameForHeads()) {
+      float* add = GroupRow(task.add, r);
+      float* inside = GroupRow(task.inside, r);
+      if (add != nullptr && r > 0 && m % task.heads != 0 && terms_.SameForHeads()) {
         // As the head before.
         visible_begin[r] = visible_begin[r - 1];
         visible_end[r] = visible_end[r - 1];
@@ -346,12 +351,12 @@ class ForwardPass {
   void FinishScores(const Task& task, int first, int rows, const SoftmaxArgs& softmax) {
     for (int r = 0; r < rows; ++r) {
       if (softmax.visible_begin[r] >= softmax.visible_end[r]) continue;
-      const int64_t at = int64_t{r} * key_tile_;
-      terms_.Finish(task.add + at, task.inside == nullptr ? nullptr : task.inside + at,
-                    softmax.col_begin, softmax.col_end, softmax.scores + at, nullptr);
+      const TermRow row = TermRowOf(task, first + r);
+      terms_.Finish(row, task.keys_at, GroupRow(task.add, r), GroupRow(task.inside, r),
+                    softmax.col_begin, softmax.col_end, GroupRow(softmax.scores, r), nullptr);
       if (!terms_.drops()) continue;
-      terms_.Keeps(TermRowOf(task, first + r), task.keys_at, softmax.visible_begin[r],
-                   softmax.visible_end[r], task.keeps + at);
+      terms_.Keeps(row, task.keys_at, softmax.visible_begin[r], softmax.visible_end[r],
+                   GroupRow(task.keeps, r));
     }
   }
 

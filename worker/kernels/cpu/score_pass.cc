@@ -26,13 +26,14 @@ ScorePass::ScorePass(const AttentionProblem& problem, int64_t q_rows, const Term
                                                                   : problem.dtype) {}
 
 bool ScorePass::SameForHeads() const {
-  return terms_.alibi_slopes.empty() && !(terms_.bias.has_value() && terms_.bias->per_head) &&
+  return !(terms_.bias.has_value() && terms_.bias->per_head) &&
          !(terms_.mask.has_value() && terms_.mask->per_head);
 }
 
 TermKeys ScorePass::KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlock& block,
                            int64_t batch, int64_t begin, int count, int64_t* positions) const {
   TermKeys keys;
+  keys.count = count;
   keys.first_position = kv.PositionOf(run, begin);
   if (kv.PositionOf(run, begin + count - 1) - keys.first_position != count - 1) {
     for (int c = 0; c < count; ++c) positions[c] = kv.PositionOf(run, begin + c);
@@ -86,15 +87,13 @@ void ScorePass::AddBias(const TermRow& row, const TermKeys& keys, int begin, int
   for (int c = 0; c < count; ++c) add[c] = inside[c] == kMinusInfinity ? kMinusInfinity : 0.0f;
 }
 
-void ScorePass::AddDistance(const TermRow& row, const TermKeys& keys, int begin, int count,
-                            float* add) const {
+void ScorePass::SubtractDistances(const TermRow& row, const TermKeys& keys, int begin, int end,
+                                  float* scores) const {
   const float slope = SlopeOf(row);
   const int64_t aligned = Aligned(row);
-  if (keys.positions == nullptr) {
-    return SubtractDistance(slope, aligned - keys.first_position - begin, count, add);
-  }
-  for (int c = 0; c < count; ++c) {
-    add[c] -= slope * static_cast<float>(std::abs(aligned - keys.positions[begin + c]));
+  for (int c = begin; c < std::min(end, keys.count); ++c) {
+    const auto distance = static_cast<float>(std::abs(aligned - keys.positions[c]));
+    scores[c] = std::fma(-slope, distance, scores[c]);
   }
 }
 
@@ -116,32 +115,37 @@ void ScorePass::HideByMask(const TermRow& row, const TermKeys& keys, int begin, 
 void ScorePass::Addends(const TermRow& row, const TermKeys& keys, int32_t* begin, int32_t* end,
                         float* add, float* inside) const {
   const int count = *end - *begin;
-  if (count <= 0) return;
+  if (count <= 0 || !has_addends()) return;
   float* own = add + *begin;
   if (terms_.bias.has_value()) {
     AddBias(row, keys, *begin, count, own, inside == nullptr ? nullptr : inside + *begin);
   } else {
     std::fill_n(own, count, 0.0f);
   }
-  if (!terms_.alibi_slopes.empty()) AddDistance(row, keys, *begin, count, own);
   if (terms_.mask.has_value()) HideByMask(row, keys, *begin, count, own);
   if (terms_.segment_ids) MaskByIds(SegmentIdOf(row), keys.segment_ids + *begin, count, own);
-  if (!masks()) return;
   while (*begin < *end && add[*begin] == kMinusInfinity) ++*begin;
   while (*begin < *end && add[*end - 1] == kMinusInfinity) --*end;
 }
 
-void ScorePass::Finish(const float* add, const float* inside, int begin, int end, float* scores,
+void ScorePass::Finish(const TermRow& row, const TermKeys& keys, const float* add,
+                       const float* inside, int begin, int end, float* scores,
                        float* slopes) const {
+  const bool has_distances = !terms_.alibi_slopes.empty();
   FinishArgs args;
   args.count = end - begin;
   args.scale = std::abs(problem_.softmax_scale);
   args.cap = problem_.softcap;
-  args.add = add + begin;
+  if (has_distances && keys.positions == nullptr) {
+    args.slope = SlopeOf(row);
+    args.distance = Aligned(row) - keys.first_position - begin;
+  }
+  args.add = has_addends() ? add + begin : nullptr;
   args.inside = inside == nullptr ? nullptr : inside + begin;
   args.scores = scores + begin;
   args.slopes = slopes == nullptr ? nullptr : slopes + begin;
   FinishScores(args);
+  if (has_distances && keys.positions != nullptr) SubtractDistances(row, keys, begin, end, scores);
 }
 
 void ScorePass::Keeps(const TermRow& row, const TermKeys& keys, int begin, int end,
@@ -176,6 +180,7 @@ void ScorePass::Keeps(const TermRow& row, const TermKeys& keys, int begin, int e
 PairTerm ScorePass::TermOf(const TermRow& row, int64_t key_position,
                            const int32_t* segment_id) const {
   TermKeys keys;
+  keys.count = 1;
   keys.first_position = key_position;
   keys.segment_ids = segment_id;
   float add = 0.0f, inside = 0.0f;
@@ -184,6 +189,10 @@ PairTerm ScorePass::TermOf(const TermRow& row, int64_t key_position,
   PairTerm term;
   term.visible = begin < end && add != kMinusInfinity;
   term.after_softcap = add;
+  if (!terms_.alibi_slopes.empty()) {
+    term.after_softcap -=
+        double{SlopeOf(row)} * static_cast<double>(std::abs(Aligned(row) - key_position));
+  }
   if (has_inside()) term.before_softcap = inside;
   if (drops()) Keeps(row, keys, 0, 1, &term.keep);
   return term;

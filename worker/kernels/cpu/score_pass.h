@@ -27,6 +27,7 @@ struct TermRow {
 
 // Keys of one tile: their places by column.
 struct TermKeys {
+  int count = 0;
   int64_t first_position = 0;
   // Position of column c where positions are not first_position + c; else null.
   const int64_t* positions = nullptr;
@@ -65,15 +66,17 @@ class ScorePass {
   TermKeys KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlock& block, int64_t batch,
                   int64_t begin, int count, int64_t* positions) const;
 
-  // For the columns [*begin, *end): what is added to each score, -inf where it is hidden, and what
-  // before the softcap (`inside`, where has_inside). Then narrows the range to the visible ones;
-  // empty if there are none.
+  // Whether scores have addends of their pairs. Distances are none: Finish knows them.
+  bool has_addends() const { return terms_.masks(); }
+  // For the columns [*begin, *end): what is added to each score, -inf where it is hidden (`add`,
+  // where has_addends), and what before the softcap (`inside`, where has_inside). Then narrows the
+  // range to the visible ones; empty if there are none.
   void Addends(const TermRow& row, const TermKeys& keys, int32_t* begin, int32_t* end, float* add,
                float* inside) const;
   // Columns [begin, end), multiples of 16, of a row of products become scores.
   //   slopes  null: not wanted
-  void Finish(const float* add, const float* inside, int begin, int end, float* scores,
-              float* slopes) const;
+  void Finish(const TermRow& row, const TermKeys& keys, const float* add, const float* inside,
+              int begin, int end, float* scores, float* slopes) const;
   // Dropout's factors of the columns [begin, end).
   void Keeps(const TermRow& row, const TermKeys& keys, int begin, int end, float* factors) const;
 
@@ -93,8 +96,9 @@ class ScorePass {
   }
   void AddBias(const TermRow& row, const TermKeys& keys, int begin, int count, float* add,
                float* inside) const;
-  void AddDistance(const TermRow& row, const TermKeys& keys, int begin, int count,
-                   float* add) const;
+  // Of keys whose positions are not consecutive.
+  void SubtractDistances(const TermRow& row, const TermKeys& keys, int begin, int end,
+                         float* scores) const;
   void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count, float* add) const;
 
   const AttentionProblem& problem_;

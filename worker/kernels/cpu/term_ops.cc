@@ -54,13 +54,15 @@ void SubtractDistanceHere(float slope, int64_t distance, int count, float* targe
   const Floats d;
   const hn::RebindToSigned<Floats> di;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  const auto first = hn::Set(di, static_cast<int32_t>(distance));
+  const auto step = hn::Set(di, lanes);
   const auto minus_slope = hn::Set(d, -slope);
+  // Counted on: compilers build an Iota of every column lane by lane, through memory.
+  auto from = hn::Sub(hn::Set(di, static_cast<int32_t>(distance)), hn::Iota(di, 0));
   int col = 0;
   for (; col + lanes <= count; col += lanes) {
-    const auto away = hn::Abs(hn::Sub(first, hn::Iota(di, col)));
-    const auto sum = hn::MulAdd(hn::ConvertTo(d, away), minus_slope, hn::LoadU(d, target + col));
-    hn::StoreU(sum, d, target + col);
+    const auto away = hn::ConvertTo(d, hn::Abs(from));
+    hn::StoreU(hn::MulAdd(away, minus_slope, hn::LoadU(d, target + col)), d, target + col);
+    from = hn::Sub(from, step);
   }
   for (; col < count; ++col) {
     target[col] = std::fma(-slope, static_cast<float>(std::abs(distance - col)), target[col]);
@@ -121,7 +123,8 @@ void MaskByIdsHere(int32_t id, const int32_t* ids, int count, float* target) {
   for (; col < count; ++col) target[col] = ids[col] == id ? target[col] : kMinusInfinity;
 }
 
-template <bool kCapped>
+// REQUIRES: fp32 holds every distance, and the next vector's.
+template <bool kCapped, bool kDistance>
 void Finish(const FinishArgs& args) {
   const Floats d;
   const int lanes = static_cast<int>(hn::Lanes(d));
@@ -129,6 +132,9 @@ void Finish(const FinishArgs& args) {
   const auto scale = hn::Set(d, kCapped ? args.scale / args.cap : args.scale);
   const auto inverse_cap = hn::Set(d, kCapped ? 1.0f / args.cap : 1.0f);
   const auto cap = hn::Set(d, args.cap);
+  const auto minus_slope = hn::Set(d, -args.slope);
+  const auto step = hn::Set(d, static_cast<float>(lanes));
+  auto from = hn::Sub(hn::Set(d, static_cast<float>(args.distance)), hn::Iota(d, 0.0f));
   for (int col = 0; col < args.count; col += lanes) {
     auto score = hn::Mul(hn::LoadU(d, args.scores + col), scale);
     if (args.inside != nullptr) {
@@ -141,15 +147,27 @@ void Finish(const FinishArgs& args) {
       }
       score = hn::Mul(t, cap);
     }
-    const auto add = hn::LoadU(d, args.add + col);
-    const auto sum = hn::IfThenElse(hn::Eq(add, hidden), hidden, hn::Add(score, add));
-    hn::StoreU(sum, d, args.scores + col);
+    if (args.add != nullptr) {
+      const auto add = hn::LoadU(d, args.add + col);
+      score = hn::IfThenElse(hn::Eq(add, hidden), hidden, hn::Add(score, add));
+    }
+    if constexpr (kDistance) {
+      score = hn::MulAdd(hn::Abs(from), minus_slope, score);
+      from = hn::Sub(from, step);
+    }
+    hn::StoreU(score, d, args.scores + col);
   }
 }
 
+template <bool kDistance>
+void FinishWith(const FinishArgs& args) {
+  if (args.cap > 0.0f) return Finish<true, kDistance>(args);
+  Finish<false, kDistance>(args);
+}
+
 void FinishScoresHere(const FinishArgs& args) {
-  if (args.cap > 0.0f) return Finish<true>(args);
-  Finish<false>(args);
+  if (args.slope != 0.0f) return FinishWith<true>(args);
+  FinishWith<false>(args);
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -237,7 +255,7 @@ void ExpandKeepBitsHere(const uint32_t* words, int first, float scale, int count
   for (; col < count; ++col) target[col] = (bits_from(first + col) & 1) != 0 ? scale : 0.0f;
 }
 
-void AddScoreGradientsHere(const GradientArgs& args, float* sums) {
+void ScoreGradientsHere(const GradientArgs& args, float* ds) {
   const Floats d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   for (int r = 0; r < args.rows; ++r) {
@@ -245,10 +263,9 @@ void AddScoreGradientsHere(const GradientArgs& args, float* sums) {
                        lanes);
     const bool wide = HasWideScores(args, r);
     for (int col = span.first; col < span.last; col += lanes) {
-      auto p = hn::Zero(d), ds = hn::Zero(d);
-      GradientOf<true>(d, args, span, wide, r, col, p, ds);
-      float* sum = sums + r * args.stride + col;
-      hn::StoreU(hn::Add(hn::LoadU(d, sum), ds), d, sum);
+      auto p = hn::Zero(d), gradient = hn::Zero(d);
+      GradientOf<true>(d, args, span, wide, r, col, p, gradient);
+      hn::StoreU(gradient, d, ds + r * args.stride + col);
     }
   }
 }
@@ -268,7 +285,7 @@ HWY_EXPORT(MaskByIdsHere);
 HWY_EXPORT(FinishScoresHere);
 HWY_EXPORT(KeepWordsHere);
 HWY_EXPORT(ExpandKeepBitsHere);
-HWY_EXPORT(AddScoreGradientsHere);
+HWY_EXPORT(ScoreGradientsHere);
 
 void LoadBias(DType dtype, const void* source, int count, float* target) {
   HWY_DYNAMIC_DISPATCH(LoadBiasHere)(dtype, source, count, target);
@@ -300,7 +317,18 @@ void MaskByIds(int32_t id, const int32_t* ids, int count, float* target) {
   HWY_DYNAMIC_DISPATCH(MaskByIdsHere)(id, ids, count, target);
 }
 
-void FinishScores(const FinishArgs& args) { HWY_DYNAMIC_DISPATCH(FinishScoresHere)(args); }
+void FinishScores(const FinishArgs& args) {
+  // How far fp32 counts without rounding, less a vector that the count runs ahead.
+  constexpr int64_t kCountable = (int64_t{1} << 24) - 64;
+  if (args.slope == 0.0f || (std::abs(args.distance) <= kCountable &&
+                             std::abs(args.distance - args.count) <= kCountable)) {
+    return HWY_DYNAMIC_DISPATCH(FinishScoresHere)(args);
+  }
+  FinishArgs without = args;
+  without.slope = 0.0f;
+  HWY_DYNAMIC_DISPATCH(FinishScoresHere)(without);
+  SubtractDistance(args.slope, args.distance, args.count, args.scores);
+}
 
 void KeepWords(const PhiloxRow& row, uint32_t first, uint32_t threshold, int count,
                uint32_t* words) {
@@ -311,8 +339,8 @@ void ExpandKeepBits(const uint32_t* words, int first, float scale, int count, fl
   HWY_DYNAMIC_DISPATCH(ExpandKeepBitsHere)(words, first, scale, count, target);
 }
 
-void AddScoreGradients(const GradientArgs& args, float* sums) {
-  HWY_DYNAMIC_DISPATCH(AddScoreGradientsHere)(args, sums);
+void ScoreGradients(const GradientArgs& args, float* ds) {
+  HWY_DYNAMIC_DISPATCH(ScoreGradientsHere)(args, ds);
 }
 
 }  // namespace ringattn::worker::cpu

@@ -98,6 +98,27 @@ TEST_P(TermOps, DistancesAreExact) {
   }
 }
 
+TEST_P(TermOps, FinishedScoresLoseTheirDistance) {
+  for (const int64_t distance :
+       {int64_t{-3}, int64_t{20}, (int64_t{1} << 24) - 40, int64_t{1} << 24, int64_t{1} << 40}) {
+    for (const bool adds : {false, true}) {
+      std::vector<float> scores(48, 3.0f), add(48, 0.25f);
+      add[7] = kMinusInfinity;
+      FinishScores({.count = 48,
+                    .scale = 0.5f,
+                    .slope = 0.125f,
+                    .distance = distance,
+                    .add = adds ? add.data() : nullptr,
+                    .scores = scores.data()});
+      for (int c = 0; c < 48; ++c) {
+        const double before = 1.5 + (adds ? add[c] : 0.0f);
+        EXPECT_EQ(scores[c],
+                  static_cast<float>(before - 0.125 * std::abs(static_cast<double>(distance - c))));
+      }
+    }
+  }
+}
+
 TEST_P(TermOps, HiddenScoresAreMinusInfinityWhateverTheProduct) {
   std::vector<float> scores(32, std::numeric_limits<float>::quiet_NaN()), add(32, kMinusInfinity);
   scores[3] = 2.0f;
