@@ -33,19 +33,25 @@ class HostCall : public PreparedCall {
   const StartHostCall start_;
 };
 
-// Device::Prepare of such a device. `name_of`: who serves a dtype; the class follows from the call.
+// `name_of`: who serves a dtype; the class follows from the call.
+inline KernelName HostKernelName(const KernelCall& call, KernelName (*name_of)(DType dtype)) {
+  KernelName kernel;
+  if (const AttentionProblem* problem = ProductProblem(call)) {
+    kernel = name_of(problem->dtype);
+    kernel.kernel_class = problem->terms.any()                            ? kTermKernelClass
+                          : problem->compute == ComputeDType::kFloat8E4M3 ? kFloat8KernelClass
+                                                                          : kPlainKernelClass;
+  }
+  return kernel;
+}
+
+// Device::Prepare of such a device. `name_of`: see HostKernelName.
 inline PreparedCalls PrepareHostCalls(std::vector<KernelCall> calls,
                                       KernelName (*name_of)(DType dtype),
                                       const StartHostCall& start) {
   PreparedCalls prepared;
   for (KernelCall& call : calls) {
-    KernelName kernel;
-    if (const AttentionProblem* problem = ProductProblem(call)) {
-      kernel = name_of(problem->dtype);
-      kernel.kernel_class = problem->terms.any()                            ? kTermKernelClass
-                            : problem->compute == ComputeDType::kFloat8E4M3 ? kFloat8KernelClass
-                                                                            : kPlainKernelClass;
-    }
+    const KernelName kernel = HostKernelName(call, name_of);
     prepared.push_back(std::make_unique<HostCall>(std::move(call), kernel, start));
   }
   return prepared;

@@ -1,8 +1,10 @@
 #include "worker/device/cpu/cpu_device.h"
 
 #include <cstring>
+#include <functional>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "worker/device/host_call.h"
@@ -21,6 +23,15 @@ constexpr std::string_view kFp32Family = "cpu_fp32";
 KernelName NameOf(DType dtype) {
   return {.family = dtype == DType::kBFloat16 ? kBf16Family : kFp32Family,
           .instructions = CpuKernels::InstructionsFor(dtype)};
+}
+
+// The bias's gradient `next` if the kernels compute it at once with the backward `call` before it,
+// in the order of the queue; else null.
+const BiasGradientCall* BothAtOnce(const KernelCall& call, const KernelCall& next) {
+  const auto* const backward = std::get_if<BackwardCall>(&call);
+  const auto* const gradient = std::get_if<BiasGradientCall>(&next);
+  if (backward == nullptr || gradient == nullptr) return nullptr;
+  return CpuKernels::HasBothAtOnce(*backward, *gradient) ? gradient : nullptr;
 }
 
 // Untouched pages cost nothing, so a worker's resident size is what requests really use.
@@ -85,19 +96,53 @@ TuningOffer CpuDevice::tuning_offer() const {
 }
 
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {
-  return PrepareHostCalls(
-      std::move(calls), NameOf,
-      [this](const KernelCall& call, std::vector<EventRef> after, RunControl* control) {
-        return StartCall(call, std::move(after), control);
-      });
+  const StartHostCall start = [this](const KernelCall& call, std::vector<EventRef> after,
+                                     RunControl* control) {
+    return Start([this, &call, control] { return Run(call, control); }, std::move(after), control);
+  };
+  PreparedCalls prepared;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const KernelName kernel = HostKernelName(calls[i], NameOf);
+    const auto* const gradient =
+        i + 1 < calls.size() ? BothAtOnce(calls[i], calls[i + 1]) : nullptr;
+    if (gradient == nullptr) {
+      prepared.push_back(std::make_unique<HostCall>(std::move(calls[i]), kernel, start));
+      continue;
+    }
+    prepared.push_back(std::make_unique<HostCall>(
+        std::move(calls[i]), kernel,
+        [this, gradient = *gradient](const KernelCall& call, std::vector<EventRef> after,
+                                     RunControl* control) {
+          return Start(
+              [this, &call, &gradient, control] { return RunBoth(call, gradient, control); },
+              std::move(after), control);
+        }));
+    ++i;
+    prepared.push_back(std::make_unique<HostCall>(
+        std::move(calls[i]), kernel,
+        [this](const KernelCall&, std::vector<EventRef> after, RunControl* control) {
+          return Start([] { return absl::OkStatus(); }, std::move(after), control);
+        }));
+  }
+  return prepared;
 }
 
-EventRef CpuDevice::StartCall(const KernelCall& call, std::vector<EventRef> after,
-                              RunControl* control) {
+absl::Status CpuDevice::Run(const KernelCall& call, RunControl* control) {
+  return kernels_.Run(call, control->stop, &control->progress, &control->work);
+}
+
+absl::Status CpuDevice::RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
+                                RunControl* control) {
+  return kernels_.RunGradients(std::get<BackwardCall>(backward), gradient, control->stop,
+                               &control->progress, &control->work);
+}
+
+EventRef CpuDevice::Start(std::function<absl::Status()> work, std::vector<EventRef> after,
+                          RunControl* control) {
   return queue_.Start(
-      [this, &call, control]() -> absl::Status {
+      [work = std::move(work), control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-        absl::Status status = kernels_.Run(call, control->stop, &control->progress, &control->work);
+        absl::Status status = work();
         // A stopped call counts as done: what follows is stopped too, and the
         // executor reports the cancellation once.
         if (absl::IsCancelled(status)) return absl::OkStatus();

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +32,12 @@ class CpuDevice : public Device {
   std::string description() const override;
 
  private:
-  EventRef StartCall(const KernelCall& call, std::vector<EventRef> after, RunControl* control);
+  absl::Status Run(const KernelCall& call, RunControl* control);
+  // A BackwardCall, and what is computed with it.
+  absl::Status RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
+                       RunControl* control);
+  EventRef Start(std::function<absl::Status()> work, std::vector<EventRef> after,
+                 RunControl* control);
 
   const int threads_;
   const std::shared_ptr<PagePool> pool_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "worker/kernels/cpu/backward_block.h"
+#include "worker/kernels/cpu/bias_gradient_rows.h"
 #include "worker/kernels/cpu/careful_gradients.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/tile_hulls.h"
@@ -33,9 +34,11 @@ int ChooseKeyTile(const BackwardCall& call) {
 
 class BackwardPass {
  public:
-  BackwardPass(const BackwardCall& call, Workspace& workspace, const Progress& progress)
+  BackwardPass(const BackwardCall& call, void* dbias, Workspace& workspace,
+               const Progress& progress)
       : call_(call),
         problem_(*call.problem),
+        dbias_(problem_, call.q_rows, dbias),
         workspace_(workspace),
         progress_(progress),
         ops_(TileOpsFor(problem_.dtype)),
@@ -104,19 +107,26 @@ class BackwardPass {
         const TileHull turns = workspace_.query_hulls[q];
         if (!turns.Contains(task.tile_index)) continue;
         block.tile = &workspace_.query_tiles[q];
-        const bool works = Reaches(*block.tile, *task.tile, band) && SetBlock(task, block, part);
+        const bool reaches = Reaches(*block.tile, *task.tile, band);
+        const bool works = reaches && SetBlock(task, block, part);
         const bool sees = works && block.col_begin < block.col_end;
         if (sees) AddBlock(task, block);
+        if (reaches && dbias_.wanted()) StoreBiasGradient(task, block);
         const int64_t counter = (task.unit * split_.parts + part) * QueryTiles() + q;
         if (!workspace_.turns.Await(counter, task.tile_index - turns.begin, progress_)) return;
         if (sees) StoreQueryGradient(task, block);
         if (works) {
-          progress_.CountTile(block.pairs * BackwardPairWork(head_dim_, head_dim_v_));
+          progress_.CountTile(block.pairs * PairWork());
         }
         workspace_.turns.Pass(counter);
       }
     }
     StoreKeyGradients(task);
+  }
+
+  int64_t PairWork() const {
+    return BackwardPairWork(head_dim_, head_dim_v_) +
+           (dbias_.wanted() ? BiasGradientPairWork(head_dim_, head_dim_v_) : 0);
   }
 
   Task MakeTask(Scratch& scratch, int64_t tile_index, int64_t unit) {
@@ -218,11 +228,20 @@ class BackwardPass {
     return std::max({score, ds, dq, dk, dv}) >= 0x1p126;
   }
 
-  // lse, delta and visible columns of every matrix row.
-  bool SetRows(const Task& task, Block& block) {
+  // Those of the task's keys that the band lets row r of the block's tile see.
+  RowRange ColumnsInBand(const Task& task, const Block& block, int r) const {
     const TokenRun& q_run = workspace_.q.runs()[block.tile->run];
     const TokenRun& kv_run = workspace_.kv.runs()[task.tile->run];
     const Band& band = problem_.bands[kv_run.document];
+    const int64_t position = workspace_.q.PositionOf(q_run, block.tile->begin + r);
+    const RowRange keys =
+        workspace_.kv.RowsAt(kv_run, position + band.lower, position + band.upper);
+    const int64_t from = std::clamp<int64_t>(keys.begin - task.tile->begin, 0, task.tile->rows);
+    return {from, std::clamp<int64_t>(keys.end - task.tile->begin, from, task.tile->rows)};
+  }
+
+  // lse, delta and visible columns of every matrix row.
+  bool SetRows(const Task& task, Block& block) {
     const int count = task.tile->rows;
     const int64_t local = LocalRow(*block.tile);
     int from_all = count;
@@ -230,11 +249,7 @@ class BackwardPass {
     block.uniform = true;
     block.pairs = 0;
     for (int r = 0; r < block.tile->rows; ++r) {
-      const int64_t position = workspace_.q.PositionOf(q_run, block.tile->begin + r);
-      const RowRange keys =
-          workspace_.kv.RowsAt(kv_run, position + band.lower, position + band.upper);
-      const int64_t from = std::clamp<int64_t>(keys.begin - task.tile->begin, 0, count);
-      const int64_t to = std::clamp<int64_t>(keys.end - task.tile->begin, from, count);
+      const auto [from, to] = ColumnsInBand(task, block, r);
       for (int h = 0; h < block.heads; ++h) {
         const int64_t at =
             (task.batch_index * problem_.num_heads + block.first_head + h) * call_.q_rows + local +
@@ -320,9 +335,8 @@ class BackwardPass {
     return workspace_.q.runs()[tile.run].local_begin + tile.begin;
   }
 
-  // dk and dv of the task, dq of the block.
-  void AddBlock(Task& task, Block& block) {
-    if (block.wide) return Careful().AddWideGradients(task, block);
+  // p and ds of the block's pairs.
+  void ComputeGradients(const Task& task, Block& block) {
     GemmArgs scores;
     scores.rows = block.rows;
     scores.col_begin = block.col_begin;
@@ -362,7 +376,19 @@ class BackwardPass {
     gradient.ds = block.ds;
     gradient.ds_rows = block.ds_rows;
     gradient.ds_rows_stride = key_tile_;
+    gradient.exact_ds = dbias_.wanted() ? block.dp : nullptr;
     ops_.gradient(gradient);
+  }
+
+  // dk and dv of the task, dq of the block; ds where the bias's gradient is wanted.
+  void AddBlock(Task& task, Block& block) {
+    if (block.wide) {
+      Careful().AddWideGradients(task, block);
+      // StoreBiasGradient mends what does not fit.
+      if (dbias_.wanted()) ComputeGradients(task, block);
+      return;
+    }
+    ComputeGradients(task, block);
     if (block.not_finite && !block.uniform) {
       Careful().AddVisibleGradients(task, block);
       return;
@@ -406,6 +432,24 @@ class BackwardPass {
     ops_.gemm(args);
   }
 
+  // ds of all pairs that the band has: 0 where score terms hide them.
+  void StoreBiasGradient(const Task& task, const Block& block) const {
+    const bool in_range = std::isfinite(MaxMagnitude({.data = block.dp + block.col_begin,
+                                                      .row_stride = key_tile_,
+                                                      .rows = block.rows,
+                                                      .cols = block.col_end - block.col_begin}));
+    for (int m = 0; m < block.rows; ++m) {
+      float* ds = RowOf(block.dp, m);
+      const RowRange keys = ColumnsInBand(task, block, m / block.heads);
+      const int from = static_cast<int>(keys.begin), to = static_cast<int>(keys.end);
+      // Columns that the block has not computed.
+      std::fill(ds + from, ds + std::clamp(block.col_begin, from, to), 0.0f);
+      std::fill(ds + std::clamp(block.col_end, from, to), ds + to, 0.0f);
+      if (!in_range) Careful().MendScoreGradients(task, block, m);
+      dbias_.Store(TermRowOf(task, block, m), task.keys_at, from, to, ds);
+    }
+  }
+
   void StoreQueryGradient(const Task& task, const Block& block) {
     const int64_t local = LocalRow(*block.tile);
     for (int m = 0; m < block.rows; ++m) {
@@ -432,6 +476,7 @@ class BackwardPass {
 
   const BackwardCall& call_;
   const AttentionProblem& problem_;
+  const BiasGradientRows dbias_;
   Workspace& workspace_;
   const Progress& progress_;
   const TileOps& ops_;
@@ -450,8 +495,9 @@ class BackwardPass {
 
 }  // namespace
 
-absl::Status Backward(const BackwardCall& call, Workspace& workspace, const Progress& progress) {
-  return BackwardPass(call, workspace, progress).Run();
+absl::Status Backward(const BackwardCall& call, void* dbias, Workspace& workspace,
+                      const Progress& progress) {
+  return BackwardPass(call, dbias, workspace, progress).Run();
 }
 
 }  // namespace ringattn::worker::cpu

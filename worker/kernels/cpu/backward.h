@@ -12,7 +12,10 @@ namespace ringattn::worker::cpu {
 // an order that depends on the call alone, so results are the same bits whatever
 // the number of threads. CANCELLED once progress says stopped; gradients are then
 // undefined.
-absl::Status Backward(const BackwardCall& call, Workspace& workspace, const Progress& progress);
+//   dbias  of a BiasGradientCall whose elements the backward has (BackwardHasBiasGradient), which
+//          is then done as well; else null
+absl::Status Backward(const BackwardCall& call, void* dbias, Workspace& workspace,
+                      const Progress& progress);
 
 }  // namespace ringattn::worker::cpu
 

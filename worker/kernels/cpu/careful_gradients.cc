@@ -108,4 +108,19 @@ void CarefulGradients::AddWideGradients(KeyTask& task, QueryBlock& block) const 
   }
 }
 
+void CarefulGradients::MendScoreGradients(const KeyTask& task, const QueryBlock& block,
+                                          int m) const {
+  float q[256], dout[256], k[256], v[256];
+  LoadRow(BlockRows(task, block, call.q, static_cast<int>(problem.head_dim)), m, q);
+  LoadRow(BlockRows(task, block, call.dout, static_cast<int>(problem.head_dim_v)), m, dout);
+  float* row = block.dp + int64_t{m} * key_tile;
+  for (int j = block.visible_begin[m]; j < block.visible_end[m]; ++j) {
+    if (std::isfinite(row[j])) continue;
+    LoadRow(task.k_rows, j, k);
+    LoadRow(task.v_rows, j, v);
+    const double ds = GradientOfPair(task, block, m, j, q, k, dout, v).ds;
+    if (std::isfinite(ds)) row[j] = Saturate(ds);
+  }
+}
+
 }  // namespace ringattn::worker::cpu

@@ -33,6 +33,8 @@ class CarefulGradients {
   void AddVisibleGradients(KeyTask& task, QueryBlock& block) const;
   // In double, for blocks whose products may not fit fp32.
   void AddWideGradients(KeyTask& task, QueryBlock& block) const;
+  // Those of row m's ds, in block.dp, that left fp32's range on their way are done again.
+  void MendScoreGradients(const KeyTask& task, const QueryBlock& block, int m) const;
 
  private:
   struct PairGradient {

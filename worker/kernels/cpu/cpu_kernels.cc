@@ -8,6 +8,7 @@
 
 #include "worker/kernels/cpu/backward.h"
 #include "worker/kernels/cpu/bias_gradient.h"
+#include "worker/kernels/cpu/bias_gradient_rows.h"
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/part_rows.h"
@@ -44,7 +45,7 @@ absl::Status RunCall(const ForwardCall& call, Workspace& workspace, const Progre
 }
 
 absl::Status RunCall(const BackwardCall& call, Workspace& workspace, const Progress& progress) {
-  return Backward(call, workspace, progress);
+  return Backward(call, nullptr, workspace, progress);
 }
 
 absl::Status RunCall(const BiasGradientCall& call, Workspace& workspace, const Progress& progress) {
@@ -242,6 +243,25 @@ absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& st
   const cpu::Progress progress(stop, tiles_done, work_done);
   return std::visit([&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); },
                     call);
+}
+
+absl::Status CpuKernels::RunGradients(const BackwardCall& backward,
+                                      const BiasGradientCall& bias_gradient,
+                                      const std::atomic<bool>& stop,
+                                      std::atomic<int64_t>* tiles_done,
+                                      std::atomic<int64_t>* work_done) {
+  const cpu::Progress progress(stop, tiles_done, work_done);
+  if (HasBothAtOnce(backward, bias_gradient)) {
+    return cpu::Backward(backward, bias_gradient.dbias, *workspace_, progress);
+  }
+  absl::Status status = cpu::Backward(backward, nullptr, *workspace_, progress);
+  if (!status.ok()) return status;
+  return cpu::BiasGradient(bias_gradient, *workspace_, progress);
+}
+
+bool CpuKernels::HasBothAtOnce(const BackwardCall& backward,
+                               const BiasGradientCall& bias_gradient) {
+  return cpu::BackwardHasBiasGradient(backward, bias_gradient);
 }
 
 }  // namespace ringattn::worker

@@ -41,6 +41,11 @@ class CpuKernels {
   // pairs cost (worker/kernels/work.h), over a call by exactly what all of them do.
   absl::Status Run(const KernelCall& call, const std::atomic<bool>& stop,
                    std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done = nullptr);
+  // Both calls, at once where HasBothAtOnce: much sooner than one after the other.
+  absl::Status RunGradients(const BackwardCall& backward, const BiasGradientCall& bias_gradient,
+                            const std::atomic<bool>& stop, std::atomic<int64_t>* tiles_done,
+                            std::atomic<int64_t>* work_done = nullptr);
+  static bool HasBothAtOnce(const BackwardCall& backward, const BiasGradientCall& bias_gradient);
 
  private:
   const std::unique_ptr<cpu::Workspace> workspace_;

@@ -129,8 +129,9 @@ struct Bench {
     return {seq, {{0, seq, 0, 0, 1}}, k.data(), v.data(), dk_acc.data(), dv_acc.data(), ids.data()};
   }
 
-  void Run(CpuKernels& kernels, const KernelCall& call) {
-    const absl::Status status = kernels.Run(call, stop, nullptr);
+  void Run(CpuKernels& kernels, const KernelCall& call) { Check(kernels.Run(call, stop, nullptr)); }
+
+  static void Check(const absl::Status& status) {
     if (!status.ok()) {
       std::fprintf(stderr, "%s\n", status.ToString().c_str());
       std::exit(1);
@@ -167,11 +168,12 @@ struct Bench {
     call.dq_acc = dq_acc.data();
     call.blocks = {Block()};
     call.terms = terms;
-    Run(kernels, call);
     if (Has("dbias")) {
       BiasGradientCall gradient{&problem,   seq,          call.q_pieces, q.data(), dout.data(),
                                 lse.data(), delta.data(), {Block()},     terms,    dbias.data()};
-      Run(kernels, gradient);
+      Check(kernels.RunGradients(call, gradient, stop, nullptr));
+    } else {
+      Run(kernels, call);
     }
     Run(kernels, ConvertCall{problem.dtype, dq.data(), dq_acc.data(), QCount()});
     Run(kernels, ConvertCall{problem.dtype, dk.data(), dk_acc.data(), KCount()});

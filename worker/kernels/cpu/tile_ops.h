@@ -123,6 +123,8 @@ struct GradientArgs {
   float* ds = nullptr;
   float* ds_rows = nullptr;
   int64_t ds_rows_stride = 0;
+  // With `terms`: ds unrounded, where a word is not one value; may be `dp`. Null: not wanted.
+  float* exact_ds = nullptr;
 };
 
 struct TileOps {

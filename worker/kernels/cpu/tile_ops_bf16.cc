@@ -134,6 +134,10 @@ void GradientRows(const GradientArgs& args) {
       if (has_second && col >= span1.first && col < span1.last) {
         GradientOf<kTerms>(d, args, span1, wide1, r1, col, p1, ds1);
       }
+      if (kTerms && args.exact_ds != nullptr) {
+        hn::StoreU(ds0, d, args.exact_ds + r * args.stride + col);
+        if (has_second) hn::StoreU(ds1, d, args.exact_ds + r1 * args.stride + col);
+      }
       const __m512i p = (__m512i)_mm512_cvtne2ps_pbh(p1.raw, p0.raw);
       const __m512i ds = (__m512i)_mm512_cvtne2ps_pbh(ds1.raw, ds0.raw);
       _mm512_storeu_si512(p_words + col, _mm512_permutexvar_epi16(index, p));

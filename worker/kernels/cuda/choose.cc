@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/attention/dtype.h"
+#include "worker/kernels/same_operands.h"
 
 namespace ringattn::worker::cuda {
 namespace {
@@ -77,17 +78,6 @@ absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const Dev
                 [&call](const KernelFamily& family) {
                   return family.takes_backward == nullptr || family.takes_backward(call);
                 });
-}
-
-bool SameOperands(const BackwardCall& a, const BiasGradientCall& b) {
-  return a.problem == b.problem && a.q_rows == b.q_rows && a.q_pieces == b.q_pieces && a.q == b.q &&
-         a.dout == b.dout && a.lse == b.lse && a.delta == b.delta && a.terms.bias == b.terms.bias &&
-         a.terms.mask == b.terms.mask && a.terms.q_segment_ids == b.terms.q_segment_ids &&
-         std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(),
-                    [](const KvBlock& x, const KvBlock& y) {
-                      return x.rows == y.rows && x.pieces == y.pieces && x.k == y.k && x.v == y.v &&
-                             x.segment_ids == y.segment_ids;
-                    });
 }
 
 // A call that another one's kernel has computed.
