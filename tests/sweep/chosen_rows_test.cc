@@ -101,6 +101,33 @@ TEST(ChosenRows, AreTheOraclesOnEveryRing) {
 }
 
 // Weights times v is out, where nothing is dropped.
+// Scores of 1e6 to 1e30, which fp32 holds in steps of more than 1: with an lse of other additions a
+// weight of 1 came out as anything from 0 to infinity.
+TEST(ChosenRows, OfScoresBeyondFp32sStepsAddUpToOne) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    AttentionSpec spec = Documents(dtype);
+    spec.options.sinks = false;
+    spec.options.dropout = {};
+    const TensorMap inputs =
+        ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kVastScores, 7, false));
+    for (const Placement& placement : Placements()) {
+      const TensorMap outputs = Forward(spec, placement, inputs);
+      const std::vector<float> weights = Floats(outputs.at(TensorId::kProbabilities));
+      const size_t rows = spec.probability_rows.size() * spec.shape.num_heads;
+      const size_t columns = weights.size() / rows;
+      size_t whole = 0;
+      for (size_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        for (size_t j = 0; j < columns; ++j) sum += weights[row * columns + j];
+        whole += std::abs(sum - 1) < 1e-5 ? 1 : 0;
+        EXPECT_TRUE(std::abs(sum - 1) < 1e-5 || sum == 0)  // of a row without keys
+            << DTypeName(dtype) << " row " << row << ": " << sum;
+      }
+      EXPECT_GE(whole, rows / 2);
+    }
+  }
+}
+
 TEST(ChosenRows, TimesTheValuesAreTheResult) {
   AttentionSpec spec = Documents(DType::kFloat32);
   spec.options.dropout = {};

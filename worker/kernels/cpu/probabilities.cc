@@ -11,6 +11,10 @@ namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
+// An lse from which on fp32's steps show in weights, and how far from it rounding may take a row's
+// scores.
+constexpr float kCoarse = 131072.0f;
+constexpr double kMostRounding = 1.0 / 1024;
 // Between two looks at the stop word.
 constexpr int64_t kKeysPerLook = 1024;
 
@@ -36,15 +40,32 @@ class ChosenRows {
       for (const KvBlock& block : call_.blocks) Score(chosen, head, *q, block, row);
     }
     if (!call_.final) return;
-    const float lse =
-        call_.lse[(chosen.batch * problem_.num_heads + head) * call_.q_rows + chosen.row];
-    for (int64_t j = 0; j < call_.columns; ++j) {
-      const bool seen = row[j] != kUnseen && lse != kUnseen;
-      row[j] = seen ? static_cast<float>(std::exp(double{row[j]} - lse)) : 0.0f;
-    }
+    Weigh(call_.lse[(chosen.batch * problem_.num_heads + head) * call_.q_rows + chosen.row], row);
   }
 
  private:
+  // The row's scores become weights.
+  void Weigh(float lse, float* row) const {
+    const double divisor = DivisorOf(lse, row);
+    for (int64_t j = 0; j < call_.columns; ++j) {
+      const bool seen = row[j] != kUnseen && lse != kUnseen;
+      const double log = row[j] - divisor;
+      row[j] = seen ? static_cast<float>(std::exp(log > 0 ? 0.0 : log)) : 0.0f;  // NaN stays NaN
+    }
+  }
+
+  // The logarithm of what the weights are divided by. Large scores are rounded to steps of more
+  // than 1, and here by another order of additions than in the forward that made the lse: then it
+  // is the row's own, unless a sink is far above it.
+  double DivisorOf(float lse, const float* row) const {
+    if (!(std::abs(lse) >= kCoarse)) return lse;
+    const double max = *std::max_element(row, row + call_.columns);
+    double sum = 0;
+    for (int64_t j = 0; j < call_.columns; ++j) sum += std::exp(row[j] - max);
+    const double own = max + std::log(sum);
+    return std::abs(lse - own) <= std::abs(lse) * kMostRounding ? own : lse;
+  }
+
   // Null for a row of no document.
   const Piece* PieceOf(int64_t local_row) const {
     for (const Piece& piece : call_.q_pieces) {
