@@ -404,7 +404,8 @@ int Main(int argc, char** argv) {
     } else if (parts[0] == "--long_keys") {
       ok = absl::SimpleAtoi(value, &arguments.tuning.long_keys);
     } else if (parts[0] == "--devices") {
-      ok = absl::SimpleAtoi(value, &arguments.devices) && arguments.devices > 0;
+      ok = absl::SimpleAtoi(value, &arguments.devices) && arguments.devices > 0 &&
+           arguments.devices <= Neighbour::kMostCards;
     } else if (parts[0] == "--late_us") {
       arguments.late_us.clear();
       for (const auto each : absl::StrSplit(value, ',')) {
@@ -441,7 +442,7 @@ int Main(int argc, char** argv) {
   if (arguments.fetch) {
     const int64_t most = *std::max_element(arguments.tokens.begin(), arguments.tokens.end());
     neighbour.Meet(start, arguments.card, arguments.devices,
-                   most / arguments.world * arguments.kv_heads * 128 * 2 * 2 + 1024);
+                   most * arguments.kv_heads * 128 * 2 * 2);  // all_gather's K and V
   }
   for (const int64_t tokens : arguments.tokens) {
     Measure(arguments, tokens, *device, start, neighbour);
