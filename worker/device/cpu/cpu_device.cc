@@ -98,7 +98,8 @@ TuningOffer CpuDevice::tuning_offer() const {
 absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) {
   const StartHostCall start = [this](const KernelCall& call, std::vector<EventRef> after,
                                      RunControl* control) {
-    return Start([this, &call, control] { return Run(call, control); }, std::move(after), control);
+    return StartWork([this, &call, control] { return Run(call, control); }, std::move(after),
+                     control);
   };
   PreparedCalls prepared;
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -113,7 +114,7 @@ absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) 
         std::move(calls[i]), kernel,
         [this, gradient = *gradient](const KernelCall& call, std::vector<EventRef> after,
                                      RunControl* control) {
-          return Start(
+          return StartWork(
               [this, &call, &gradient, control] { return RunBoth(call, gradient, control); },
               std::move(after), control);
         }));
@@ -121,7 +122,7 @@ absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) 
     prepared.push_back(std::make_unique<HostCall>(
         std::move(calls[i]), kernel,
         [this](const KernelCall&, std::vector<EventRef> after, RunControl* control) {
-          return Start([] { return absl::OkStatus(); }, std::move(after), control);
+          return StartWork([] { return absl::OkStatus(); }, std::move(after), control);
         }));
   }
   return prepared;
@@ -137,8 +138,8 @@ absl::Status CpuDevice::RunBoth(const KernelCall& backward, const BiasGradientCa
                                &control->progress, &control->work);
 }
 
-EventRef CpuDevice::Start(std::function<absl::Status()> work, std::vector<EventRef> after,
-                          RunControl* control) {
+EventRef CpuDevice::StartWork(std::function<absl::Status()> work, std::vector<EventRef> after,
+                              RunControl* control) {
   return queue_.Start(
       [work = std::move(work), control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();

@@ -36,8 +36,8 @@ class CpuDevice : public Device {
   // A BackwardCall, and what is computed with it.
   absl::Status RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
                        RunControl* control);
-  EventRef Start(std::function<absl::Status()> work, std::vector<EventRef> after,
-                 RunControl* control);
+  EventRef StartWork(std::function<absl::Status()> work, std::vector<EventRef> after,
+                     RunControl* control);
 
   const int threads_;
   const std::shared_ptr<PagePool> pool_;
