@@ -1,22 +1,15 @@
 // What must hold of chosen rows' probabilities, and of tuned kernels, whatever the numbers are.
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 #include "worker/device/cpu/cpu_device.h"
 
 namespace ringattn::tests {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
 
 // Sinks, ALiBi, a mask and dropout, over documents of which one has no queries, one no keys.
 AttentionSpec Documents(DType dtype) {

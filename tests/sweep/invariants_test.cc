@@ -1,11 +1,10 @@
 // What must hold whatever the numbers are: identities between runs of the system
 // itself, which an error shared by oracle and kernels could not fake.
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 
 namespace ringattn::tests {
 namespace {
@@ -33,18 +32,6 @@ struct Solution {
   std::vector<float> out, lse, dq, dk, dv;
 };
 
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-std::vector<uint8_t> Bytes(const std::vector<float>& values) {
-  std::vector<uint8_t> bytes(values.size() * 4);
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
 Solution Solve(const AttentionSpec& spec, const TensorMap& inputs, const Placement& placement = {},
                KernelSet kernels = KernelSet::kCpu) {
   Solution solution;
@@ -61,10 +48,6 @@ Solution Solve(const AttentionSpec& spec, const TensorMap& inputs, const Placeme
   solution.dk = Floats(backward->at(TensorId::kDk));
   solution.dv = Floats(backward->at(TensorId::kDv));
   return solution;
-}
-
-TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
-  return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
 }
 
 void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, const char* name,

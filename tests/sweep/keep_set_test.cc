@@ -1,14 +1,13 @@
 // The exact set of pairs that dropout keeps, read out of results and gradients: the oracle's, by
 // every layout, ring, schedule and type.
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "common/oracle/numeric.h"
 #include "common/oracle/pair_terms.h"
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 
 namespace ringattn::tests {
 namespace {
@@ -36,12 +35,6 @@ AttentionSpec SpecOf(DType dtype, double rate) {
   return spec;
 }
 
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
 // [kBatch, kTokens, heads, kTokens], each token's rows with a one at its own place.
 std::vector<uint8_t> OneHot(DType dtype, int64_t heads) {
   std::vector<uint8_t> bytes(kBatch * kTokens * heads * kTokens * ElementBytes(dtype), 0);
@@ -49,17 +42,6 @@ std::vector<uint8_t> OneHot(DType dtype, int64_t heads) {
     oracle::Store(dtype, bytes.data(), row * kTokens + row / heads % kTokens, 1.0);
   }
   return bytes;
-}
-
-TensorMap Solve(const AttentionSpec& spec, const TensorMap& inputs, const Placement& placement) {
-  TensorMap all;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward, inputs,
-                              Engine::kExecutor, KernelSet::kCpu);
-    EXPECT_TRUE(outputs.ok()) << outputs.status();
-    if (outputs.ok()) all.merge(*outputs);
-  }
-  return all;
 }
 
 // With q = 0 every pair that is seen has the same weight, so a one-hot v shows in out which are
@@ -75,7 +57,7 @@ class KeepSets {
 
   // The number of kept pairs; every one of them as the oracle has it, both ways.
   int64_t Check(const Placement& placement) {
-    const TensorMap outputs = Solve(spec_, inputs_, placement);
+    const TensorMap outputs = SolveBoth(spec_, inputs_, placement);
     const std::vector<float> out = Floats(outputs.at(TensorId::kOut));
     const std::vector<float> dv = Floats(outputs.at(TensorId::kDv));
     EXPECT_EQ(out.size(), static_cast<size_t>(kPairs));
@@ -148,9 +130,9 @@ TEST(KeepSet, AThresholdOfNothingIsNoDropout) {
   const TensorMap inputs =
       ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 10, true));
   const Placement placement = {Layout::kZigzag, 3};
-  const TensorMap seeded = Solve(spec, inputs, placement);
+  const TensorMap seeded = SolveBoth(spec, inputs, placement);
   spec.options.dropout = {};
-  EXPECT_EQ(Solve(spec, inputs, placement), seeded);
+  EXPECT_EQ(SolveBoth(spec, inputs, placement), seeded);
 }
 
 TEST(KeepSet, IsTheSameWhereverPairsAreComputed) {

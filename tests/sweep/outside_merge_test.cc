@@ -2,12 +2,11 @@
 // differentiated through that merge, they are the whole. Each part's backward gets its share of
 // dout and, as dlse, what its weight in the merge is worth.
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "common/attention/merge.h"
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 
 namespace ringattn::tests {
 namespace {
@@ -28,22 +27,6 @@ AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
   spec.options.softmax_scale = 0.25;
   spec.has_dlse = true;
   return spec;
-}
-
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-std::vector<uint8_t> Bytes(const std::vector<float>& values) {
-  std::vector<uint8_t> bytes(values.size() * 4);
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
-  return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
 }
 
 // A request of its own: its inputs but for dout and dlse.

@@ -2,11 +2,10 @@
 // identities between runs of the system itself, with everything that they meet.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 
 namespace ringattn::tests {
 namespace {
@@ -27,22 +26,6 @@ AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
   spec.options.softmax_scale = 0.25;
   spec.has_dlse = true;
   return spec;
-}
-
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-std::vector<uint8_t> Bytes(const std::vector<float>& values) {
-  std::vector<uint8_t> bytes(values.size() * 4);
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
-  return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
 }
 
 constexpr Placement kAlone = {Layout::kContiguous, 1, 1, ScheduleKind::kSingle};
@@ -67,18 +50,6 @@ std::vector<Placement> Placements(bool bias_or_mask) {
 std::string NameOf(const Placement& placement) {
   return std::string(ScheduleKindName(placement.schedule)) + " " + LayoutName(placement.layout) +
          " over " + std::to_string(placement.world_size);
-}
-
-// out and lse, and the gradients with out and lse computed again.
-TensorMap Solve(const AttentionSpec& spec, const TensorMap& inputs, const Placement& placement) {
-  TensorMap all;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward, inputs,
-                              Engine::kExecutor, KernelSet::kCpu);
-    EXPECT_TRUE(outputs.ok()) << outputs.status();
-    if (outputs.ok()) all.merge(*outputs);
-  }
-  return all;
 }
 
 void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, TensorId id,
@@ -174,13 +145,13 @@ TEST(RowTerms, ASinkIsAKeyWithoutAValue) {
       for (int64_t i = 3; i < 40; i += 7) std::fill_n(mask.begin() + i * 50, 50, 0);
     }
     const WithKey with = SinkAsKey(spec, inputs);
-    const TensorMap key = Solve(with.spec, with.inputs, kAlone);
+    const TensorMap key = SolveBoth(with.spec, with.inputs, kAlone);
     std::vector<float> dsinks(4, 0.0f);
     const std::vector<float> dbias = Floats(key.at(TensorId::kDbias));
     for (int64_t row = 0; row < 4 * 40; ++row) dsinks[row / 40] += dbias[row * 51];
     for (const Placement& placement : Placements(masked)) {
       SCOPED_TRACE(NameOf(placement));
-      const TensorMap sink = Solve(spec, inputs, placement);
+      const TensorMap sink = SolveBoth(spec, inputs, placement);
       for (const TensorId id : {TensorId::kOut, TensorId::kLse, TensorId::kDq}) {
         ExpectNear(Floats(sink.at(id)), Floats(key.at(id)), id, 2e-5f);
       }
@@ -202,8 +173,8 @@ TEST(RowTerms, ASinkOfMinusInfinityChangesNoBit) {
   with_inputs[TensorId::kSinks] = Bytes(std::vector<float>(4, kMinusInfinity));
   for (const Placement& placement : Placements(false)) {
     SCOPED_TRACE(NameOf(placement));
-    const TensorMap none = Solve(spec, inputs, placement);
-    TensorMap sinks = Solve(with, with_inputs, placement);
+    const TensorMap none = SolveBoth(spec, inputs, placement);
+    TensorMap sinks = SolveBoth(with, with_inputs, placement);
     EXPECT_EQ(Floats(sinks.at(TensorId::kDsinks)), std::vector<float>(4, 0.0f));
     sinks.erase(TensorId::kDsinks);
     EXPECT_EQ(sinks, none);
@@ -223,9 +194,9 @@ TEST(RowTerms, AGradientOfLseAloneReachesNoValue) {
   of_out[TensorId::kDlse].assign(both.at(TensorId::kDlse).size(), 0);
   for (const Placement& placement : Placements(false)) {
     SCOPED_TRACE(NameOf(placement));
-    const TensorMap lse = Solve(spec, of_lse, placement);
-    const TensorMap out = Solve(spec, of_out, placement);
-    const TensorMap all = Solve(spec, both, placement);
+    const TensorMap lse = SolveBoth(spec, of_lse, placement);
+    const TensorMap out = SolveBoth(spec, of_out, placement);
+    const TensorMap all = SolveBoth(spec, both, placement);
     for (const float value : Floats(lse.at(TensorId::kDv))) ASSERT_EQ(value, 0.0f);
     for (const TensorId id : {TensorId::kDq, TensorId::kDk}) {
       std::vector<float> sum = Floats(lse.at(id));
@@ -251,7 +222,7 @@ TEST(RowTerms, ARowOfTheBiasGradientAndItsShareOfTheSinksAreDlse) {
     inputs[TensorId::kSinks] = Bytes(sinks);
     const std::vector<float> dlse = Floats(inputs.at(TensorId::kDlse));
     const std::vector<float> dout = Floats(inputs.at(TensorId::kDout));
-    const TensorMap outputs = Solve(spec, inputs, {Layout::kZigzag, 3, 1});
+    const TensorMap outputs = SolveBoth(spec, inputs, {Layout::kZigzag, 3, 1});
     const std::vector<float> out = Floats(outputs.at(TensorId::kOut));
     const std::vector<float> lse = Floats(outputs.at(TensorId::kLse));
     const std::vector<float> dbias = Floats(outputs.at(TensorId::kDbias));
@@ -293,8 +264,8 @@ TEST(RowTerms, ASharedBiasGradientHasTheSameBitsAgain) {
                                                  {Layout::kZigzag, 3, 1, ScheduleKind::kAllGather}};
       for (const Placement& placement : placements) {
         SCOPED_TRACE(NameOf(placement));
-        const TensorMap once = Solve(spec, inputs, placement);
-        EXPECT_EQ(Solve(spec, inputs, placement), once);
+        const TensorMap once = SolveBoth(spec, inputs, placement);
+        EXPECT_EQ(SolveBoth(spec, inputs, placement), once);
         const std::vector<float> dbias = Floats(once.at(TensorId::kDbias));
         ASSERT_EQ(dbias.size(), (per_batch ? 2u : 1u) * (per_head ? 4u : 1u) * 60 * 50);
         for (size_t e = 0; e < dbias.size(); ++e) {

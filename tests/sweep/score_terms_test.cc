@@ -2,12 +2,11 @@
 // itself. Which pairs dropout keeps: keep_set_test.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "gtest/gtest.h"
-#include "tests/sweep/run_problem.h"
+#include "tests/sweep/solve.h"
 
 namespace ringattn::tests {
 namespace {
@@ -31,39 +30,14 @@ AttentionSpec DenseSpec(int64_t batch, int64_t sq, int64_t sk, int64_t heads, in
   return spec;
 }
 
-std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
-  std::vector<float> values(bytes.size() / 4);
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-template <typename T>
-std::vector<uint8_t> Bytes(const std::vector<T>& values) {
-  std::vector<uint8_t> bytes(values.size() * sizeof(T));
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
-  return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
-}
-
 Placement Ring(int world_size, Layout layout = Layout::kContiguous, int64_t stripe = 1) {
   return {layout, world_size, stripe,
           world_size == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing};
 }
 
-// out and lse, and the gradients with out and lse computed again.
 TensorMap Solve(const AttentionSpec& spec, const TensorMap& inputs,
                 const Placement& placement = Ring(1)) {
-  TensorMap all;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    auto outputs = RunProblem(spec, placement, direction, direction == Direction::kBackward, inputs,
-                              Engine::kExecutor, KernelSet::kCpu);
-    EXPECT_TRUE(outputs.ok()) << outputs.status();
-    if (outputs.ok()) all.merge(*outputs);
-  }
-  return all;
+  return SolveBoth(spec, inputs, placement);
 }
 
 void ExpectNear(const TensorMap& a, const TensorMap& b, float tolerance = 1e-5f) {

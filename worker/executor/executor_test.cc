@@ -1,6 +1,7 @@
 // The executor against a device that only sleeps and moves markers: ordering,
 // overlap, cancel and failure. What the programs compute is the sweep's concern.
 #include "worker/executor/executor.h"
+#include "worker/comm/communicator_wrapper.h"
 
 #include <algorithm>
 #include <cstring>
@@ -88,12 +89,10 @@ class JoinedEvent : public Event {
 };
 
 // Adds kTransfer to every group of another communicator.
-class SlowCommunicator : public Communicator {
+class SlowCommunicator : public CommunicatorWrapper {
  public:
-  explicit SlowCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
+  explicit SlowCommunicator(std::unique_ptr<Communicator> inner)
+      : CommunicatorWrapper(std::move(inner)) {}
   bool takes_compute_units() const override { return takes_units; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
@@ -104,19 +103,18 @@ class SlowCommunicator : public Communicator {
           return absl::OkStatus();
         },
         std::move(after), HostQueue::OnFailure::kRun);
-    EventRef moved = inner_->Start(std::move(group), {delay}, control);
+    EventRef moved = CommunicatorWrapper::Start(std::move(group), {delay}, control);
     return std::make_shared<JoinedEvent>(std::move(delay), std::move(moved));
   }
   void Abort(const std::string& reason) override {
     aborted_ = true;
-    inner_->Abort(reason);
+    CommunicatorWrapper::Abort(reason);
   }
 
   bool takes_units = true;
   std::vector<std::string>* log = nullptr;  // of what is started
 
  private:
-  std::unique_ptr<Communicator> inner_;
   std::atomic<bool> aborted_{false};
   HostQueue queue_{"slow"};
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "worker/comm/communicator_wrapper.h"
 #include "worker/device/device_wrapper.h"
 #include "worker/device/host_queue.h"
 
@@ -123,30 +124,25 @@ class FaultyDevice : public DeviceWrapper {
   HostQueue delay_;
 };
 
-class FaultyCommunicator : public Communicator {
+class FaultyCommunicator : public CommunicatorWrapper {
  public:
   FaultyCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<FaultState> state)
-      : inner_(std::move(inner)), state_(std::move(state)) {
+      : CommunicatorWrapper(std::move(inner)), state_(std::move(state)) {
     state_->aborted = false;
     state_->counts = false;
   }
   ~FaultyCommunicator() override { Abort("the communicator was closed"); }
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
-  void WakeLinks() override { inner_->WakeLinks(); }
-
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
-    if (!state_->counts.load()) return inner_->Start(std::move(group), std::move(after), control);
+    if (!state_->counts.load())
+      return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
     const int64_t index = state_->groups_started.fetch_add(1);
     const bool skips = index == state_->plan.skip_send;
     if (index == state_->plan.fail_send) Abort("a group of transfers was made to fail");
     if (skips && state_->holds_start) WaitForTheRingsEnd(*state_);
     if (!skips || state_->holds_start) {
-      return inner_->Start(std::move(group), std::move(after), control);
+      return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
     }
     auto never = std::make_shared<HostEvent>();
     absl::MutexLock lock(&mutex_);
@@ -160,7 +156,7 @@ class FaultyCommunicator : public Communicator {
 
   void Abort(const std::string& reason) override {
     state_->aborted = true;
-    inner_->Abort(reason);
+    CommunicatorWrapper::Abort(reason);
     absl::MutexLock lock(&mutex_);
     aborted_ = true;
     for (const auto& event : skipped_) event->Finish(absl::UnavailableError(reason));
@@ -168,7 +164,6 @@ class FaultyCommunicator : public Communicator {
   }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   const std::shared_ptr<FaultState> state_;
   absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;

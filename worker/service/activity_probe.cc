@@ -35,7 +35,7 @@ EventRef ObservedDevice::Start(const PreparedCall& call, StartAfter after, RunCo
 
 EventRef ObservedCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                                      RunControl* control) {
-  EventRef done = inner_->Start(std::move(group), after, control);
+  EventRef done = CommunicatorWrapper::Start(std::move(group), after, control);
   probe_->NoteGroup(std::move(after), done);
   return done;
 }

@@ -13,7 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/comm/communicator.h"
+#include "worker/comm/communicator_wrapper.h"
 #include "worker/device/device_wrapper.h"
 
 namespace ringattn::worker {
@@ -50,22 +50,15 @@ class ObservedDevice : public DeviceWrapper {
   ActivityProbe* const probe_;
 };
 
-class ObservedCommunicator : public Communicator {
+class ObservedCommunicator : public CommunicatorWrapper {
  public:
   ObservedCommunicator(std::shared_ptr<Communicator> inner, ActivityProbe* probe)
-      : inner_(std::move(inner)), probe_(probe) {}
+      : CommunicatorWrapper(std::move(inner)), probe_(probe) {}
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
-  void WakeLinks() override { inner_->WakeLinks(); }
-  void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
  private:
-  const std::shared_ptr<Communicator> inner_;
   ActivityProbe* const probe_;
 };
 

@@ -64,12 +64,9 @@ void OperationRunner::SetCommunicator(std::shared_ptr<Communicator> communicator
 }
 
 void OperationRunner::Announce() const {
-  std::shared_ptr<Communicator> communicator;
-  {
-    absl::MutexLock lock(&mutex_);
-    communicator = communicator_;
-  }
-  if (communicator != nullptr) communicator->WakeLinks();
+  // Under the lock, so that nobody else holds the communicator when its ring is torn down.
+  absl::MutexLock lock(&mutex_);
+  if (communicator_ != nullptr) communicator_->WakeLinks();
 }
 
 void OperationRunner::Run(std::shared_ptr<ShardOperation> operation) {

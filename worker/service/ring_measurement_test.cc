@@ -1,4 +1,5 @@
 #include "worker/service/ring_measurement.h"
+#include "worker/comm/communicator_wrapper.h"
 
 #include <atomic>
 #include <memory>
@@ -37,14 +38,10 @@ class TimedEvent : public Event {
 
 // Transfers for real, but claims that a group took 100 us and its bytes their time at a
 // given rate. Its first group takes a second, as one that makes connections.
-class TimedRing : public Communicator {
+class TimedRing : public CommunicatorWrapper {
  public:
   TimedRing(std::unique_ptr<Communicator> inner, double bytes_per_second)
-      : inner_(std::move(inner)), bytes_per_second_(bytes_per_second) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+      : CommunicatorWrapper(std::move(inner)), bytes_per_second_(bytes_per_second) {}
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     int64_t bytes = 0;
@@ -56,16 +53,14 @@ class TimedRing : public Communicator {
     const absl::Duration duration =
         groups == 2 ? absl::Seconds(1)
                     : absl::Microseconds(100) + absl::Seconds(bytes / bytes_per_second_);
-    return std::make_shared<TimedEvent>(inner_->Start(std::move(group), std::move(after), control),
-                                        duration);
+    return std::make_shared<TimedEvent>(
+        CommunicatorWrapper::Start(std::move(group), std::move(after), control), duration);
   }
-  void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
   int groups = 0;
   int64_t sent_bytes = 0;
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   const double bytes_per_second_;
 };
 

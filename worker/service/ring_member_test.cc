@@ -1,4 +1,5 @@
 #include "worker/service/ring_member.h"
+#include "worker/comm/communicator_wrapper.h"
 
 #include <limits>
 #include <memory>
@@ -17,24 +18,18 @@ namespace ringattn::worker {
 namespace {
 
 // Tells when its first group is started.
-class NoticedRing : public Communicator {
+class NoticedRing : public CommunicatorWrapper {
  public:
   NoticedRing(std::unique_ptr<Communicator> inner, absl::Notification* started)
-      : inner_(std::move(inner)), started_(started) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+      : CommunicatorWrapper(std::move(inner)), started_(started) {}
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
-    EventRef event = inner_->Start(std::move(group), std::move(after), control);
+    EventRef event = CommunicatorWrapper::Start(std::move(group), std::move(after), control);
     if (!started_->HasBeenNotified()) started_->Notify();
     return event;
   }
-  void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   absl::Notification* const started_;
 };
 

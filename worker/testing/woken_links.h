@@ -9,29 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "worker/comm/communicator.h"
+#include "worker/comm/communicator_wrapper.h"
 
 namespace ringattn::worker {
 
-class WokenRing : public Communicator {
+class WokenRing : public CommunicatorWrapper {
  public:
   // `count` outlives the ring.
   WokenRing(std::unique_ptr<Communicator> inner, std::atomic<int>* count)
-      : inner_(std::move(inner)), count_(count) {}
+      : CommunicatorWrapper(std::move(inner)), count_(count) {}
 
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
-    return inner_->Start(std::move(group), std::move(after), control);
-  }
   void WakeLinks() override { ++*count_; }
-  void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   std::atomic<int>* const count_;
 };
 

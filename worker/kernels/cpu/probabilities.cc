@@ -6,14 +6,13 @@
 
 #include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/score_pass.h"
+#include "worker/kernels/cpu/tile_ops.h"
 
 namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
-// An lse from which on fp32's steps show in weights, and how far from it rounding may take a row's
-// scores.
-constexpr float kCoarse = 131072.0f;
+// How far from a wide lse rounding may take a row's scores.
 constexpr double kMostRounding = 1.0 / 1024;
 // Between two looks at the stop word.
 constexpr int64_t kKeysPerLook = 1024;
@@ -58,7 +57,7 @@ class ChosenRows {
   // than 1, and here by another order of additions than in the forward that made the lse: then it
   // is the row's own, unless a sink is far above it.
   double DivisorOf(float lse, const float* row) const {
-    if (!(std::abs(lse) >= kCoarse)) return lse;
+    if (!IsWide(lse)) return lse;
     const double max = *std::max_element(row, row + call_.columns);
     double sum = 0;
     for (int64_t j = 0; j < call_.columns; ++j) sum += std::exp(row[j] - max);

@@ -301,8 +301,8 @@ ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& sh
   std::vector<Draft> drafts = DraftTiles(call, shape);
   FillBlocks(shape, drafts);
   if (!AnySplit(drafts)) MarkEarly(shape, drafts);
-  if (shape.fills_last_wave && !AnySplit(drafts) && !call.has_late_keys())
-    ShortenLastWave(shape, drafts);
+  const bool may_split = shape.fills_last_wave && !call.has_late_keys();
+  if (may_split && !AnySplit(drafts)) ShortenLastWave(shape, drafts);
   ForwardPlan plan;
   std::vector<WeightedTile> weighted;
   for (const Draft& draft : drafts) AppendTiles(draft, shape.keys, plan, weighted);

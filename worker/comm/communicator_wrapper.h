@@ -1,0 +1,37 @@
+// CommunicatorWrapper: a communicator that passes everything on to another. Decorators override
+// what they change.
+#ifndef RINGATTN_WORKER_COMM_COMMUNICATOR_WRAPPER_H_
+#define RINGATTN_WORKER_COMM_COMMUNICATOR_WRAPPER_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+
+namespace ringattn::worker {
+
+// As thread safe as what it wraps.
+class CommunicatorWrapper : public Communicator {
+ public:
+  explicit CommunicatorWrapper(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string transport() const override { return inner_->transport(); }
+  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) override {
+    return inner_->Start(std::move(group), std::move(after), control);
+  }
+  void WakeLinks() override { inner_->WakeLinks(); }
+  void Abort(const std::string& reason) override { inner_->Abort(reason); }
+
+ private:
+  const std::shared_ptr<Communicator> inner_;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_COMM_COMMUNICATOR_WRAPPER_H_
