@@ -22,7 +22,14 @@ struct ScoreTerms {
   std::vector<float> alibi_slopes;
   std::optional<BiasForm> bias;
   std::optional<MaskForm> mask;
-  int64_t columns = 0;  // of a bias and a mask
+  // Of a bias and a mask: which of the two axes is cut as the calls' tensors are.
+  //   by queries  a row for each of the call's queries, a column for each key position; `rows` is
+  //               not used
+  //   by keys     `rows` rows, one for each query position, and a column for each row of the one
+  //               block that a call has. Of problems that are not packed, with masks of bytes
+  bool by_keys = false;
+  int64_t rows = 0;
+  int64_t columns = 0;
   bool segment_ids = false;
   DropoutForm dropout;
   // Of each document of a part of a dilated problem: the whole one's that it is of.
@@ -41,12 +48,22 @@ struct ScoreTerms {
   }
   // By what dropout multiplies the weight of a pair that is kept.
   float keep_scale() const { return 65536.0f / static_cast<float>(65536 - dropout.threshold); }
+  // Rows of a plane of a call of `q_rows` queries.
+  int64_t PlaneRows(int64_t q_rows) const { return by_keys ? rows : q_rows; }
+  // Where in a plane the pair of a query and a key is, by their rows in the call's buffers and
+  // their positions.
+  int64_t PairRow(int64_t local_row, int64_t position) const {
+    return by_keys ? position : local_row;
+  }
+  int64_t PairColumn(int64_t local_row, int64_t position) const {
+    return by_keys ? local_row : position;
+  }
   // Bytes of a row of a mask.
   int64_t mask_row_bytes() const { return mask->bits ? (columns + 7) / 8 : columns; }
 };
 
 // A call's tensors of its queries, null where the problem has none:
-//   bias, mask      [batch or 1, num_heads or 1, q_rows, columns]: local row, key's position
+//   bias, mask      [batch or 1, num_heads or 1, PlaneRows, columns], at PairRow and PairColumn
 //   q_segment_ids   [batch, q_rows]
 struct TermOperands {
   const void* bias = nullptr;
