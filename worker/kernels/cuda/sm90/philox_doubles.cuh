@@ -46,22 +46,44 @@ struct PhiloxRunning {
   __device__ __forceinline__ static PhiloxRunning Of(const PhiloxBlock& c) {
     return {PhiloxFactor::Of(c.x0), c.x1, PhiloxFactor::Of(c.x2), c.x3};
   }
+  // The same of another call, with the upper words that are there.
+  __device__ __forceinline__ PhiloxRunning Again(const PhiloxBlock& c) const {
+    return {x0.With(c.x0), c.x1, x2.With(c.x2), c.x3};
+  }
   __device__ __forceinline__ PhiloxBlock Block() const { return {x0.Value(), x1, x2.Value(), x3}; }
 };
 
-// The first product's upper half by doubles, the second product as ever: then neither unit waits
-// for the other.
+// x times the multiplier: `low` is the lower half, and what comes back the upper one, joined.
+template <uint32_t kMultiplier>
+__device__ __forceinline__ PhiloxFactor PhiloxByDoubles(const PhiloxFactor& x, uint32_t joined_a,
+                                                        uint32_t joined_b, uint32_t& low) {
+  const PhiloxFactor high = x.template HighOfProduct<kMultiplier>();
+  low = x.Value() * kMultiplier;
+  return high.With(high.Value() ^ joined_a ^ joined_b);
+}
+template <uint32_t kMultiplier>
+__device__ __forceinline__ PhiloxFactor PhiloxByIntegers(const PhiloxFactor& x, uint32_t joined_a,
+                                                         uint32_t joined_b, uint32_t& low) {
+  const uint64_t product = uint64_t{x.Value()} * kMultiplier;
+  low = LowHalf(product);
+  return x.With(HighHalf(product) ^ joined_a ^ joined_b);
+}
+
+// One of the round's two products is by doubles, the other as ever: then neither unit waits for the
+// other. Where they alternate, the first is so in odd rounds and the second in even ones: a number
+// that is multiplied has then been made by the other unit, and its upper word is where it has to
+// be.
+template <bool kAlternates>
 __device__ __forceinline__ PhiloxRunning PhiloxRoundOfDoubles(const PhiloxKeys& keys,
                                                               const PhiloxRunning& c, int round) {
   PhiloxRunning next;
-  const uint32_t joined_second = c.x3 ^ keys.second[round];
-  const PhiloxFactor high = c.x0.HighOfProduct<kPhiloxMultiplier0>();
-  next.x3 = c.x0.Value() * kPhiloxMultiplier0;
-  next.x2 = high.With(high.Value() ^ joined_second);
-  const uint32_t joined_first = c.x1 ^ keys.first[round];
-  const uint64_t product = uint64_t{c.x2.Value()} * kPhiloxMultiplier1;
-  next.x1 = LowHalf(product);
-  next.x0 = c.x2.With(HighHalf(product) ^ joined_first);
+  if (!kAlternates || round % 2 == 1) {
+    next.x2 = PhiloxByDoubles<kPhiloxMultiplier0>(c.x0, c.x3, keys.second[round], next.x3);
+    next.x0 = PhiloxByIntegers<kPhiloxMultiplier1>(c.x2, c.x1, keys.first[round], next.x1);
+  } else {
+    next.x2 = PhiloxByIntegers<kPhiloxMultiplier0>(c.x0, c.x3, keys.second[round], next.x3);
+    next.x0 = PhiloxByDoubles<kPhiloxMultiplier1>(c.x2, c.x1, keys.first[round], next.x1);
+  }
   return next;
 }
 

@@ -227,18 +227,22 @@ struct TermForwardScores {
       const KeepMask mask(params.terms.threshold);
       const uint32_t head = own.Of(0).head, batch = own.Of(0).batch;
       constexpr int kWords = 2;  // whose calls go side by side: with both rows four
+      // Measured: 0.97 of the time in the wider class, 1.02 in the other.
+      constexpr bool kAlternates = Shape::kDim == 128;
       float factors[2] = {multiplier, multiplier};
       uint32_t counter = kept.keep[0];
+      PhiloxRunning x[kWords][2];
 #pragma unroll
       for (int first = 0; first < kKeys / 32; first += kWords) {
-        PhiloxRunning x[kWords][2];
 #pragma unroll
         for (int word = 0; word < kWords; ++word) {
           const PhiloxCounterPart part =
               CounterPartOf(params.keys, counter + 4 * (first + word), head, batch);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            x[word][half] = PhiloxRunning::Of(JoinPhilox(own.Of(half).part, part));
+            const PhiloxBlock begun = JoinPhilox(own.Of(half).part, part);
+            x[word][half] =
+                kAlternates && first > 0 ? x[word][half].Again(begun) : PhiloxRunning::Of(begun);
           }
         }
 #pragma unroll
@@ -254,7 +258,7 @@ struct TermForwardScores {
             }
 #pragma unroll
             for (int word = 0; word < kWords; ++word) {
-              x[word][half] = PhiloxRoundOfDoubles(params.keys, x[word][half], round);
+              x[word][half] = PhiloxRoundOfDoubles<kAlternates>(params.keys, x[word][half], round);
             }
             if (step % 2 == 1 || round == kPhiloxRounds - 1) {
               factors[half] = __int_as_float(__float_as_int(multiplier) |
