@@ -105,8 +105,8 @@ class Ours:
 class Peer:
     """PyTorch's scaled_dot_product_attention on one back end."""
 
-    def __init__(self, backend, q, k, v, dout, causal):
-        self.backend, self.causal = backend, causal
+    def __init__(self, backend, q, k, v, dout, causal, deterministic=False):
+        self.backend, self.causal, self.deterministic = backend, causal, deterministic
         self.q, self.k, self.v = (t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v))
         self.dout = dout.transpose(1, 2)
         self.gqa = q.shape[2] != k.shape[2]
@@ -122,8 +122,11 @@ class Peer:
             with sdpa_kernel(self.backend):
                 self.result = F.scaled_dot_product_attention(
                     self.q, self.k, self.v, is_causal=self.causal, enable_gqa=self.gqa)
-        return torch.autograd.grad(self.result, (self.q, self.k, self.v), self.dout,
-                                   retain_graph=True)
+        torch.use_deterministic_algorithms(self.deterministic)
+        gradients = torch.autograd.grad(self.result, (self.q, self.k, self.v), self.dout,
+                                        retain_graph=True)
+        torch.use_deterministic_algorithms(False)
+        return gradients
 
     def release(self):
         self.result = None
@@ -310,6 +313,9 @@ def main():
                                 runs.append((name, peer))
                             except RuntimeError as error:
                                 notes += f" {name}: {str(error).splitlines()[0][:40]}"
+                    if args.deterministic and not args.no_peers:
+                        runs.append(("fa2 deterministic", Peer(SDPBackend.FLASH_ATTENTION, q, k, v, dout,
+                                                               causal, deterministic=True)))
                     if args.fp8 and not args.no_peers:
                         try:
                             peer = Fa3Float8(q, k, v, causal)
@@ -338,6 +344,8 @@ def main():
                     if args.deterministic:
                         pairs = list(zip(libraries[::2], libraries[1::2]))
                         notes += " ratio " + " ".join(f"{rate[d[0]] / rate[n[0]]:.2f}" for n, d in pairs)
+                        if "fa2 deterministic" in rate:
+                            notes += f" /fa2 deterministic {rate[pairs[0][1][0]] / rate['fa2 deterministic']:.2f}"
                     if "fa3 fp8" in rate:
                         notes += f" fa3 fp8 {rate['fa3 fp8']:.0f}"
                     print(f"| {dim} | {'causal' if causal else 'full'} | {length} | "

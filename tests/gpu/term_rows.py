@@ -2,6 +2,7 @@
 --terms. Every row is verified before it is timed: out, lse and dq of sampled rows in fp64, with
 dropout's bits from a Philox of this file's own."""
 import ctypes
+import importlib.util
 import os
 import random
 import statistics
@@ -18,7 +19,8 @@ THRESHOLD = 6554  # of 65536: a rate of 0.1
 SEGMENTS = 8
 # Of our plain kernel's speed, forward and backward; and what they are beside (None: nobody).
 WANTED = {"alibi": (0.90, 0.90), "shallow": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75),
-          "bias": (0.60, 0.65),
+          # Beside the dense mask, not the plain kernel: every second tile of 128 queries and keys is empty.
+          "halved": (1.6, 1.6), "bias": (0.60, 0.65),
           "dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40)}
 
 
@@ -63,6 +65,9 @@ class Problem:
         self.tensors = make(heads), make(kv_heads), make(kv_heads), make(heads)
         self.ids = torch.arange(length, device="cuda", dtype=torch.int32)[None] * SEGMENTS // length
         self.bits = torch.randint(0, 256, (length, (length + 7) // 8), device="cuda", dtype=torch.uint8)
+        tile = torch.arange(length, device="cuda") // 128
+        byte_tile = torch.arange((length + 7) // 8, device="cuda") // 16
+        self.halved = torch.where((tile[:, None] + byte_tile[None]) % 2 == 0, self.bits, 0)
         self.bias = torch.randn(heads, length, length, device="cuda", dtype=dtype)
 
     def slopes_of(self, names):
@@ -72,10 +77,13 @@ class Problem:
             return [2.0 ** -14] * self.heads
         return [2.0 ** (-8 * (h + 1) / self.heads) for h in range(self.heads)]
 
-    def bools(self, rows=slice(None)):
+    def mask_of(self, names):
+        return self.halved if "halved" in names else self.bits
+
+    def bools(self, names, rows=slice(None)):
         """The mask of some rows: the lowest bit of a byte is the first key."""
         shifts = torch.arange(8, device="cuda", dtype=torch.uint8)
-        bits = self.bits[rows][..., None] >> shifts & 1
+        bits = self.mask_of(names)[rows][..., None] >> shifts & 1
         return bits.flatten(1)[:, :self.length].bool()
 
     def terms(self, names, dbias=None):
@@ -87,7 +95,7 @@ class Problem:
         if "segments" in names:
             terms.q_segments = terms.kv_segments = self.ids.data_ptr()
         if "mask" in names:
-            terms.mask = self.bits.data_ptr()
+            terms.mask = self.mask_of(names).data_ptr()
         if "bias" in names:
             terms.bias = self.bias.data_ptr()
         if "dropout" in names:
@@ -139,7 +147,7 @@ def verify(ours, problem, names, backward, count=24):
     if "segments" in names:
         hidden |= problem.ids[0, rows][:, None] != problem.ids[0][None]
     if "mask" in names:
-        hidden |= ~problem.bools(rows)
+        hidden |= ~problem.bools(names, rows)
     s.masked_fill_(hidden, float("-inf"))
     lse = s.logsumexp(-1)
     p = (s - lse[:, None]).exp().nan_to_num()  # a row without keys has none
@@ -188,6 +196,32 @@ class SdpaPeer:
         return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
 
 
+class Flex:
+    """PyTorch's FlexAttention, compiled: ALiBi as a change of scores, segments as a mask of blocks."""
+
+    def __init__(self, problem, name):
+        from torch.nn.attention import flex_attention as flex
+        self.tensors = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in problem.tensors[:3]]
+        self.dout, self.result = problem.tensors[3].transpose(1, 2).contiguous(), None
+        slopes = torch.tensor(problem.slopes_of({name}), device="cuda", dtype=torch.float32)
+        ids, n = problem.ids[0], problem.length
+        causal = lambda b, h, i, j: i >= j
+        seen = (lambda b, h, i, j: (i >= j) & (ids[i] == ids[j])) if name == "segments" else causal
+        change = None if name == "segments" else (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs())
+        blocks = flex.create_block_mask(seen, None, None, n, n, device="cuda")
+        compiled = torch.compile(flex.flex_attention, dynamic=False)
+        self.call = lambda: compiled(*self.tensors, score_mod=change, block_mask=blocks, enable_gqa=True)
+
+    def forward(self):
+        with torch.no_grad():
+            return self.call()
+
+    def backward(self):
+        if self.result is None:
+            self.result = self.call()
+        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+
+
 class FlashAlibi:
     """FlashAttention 2's own ALiBi, where its package is installed."""
 
@@ -210,12 +244,14 @@ class FlashAlibi:
 
 def peer_of(name, problem):
     """(name, peer) of who has the term, or None."""
-    if name == "alibi":
+    if name == "alibi" and importlib.util.find_spec("flash_attn"):
         return "FA2 alibi", FlashAlibi(problem)
+    if name in ("alibi", "shallow", "segments"):
+        return "FlexAttention", Flex(problem, name)
     causal = torch.ones(problem.length, problem.length, device="cuda", dtype=torch.bool).tril_()
     if name == "mask":
         return "SDPA bool mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem,
-                                          problem.bools().logical_and_(causal)[None, None])
+                                          problem.bools({}).logical_and_(causal)[None, None])
     if name == "bias":
         mask = problem.bias.masked_fill(~causal, float("-inf"))
         return "SDPA float mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem, mask[None])
@@ -225,8 +261,12 @@ def peer_of(name, problem):
     return None
 
 
-def plain_beside(name, build, dtype, tensors):
-    """Our plain kernel on what the row is compared with, and its share of the causal pairs."""
+def plain_beside(name, build, forced, dtype, problem):
+    """Ours on what the row is compared with, the plain kernel but for "halved", and its share of the
+    causal pairs."""
+    if name == "halved":
+        return Ours(kernel_speed.Build(build.library, forced), dtype, problem.tensors, problem.terms({"mask"})), 1.0
+    tensors = problem.tensors
     if name != "segments":
         return kernel_speed.Ours(build, dtype, *tensors, True), 1.0
     # The packed request: as many sequences as there are segments, each of them causal.
@@ -238,7 +278,7 @@ def time_row(name, direction, args, libraries, problem):
     """Prints a row of each library, all interleaved; False if something was wrong. The plain kernel is
     the first library's."""
     names = {"dbias": {"bias"}, "shallow": {"alibi", "shallow"},
-             "all": {"alibi", "segments", "mask", "bias", "dropout"}}.get(name, {name})
+             "halved": {"mask", "halved"}, "all": {"alibi", "segments", "mask", "bias", "dropout"}}.get(name, {name})
     dbias = None
     if name == "dbias":
         dbias = torch.full_like(problem.bias, float("nan"))
@@ -255,7 +295,7 @@ def time_row(name, direction, args, libraries, problem):
         ours[key] = one
         notes[key] = " ".join(f"{k} {value:.1e}" for k, value in errors.items()) + (
             "" if good else " WRONG")
-    plain, share = plain_beside(name, libraries[0][1], args.dtype, problem.tensors)
+    plain, share = plain_beside(name, libraries[0][1], args.term_family or libraries[0][1].family, args.dtype, problem)
     plain.forward()
     runs = [*ours.items(), ("plain", plain)]
     peer, note = None, ""
@@ -265,7 +305,7 @@ def time_row(name, direction, args, libraries, problem):
             if peer is not None:
                 getattr(peer[1], direction)()
                 runs.append(peer)
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             note += f" peer: {str(error).splitlines()[0][:40]}"
             peer = None
     times = {key: [] for key, _ in runs}
