@@ -287,9 +287,7 @@ class BiasGradientPass {
   float InDouble(const Task& task, const QueryTile& queries, int64_t batch, int64_t head, int r,
                  int column, float otherwise) const {
     const TermRow row = TermRowOf(queries, batch, head, r);
-    const int32_t* ids = task.keys_at.segment_ids;
-    const PairTerm term = terms_.TermOf(row, task.keys_at.PositionOf(column),
-                                        ids == nullptr ? nullptr : ids + column);
+    const PairTerm term = terms_.TermOf(row, task.keys_at.At(column));
     if (!term.visible) return 0.0f;
     float a[256], b[256];
     const auto dot = [&](const void* tensor, int dim, const SourceRows& rows) {
@@ -312,20 +310,21 @@ class BiasGradientPass {
 
   void Store(const Task& task, const QueryTile& queries) const {
     const int64_t bytes = ElementBytes(dtype_);
-    const int64_t columns = problem_.terms.columns;
+    const ScoreTerms& terms = problem_.terms;
     for (int r = 0; r < queries.rows; ++r) {
       const int from = task.band_begin[r], count = task.band_end[r] - from;
       if (count <= 0) continue;
-      const int64_t local = TermRowOf(queries, 0, 0, r).local_row;
-      char* row =
-          static_cast<char*>(call_.dbias) + (task.plane * call_.q_rows + local) * columns * bytes;
+      const TermRow at = TermRowOf(queries, 0, 0, r);
+      const int64_t plane_row =
+          task.plane * terms.PlaneRows(call_.q_rows) + terms.PairRow(at.local_row, at.position);
+      char* row = static_cast<char*>(call_.dbias) + plane_row * terms.columns * bytes;
       const float* sums = task.sums + r * kKeys + from;
-      if (task.keys_at.positions == nullptr) {
-        Convert(dtype_, sums, row + task.keys_at.PositionOf(from) * bytes, count);
+      if (task.keys_at.plane_columns == nullptr) {
+        Convert(dtype_, sums, row + task.keys_at.PlaneColumnOf(from) * bytes, count);
         continue;
       }
       for (int c = 0; c < count; ++c) {
-        Convert(dtype_, sums + c, row + task.keys_at.PositionOf(from + c) * bytes, 1);
+        Convert(dtype_, sums + c, row + task.keys_at.PlaneColumnOf(from + c) * bytes, 1);
       }
     }
   }

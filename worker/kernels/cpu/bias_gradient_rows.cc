@@ -20,16 +20,19 @@ BiasGradientRows::BiasGradientRows(const AttentionProblem& problem, int64_t q_ro
 void BiasGradientRows::Store(const TermRow& row, const TermKeys& keys, int begin, int end,
                              const float* ds) const {
   if (begin >= end) return;
-  const BiasForm& bias = *problem_.terms.bias;
+  const ScoreTerms& terms = problem_.terms;
+  const BiasForm& bias = *terms.bias;
   const DType dtype = bias.float32 ? DType::kFloat32 : problem_.dtype;
   const int64_t bytes = ElementBytes(dtype);
   const int64_t plane = PlaneOf(bias, problem_.num_heads, row.batch, row.head);
-  char* target = dbias_ + (plane * q_rows_ + row.local_row) * problem_.terms.columns * bytes;
-  if (keys.positions == nullptr) {
-    return Convert(dtype, ds + begin, target + keys.PositionOf(begin) * bytes, end - begin);
+  const int64_t plane_row =
+      plane * terms.PlaneRows(q_rows_) + terms.PairRow(row.local_row, row.position);
+  char* target = dbias_ + plane_row * terms.columns * bytes;
+  if (keys.plane_columns == nullptr) {
+    return Convert(dtype, ds + begin, target + keys.PlaneColumnOf(begin) * bytes, end - begin);
   }
   for (int c = begin; c < end; ++c) {
-    Convert(dtype, ds + c, target + keys.PositionOf(c) * bytes, 1);
+    Convert(dtype, ds + c, target + keys.PlaneColumnOf(c) * bytes, 1);
   }
 }
 

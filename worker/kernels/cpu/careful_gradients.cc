@@ -42,9 +42,7 @@ CarefulGradients::PairGradient CarefulGradients::GradientOfPair(const KeyTask& t
     const TermRow place{task.batch_index, block.first_head + m % block.heads,
                         run.local_begin + block.tile->begin + row, run.document,
                         workspace.q.PositionOf(run, block.tile->begin + row)};
-    const int32_t* ids = task.keys_at.segment_ids;
-    const PairTerm term =
-        terms.TermOf(place, task.keys_at.PositionOf(j), ids == nullptr ? nullptr : ids + j);
+    const PairTerm term = terms.TermOf(place, task.keys_at.At(j));
     score = Saturate(terms.ScoreOf(term, product, &slope));
     keep = term.keep;
   } else {

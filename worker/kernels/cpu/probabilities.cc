@@ -1,6 +1,7 @@
 #include "worker/kernels/cpu/probabilities.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <limits>
 
@@ -29,7 +30,9 @@ class ChosenRows {
       : call_(call),
         problem_(WithoutDropout(*call.problem)),
         pass_(problem_, call.q_rows, call.terms),
-        progress_(progress) {}
+        progress_(progress) {
+    assert(!problem_.terms.by_keys);
+  }
 
   void Run(int64_t index, int64_t head) const {
     const ChosenRow& chosen = call_.rows[index];
@@ -98,8 +101,11 @@ class ChosenRows {
         const int64_t position = keys.PositionOf(r);
         PairTerm term;
         if (pass_.any()) {
-          term = pass_.TermOf(term_row, position,
-                              block.segment_ids == nullptr ? nullptr : block.segment_ids + local);
+          TermKeys term_key;
+          term_key.count = 1;
+          term_key.first_position = term_key.first_plane_column = position;
+          if (block.segment_ids != nullptr) term_key.segment_ids = block.segment_ids + local;
+          term = pass_.TermOf(term_row, term_key);
         }
         if (!term.visible) continue;
         double slope;

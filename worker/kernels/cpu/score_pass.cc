@@ -17,6 +17,15 @@ constexpr int kMaxWords = 1024 / kWordKeys + 3;
 
 }  // namespace
 
+TermKeys TermKeys::At(int column) const {
+  TermKeys key;
+  key.count = 1;
+  key.first_position = PositionOf(column);
+  key.first_plane_column = PlaneColumnOf(column);
+  if (segment_ids != nullptr) key.segment_ids = segment_ids + column;
+  return key;
+}
+
 ScorePass::ScorePass(const AttentionProblem& problem, int64_t q_rows, const TermOperands& operands)
     : problem_(problem),
       terms_(problem.terms),
@@ -39,6 +48,12 @@ TermKeys ScorePass::KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlo
     for (int c = 0; c < count; ++c) positions[c] = kv.PositionOf(run, begin + c);
     keys.positions = positions;
   }
+  keys.first_plane_column = keys.first_position;
+  keys.plane_columns = keys.positions;
+  if (terms_.by_keys) {
+    keys.first_plane_column = run.local_begin + begin;
+    keys.plane_columns = nullptr;
+  }
   if (terms_.segment_ids) {
     keys.segment_ids = block.segment_ids + batch * block.rows + run.local_begin + begin;
   }
@@ -48,12 +63,12 @@ TermKeys ScorePass::KeysOf(const TokenRuns& kv, const TokenRun& run, const KvBlo
 const char* ScorePass::BiasRow(const TermRow& row) const {
   const int64_t plane = PlaneOf(*terms_.bias, problem_.num_heads, row.batch, row.head);
   return static_cast<const char*>(operands_.bias) +
-         (plane * q_rows_ + row.local_row) * terms_.columns * ElementBytes(bias_dtype_);
+         PlaneRow(plane, row) * terms_.columns * ElementBytes(bias_dtype_);
 }
 
 const uint8_t* ScorePass::MaskRow(const TermRow& row) const {
   const int64_t plane = PlaneOf(*terms_.mask, problem_.num_heads, row.batch, row.head);
-  return operands_.mask + (plane * q_rows_ + row.local_row) * terms_.mask_row_bytes();
+  return operands_.mask + PlaneRow(plane, row) * terms_.mask_row_bytes();
 }
 
 float ScorePass::SlopeOf(const TermRow& row) const {
@@ -76,11 +91,11 @@ void ScorePass::AddBias(const TermRow& row, const TermKeys& keys, int begin, int
   const char* source = BiasRow(row);
   const int64_t bytes = ElementBytes(bias_dtype_);
   float* target = has_inside() ? inside : add;
-  if (keys.positions == nullptr) {
-    LoadBias(bias_dtype_, source + (keys.first_position + begin) * bytes, count, target);
+  if (keys.plane_columns == nullptr) {
+    LoadBias(bias_dtype_, source + (keys.first_plane_column + begin) * bytes, count, target);
   } else {
     for (int c = 0; c < count; ++c) {
-      ConvertToFloat(bias_dtype_, source + keys.positions[begin + c] * bytes, target + c, 1);
+      ConvertToFloat(bias_dtype_, source + keys.plane_columns[begin + c] * bytes, target + c, 1);
     }
   }
   if (!has_inside()) return;
@@ -100,13 +115,13 @@ void ScorePass::SubtractDistances(const TermRow& row, const TermKeys& keys, int 
 void ScorePass::HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count,
                            float* add) const {
   const uint8_t* mask = MaskRow(row);
-  if (keys.positions == nullptr) {
-    const int64_t first = keys.first_position + begin;
+  if (keys.plane_columns == nullptr) {
+    const int64_t first = keys.first_plane_column + begin;
     return terms_.mask->bits ? MaskByBits(mask, first, count, add)
                              : MaskByBytes(mask + first, count, add);
   }
   for (int c = 0; c < count; ++c) {
-    const int64_t j = keys.positions[begin + c];
+    const int64_t j = keys.plane_columns[begin + c];
     const bool visible = terms_.mask->bits ? (mask[j / 8] >> (j % 8) & 1) != 0 : mask[j] != 0;
     if (!visible) add[c] = kMinusInfinity;
   }
@@ -177,24 +192,19 @@ void ScorePass::Keeps(const TermRow& row, const TermKeys& keys, int begin, int e
   }
 }
 
-PairTerm ScorePass::TermOf(const TermRow& row, int64_t key_position,
-                           const int32_t* segment_id) const {
-  TermKeys keys;
-  keys.count = 1;
-  keys.first_position = key_position;
-  keys.segment_ids = segment_id;
+PairTerm ScorePass::TermOf(const TermRow& row, const TermKeys& key) const {
   float add = 0.0f, inside = 0.0f;
   int32_t begin = 0, end = 1;
-  Addends(row, keys, &begin, &end, &add, &inside);
+  Addends(row, key, &begin, &end, &add, &inside);
   PairTerm term;
   term.visible = begin < end && add != kMinusInfinity;
   term.after_softcap = add;
   if (!terms_.alibi_slopes.empty()) {
     term.after_softcap -=
-        double{SlopeOf(row)} * static_cast<double>(std::abs(Aligned(row) - key_position));
+        double{SlopeOf(row)} * static_cast<double>(std::abs(Aligned(row) - key.first_position));
   }
   if (has_inside()) term.before_softcap = inside;
-  if (drops()) Keeps(row, keys, 0, 1, &term.keep);
+  if (drops()) Keeps(row, key, 0, 1, &term.keep);
   return term;
 }
 

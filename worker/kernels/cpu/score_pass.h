@@ -31,11 +31,19 @@ struct TermKeys {
   int64_t first_position = 0;
   // Position of column c where positions are not first_position + c; else null.
   const int64_t* positions = nullptr;
+  // Likewise of column c in the rows of a bias and a mask (ScoreTerms::PairColumn).
+  int64_t first_plane_column = 0;
+  const int64_t* plane_columns = nullptr;
   const int32_t* segment_ids = nullptr;  // by column
 
   int64_t PositionOf(int column) const {
     return positions == nullptr ? first_position + column : positions[column];
   }
+  int64_t PlaneColumnOf(int column) const {
+    return plane_columns == nullptr ? first_plane_column + column : plane_columns[column];
+  }
+  // The key of one column.
+  TermKeys At(int column) const;
 };
 
 // A pair's terms as one sees them alone.
@@ -80,12 +88,15 @@ class ScorePass {
   // Dropout's factors of the columns [begin, end).
   void Keeps(const TermRow& row, const TermKeys& keys, int begin, int end, float* factors) const;
 
-  // The same of one pair.
-  PairTerm TermOf(const TermRow& row, int64_t key_position, const int32_t* segment_id) const;
+  // The same of one pair. REQUIRES: `key` is one key.
+  PairTerm TermOf(const TermRow& row, const TermKeys& key) const;
   // The score of a pair with this product, in double; slope by scale * q.k.
   double ScoreOf(const PairTerm& term, double product, double* slope) const;
 
  private:
+  int64_t PlaneRow(int64_t plane, const TermRow& row) const {
+    return plane * terms_.PlaneRows(q_rows_) + terms_.PairRow(row.local_row, row.position);
+  }
   const char* BiasRow(const TermRow& row) const;
   const uint8_t* MaskRow(const TermRow& row) const;
   float SlopeOf(const TermRow& row) const;

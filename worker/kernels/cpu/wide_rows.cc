@@ -75,12 +75,10 @@ bool WideRows::AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, dou
     sums.Add(ScoreOf(problem, product), 1.0, v, problem.head_dim_v);
     return true;
   }
-  const KvBlock& block = call_.blocks[run.block];
-  const int32_t* ids = block.segment_ids;
+  const TermKeys key = terms_.KeysOf(kv_, run, call_.blocks[run.block], row.batch_index,
+                                     j - run.local_begin, 1, /*positions=*/nullptr);
   const PairTerm term =
-      terms_.TermOf({row.batch_index, row.head, row.local_row, row.document, row.position},
-                    kv_.PositionOf(run, j - run.local_begin),
-                    ids == nullptr ? nullptr : ids + row.batch_index * block.rows + j);
+      terms_.TermOf({row.batch_index, row.head, row.local_row, row.document, row.position}, key);
   if (!term.visible) return true;
   if (poisoned) return false;
   double slope;

@@ -1,5 +1,6 @@
 #include "worker/kernels/naive/naive_kernels.h"
 
+#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -328,7 +329,7 @@ class BiasGradients {
     const int64_t planes = (bias_.per_batch ? p_.batch : 1) * (bias_.per_head ? p_.num_heads : 1);
     for (int64_t plane = 0; plane < planes; ++plane) {
       for (int64_t i = 0; i < call_.q_rows; ++i) {
-        for (int64_t position : keys_.PositionsShownTo(i)) sums[ElementOf(plane, i, position)] = 0;
+        for (int64_t at : keys_.PlaneElementsShownTo(i)) sums[FirstOf(plane) + at] = 0;
       }
     }
     for (int64_t b = 0; b < p_.batch; ++b) {
@@ -341,8 +342,8 @@ class BiasGradients {
   }
 
  private:
-  int64_t ElementOf(int64_t plane, int64_t row, int64_t position) const {
-    return (plane * call_.q_rows + row) * p_.terms.columns + position;
+  int64_t FirstOf(int64_t plane) const {
+    return plane * p_.terms.PlaneRows(call_.q_rows) * p_.terms.columns;
   }
 
   void AddRow(int64_t b, int64_t i, int64_t h, std::map<int64_t, double>& sums) const {
@@ -357,7 +358,7 @@ class BiasGradients {
           RowOffset(b, block.rows, key.row, p_.num_kv_heads, KvHeadOf(p_, h), p_.head_dim_v);
       const double dp = Dot(p_.dtype, call_.dout, dout_offset, block.v, v_offset, p_.head_dim_v);
       const double ds = std::exp(key.score - lse) * (key.keep * dp - call_.delta[statistic]);
-      sums.at(ElementOf(plane, i, keys_.PositionOf(key))) +=
+      sums.at(FirstOf(plane) + keys_.PlaneElementOf(i, key.block, key.row)) +=
           ds * (bias_.before_softcap ? key.slope : 1.0);
     }
   }
@@ -416,6 +417,7 @@ struct Runner {
   }
   void operator()(const ProbabilitiesCall& call) const {
     const AttentionProblem& p = *call.problem;
+    assert(!p.terms.by_keys);
     const SeenKeys keys(p, call.q_rows, call.q_pieces, call.q, call.blocks, call.terms);
     for (size_t i = 0; i < call.rows.size(); ++i) {
       const ChosenRow& chosen = call.rows[i];

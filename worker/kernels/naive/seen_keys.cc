@@ -45,39 +45,46 @@ bool SeenKeys::Sees(const Place& q, const Place& k) const {
   return band.lower <= difference && difference <= band.upper;
 }
 
-int64_t SeenKeys::PlaneRow(bool per_batch, bool per_head, const QueryHead& query) const {
-  const int64_t plane = (per_batch ? query.batch : 0) * (per_head ? problem_.num_heads : 1) +
-                        (per_head ? query.head : 0);
-  return plane * q_rows_ + query.row;
+int64_t SeenKeys::PlaneElementOf(int64_t q_row, size_t block, int64_t k_row) const {
+  const ScoreTerms& terms = problem_.terms;
+  return terms.PairRow(q_row, q_places_[q_row].position) * terms.columns +
+         terms.PairColumn(k_row, k_places_[block][k_row].position);
 }
 
-bool SeenKeys::IsHidden(const QueryHead& query, const KvBlock& block, const Place& k,
-                        int64_t row) const {
+bool SeenKeys::IsHidden(const QueryHead& query, const SeenKey& key) const {
   const ScoreTerms& terms = problem_.terms;
+  const KvBlock& block = blocks_[key.block];
   if (terms.segment_ids) {
     const int32_t q_id = operands_.q_segment_ids[query.batch * q_rows_ + query.row];
-    const int32_t k_id = block.segment_ids[query.batch * block.rows + row];
+    const int32_t k_id = block.segment_ids[query.batch * block.rows + key.row];
     if (q_id < 0 || q_id != k_id) return true;
   }
   if (!terms.mask.has_value()) return false;
-  const int64_t at = PlaneRow(terms.mask->per_batch, terms.mask->per_head, query);
-  if (!terms.mask->bits) return operands_.mask[at * terms.columns + k.position] == 0;
-  const uint8_t byte = operands_.mask[at * ((terms.columns + 7) / 8) + k.position / 8];
-  return (byte >> (k.position % 8) & 1) == 0;
+  const int64_t plane = PlaneOf(*terms.mask, problem_.num_heads, query.batch, query.head);
+  const int64_t rows = terms.PlaneRows(q_rows_);
+  if (!terms.mask->bits) {
+    const int64_t at = plane * rows * terms.columns + PlaneElementOf(query.row, key.block, key.row);
+    return operands_.mask[at] == 0;
+  }
+  const int64_t position = PositionOf(key);
+  const int64_t byte = (plane * rows + query.row) * terms.mask_row_bytes() + position / 8;
+  return (operands_.mask[byte] >> (position % 8) & 1) == 0;
 }
 
-bool SeenKeys::Finish(const QueryHead& query, const KvBlock& block, const Place& k,
-                      SeenKey& key) const {
+bool SeenKeys::Finish(const QueryHead& query, SeenKey& key) const {
   const AttentionProblem& p = problem_;
   const ScoreTerms& terms = p.terms;
-  if (IsHidden(query, block, k, key.row)) return false;
+  if (IsHidden(query, key)) return false;
   const Place& q = q_places_[query.row];
+  const Place& k = k_places_[key.block][key.row];
   const int64_t batch_row = terms.BatchRow(query.batch, q.document);
   double after = 0.0;
   if (terms.bias.has_value()) {
-    const int64_t at = PlaneRow(terms.bias->per_batch, terms.bias->per_head, query);
+    const int64_t plane = PlaneOf(*terms.bias, p.num_heads, query.batch, query.head);
+    const int64_t at = plane * terms.PlaneRows(q_rows_) * terms.columns +
+                       PlaneElementOf(query.row, key.block, key.row);
     const DType dtype = terms.bias->float32 ? DType::kFloat32 : p.dtype;
-    const double bias = oracle::Load(dtype, operands_.bias, at * terms.columns + k.position);
+    const double bias = oracle::Load(dtype, operands_.bias, at);
     if (std::isinf(bias) && bias < 0) return false;
     (terms.bias->before_softcap ? key.score : after) += bias;
     key.magnitude += std::abs(bias);
@@ -124,20 +131,20 @@ std::vector<SeenKey> SeenKeys::Of(const QueryHead& query) const {
         key.magnitude += std::abs(p.softmax_scale * term);
       }
       key.score = p.softmax_scale * dot;
-      if (Finish(query, block, k_places_[n][j], key)) seen.push_back(key);
+      if (Finish(query, key)) seen.push_back(key);
     }
   }
   return seen;
 }
 
-std::vector<int64_t> SeenKeys::PositionsShownTo(int64_t row) const {
-  std::vector<int64_t> positions;
-  for (const std::vector<Place>& places : k_places_) {
-    for (const Place& place : places) {
-      if (Sees(q_places_[row], place)) positions.push_back(place.position);
+std::vector<int64_t> SeenKeys::PlaneElementsShownTo(int64_t row) const {
+  std::vector<int64_t> elements;
+  for (size_t n = 0; n < blocks_.size(); ++n) {
+    for (int64_t j = 0; j < blocks_[n].rows; ++j) {
+      if (Sees(q_places_[row], k_places_[n][j])) elements.push_back(PlaneElementOf(row, n, j));
     }
   }
-  return positions;
+  return elements;
 }
 
 }  // namespace ringattn::worker

@@ -49,12 +49,14 @@ class SeenKeys {
 
   // The key's position in its document, -1 if it is in none.
   int64_t PositionOf(const SeenKey& key) const { return k_places_[key.block][key.row].position; }
+  // Where the pair of a query row and a key is in a plane of a bias or a mask.
+  int64_t PlaneElementOf(int64_t q_row, size_t block, int64_t k_row) const;
 
   // In the order of blocks and their rows.
   std::vector<SeenKey> Of(const QueryHead& query) const;
 
-  // Of keys that the band shows to a row, whatever else may hide them.
-  std::vector<int64_t> PositionsShownTo(int64_t row) const;
+  // PlaneElementOf keys that the band shows to a row, whatever else may hide them.
+  std::vector<int64_t> PlaneElementsShownTo(int64_t row) const;
 
  private:
   // Where a row is: its document and position there.
@@ -65,9 +67,8 @@ class SeenKeys {
   static std::vector<Place> PlacesOf(const std::vector<Piece>& pieces, int64_t rows);
   bool Sees(const Place& q, const Place& k) const;
   // Adds the score terms; false if they hide the pair. key.score is scale * q.k.
-  bool Finish(const QueryHead& query, const KvBlock& block, const Place& k, SeenKey& key) const;
-  bool IsHidden(const QueryHead& query, const KvBlock& block, const Place& k, int64_t row) const;
-  int64_t PlaneRow(bool per_batch, bool per_head, const QueryHead& query) const;
+  bool Finish(const QueryHead& query, SeenKey& key) const;
+  bool IsHidden(const QueryHead& query, const SeenKey& key) const;
 
   const AttentionProblem& problem_;
   const int64_t q_rows_;
