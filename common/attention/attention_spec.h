@@ -220,6 +220,10 @@ struct AttentionSpec {
   // Packed only: lse and dlse travel as [documents, heads, longest document's queries].
   bool lse_per_document = false;
   std::vector<ProbabilityRow> probability_rows;  // forward: those of TensorId::kProbabilities
+  // Workers have of a bias, its gradient and a mask the columns of their keys, of all queries,
+  // instead of the rows of their queries (CutsPairsByKeys and NotCutByKeys,
+  // common/plan/schedule.h).
+  bool pairs_by_keys = false;
 
   // Of out, dq, dk and dv.
   DType result_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }

@@ -353,6 +353,11 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   if (info.form == TensorForm::kPairs) {
     layout.outer = PairPlanes(spec, info, true) * PairPlanes(spec, info, false);
     layout.inner_bytes = SaturatingProduct({PairRowElements(spec, info), element_bytes});
+    if (!spec.pairs_by_keys) return layout;
+    layout.outer = SaturatingProduct({layout.outer, layout.rows});
+    layout.rows = PairRowElements(spec, info);
+    layout.inner_bytes = element_bytes;
+    layout.axis = Axis::kKv;
     return layout;
   }
   if (info.form == TensorForm::kPerToken) {

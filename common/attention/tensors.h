@@ -20,7 +20,8 @@ namespace ringattn {
 
 // Which ranks hold which rows of a tensor.
 enum class Axis : uint8_t {
-  kQ,           // cut along q's tokens, as ShardPlan::q says
+  // Cut along q's tokens, as ShardPlan::q says: for kPairs unless AttentionSpec::pairs_by_keys.
+  kQ,
   kKv,          // cut along k/v's tokens, as ShardPlan::kv says
   kReplicated,  // every rank holds all of it
   kRankZero,    // rank 0 holds all of it
@@ -116,8 +117,9 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 // How a tensor lies in memory, seen as [outer, rows, inner_bytes] bytes where `rows` is
 // the axis that is cut into shards: batch, tokens and a token's bytes for kRows; batch *
 // heads, tokens and 4 for kStatistics; 1, heads and 4 for kPerHead, which is not cut; batch or 1
-// times heads or 1, queries and a row's bytes for kPairs; batch, tokens and 4 for kPerToken; 1,
-// rows and a row's bytes for kChosenRows.
+// times heads or 1, queries and a row's bytes for kPairs, or, cut by keys (pairs_by_keys), that
+// times queries, keys and an element's bytes; batch, tokens and 4 for kPerToken; 1, rows and a
+// row's bytes for kChosenRows.
 struct TensorLayout {
   int64_t outer = 0;
   int64_t rows = 0;

@@ -32,6 +32,20 @@ struct ScheduleBuilder::Shared {
   std::unique_ptr<const DilatedRoute> dilated;
 };
 
+bool CutsPairsByKeys(ScheduleKind kind, const AttentionOptions& options) {
+  return KeepsKeysInPlace(kind) && (options.bias.has_value() || options.mask.has_value());
+}
+
+const char* NotCutByKeys(const AttentionSpec& spec) {
+  const bool has_bias = spec.options.bias.has_value();
+  if (spec.shape.packed) return has_bias ? "bias of packed documents" : "mask of packed documents";
+  if (!spec.options.dilation_levels.empty()) {
+    return has_bias ? "bias of dilated levels" : "mask of dilated levels";
+  }
+  const bool has_bits = spec.options.mask.has_value() && spec.options.mask->bits;
+  return has_bits ? "mask of bits" : nullptr;
+}
+
 ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan,
                                  ScheduleKind kind, Direction direction, bool recompute_forward,
                                  Cancelled cancelled, bool keeps_inputs, int64_t heads_per_step)
@@ -46,6 +60,7 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
   assert(plan.world_size >= 1);
   assert(kind != ScheduleKind::kSingle || plan.world_size == 1);
   assert(direction == Direction::kBackward || !recompute_forward);
+  assert(spec.pairs_by_keys == CutsPairsByKeys(kind, spec.options) || plan.world_size == 1);
   assert(heads_per_step == 0 ||
          (kind == ScheduleKind::kAllGather && spec.shape.num_kv_heads % heads_per_step == 0));
   if (!spec.options.dilation_levels.empty()) {

@@ -28,11 +28,15 @@ enum class ScheduleKind : uint8_t {
 inline constexpr ScheduleKind kAllScheduleKinds[] = {ScheduleKind::kSingle, ScheduleKind::kRing,
                                                      ScheduleKind::kAllGather, ScheduleKind::kPassQ,
                                                      ScheduleKind::kReplicatedQ};
-// Whether K/V stay where they are. Such kinds take neither a bias nor a mask: a rank has those of
-// its own queries, and computes on others'.
+// Whether K/V stay where they are, and ranks compute on each other's queries.
 inline bool KeepsKeysInPlace(ScheduleKind kind) {
   return kind == ScheduleKind::kPassQ || kind == ScheduleKind::kReplicatedQ;
 }
+// Whether ranks have a bias and a mask by their keys (AttentionSpec::pairs_by_keys): a position is
+// then a row, which packed documents and levels of dilation have not, and a column a byte or more.
+bool CutsPairsByKeys(ScheduleKind kind, const AttentionOptions& options);
+// What of a request whose pairs are cut by keys cannot be: "mask of bits", ... Null: nothing.
+const char* NotCutByKeys(const AttentionSpec& spec);
 const char* ScheduleKindName(ScheduleKind kind);
 
 struct Schedule {
@@ -60,9 +64,10 @@ class ScheduleBuilder {
   // `heads_per_step`: kAllGather gathers and computes K/V of so many kv heads at a time
   // (schedule/head_groups.h); 0: of all of them.
   // A dilated problem's program is of its parts (schedule/dilated.h), whatever the kind.
-  // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward; no bias
-  // and no mask where KeepsKeysInPlace(kind); heads_per_step 0, or a divisor of num_kv_heads with
-  // kAllGather, no gradient of a bias that heads share, and no dilation.
+  // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward;
+  // spec.pairs_by_keys as CutsPairsByKeys, but for one rank, where both are the same;
+  // heads_per_step 0, or a divisor of num_kv_heads with kAllGather, no gradient of a bias that
+  // heads share, and no dilation.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
                   Direction direction, bool recompute_forward, Cancelled cancelled = {},
                   bool keeps_inputs = false, int64_t heads_per_step = 0);

@@ -75,15 +75,18 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
   spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;
   spec.options.segment_ids = random() % 3 == 0;
-  if (random() % 3 == 0 && !KeepsKeysInPlace(kind)) {
+  const bool takes_pairs = !(KeepsKeysInPlace(kind) && shape.packed);
+  if (random() % 3 == 0 && takes_pairs) {
     spec.options.bias = BiasForm{.per_batch = random() % 2 == 0,
                                  .per_head = random() % 2 == 0,
                                  .gradient = random() % 2 == 0};
   }
-  if (random() % 3 == 0 && !KeepsKeysInPlace(kind)) {
-    spec.options.mask = MaskForm{
-        .per_batch = random() % 2 == 0, .per_head = random() % 2 == 0, .bits = random() % 2 == 0};
+  if (random() % 3 == 0 && takes_pairs) {
+    spec.options.mask = MaskForm{.per_batch = random() % 2 == 0,
+                                 .per_head = random() % 2 == 0,
+                                 .bits = random() % 2 == 0 && !KeepsKeysInPlace(kind)};
   }
+  spec.pairs_by_keys = CutsPairsByKeys(kind, spec.options);
   const std::optional<BiasForm>& bias = spec.options.bias;
   const bool sums_over_heads = bias.has_value() && bias->gradient && !bias->per_head;
   int64_t heads_per_step = 0;

@@ -76,6 +76,7 @@ class ScheduleSimulator {
   bool CheckGradientInputs(int rank, const ComputeCall& call);
   bool CheckSinks(int rank, const ComputeCall& call);
   // What every call with keys has of the score terms.
+  int64_t PairShardBytes(TensorId id, int rank) const;  // of a bias, its gradient or a mask
   bool RequireTerms(int rank, const ComputeCall& call);
   bool RunAdd(int rank, const ComputeCall& call);
   bool RunConvert(int rank, const ComputeCall& call);

@@ -275,6 +275,11 @@ bool ScheduleSimulator::RunMerge(int rank, const ComputeCall& call) {
          memory_.ForEach(rank, call.q.out_acc, out, write);
 }
 
+int64_t ScheduleSimulator::PairShardBytes(TensorId id, int rank) const {
+  const TensorLayout layout = LayoutOf(spec_, id);
+  return layout.ShardBytes(ShardRows(plan_, layout, rank));
+}
+
 bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
   for (TensorId id : {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds}) {
     const ByteRange& range = call.q.Option(id);
@@ -287,9 +292,16 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
       if (!memory_.CheckRows(rank, range, ids)) return false;
       continue;
     }
+    if (spec_.pairs_by_keys) {  // of all queries, whosoever the call's are
+      if (range.bytes != PairShardBytes(id, rank)) {
+        return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
+      }
+      if (!memory_.Require(rank, range, "a call with score terms")) return false;
+      continue;
+    }
     const bool per_head =
         id == TensorId::kBias ? spec_.options.bias->per_head : spec_.options.mask->per_head;
-    int64_t bytes = LayoutOf(spec_, id).ShardBytes(RowsIn(plan_.q[rank]));
+    int64_t bytes = PairShardBytes(id, rank);
     if (per_head) bytes = bytes / spec_.shape.num_kv_heads * KvHeads(call);
     if (call.q.source_rank != rank || range.bytes != bytes) {
       return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
@@ -318,7 +330,7 @@ bool ScheduleSimulator::RunBiasGradient(int rank, const ComputeCall& call) {
   if (!CheckGradientInputs(rank, call) || !memory_.Require(rank, call.target, "bias_gradient")) {
     return false;
   }
-  const int64_t bytes = LayoutOf(spec_, TensorId::kDbias).ShardBytes(RowsIn(plan_.q[rank]));
+  const int64_t bytes = PairShardBytes(TensorId::kDbias, rank);
   if (call.target.bytes != bytes / spec_.shape.num_kv_heads * KvHeads(call) &&
       !(call.heads.all() && call.target.bytes == bytes)) {
     return Fail("dbias of a wrong size");

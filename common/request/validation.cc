@@ -140,14 +140,15 @@ void CheckScheduleTakes(const PlanChoice& choice, const AttentionSpec& spec,
           absl::StrCat("are given, but plan.schedule is ", ScheduleKindName(*choice.schedule),
                        ": ring, all_gather and single return them"));
     }
-    const char* what = options.bias.has_value() ? "bias" : options.mask.has_value() ? "mask" : "";
-    if (what[0] != '\0') {
-      violations.Invalid(
-          "plan.schedule",
-          absl::StrCat("is ", ScheduleKindName(*choice.schedule),
-                       ", where devices compute on each other's queries, but the rows of a ", what,
-                       " stay with their own: ring, all_gather and single take one"));
-    }
+  }
+  const char* const refused = spec.pairs_by_keys ? NotCutByKeys(spec) : nullptr;
+  if (refused != nullptr) {
+    violations.Invalid(
+        "plan.schedule",
+        absl::StrCat("is ", ScheduleKindName(*choice.schedule),
+                     ", where devices have the columns of their keys, which a ", refused,
+                     " does not have by itself: ring, all_gather and "
+                     "single take one"));
   }
   if (choice.heads_per_step == 0) return;
   if (!spec.probability_rows.empty()) {
@@ -376,6 +377,8 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   request.spec.lse_per_document = IsLsePerDocument(header.reply(), request.spec.shape, violations);
   request.spec.probability_rows =
       CheckProbabilityRows(header.reply(), request.spec.shape, limits, violations);
+  request.spec.pairs_by_keys = request.choice.schedule.has_value() &&
+                               CutsPairsByKeys(*request.choice.schedule, request.spec.options);
   CheckScheduleTakes(request.choice, request.spec, violations);
   CheckDilation(request.choice, request.spec, limits, violations);
   CheckComputeDType(request.spec, request.direction, request.retain_ttl.has_value(), violations);

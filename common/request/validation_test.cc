@@ -190,10 +190,17 @@ TEST(ValidationTest, PlanAndReply) {
   ExpectViolation("plan.heads_per_step", kTooMuch,
                   "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 4294967295 }");
   for (const char* schedule : {"SCHEDULE_PASS_Q", "SCHEDULE_REPLICATED_Q"}) {
+    ExpectViolation("plan.schedule", kInvalid,
+                    absl::StrCat("plan { schedule: ", schedule,
+                                 " } options { mask { encoding: MASK_ENCODING_BITS } }"));
     for (const char* term : {"bias {}", "mask {}"}) {
-      ExpectViolation("plan.schedule", kInvalid,
-                      absl::StrCat("plan { schedule: ", schedule, " } options { ", term, " }"));
+      const std::string text =
+          absl::StrCat("plan { schedule: ", schedule, " } options { ", term, " }");
+      EXPECT_TRUE(Accept(Parse(kGood, text)).spec.pairs_by_keys) << text;
+      ExpectOneViolation(Parse(kGoodPacked, text), "plan.schedule", kInvalid);
     }
+    EXPECT_FALSE(
+        Accept(Parse(kGood, absl::StrCat("plan { schedule: ", schedule, " }"))).spec.pairs_by_keys);
   }
   ExpectViolation("reply.max_chunk_bytes", kTooMuch, "reply { max_chunk_bytes: 17825792 }");
   ExpectViolation("reply.max_chunk_bytes", kInvalid, "reply { max_chunk_bytes: 0 }");

@@ -134,7 +134,7 @@ def measure_terms(tokens=16384, heads=2, dim=64):
             ring = Cluster(directory, workers=world_size)
             try:
                 start = idle_bytes(ring)
-                for name in ("ring", "all_gather"):
+                for name in ("ring", "all_gather", "pass_q", "replicated_q"):
                     if world_size == 1 and name != "ring":
                         continue
                     options = dict(SCHEDULES[name], world_size=world_size)

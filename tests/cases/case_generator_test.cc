@@ -118,10 +118,8 @@ OptionLevels OptionLevelsOf(const Case& c) {
 
 // What is refused by name, or cannot be: an option, or one level of it, beside another.
 constexpr std::pair<const char*, const char*> kNever[] = {
-    {"schedule=pass_q", "bias"},
-    {"schedule=pass_q", "mask"},
-    {"schedule=replicated_q", "bias"},
-    {"schedule=replicated_q", "mask"},
+    {"schedule=pass_q", "mask encoding=bits"},
+    {"schedule=replicated_q", "mask encoding=bits"},
     {"schedule=by heads", "dilation"},
     {"probabilities", "schedule=pass_q"},
     {"probabilities", "schedule=replicated_q"},

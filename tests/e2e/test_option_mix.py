@@ -81,7 +81,8 @@ def drawn(seed):
     if dilated:
         asked += [draw.choice(["--dilation=16:1,64:4", "--dilation=32:3", "--dilation=8:2:1"])]
 
-    in_place = [] if bias or mask else ["pass_q", "replicated_q"]
+    pairs_stay = documents or dilated or "--mask_bits" in asked
+    in_place = [] if (bias or mask) and pairs_stay else ["pass_q", "replicated_q"]
     schedule = draw.choice(["ring", "all_gather", "single", *in_place])
     where = [f"--schedule={schedule}",
              f"--layout={draw.choice(['contiguous', 'zigzag', 'striped', 'zigzag_per_document'])}"]

@@ -9,6 +9,24 @@ namespace ringattn::tests {
 
 using namespace ringattn::worker;  // what is under test
 
+namespace {
+
+// Cut by keys, the pairs' planes have a row for each query and a column for each of the rank's
+// keys.
+const AttentionProblem& ProblemOnRank(const AttentionProblem& problem, const AttentionSpec& spec,
+                                      const ReferenceProblems& problems, int rank,
+                                      CallStore& store) {
+  if (!spec.pairs_by_keys) return problem;
+  AttentionProblem& own = store.some_heads.emplace_back(problem);
+  own.terms.by_keys = true;
+  own.terms.rows = spec.shape.seq_len_q;
+  own.terms.columns = 0;
+  for (const Span& span : problems.plan().kv[rank]) own.terms.columns += span.length;
+  return own;
+}
+
+}  // namespace
+
 Operands::Operands(const ReferenceProblems& problems, ReferenceMemory& memory, CallStore& store,
                    int rank, size_t step, const ComputeCall& call)
     : problems(problems),
@@ -19,7 +37,8 @@ Operands::Operands(const ReferenceProblems& problems, ReferenceMemory& memory, C
       call(call),
       part(call.part == ComputeCall::kWhole ? nullptr : &problems.parts().at(call.part)),
       spec(part == nullptr ? problems.spec() : part->spec),
-      whole_problem(part == nullptr ? problems.problem() : part->problem) {
+      whole_problem(ProblemOnRank(part == nullptr ? problems.problem() : part->problem, spec,
+                                  problems, rank, store)) {
   const AttentionShape& shape = spec.shape;
   kv_heads = call.heads.of == 0 ? shape.num_kv_heads : call.heads.count;
   heads = shape.num_heads / shape.num_kv_heads * kv_heads;
@@ -116,7 +135,8 @@ std::vector<KvBlock> Operands::Blocks(bool backward, bool with_values) {
 
 int64_t Operands::PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) const {
   const AttentionShape& shape = spec.shape;
-  return (per_batch ? shape.batch : 1) * (per_head ? heads : 1) * call.q.rows() * row_bytes;
+  const int64_t rows = spec.pairs_by_keys ? shape.seq_len_q : call.q.rows();
+  return (per_batch ? shape.batch : 1) * (per_head ? heads : 1) * rows * row_bytes;
 }
 
 int64_t Operands::BiasBytes() const {

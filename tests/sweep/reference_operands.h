@@ -44,7 +44,7 @@ struct Operands {
   const worker::AttentionProblem* Problem();
   std::vector<Piece> QPieces() const;
   std::vector<worker::KvBlock> Blocks(bool backward, bool with_values = true);
-  // A shard's rows of a bias or a mask: planes, rows, bytes of a row.
+  // What a rank has of a bias or a mask: planes, rows, bytes of a row.
   int64_t PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) const;
   int64_t BiasBytes() const;
   worker::TermOperands Terms();

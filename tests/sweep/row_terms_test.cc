@@ -30,21 +30,17 @@ AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
 
 constexpr Placement kAlone = {Layout::kContiguous, 1, 1, ScheduleKind::kSingle};
 
-// Every schedule, or those that take a bias and a mask.
-std::vector<Placement> Placements(bool bias_or_mask) {
-  std::vector<Placement> placements = {
+std::vector<Placement> Placements() {
+  return {
       kAlone,
       {Layout::kZigzag, 3, 1},
       {Layout::kContiguous, 8, 1},
       {Layout::kStriped, 4, 2},
       {Layout::kContiguous, 3, 1, ScheduleKind::kAllGather},
       {Layout::kZigzag, 2, 1, ScheduleKind::kAllGather, 1},
+      {Layout::kZigzag, 3, 1, ScheduleKind::kPassQ},
+      {Layout::kContiguous, 8, 1, ScheduleKind::kReplicatedQ},
   };
-  if (!bias_or_mask) {
-    placements.push_back({Layout::kZigzag, 3, 1, ScheduleKind::kPassQ});
-    placements.push_back({Layout::kContiguous, 8, 1, ScheduleKind::kReplicatedQ});
-  }
-  return placements;
 }
 
 std::string NameOf(const Placement& placement) {
@@ -149,7 +145,7 @@ TEST(RowTerms, ASinkIsAKeyWithoutAValue) {
     std::vector<float> dsinks(4, 0.0f);
     const std::vector<float> dbias = Floats(key.at(TensorId::kDbias));
     for (int64_t row = 0; row < 4 * 40; ++row) dsinks[row / 40] += dbias[row * 51];
-    for (const Placement& placement : Placements(masked)) {
+    for (const Placement& placement : Placements()) {
       SCOPED_TRACE(NameOf(placement));
       const TensorMap sink = SolveBoth(spec, inputs, placement);
       for (const TensorId id : {TensorId::kOut, TensorId::kLse, TensorId::kDq}) {
@@ -171,7 +167,7 @@ TEST(RowTerms, ASinkOfMinusInfinityChangesNoBit) {
   with.options.sinks = true;
   TensorMap with_inputs = inputs;
   with_inputs[TensorId::kSinks] = Bytes(std::vector<float>(4, kMinusInfinity));
-  for (const Placement& placement : Placements(false)) {
+  for (const Placement& placement : Placements()) {
     SCOPED_TRACE(NameOf(placement));
     const TensorMap none = SolveBoth(spec, inputs, placement);
     TensorMap sinks = SolveBoth(with, with_inputs, placement);
@@ -192,7 +188,7 @@ TEST(RowTerms, AGradientOfLseAloneReachesNoValue) {
   TensorMap of_lse = both, of_out = both;
   of_lse[TensorId::kDout].assign(both.at(TensorId::kDout).size(), 0);
   of_out[TensorId::kDlse].assign(both.at(TensorId::kDlse).size(), 0);
-  for (const Placement& placement : Placements(false)) {
+  for (const Placement& placement : Placements()) {
     SCOPED_TRACE(NameOf(placement));
     const TensorMap lse = SolveBoth(spec, of_lse, placement);
     const TensorMap out = SolveBoth(spec, of_out, placement);

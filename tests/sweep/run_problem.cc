@@ -54,9 +54,11 @@ absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardP
 
 }  // namespace
 
-absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement& placement,
+absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& asked, const Placement& placement,
                                      Direction direction, bool recompute_forward,
                                      const TensorMap& inputs, Engine engine, KernelSet kernels) {
+  AttentionSpec spec = asked;
+  spec.pairs_by_keys = CutsPairsByKeys(placement.schedule, spec.options);
   const ShardPlan plan =
       MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
   Schedule schedule = MakeSchedule(spec, plan, placement.schedule, direction, recompute_forward,

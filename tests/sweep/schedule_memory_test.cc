@@ -62,8 +62,8 @@ constexpr Setting kSettings[] = {{"ring", ScheduleKind::kRing},
                                  {"replicated_q", ScheduleKind::kReplicatedQ}};
 
 // Bytes that the busiest rank allocated; they are the plan's, on every rank.
-int64_t Allocated(const Setting& setting, int world_size, Direction direction,
-                  const AttentionSpec& spec) {
+int64_t Allocated(const Setting& setting, int world_size, Direction direction, AttentionSpec spec) {
+  spec.pairs_by_keys = CutsPairsByKeys(setting.kind, spec.options);
   PlanChoice choice;
   choice.schedule = setting.kind;
   choice.layout = Layout::kContiguous;
@@ -144,11 +144,11 @@ TEST(ScheduleMemory, AsPlannedAndAsTheScheduleSays) {
 }
 
 // Tensors of pairs, and the copies of a dilated problem's parts, are in the plan as well; a bias
-// lies with its rows.
+// lies with its queries, or with its keys.
 TEST(ScheduleMemory, AsPlannedWithPairTensorsAndParts) {
   AttentionSpec pairs = SpecOf(kTokens / 2);
   pairs.options.bias = BiasForm{.per_head = true, .gradient = true};
-  pairs.options.mask = MaskForm{.per_batch = true, .bits = true};
+  pairs.options.mask = MaskForm{.per_batch = true};
   AttentionSpec ids = SpecOf(kTokens / 2);
   ids.options.segment_ids = true;
   AttentionSpec dilated = SpecOf(kTokens);
@@ -160,15 +160,14 @@ TEST(ScheduleMemory, AsPlannedWithPairTensorsAndParts) {
       for (const int world_size : {1, 2, 4, 8}) {
         Allocated(setting, world_size, direction, ids);
         if (setting.heads_per_step == 0) Allocated(setting, world_size, direction, dilated);
-        if (KeepsKeysInPlace(setting.kind)) continue;
         with_pairs[world_size] = Allocated(setting, world_size, direction, pairs) -
                                  Allocated(setting, world_size, direction, kTokens / 2);
       }
-      // bias and dbias [8, 512, 256] fp32, the mask a bit each; of heads in groups copies as well.
+      // bias and dbias [8, 512, 256] fp32, the mask a byte each; of heads in groups copies as well.
       const int64_t bias = 8 * kTokens * (kTokens / 2) * 4;
       const int64_t whole =
-          kTokens * (kTokens / 2) / 8 + (direction == Direction::kForward ? bias : 2 * bias);
-      if (KeepsKeysInPlace(setting.kind) || setting.heads_per_step != 0) continue;
+          kTokens * (kTokens / 2) + (direction == Direction::kForward ? bias : 2 * bias);
+      if (setting.heads_per_step != 0) continue;
       for (const auto& [world_size, bytes] : with_pairs) EXPECT_EQ(bytes, whole / world_size);
     }
   }

@@ -359,7 +359,7 @@ double Dot(const std::vector<float>& a, const std::vector<float>& b) {
   return sum;
 }
 
-// Everything that a request may have at once, but for what the schedules of moving queries lack.
+// Everything that a request may have at once.
 AttentionSpec SpecWithAll(bool bias_and_mask, bool dilated) {
   AttentionSpec spec = DenseSpec(2, 45, 45, 4, 2, 16, 24);
   AttentionOptions& options = spec.options;
@@ -391,8 +391,9 @@ TEST(ScoreTerms, AllAtOnceKeepTheIdentitiesOnEverySchedule) {
                                            Ring(3, Layout::kZigzag),
                                            Ring(4, Layout::kStriped, 2),
                                            {Layout::kContiguous, 3, 1, ScheduleKind::kAllGather}};
-      if (!bias_and_mask) {
+      if (!(dilated && bias_and_mask)) {
         placements.push_back({Layout::kZigzag, 3, 1, ScheduleKind::kPassQ});
+        placements.push_back({Layout::kStriped, 4, 1, ScheduleKind::kPassQ});
         placements.push_back({Layout::kContiguous, 3, 1, ScheduleKind::kReplicatedQ});
       }
       for (const Placement& placement : placements) {

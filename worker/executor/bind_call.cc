@@ -12,7 +12,7 @@ using Op = ComputeCall::Op;
 
 static_assert(kNoOffer == ComputeCall::kNoOffer);
 
-ScoreTerms TermsOf(const AttentionSpec& spec) {
+ScoreTerms TermsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
   const AttentionShape& shape = spec.shape;
   const AttentionOptions& options = spec.options;
   ScoreTerms terms;
@@ -26,13 +26,18 @@ ScoreTerms TermsOf(const AttentionSpec& spec) {
   terms.bias = options.bias;
   terms.mask = options.mask;
   terms.columns = PairColumns(shape);
+  if (spec.pairs_by_keys) {
+    terms.by_keys = true;
+    terms.rows = shape.seq_len_q;
+    terms.columns = RowsIn(plan.kv[rank]);
+  }
   terms.segment_ids = options.segment_ids;
   terms.dropout = options.dropout;
   for (const DocumentPlace& place : shape.places) terms.owners.push_back(place.document);
   return terms;
 }
 
-AttentionProblem WholeProblemOf(const AttentionSpec& spec) {
+AttentionProblem WholeProblemOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
   const AttentionShape& shape = spec.shape;
   AttentionProblem problem;
   problem.dtype = spec.dtype;
@@ -47,7 +52,7 @@ AttentionProblem WholeProblemOf(const AttentionSpec& spec) {
   problem.deterministic = spec.options.deterministic;
   problem.compute = spec.options.compute_dtype;
   problem.bands = DocumentBands(spec);
-  problem.terms = TermsOf(spec);
+  problem.terms = TermsOf(spec, plan, rank);
   return problem;
 }
 
@@ -174,9 +179,11 @@ void SetBlocks(const ComputeCall& call, const Addresses& addresses, std::vector<
 
 }  // namespace
 
-ProblemContext::ProblemContext(const AttentionSpec& spec, const ShardPlan& plan,
+ProblemContext::ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, int rank,
                                const Tuning& tuning)
-    : problem(WholeProblemOf(spec)), q_pieces(plan.world_size), kv_pieces(plan.world_size) {
+    : problem(WholeProblemOf(spec, plan, rank)),
+      q_pieces(plan.world_size),
+      kv_pieces(plan.world_size) {
   problem.tuning = tuning;
 }
 
@@ -202,9 +209,11 @@ const AttentionProblem& ProblemContext::ProblemOf(const HeadRange& heads) const 
 }
 
 BindContext::BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program)
-    : whole(spec, plan, program.tuning), rank(program.rank) {
+    : whole(spec, plan, program.rank, program.tuning), rank(program.rank) {
   if (!spec.options.dilation_levels.empty()) dilated = DilatedPartsOf(spec, plan);
-  for (const DilatedPart& part : dilated) parts.emplace_back(part.spec, part.plan, program.tuning);
+  for (const DilatedPart& part : dilated) {
+    parts.emplace_back(part.spec, part.plan, program.rank, program.tuning);
+  }
   for (const Step& step : program.steps) {
     for (const ComputeCall& call : step.calls) {
       if (call.part == ComputeCall::kWhole) {

@@ -19,7 +19,8 @@ namespace ringattn::worker {
 
 // What the calls of one problem share: the whole one, or a part of it where it is dilated.
 struct ProblemContext {
-  ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, const Tuning& tuning);
+  // Of the calls of `rank`.
+  ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, int rank, const Tuning& tuning);
 
   // Adds what the call needs: pieces of the shards that its operands come from, and its heads.
   void Add(const ComputeCall& call, const AttentionSpec& spec, const ShardPlan& plan);

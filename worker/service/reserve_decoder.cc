@@ -128,9 +128,9 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
   const int ring_size = result.members.size();
   const std::optional<ScheduleKind> kind = FromProto(reserve.schedule());
   if (!kind || (*kind == ScheduleKind::kSingle && ring_size != 1)) return Malformed("schedule");
-  if (KeepsKeysInPlace(*kind) && (options.bias.has_value() || options.mask.has_value())) {
-    return Malformed("schedule", "serves no bias and no mask");
-  }
+  result.spec.pairs_by_keys = CutsPairsByKeys(*kind, options);
+  const char* const refused = result.spec.pairs_by_keys ? NotCutByKeys(result.spec) : nullptr;
+  if (refused != nullptr) return Malformed("schedule", absl::StrCat("serves no ", refused));
   if (!result.spec.probability_rows.empty() &&
       (KeepsKeysInPlace(*kind) || reserve.heads_per_step() != 0)) {
     return Malformed("schedule", "serves no probability_rows");

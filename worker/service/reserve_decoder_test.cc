@@ -129,10 +129,12 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
       [](auto& r) {
         r.set_schedule(v1::SCHEDULE_PASS_Q);
         r.mutable_options()->mutable_bias();
+        r.mutable_options()->add_dilation_levels()->set_segment_length(4);
+        r.mutable_options()->mutable_dilation_levels(0)->set_dilation_rate(1);
       },
       [](auto& r) {
         r.set_schedule(v1::SCHEDULE_REPLICATED_Q);
-        r.mutable_options()->mutable_mask();
+        r.mutable_options()->mutable_mask()->set_encoding(v1::MASK_ENCODING_BITS);
       },
       [](auto& r) { r.set_stripe(~uint64_t{0}); },
       [](auto& r) { r.mutable_shape()->set_batch(0); },

@@ -100,7 +100,7 @@ class ResidentKeys {
       call.q.dq_acc = Slot(part_dq_, PartSlot(step), source);
       AddOperand(call, KeysWithGradients(), route_.Work(rank(), source));
       builder_.AddZero(base + step, call.q.dq_acc);
-      builder_.AddCall(base + step, std::move(call));
+      AddBackwardCall(base + step, std::move(call), shard_, builder_);
     }
     AddReturns(base, {&part_dq_});
     AddUpQueryGradients(base);
@@ -225,6 +225,11 @@ class ResidentKeys {
     if (ids_.home != kNoBuffer) {
       operand.options.push_back({TensorId::kQSegmentIds, Slot(ids_, QuerySlot(step), source)});
     }
+    // Cut by keys: these are there for everybody's queries.
+    for (TensorId id : {TensorId::kBias, TensorId::kMask}) {
+      const BufferId buffer = builder_.InputOf(id);
+      if (buffer != kNoBuffer) operand.options.push_back({id, builder_.Whole(buffer)});
+    }
     return operand;
   }
 
@@ -263,7 +268,7 @@ class ResidentKeys {
     if (work.pairs == 0) return;
     ComputeCall call = BackwardCallOf(shard_, builder_);
     AddOperand(call, KeysWithGradients(), work);
-    builder_.AddCall(base, std::move(call));
+    AddBackwardCall(base, std::move(call), shard_, builder_);
   }
 
   void AddMerges(int64_t first) {
@@ -349,7 +354,6 @@ class ResidentKeys {
 Program MakeResidentKeysProgram(const AttentionSpec& spec, const ShardPlan& plan,
                                 Direction direction, bool recompute_forward, const QRoute& route,
                                 int rank) {
-  assert(!spec.options.bias.has_value() && !spec.options.mask.has_value());
   ProgramBuilder builder(spec, plan, rank);
   ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
   ResidentKeys keys(route, shard, builder);

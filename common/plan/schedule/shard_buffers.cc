@@ -156,6 +156,7 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
 
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder) {
   if (builder.q_rows() == 0) {
+    builder.AddZero(step, builder.WholeIfAny(shard.dbias));  // which may be cut by keys
     builder.AddZero(step, builder.WholeIfAny(shard.dsinks));
     return;
   }
