@@ -61,7 +61,8 @@ class ReadyKernel {
   void* scratch_ = nullptr;
 };
 
-// Score terms, of one document; null or 0: none. tests/gpu/term_rows.py has the same structure.
+// Score terms and what rows have, of one document; null or 0: none. tests/gpu/term_rows.py has the
+// same structure.
 struct Terms {
   const float* slopes;         // host, [heads]
   const void* bias;            // device, dtype, [bias_heads, q_rows, kv_rows]
@@ -72,6 +73,10 @@ struct Terms {
   uint64_t seed;               // of dropout
   uint32_t threshold;          // likewise: rate times 65536
   int32_t bias_heads;          // 1 or all
+  const float* sinks;          // device, [heads]
+  float* dsinks;               // likewise, with sinks
+  const float* dlse;           // device, [batch, heads, q_rows]
+  int32_t fp32_results;  // out and the gradients are fp32; dq_out, dk_out, dv_out are not used
 };
 
 struct Handle {
@@ -82,6 +87,8 @@ struct Handle {
   ReadyKernel bias_gradient;
   void* dbias = nullptr;
   int64_t dbias_bytes = 0;
+  const float *sinks = nullptr, *dlse = nullptr, *lse = nullptr;
+  float* dsinks = nullptr;
   int64_t q_rows = 0;
   int64_t kv_rows = 0;
   void *out = nullptr, *dout = nullptr;
@@ -146,10 +153,15 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   if (terms != nullptr) {
     SetTerms(*terms, heads, q_rows, kv_rows, problem);
     operands = {terms->bias, terms->mask, terms->q_segments};
+    problem.fp32_results = terms->fp32_results != 0;
+    handle->sinks = terms->sinks;
+    handle->dsinks = terms->dsinks;
+    handle->dlse = terms->dlse;
   }
   handle->q_rows = q_rows;
   handle->kv_rows = kv_rows;
   handle->out = out;
+  handle->lse = lse;
   handle->dout = dout;
   handle->delta = delta;
   handle->dq = dq;
@@ -174,8 +186,10 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   block.v = v;
   block.dk = dk;
   block.dv = dv;
-  block.dk_out = dk_out;
-  block.dv_out = dv_out;
+  if (!problem.fp32_results) {
+    block.dk_out = dk_out;
+    block.dv_out = dv_out;
+  }
   if (terms != nullptr) block.segment_ids = terms->kv_segments;
   ringattn::worker::ForwardCall forward;
   forward.problem = &problem;
@@ -186,6 +200,7 @@ void* ringattn_prepare_terms(const Terms* terms, int dtype, int64_t batch, int64
   forward.lse = lse;
   forward.out = out;
   forward.terms = operands;
+  forward.sinks = handle->sinks;
   forward.initial = forward.final = true;
   if (!handle->forward.Init(ringattn::worker::cuda::PrepareForward(forward, *info, tuning))) {
     return nullptr;
@@ -261,9 +276,9 @@ int ringattn_backward_kernel(void* opaque, cudaStream_t stream) {
   return static_cast<Handle*>(opaque)->backward.Launch(stream);
 }
 
-// Everything that a backward needs after a forward: delta, zeroed accumulators,
-// the main kernel, the bias's gradient where it is asked for, conversion to the output dtype; of dk
-// and dv where the kernel does not store them.
+// Everything that a backward needs after a forward: delta, zeroed accumulators, the sinks'
+// gradient, the main kernel, the bias's gradient where it is asked for, conversion to the output
+// dtype; of dk and dv where the kernel does not store them.
 int ringattn_backward(void* opaque, cudaStream_t stream) {
   using namespace ringattn::worker::cuda;
   Handle* handle = static_cast<Handle*>(opaque);
@@ -272,17 +287,25 @@ int ringattn_backward(void* opaque, cudaStream_t stream) {
   const int64_t dk_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim;
   const int64_t dv_count = p.batch * handle->kv_rows * p.num_kv_heads * p.head_dim_v;
   const bool added = !handle->backward.stores_key_gradients();
-  return Failed(StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta,
-                            /*dlse=*/nullptr, /*lse=*/nullptr, handle->dq},
-                           stream)) ||
+  const bool rounded = !p.fp32_results;
+  return Failed(
+             StartDelta({&p, handle->q_rows, handle->out, handle->dout, handle->delta, handle->dlse,
+                         handle->dlse != nullptr ? handle->lse : nullptr, handle->dq},
+                        stream)) ||
+         (handle->sinks != nullptr &&
+          Failed(StartSinkGradient(
+              {&p, handle->q_rows, handle->sinks, handle->lse, handle->delta, handle->dsinks},
+              stream))) ||
          (added && Failed(StartZero({handle->dk, dk_count * 4}, stream))) ||
          (added && Failed(StartZero({handle->dv, dv_count * 4}, stream))) ||
          (handle->dbias != nullptr && ZeroDbias(*handle, stream) != 0) ||
          ringattn_backward_kernel(opaque, stream) != 0 ||
          (handle->dbias != nullptr && handle->bias_gradient.Launch(stream) != 0) ||
-         Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream)) ||
-         (added && Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream))) ||
-         (added && Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream)));
+         (rounded &&
+          Failed(StartConvert({p.dtype, handle->dq_out, handle->dq, dq_count}, stream))) ||
+         (rounded && added &&
+          (Failed(StartConvert({p.dtype, handle->dk_out, handle->dk, dk_count}, stream)) ||
+           Failed(StartConvert({p.dtype, handle->dv_out, handle->dv, dv_count}, stream))));
 }
 
 void ringattn_release(void* opaque) { delete static_cast<Handle*>(opaque); }

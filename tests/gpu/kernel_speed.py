@@ -56,7 +56,7 @@ def load(path):
 class Ours:
     """One prepared problem of one library build."""
 
-    def __init__(self, build, dtype, q, k, v, dout, causal):
+    def __init__(self, build, dtype, q, k, v, dout, causal, fp32_results=False):
         self.library = library = build.library
         if build.family:
             os.environ["RINGATTN_KERNEL_FAMILY"] = build.family
@@ -69,12 +69,14 @@ class Ours:
         batch, q_rows, heads, dim = q.shape
         kv_rows, kv_heads, dim_v = k.shape[1], k.shape[2], v.shape[3]
         f32 = dict(dtype=torch.float32, device="cuda")
-        self.out = torch.empty(batch, q_rows, heads, dim_v, dtype=q.dtype, device="cuda")
+        self.out = torch.empty(batch, q_rows, heads, dim_v, device="cuda",
+                               dtype=torch.float32 if fp32_results else q.dtype)
         self.out.fill_(float("nan"))
         self.lse = torch.full((batch, heads, q_rows), float("nan"), **f32)
         self.delta = torch.empty(batch, heads, q_rows, **f32)
         self.accumulators = [torch.empty(t.shape, **f32) for t in (q, k, v)]
-        self.gradients = [torch.empty_like(t) for t in (q, k, v)]
+        # What a backward accumulates in is the result where that is fp32.
+        self.gradients = self.accumulators if fp32_results else [torch.empty_like(t) for t in (q, k, v)]
         self.inputs = (q, k, v, dout)
         tensors = [q, k, v, self.out, self.lse, dout, self.delta, *self.accumulators,
                    *self.gradients]

@@ -21,7 +21,9 @@ SEGMENTS = 8
 WANTED = {"alibi": (0.90, 0.90), "shallow": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75),
           # Beside the dense mask, not the plain kernel: every second tile of 128 queries and keys is empty.
           "halved": (1.6, 1.6), "bias": (0.60, 0.65),
-          "dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40)}
+          "dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40),
+          "sinks": (0.99, 0.99), "dlse": (None, 0.99), "fp32": (0.99, 0.99)}
+BACKWARD_ONLY = ("dbias", "dlse")
 
 
 class Terms(ctypes.Structure):
@@ -29,7 +31,8 @@ class Terms(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in
                 ("slopes", "bias", "dbias", "mask", "q_segments", "kv_segments")] + [
                     ("seed", ctypes.c_uint64), ("threshold", ctypes.c_uint32),
-                    ("bias_heads", ctypes.c_int32)]
+                    ("bias_heads", ctypes.c_int32), ("sinks", ctypes.c_void_p), ("dsinks", ctypes.c_void_p),
+                    ("dlse", ctypes.c_void_p), ("fp32_results", ctypes.c_int32)]
 
 
 def keeps(heads, rows, keys, threshold):
@@ -68,6 +71,9 @@ class Problem:
         tile = torch.arange(length, device="cuda") // 128
         byte_tile = torch.arange((length + 7) // 8, device="cuda") // 16
         self.halved = torch.where((tile[:, None] + byte_tile[None]) % 2 == 0, self.bits, 0)
+        self.sinks = torch.full((heads,), 9.0, device="cuda")  # of the order of lse
+        self.dsinks = torch.empty_like(self.sinks)
+        self.dlse = torch.randn(1, heads, length, device="cuda")
         self.bias = torch.randn(heads, length, length, device="cuda", dtype=dtype)
 
     def slopes_of(self, names):
@@ -102,6 +108,11 @@ class Problem:
             terms.threshold = THRESHOLD
         if dbias is not None:
             terms.dbias = dbias.data_ptr()
+        if "sinks" in names:
+            terms.sinks, terms.dsinks = self.sinks.data_ptr(), self.dsinks.data_ptr()
+        if "dlse" in names:
+            terms.dlse = self.dlse.data_ptr()
+        terms.fp32_results = "fp32" in names
         return terms
 
 
@@ -126,7 +137,8 @@ class Ours(kernel_speed.Ours):
                     return plain(*arguments)
                 return library.ringattn_prepare_terms(ctypes.byref(terms), *arguments)
 
-        super().__init__(kernel_speed.Build(WithTerms(), build.family), dtype, *tensors, True)
+        super().__init__(kernel_speed.Build(WithTerms(), build.family), dtype, *tensors, True,
+                         fp32_results=terms is not None and bool(terms.fp32_results))
 
 
 def verify(ours, problem, names, backward, count=24):
@@ -150,6 +162,8 @@ def verify(ours, problem, names, backward, count=24):
         hidden |= ~problem.bools(names, rows)
     s.masked_fill_(hidden, float("-inf"))
     lse = s.logsumexp(-1)
+    if "sinks" in names:
+        lse = torch.logaddexp(lse, problem.sinks[head].double())
     p = (s - lse[:, None]).exp().nan_to_num()  # a row without keys has none
     scale = torch.ones_like(p)
     if "dropout" in names:
@@ -159,6 +173,8 @@ def verify(ours, problem, names, backward, count=24):
     gradient = dout[0, rows, head].double()
     # delta is of the rounded out, as the kernels have it.
     delta = (gradient * ours.out[0, rows, head].double()).sum(-1, keepdim=True)
+    if "dlse" in names:
+        delta -= problem.dlse[0, head, rows, None].double()
     ds = p * ((gradient @ value.T) * scale - delta)
     error = lambda actual, expected: float((actual.double() - expected).norm() / expected.norm())
     finite = lse.isfinite()
@@ -168,8 +184,12 @@ def verify(ours, problem, names, backward, count=24):
         errors["dq"] = error(ours.gradients[0][0, rows, head], ds @ key * dim ** -0.5)
         if ours.dbias is not None:
             errors["dbias"] = error(ours.dbias[head, rows], ds)
+        if "sinks" in names:
+            deltas = (dout[0, :, head].double() * ours.out[0, :, head].double()).sum(-1)
+            share = (problem.sinks[head].double() - ours.lse[0, head].double()).exp()
+            errors["dsinks"] = error(problem.dsinks[head], -(share * deltas).sum())
     good = errors["out"] < 1e-2 and errors["lse"] < 1e-3 and errors.get("dq", 0) < 2e-2 and (
-        errors.get("dbias", 0) < 2e-2)
+        max(errors.get("dbias", 0), errors.get("dsinks", 0)) < 2e-2)
     return good, errors
 
 
@@ -345,7 +365,7 @@ def run(args, libraries, heads, kv_heads):
             print("|---" * 9 + "|")
             for direction in args.directions.split(","):
                 for name in names:
-                    if name == "dbias" and direction == "forward":
+                    if name in BACKWARD_ONLY and direction == "forward":
                         continue
                     failed |= not time_row(name, direction, args, libraries, problem)
             del problem
