@@ -15,9 +15,11 @@
 #include "client/direct_transfer.h"
 #include "client/error.h"
 #include "common/observability/trace_context.h"
+#include "common/plan/schedule.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn::client {
 namespace {
@@ -304,8 +306,10 @@ class StreamAttempt final : public Attempt,
   // --- Streams to the workers ---------------------------------------------------
 
   absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
+    const std::optional<ScheduleKind> schedule = FromProto(accepted.plan().schedule());
     auto tensors =
-        ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes);
+        ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes,
+                           schedule.has_value() && KeepsKeysInPlace(*schedule));
     if (!tensors.ok()) return tensors.status();
     const auto self = shared_from_this();
     DirectTransferEvents events{

@@ -74,7 +74,8 @@ absl::StatusOr<ShardMap> MapOf(v1::TensorId tensor, const TensorLayout& layout,
 
 absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
-    std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes) {
+    std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
+    bool pairs_by_keys) {
   if (tickets.empty()) return ServerError("a direct stream without tickets");
   ShardPlan plan;
   plan.world_size = tickets.size();
@@ -91,6 +92,12 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
       shards->push_back(*std::move(shard));
     }
   }
+  int64_t keys = 0;
+  for (const Shard& shard : plan.kv) keys += RowsIn(shard);
+  const auto cut = [&](auto& tensor) {
+    const bool is_pairs = InfoOf(static_cast<TensorId>(tensor.tensor)).form == TensorForm::kPairs;
+    if (pairs_by_keys && is_pairs) tensor.layout = CutByKeys(tensor.layout, keys);
+  };
   std::unique_ptr<ShardTensors> tensors(new ShardTensors);
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
   for (InputTensor& input : inputs) {
@@ -98,11 +105,13 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
       return ServerError(absl::StrCat("the tickets cut the parts of ", TensorIdName(input.tensor),
                                       " differently"));
     }
+    cut(input);
     absl::StatusOr<ShardMap> map = MapOf(input.tensor, input.layout, plan);
     if (!map.ok()) return map.status();
     tensors->inputs_.push_back({std::move(input), *std::move(map)});
   }
   for (OutputTensor& output : outputs) {
+    cut(output);
     absl::StatusOr<ShardMap> map = MapOf(output.tensor, output.layout, plan);
     if (!map.ok()) return map.status();
     tensors->outputs_.push_back({std::move(output), *std::move(map)});

@@ -28,9 +28,12 @@ class ShardTensors {
   // `inputs` and `outputs`: with their layouts. INTERNAL if the tickets are not of members
   // 0..n-1 that have each of these tensors' tokens once, and the same of all parts of a packed
   // input, which travels whole.
+  // `pairs_by_keys`: members have a bias, its gradient and a mask by their keys, as ShardTicket
+  // says, where the layouts have them by queries.
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
-      std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes);
+      std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
+      bool pairs_by_keys = false);
 
   int ranks() const { return static_cast<int>(sources_.size()); }
 

@@ -131,6 +131,43 @@ TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
   }
 }
 
+// By the queries' layout and the schedule alone, as a call knows them.
+TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
+  AttentionSpec spec = SpecOf(11, 13);
+  spec.options.bias = BiasForm{.per_head = true, .gradient = true};
+  const TensorLayout by_queries = LayoutOf(spec, TensorId::kBias);
+  spec.pairs_by_keys = true;
+  for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+    const ShardPlan plan = MakeShardPlan(spec, layout, 3);
+    const auto bias = RandomBytes(BytesOf(spec, TensorId::kBias));
+    std::vector<uint8_t> dbias(bias.size());
+    auto made = ShardTensors::Make(
+        TicketsOf(plan), {{v1::TENSOR_ID_BIAS, ConstBytes(bias), by_queries}},
+        {{v1::TENSOR_ID_DBIAS, MutableBytes(dbias.data(), dbias.size()), by_queries}}, 1 << 20,
+        /*pairs_by_keys=*/true);
+    ASSERT_TRUE(made.ok()) << made.status();
+    ShardTensors& tensors = **made;
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto chunk = tensors.Next(rank);
+      ASSERT_TRUE(chunk.has_value());
+      std::vector<uint8_t> cut;
+      for (const ConstBytes& piece : chunk->pieces) {
+        cut.insert(cut.end(), piece.begin(), piece.end());
+      }
+      const ShardMap map(spec, plan, TensorId::kBias);
+      std::vector<uint8_t> expected(map.local_bytes(rank));
+      for (const ByteRun& run : map.FromLocal(rank, 0, map.local_bytes(rank))) {
+        std::copy_n(bias.begin() + run.global_offset, run.bytes,
+                    expected.begin() + run.local_offset);
+      }
+      EXPECT_EQ(cut, expected);
+      const wire::Fragment all[] = {{cut.data(), cut.size()}};
+      ASSERT_TRUE(tensors.Add(rank, {v1::TENSOR_ID_DBIAS, 0}, all, cut.size()).ok());
+    }
+    EXPECT_EQ(dbias, bias);
+  }
+}
+
 AttentionSpec PackedSpecOf(int64_t q, int64_t kv, Packing packing) {
   AttentionSpec spec = SpecOf(q, kv);
   spec.shape.num_kv_heads = 3;

@@ -330,6 +330,12 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors) {
   return saturated ? kSaturatedBytes : product;
 }
 
+TensorLayout CutByKeys(const TensorLayout& layout, int64_t keys) {
+  if (keys == 0) return {SaturatingProduct({layout.outer, layout.rows}), 0, 0, Axis::kKv};
+  return {SaturatingProduct({layout.outer, layout.rows}), keys, layout.inner_bytes / keys,
+          Axis::kKv};
+}
+
 TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   const AttentionShape& shape = spec.shape;
   const TensorInfo& info = InfoOf(id);
@@ -353,12 +359,7 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   if (info.form == TensorForm::kPairs) {
     layout.outer = PairPlanes(spec, info, true) * PairPlanes(spec, info, false);
     layout.inner_bytes = SaturatingProduct({PairRowElements(spec, info), element_bytes});
-    if (!spec.pairs_by_keys) return layout;
-    layout.outer = SaturatingProduct({layout.outer, layout.rows});
-    layout.rows = PairRowElements(spec, info);
-    layout.inner_bytes = element_bytes;
-    layout.axis = Axis::kKv;
-    return layout;
+    return spec.pairs_by_keys ? CutByKeys(layout, PairColumns(shape)) : layout;
   }
   if (info.form == TensorForm::kPerToken) {
     layout.outer = shape.batch;

@@ -132,6 +132,9 @@ struct TensorLayout {
     return SaturatingProduct({outer, shard_rows, inner_bytes});
   }
 };
+// Of a tensor of form kPairs with `keys` columns, none of them several to a byte: the same bytes,
+// cut along the keys (AttentionSpec::pairs_by_keys) where `layout` has them cut along the queries.
+TensorLayout CutByKeys(const TensorLayout& layout, int64_t keys);
 // As workers have it: of a tensor per document, the flat one.
 TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
 

@@ -471,26 +471,6 @@ def test_every_schedule_with_options(ring, tmp_path):
             cli("verify", f"--input={source}", f"--output={output}", *options)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
-@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
-def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
-    """A bias, its gradient and a mask lie with the keys where queries travel."""
-    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    options = ["--causal", "--bias", "--mask", "--sinks", "--dropout=0.1,4"]
-    cli("generate", f"--output={source}", "--seq_len=130", "--seq_len_kv=277", "--heads=4",
-        "--kv_heads=2", "--head_dim=32", "--dtype=bf16", "--seed=6", "--with_dout", "--bias=heads",
-        "--mask=batch", "--sinks")
-    for schedule in ("pass_q", "replicated_q"):
-        where = [f"--server={ring.address}", f"--schedule={schedule}", f"--layout={layout}",
-                 f"--transport={transport}"]
-        for command, more in (("forward", []), ("backward", ["--dbias"])):
-            done = cli(command, *where, f"--input={source}", f"--output={output}", *options, *more,
-                       "--json")
-            plan = json.loads(done.stdout)["plan"]
-            assert (plan["schedule"], plan["world_size"]) == (schedule, 4)
-            cli("verify", f"--input={source}", f"--output={output}", *options, *more)
-
-
 def test_schedules_that_cannot_be(ring, tmp_path):
     def refused(*flags):
         return cli("plan", "--seq_len=900", "--heads=4", "--kv_heads=2", *flags, code=None).stderr

@@ -177,3 +177,23 @@ def test_plan_takes_what_the_calls_take(ring):
     done = cli("plan", *problem, f"--server={ring.address}", "--members=nobody", code=3)
     assert "plan.members: no worker nobody is ready" in done.stderr
     assert "is -1, must not be negative" in cli("plan", "--seq_len=-1", code=2).stderr
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
+    """A bias, its gradient and a mask lie with the keys where queries travel."""
+    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    options = ["--causal", "--bias", "--mask", "--sinks", "--dropout=0.1,4"]
+    cli("generate", f"--output={source}", "--seq_len=130", "--seq_len_kv=277", "--heads=4",
+        "--kv_heads=2", "--head_dim=32", "--dtype=bf16", "--seed=6", "--with_dout", "--bias=heads",
+        "--mask=batch", "--sinks")
+    for schedule in ("pass_q", "replicated_q"):
+        where = [f"--server={ring.address}", f"--schedule={schedule}", f"--layout={layout}",
+                 f"--transport={transport}"]
+        for command, more in (("forward", []), ("backward", ["--dbias"])):
+            done = cli(command, *where, f"--input={source}", f"--output={output}", *options, *more,
+                       "--json")
+            plan = json.loads(done.stdout)["plan"]
+            assert (plan["schedule"], plan["world_size"]) == (schedule, 4)
+            cli("verify", f"--input={source}", f"--output={output}", *options, *more)
