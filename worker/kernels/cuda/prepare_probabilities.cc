@@ -1,3 +1,4 @@
+#include <cassert>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,8 @@ class ProbabilityKernel : public PreparedKernel {
     table_bytes_ = slopes_offset_ + TableBytes(slopes_);
     params_.common = CommonOf(*call.problem, call.q_rows);
     AllowVectors(call, call.q, nullptr, params_.common);
-    params_.terms = TermsOf(*call.problem, call.terms);
+    assert(!call.problem->terms.by_keys);
+    params_.terms = TermsOf(*call.problem, call.terms, call.q_rows);
     params_.q = call.q;
     params_.target = call.target;
     params_.lse = call.lse;

@@ -148,6 +148,8 @@ __device__ __forceinline__ void Store(const ProbabilityParams& params, const Pro
   TermRange range;
   range.q_position = row.position;
   range.k_position = tile.k_position + tile.k_stride * first;
+  range.plane_row = row.local_row;
+  range.plane_column = range.k_position;
   range.shift = row.shift;
   range.document = row.document;
   BandLimits limits;  // its strides alone are read

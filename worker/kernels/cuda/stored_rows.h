@@ -23,7 +23,8 @@ struct StoredRows {
 };
 
 // Some of what the calls, in every plane of one gradient, store. At most one for each piece of the
-// queries; none where positions are not consecutive.
+// queries; none where positions are not consecutive. Where the bias is cut by keys, rows are those
+// of all calls, of each of which some columns.
 std::vector<StoredRows> StoredRowsOf(const std::vector<const BiasGradientCall*>& calls);
 
 // A bias's gradient [planes, rows, columns], of which calls store some.

@@ -12,7 +12,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-using Pairs = std::set<std::pair<int64_t, int64_t>>;  // local row, key's position
+using Pairs = std::set<std::pair<int64_t, int64_t>>;  // ScoreTerms' PairRow and PairColumn
 
 AttentionProblem ProblemOf(std::vector<Band> bands) {
   AttentionProblem problem;
@@ -43,7 +43,9 @@ Pairs SeenBy(const std::vector<const BiasGradientCall*>& calls) {
           for (int64_t j = 0; j < k.length; ++j) {
             const int64_t away = k.PositionOf(j) - q.PositionOf(i);
             if (away < band.lower || away > band.upper) continue;
-            pairs.emplace(q.local_begin + i, k.PositionOf(j));
+            const ScoreTerms& terms = call->problem->terms;
+            pairs.emplace(terms.PairRow(q.local_begin + i, q.PositionOf(i)),
+                          terms.PairColumn(k.local_begin + j, k.PositionOf(j)));
           }
         }
       }
@@ -119,6 +121,39 @@ TEST(StoredRowsTest, LeavesOutWhatItCannotSay) {
   const BiasGradientCall plain = CallOf(problem, {{.length = 4}}, {{.length = 4}});
   const BiasGradientCall others = CallOf(problem, {{.length = 3}}, {{.length = 9}});
   EXPECT_EQ(PairsOf(StoredRowsOf({&plain, &others})), SeenBy({&plain}));
+}
+
+// A rank's steps where the bias is cut by keys: the same keys, every time with other queries.
+TEST(StoredRowsTest, StepsOfABiasThatIsCutByKeys) {
+  for (const Band& band : {Band{.upper = 0}, Band{}, Band{.lower = -9, .upper = 2}}) {
+    AttentionProblem problem = ProblemOf({band});
+    problem.terms.by_keys = true;
+    problem.terms.rows = 32;
+    problem.terms.columns = 16;
+    const std::vector<Piece> near = {{.length = 8, .position = 8},
+                                     {.local_begin = 8, .length = 8, .position = 16}};
+    const std::vector<Piece> far = {{.length = 8}, {.local_begin = 8, .length = 8, .position = 24}};
+    const BiasGradientCall own = CallOf(problem, near, near);
+    const BiasGradientCall other = CallOf(problem, far, near);
+    EXPECT_EQ(PairsOf(StoredRowsOf({&own, &other})), SeenBy({&own, &other}));
+    // Of keys with a gap one run, at the columns where it lies.
+    const BiasGradientCall gap = CallOf(problem, near, far);
+    const Pairs stored = PairsOf(StoredRowsOf({&gap})), seen = SeenBy({&gap});
+    EXPECT_TRUE(std::includes(seen.begin(), seen.end(), stored.begin(), stored.end()));
+    EXPECT_FALSE(stored.empty());
+    // Positions that follow one another in columns that do not: no run.
+    const std::vector<Piece> turned = {{.length = 8, .position = 16},
+                                       {.local_begin = 8, .length = 8, .position = 8}};
+    const BiasGradientCall back = CallOf(problem, near, turned);
+    const Pairs some = PairsOf(StoredRowsOf({&back})), all = SeenBy({&back});
+    EXPECT_TRUE(std::includes(all.begin(), all.end(), some.begin(), some.end()));
+    const BiasGradientCall strided = CallOf(problem, {{.length = 9, .stride = 3}}, near);
+    EXPECT_TRUE(StoredRowsOf({&strided}).empty());
+    std::optional<PartlyStored> partly = PartlyStoredOf({nullptr, 32 * 16 * 4}, {&own, &other});
+    ASSERT_TRUE(partly.has_value());
+    EXPECT_EQ(partly->rows, 32);
+    EXPECT_EQ(partly->columns, 16);
+  }
 }
 
 TEST(PartlyStoredTest, IsOfTheWholeGradient) {

@@ -20,6 +20,11 @@ struct TermRange {
   const int32_t* segment_ids = nullptr;  // of the block's keys, device: [batch, block_rows]
   int32_t document = 0;                  // of the whole problem, where packed
   int32_t unused = 0;
+  // Where the pair is in a plane of a bias or a mask (ScoreTerms::PairRow and PairColumn): by
+  // queries in row plane_row + r, column plane_column + k_stride c; by keys in row
+  // plane_row + q_stride r, column plane_column + c.
+  int64_t plane_row = 0;
+  int64_t plane_column = 0;
 };
 
 // A problem's terms and a call's operands of them (score_terms.h), in device memory; null where
@@ -48,6 +53,10 @@ struct TermParams {
   uint32_t key0 = 0, key1 = 0;
   uint32_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;
   uint32_t head_step = 1;
+  // How a bias and a mask are cut, and how many rows their planes have. (Among the others above
+  // they cost two of sm90's backwards spills: of what lies side by side more is loaded at once.)
+  bool by_keys = false;
+  int64_t plane_rows = 0;
 };
 
 struct TermForwardParams : ForwardParams {

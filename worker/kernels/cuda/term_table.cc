@@ -25,6 +25,8 @@ TermRange RangeOf(const AttentionProblem& problem, const Piece& q, int64_t q_row
   TermRange range;
   range.q_position = q.PositionOf(q_row - q.local_begin);
   range.k_position = keys.piece->PositionOf(k_row - keys.piece->local_begin);
+  range.plane_row = problem.terms.PairRow(q_row, range.q_position);
+  range.plane_column = problem.terms.PairColumn(k_row, range.k_position);
   // A deterministic problem may have no terms, and then no shifts.
   if (!problem.terms.shifts.empty()) range.shift = problem.terms.shifts[q.document];
   range.segment_ids = keys.block->segment_ids;
@@ -34,12 +36,14 @@ TermRange RangeOf(const AttentionProblem& problem, const Piece& q, int64_t q_row
 
 }  // namespace
 
-TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands) {
+TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands, int64_t q_rows) {
   const ScoreTerms& terms = problem.terms;
   TermParams params;
   params.dtype = problem.dtype;
   params.packed = terms.packed;
   params.slopes_per_batch = static_cast<int64_t>(terms.alibi_slopes.size()) != problem.num_heads;
+  params.by_keys = terms.by_keys;
+  params.plane_rows = terms.PlaneRows(q_rows);
   params.columns = terms.columns;
   if (terms.bias.has_value()) {
     params.bias = operands.bias;

@@ -11,8 +11,8 @@
 
 namespace ringattn::worker::cuda {
 
-// All but the tables.
-TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands);
+// All but the tables, of a call of `q_rows` queries.
+TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands, int64_t q_rows);
 
 // One for each of the plan's ranges. REQUIRES: the plan is the call's.
 std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& plan);

@@ -43,7 +43,8 @@ std::vector<Place> PlacesOf(const std::vector<Piece>& pieces, int64_t rows) {
 
 // Random pieces of two documents, and two blocks of keys with ids at addresses of their own.
 struct Problem {
-  explicit Problem(uint32_t seed) {
+  explicit Problem(uint32_t seed, bool by_keys = false) {
+    problem.terms.by_keys = by_keys;
     std::mt19937 random(seed);
     problem.bands = {Band{.upper = 300}, Band{.lower = -400}};
     problem.terms.shifts = {5, -7};
@@ -64,13 +65,18 @@ struct Problem {
              const KvBlock& block, int64_t k_row, int64_t k_count) const {
     const std::vector<Place> queries = PlacesOf(q_pieces, q_rows);
     const std::vector<Place> keys = PlacesOf(block.pieces, block.rows);
+    const bool by_keys = problem.terms.by_keys;
     EXPECT_EQ(term.segment_ids, block.segment_ids);
     EXPECT_EQ(term.shift, problem.terms.shifts[term.document]);
     for (int64_t r = 0; r < q_count; ++r) {
       EXPECT_EQ((Place{term.document, term.q_position + limits.q_stride * r}), queries[q_row + r]);
+      EXPECT_EQ(term.plane_row + (by_keys ? limits.q_stride : 1) * r,
+                by_keys ? queries[q_row + r].position : q_row + r);
     }
     for (int64_t c = 0; c < k_count; ++c) {
       EXPECT_EQ((Place{term.document, term.k_position + limits.k_stride * c}), keys[k_row + c]);
+      EXPECT_EQ(term.plane_column + (by_keys ? 1 : limits.k_stride) * c,
+                by_keys ? k_row + c : keys[k_row + c].position);
     }
   }
 
@@ -84,7 +90,7 @@ struct Problem {
 class TermTableTest : public testing::TestWithParam<int> {};
 
 TEST_P(TermTableTest, ForwardRangesKnowTheirPositions) {
-  const Problem p(GetParam());
+  const Problem p(GetParam(), /*by_keys=*/GetParam() % 2 == 1);
   ForwardCall call;
   call.problem = &p.problem;
   call.q_rows = p.q_rows;
@@ -106,7 +112,7 @@ TEST_P(TermTableTest, ForwardRangesKnowTheirPositions) {
 }
 
 TEST_P(TermTableTest, BackwardRangesKnowTheirPositions) {
-  const Problem p(GetParam());
+  const Problem p(GetParam(), /*by_keys=*/GetParam() % 2 == 1);
   BackwardCall call;
   call.problem = &p.problem;
   call.q_rows = p.q_rows;
@@ -125,6 +131,18 @@ TEST_P(TermTableTest, BackwardRangesKnowTheirPositions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, TermTableTest, testing::Range(0, 100));
+
+TEST(TermTableTest, PlanesHaveTheRowsOfWhatIsNotCut) {
+  AttentionProblem problem;
+  problem.terms.bias = BiasForm{};
+  problem.terms.rows = 70;
+  problem.terms.columns = 50;
+  EXPECT_EQ(TermsOf(problem, {}, 20).plane_rows, 20);
+  EXPECT_FALSE(TermsOf(problem, {}, 20).by_keys);
+  problem.terms.by_keys = true;
+  EXPECT_EQ(TermsOf(problem, {}, 20).plane_rows, 70);
+  EXPECT_TRUE(TermsOf(problem, {}, 20).by_keys);
+}
 
 TEST(TermTableTest, AProblemWithoutTermsHasNoShifts) {
   Problem p(3);

@@ -15,6 +15,16 @@
 
 namespace ringattn::worker::cuda::simt {
 
+// Of a row of a tile or range, which row of a plane it has, and the step from a column of the range
+// to the next one in that row.
+__device__ __forceinline__ int64_t PlaneRow(const TermParams& terms, const TermRange& range,
+                                            const BandLimits& limits, int row) {
+  return range.plane_row + (terms.by_keys ? limits.q_stride : 1) * row;
+}
+__device__ __forceinline__ int PlaneStride(const TermParams& terms, const BandLimits& limits) {
+  return terms.by_keys ? 1 : static_cast<int>(limits.k_stride);
+}
+
 struct PairTerm {
   bool visible;
   float inside;  // added before the softcap
@@ -64,7 +74,11 @@ class RowTerms {
                                       const TermRange& range, const BandLimits& limits, int row,
                                       int64_t batch, int head, int64_t local_row, bool exists,
                                       const int32_t* ids)
-      : terms_(terms), k_position_(range.k_position), k_stride_(limits.k_stride), ids_(ids) {
+      : terms_(terms),
+        k_position_(range.k_position),
+        k_stride_(static_cast<int>(limits.k_stride)),
+        plane_stride_(PlaneStride(terms, limits)),
+        ids_(ids) {
     const int64_t position = range.q_position + limits.q_stride * row;
     const int64_t batch_row = terms.packed ? range.document : batch;
     aligned_ = position + range.shift;
@@ -74,13 +88,16 @@ class RowTerms {
     if (terms.q_segment_ids != nullptr && exists) {
       q_id_ = terms.q_segment_ids[batch * common.q_rows + local_row];
     }
+    const int64_t row_of_plane = PlaneRow(terms, range, limits, row);
     const auto plane_row = [&](bool per_batch, bool per_head) {
       const int64_t plane =
           (per_batch ? batch : 0) * (per_head ? common.num_heads : 1) + (per_head ? head : 0);
-      return plane * common.q_rows + local_row;
+      return plane * terms.plane_rows + row_of_plane;
     };
-    bias_at_ = plane_row(terms.bias_per_batch, terms.bias_per_head) * terms.columns;
-    mask_at_ = plane_row(terms.mask_per_batch, terms.mask_per_head) * terms.mask_row_bytes;
+    bias_at_ =
+        plane_row(terms.bias_per_batch, terms.bias_per_head) * terms.columns + range.plane_column;
+    mask_at_ = plane_row(terms.mask_per_batch, terms.mask_per_head) * terms.mask_row_bytes +
+               (terms.mask_bits ? 0 : range.plane_column);
     stream_ = {terms.key0, terms.key1, static_cast<uint32_t>(position + terms.first_query),
                terms.first_head + static_cast<uint32_t>(head) * terms.head_step,
                static_cast<uint32_t>(batch_row + terms.first_batch)};
@@ -89,14 +106,15 @@ class RowTerms {
   // REQUIRES: the band lets the row, which exists, see the column.
   __device__ __forceinline__ PairTerm Of(int column) const {
     const int64_t key = KeyAt(column);
+    const int64_t at = int64_t{plane_stride_} * column;
     PairTerm term{true, 0.0f, 0.0f};
     if (ids_ != nullptr && (q_id_ < 0 || ids_[column] != q_id_)) term.visible = false;
     if (term.visible && terms_.mask != nullptr) {
       const uint8_t* mask = terms_.mask + mask_at_;
-      term.visible = terms_.mask_bits ? (mask[key / 8] >> (key % 8) & 1) != 0 : mask[key] != 0;
+      term.visible = terms_.mask_bits ? (mask[key / 8] >> (key % 8) & 1) != 0 : mask[at] != 0;
     }
     if (term.visible && terms_.bias != nullptr) {
-      const float bias = BiasAt(bias_at_ + key);
+      const float bias = BiasAt(bias_at_ + at);
       (terms_.bias_before_softcap ? term.inside : term.add) = bias;
       term.visible = bias != NegativeInfinity();
     }
@@ -129,7 +147,7 @@ class RowTerms {
   }
 
   __device__ __forceinline__ int64_t KeyAt(int column) const {
-    return k_position_ + k_stride_ * column;
+    return k_position_ + int64_t{k_stride_} * column;
   }
 
  private:
@@ -146,11 +164,12 @@ class RowTerms {
 
   const TermParams& terms_;
   const int64_t k_position_;
-  const int64_t k_stride_;
+  const int k_stride_;
+  const int plane_stride_;
   const int32_t* const ids_;
   int64_t aligned_;
-  int64_t bias_at_;
-  int64_t mask_at_;
+  int64_t bias_at_;  // of column 0
+  int64_t mask_at_;  // likewise; where it has bits, of the row
   float slope_ = 0.0f;
   int32_t q_id_ = -1;
   PhiloxRow stream_;

@@ -167,7 +167,7 @@ TermQueryGradientParams QueryGradientParams(const Call& call) {
   params.dout = call.dout;
   params.lse = call.lse;
   params.delta = call.delta;
-  params.terms = TermsOf(*call.problem, call.terms);
+  params.terms = TermsOf(*call.problem, call.terms, call.q_rows);
   return params;
 }
 
@@ -183,7 +183,7 @@ std::unique_ptr<PreparedKernel> PrepareKeyGradient(std::string_view family,
   params.delta = call.delta;
   // One block for all heads of a group: nobody else adds to its keys' sums.
   params.heads_per_block = params.common.group_size;
-  params.terms = TermsOf(problem, call.terms);
+  params.terms = TermsOf(problem, call.terms, call.q_rows);
   BackwardPlan plan = PlanBackwardTiles(call, kernel.tile_keys);
   std::vector<TermRange> ranges = TermRangesOf(call, plan);
   return std::make_unique<TermCall<TermKeyGradientParams, BackwardPlan>>(
@@ -225,7 +225,7 @@ std::unique_ptr<PreparedKernel> PrepareTermForward(std::string_view family,
   SetResult(call, params);
   params.tile_rows = kernel.tile_rows;
   params.head_pack = HeadPack(call, kernel.tile_rows);
-  params.terms = TermsOf(problem, call.terms);
+  params.terms = TermsOf(problem, call.terms, call.q_rows);
   ForwardTileShape shape;
   shape.q_rows = kernel.tile_rows / params.head_pack;
   shape.keys = kernel.tile_keys;

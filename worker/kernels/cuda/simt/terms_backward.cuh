@@ -286,11 +286,9 @@ struct TermBiasGradient {
     const int row = threadIdx.x / Tile::kLanes;
     const int lane = threadIdx.x % Tile::kLanes;
     const bool exists = row < tile.q_rows;
-    const int64_t local_row = tile.q_row_begin + row;
     float* left = reinterpret_cast<float*>(shared);
     float* right = left + kTile * Tile::kStride;
     const int64_t plane = first_batch * (terms.bias_per_head ? common.num_heads : 1) + first_head;
-    const int64_t target = (plane * common.q_rows + local_row) * terms.columns;
 
     for (int index = tile.range_begin; index < tile.range_end; ++index) {
       const KvRange& range = params.ranges[index];
@@ -298,6 +296,9 @@ struct TermBiasGradient {
       int lower, upper;
       RowLimits(range.limits, row, &lower, &upper);
       upper = min(upper, range.row_count - 1);
+      const int64_t plane_row = PlaneRow(terms, place, range.limits, row);
+      const int64_t target =
+          (plane * terms.plane_rows + plane_row) * terms.columns + place.plane_column;
       for (int first = 0; first < range.row_count; first += kTile) {
         float sums[Tile::kColumns];
 #pragma unroll
@@ -313,7 +314,7 @@ struct TermBiasGradient {
         for (int i = 0; i < Tile::kColumns; ++i) {
           const int column = first + lane + Tile::kLanes * i;
           if (!exists || column < lower || column > upper) continue;
-          Store(params, target + place.k_position + range.limits.k_stride * column, sums[i]);
+          Store(params, target + int64_t{PlaneStride(terms, range.limits)} * column, sums[i]);
         }
       }
     }

@@ -56,7 +56,7 @@ int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>&
   return 1;
 }
 
-absl::Status CallTerms::Init(const AttentionProblem& problem, const TermOperands& operands,
+absl::Status CallTerms::Init(const AttentionProblem& problem, const TermParams& params,
                              std::vector<TermRange> ranges, const std::vector<int64_t>& begins,
                              int32_t pair_size, int64_t mask_heads) {
   any_ = true;
@@ -70,7 +70,7 @@ absl::Status CallTerms::Init(const AttentionProblem& problem, const TermOperands
     return absl::ResourceExhaustedError(
         absl::StrCat("a call of ", pairs, " pairs of tiles with ", planes, " planes of a mask"));
   }
-  params_ = TermsOf(problem, operands);
+  params_ = params;
   ranges_ = std::move(ranges);
   for (size_t i = 0; i + 1 < begins.size(); ++i) {
     pair_begins_.push_back(static_cast<int32_t>(begins[i]));

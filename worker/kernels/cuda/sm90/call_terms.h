@@ -54,8 +54,8 @@ class CallTerms {
   template <typename Call, typename Plan>
   absl::Status Init(const Call& call, const Plan& plan, int32_t rows, int32_t step,
                     int64_t mask_heads) {
-    return Init(*call.problem, call.terms, TermRangesOf(call, plan), PairBegins(plan.ranges, step),
-                rows * step, mask_heads);
+    return Init(*call.problem, TermsOf(*call.problem, call.terms, call.q_rows),
+                TermRangesOf(call, plan), PairBegins(plan.ranges, step), rows * step, mask_heads);
   }
 
   bool any() const { return any_; }
@@ -68,7 +68,7 @@ class CallTerms {
   void Place(const void* tables, void* scratch, TermParams& terms, PairTables& pairs) const;
 
  private:
-  absl::Status Init(const AttentionProblem& problem, const TermOperands& operands,
+  absl::Status Init(const AttentionProblem& problem, const TermParams& params,
                     std::vector<TermRange> ranges, const std::vector<int64_t>& begins,
                     int32_t pair_size, int64_t mask_heads);
 
