@@ -79,17 +79,14 @@ struct BiasGradientConsumer {
                                                int row) {
     const TermParams& terms = params.terms;
     const bool wide = terms.bias_dtype == DType::kFloat32;
-    const bool vectors = params.vectors && tile.first_key % 8 == 0;
+    const bool vectors = params.vectors && tile.first_element % 8 == 0;
     const int q = threadIdx.x & 3;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int local = row + half * 8;
       const bool exists = local < item.tile->q_rows;
       const int columns = exists ? tile.columns : 0;
-      const int64_t at =
-          (int64_t{item.plane} * params.forward.common.q_rows + item.tile->q_row_begin + local) *
-              terms.columns +
-          tile.first_key;
+      const int64_t at = tile.first_element + local * terms.columns;
       if (vectors && !wide) {
         StoreVectors(static_cast<T*>(params.dbias) + at, sums, half, q, columns);
         continue;

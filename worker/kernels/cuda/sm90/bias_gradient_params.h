@@ -18,7 +18,7 @@ struct BiasGradientKernelParams : TermForwardKernelParams {
   void* dbias = nullptr;
   int32_t planes = 1;  // of the bias
   int32_t parts = 1;
-  int32_t vectors = 0;  // 16-byte stores are allowed where a key's position is a multiple of 8
+  int32_t vectors = 0;  // 16-byte stores are allowed where an element is a multiple of 8
 };
 
 // The kernels by head-dim class, max(head_dim, head_dim_v) rounded up.

@@ -127,6 +127,8 @@ struct BiasGradientProducer {
     target.columns = range.row_count - job.row;
     target.first_key = place.k_position + int64_t{params.stride} * job.row;
     target.first_query = place.q_position;
+    target.first_element = (item.plane * terms.plane_rows + place.plane_row) * terms.columns +
+                           place.plane_column + int64_t{params.stride} * job.row;
     target.distance = static_cast<float>(place.q_position + place.shift - target.first_key);
     target.batch_row = terms.packed ? place.document : job.batch;
     target.words = static_cast<const uint32_t*>(params.pairs.mask_words) +
@@ -188,10 +190,11 @@ struct BiasGradientProducer {
     const TermParams& terms = params.terms;
     const int element = terms.bias_dtype == DType::kFloat32 ? 4 : 2;
     const int panels = Shape::kKeys * element / kPanelRowBytes;
-    const int q_row = static_cast<int>(item.tile->q_row_begin);
     RingPosition<Shape::kBiasStages> at;
     Walk([&](const Job&, const Job& job, const Job&) {
-      const int column = BiasColumn(params.bias, terms.ranges[job.range].k_position) + job.row;
+      const TermRange& place = terms.ranges[job.range];
+      const int column = BiasColumn(params.bias, place.plane_column) + job.row;
+      const int row = static_cast<int>(place.plane_row);
 #pragma unroll 1
       for (int panel = 0; panel < panels; ++panel) {
         if (lane == 0) {
@@ -202,8 +205,8 @@ struct BiasGradientProducer {
             WaitBarrier(shared + Shape::kBiasEmpty + 8 * index, at.phase ^ 1);
             ArriveExpecting(full, Shape::kBiasPanelBytes);
             CopyBox(shared + Shape::kBias + index * Shape::kBiasPanelBytes, &params.bias.map, full,
-                    column + panel * (kPanelRowBytes / element), 0,
-                    q_row + group * kForwardBiasRows, item.plane, BiasPolicy(params.terms));
+                    column + panel * (kPanelRowBytes / element), 0, row + group * kForwardBiasRows,
+                    item.plane, BiasPolicy(params.terms));
           }
         }
         at.Advance();

@@ -45,6 +45,8 @@ struct GradientTile : TermKeyTile {
   int32_t batch;
   int32_t word_shift;  // of the mask's words: a pair of 128 keys is two tiles
   int32_t unused;
+  int64_t first_element;  // of the gradient, that row 0 has with column 0
+  int64_t unused_too;
 };
 
 // 128 q rows by 64 keys: two consumer groups have 64 of the rows each.

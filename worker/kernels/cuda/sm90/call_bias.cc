@@ -19,21 +19,27 @@ DType DTypeOf(const AttentionProblem& problem) {
   return problem.terms.bias->float32 ? DType::kFloat32 : problem.dtype;
 }
 
-int64_t FirstPosition(const std::vector<KvBlock>& blocks) {
+// Of a piece's first key. Those behind it lie `stride` columns apart.
+int64_t ColumnOf(const ScoreTerms& terms, const Piece& piece) {
+  return terms.PairColumn(piece.local_begin, piece.PositionOf(0));
+}
+
+int64_t FirstColumn(const ScoreTerms& terms, const std::vector<KvBlock>& blocks) {
   int64_t first = std::numeric_limits<int64_t>::max();
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
-      if (piece.length > 0) first = std::min(first, piece.PositionOf(0));
+      if (piece.length > 0) first = std::min(first, ColumnOf(terms, piece));
     }
   }
   return first;
 }
 
-// Whether all pieces begin at whole vectors of columns that are counted from position `first`.
-bool WholeVectors(const std::vector<KvBlock>& blocks, int64_t first, int32_t stride) {
+// Whether all pieces begin at whole vectors of columns that are counted from `first`.
+bool WholeVectors(const ScoreTerms& terms, const std::vector<KvBlock>& blocks, int64_t first,
+                  int32_t stride) {
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
-      if (piece.length > 0 && (piece.PositionOf(0) - first) / stride % kBiasKeyAlign != 0) {
+      if (piece.length > 0 && (ColumnOf(terms, piece) - first) / stride % kBiasKeyAlign != 0) {
         return false;
       }
     }
@@ -74,50 +80,53 @@ absl::Status EncodeBiasMap(DType dtype, const void* data, int64_t planes, int64_
 bool BiasInVectors(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
                    int32_t stride) {
   return stride == 1 && problem.terms.columns * ElementBytes(DTypeOf(problem)) % kRowBytes == 0 &&
-         WholeVectors(blocks, 0, 1);
+         WholeVectors(problem.terms, blocks, 0, 1);
 }
 
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride) {
-  if (!problem.terms.bias.has_value()) return true;
+  const ScoreTerms& terms = problem.terms;
+  if (terms.by_keys && stride != 1) return false;
+  if (!terms.bias.has_value()) return true;
   return BiasInVectors(problem, blocks, stride)
              ? Aligned16(operands.bias)
-             : WholeVectors(blocks, FirstPosition(blocks), stride);
+             : WholeVectors(terms, blocks, FirstColumn(terms, blocks), stride);
 }
 
 absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands& operands,
                             int64_t q_rows, const std::vector<KvBlock>& blocks, int32_t stride) {
   if (!problem.terms.bias.has_value()) return absl::OkStatus();
-  const BiasForm& form = *problem.terms.bias;
+  const ScoreTerms& terms = problem.terms;
+  const BiasForm& form = *terms.bias;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (q_rows > kMost || problem.terms.columns > kMost) {
+  rows_ = terms.PlaneRows(q_rows);
+  columns_ = terms.columns;
+  if (rows_ > kMost || columns_ > kMost) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a call with a bias of ", q_rows, " rows and ", problem.terms.columns));
+        absl::StrCat("a call with a bias of ", rows_, " rows and ", columns_));
   }
   dtype_ = DTypeOf(problem);
   bias_ = operands.bias;
   planes_ = (form.per_batch ? problem.batch : 1) * (form.per_head ? problem.num_heads : 1);
-  q_rows_ = q_rows;
-  columns_ = problem.terms.columns;
   if (BiasInVectors(problem, blocks, stride)) return absl::OkStatus();
 
   // The columns from the first key's to the last one's.
-  const int64_t first = FirstPosition(blocks);
+  const int64_t first = FirstColumn(terms, blocks);
   int64_t end = 0;
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
       if (piece.length == 0) continue;
-      end = std::max(end, piece.PositionOf(0) + (piece.length - 1) * stride + 1);
+      end = std::max(end, ColumnOf(terms, piece) + (piece.length - 1) * stride + 1);
     }
   }
   if (first >= end) return absl::OkStatus();
   bool alike = true;  // one residue alone
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
-      alike = alike && (piece.length == 0 || (piece.PositionOf(0) - first) % stride == 0);
+      alike = alike && (piece.length == 0 || (ColumnOf(terms, piece) - first) % stride == 0);
     }
   }
-  copy_.rows = planes_ * q_rows;
+  copy_.rows = planes_ * rows_;
   copy_.columns = columns_;
   copy_.first = first;
   copy_.end = std::min(end, columns_);
@@ -135,9 +144,9 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
 
 absl::Status CallBias::Place(void* scratch, int32_t box_rows, cudaStream_t stream,
                              BiasMap& target) const {
-  if (planes_ == 0 || q_rows_ == 0 || columns_ == 0) return absl::OkStatus();
+  if (planes_ == 0 || rows_ == 0 || columns_ == 0) return absl::OkStatus();
   if (!copies()) {
-    return EncodeBiasMap(dtype_, bias_, planes_, q_rows_, columns_, columns_, box_rows, target.map);
+    return EncodeBiasMap(dtype_, bias_, planes_, rows_, columns_, columns_, box_rows, target.map);
   }
   BiasCopyParams copy = copy_;
   copy.source = bias_;
@@ -148,9 +157,8 @@ absl::Status CallBias::Place(void* scratch, int32_t box_rows, cudaStream_t strea
   target.first = copy.first;
   target.stride = copy.stride;
   target.class_columns = copy.class_columns;
-  return EncodeBiasMap(dtype_, scratch, planes_, q_rows_,
-                       int64_t{copy.classes} * copy.class_columns, copy.pitch, box_rows,
-                       target.map);
+  return EncodeBiasMap(dtype_, scratch, planes_, rows_, int64_t{copy.classes} * copy.class_columns,
+                       copy.pitch, box_rows, target.map);
 }
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -22,8 +22,9 @@ namespace ringattn::worker::cuda::sm90 {
 inline constexpr int32_t kBiasKeyAlign = 8;
 
 // Whether a call's bias, if it has one, can be read: from an address that is a multiple of 16, or
-// copied; with the pieces of its keys at columns that are multiples of 16 bytes. OneStride
-// (piece_maps.h) holds for the call.
+// copied; with the pieces of its keys at columns that are multiples of 16 bytes. Where a bias or a
+// mask is cut by keys, positions are to be consecutive: columns and rows of a range then are, as
+// they are where it is cut by queries. OneStride (piece_maps.h) holds for the call.
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride);
 
@@ -48,7 +49,7 @@ class CallBias {
   // fills `target`, for boxes of 128 bytes of `box_rows` rows. INTERNAL with CUDA's text if the
   // driver refuses the map, or the launch fails.
   absl::Status Place(void* scratch, int32_t box_rows, cudaStream_t stream, BiasMap& target) const;
-  // How positions are found in the columns, for tests.
+  // How the bias's columns are found in the copy's, for tests.
   const BiasCopyParams& copy() const { return copy_; }
   bool copies() const { return scratch_bytes_ > 0; }
   int32_t element_bytes() const { return static_cast<int32_t>(ElementBytes(dtype_)); }
@@ -57,7 +58,7 @@ class CallBias {
   DType dtype_ = DType::kFloat32;
   const void* bias_ = nullptr;
   int64_t planes_ = 0;
-  int64_t q_rows_ = 0;
+  int64_t rows_ = 0;  // of a plane
   int64_t columns_ = 0;
   int64_t scratch_bytes_ = 0;
   BiasCopyParams copy_;  // source and target unset

@@ -125,6 +125,39 @@ TEST(CallBiasTest, StridesBecomeColumnsThatFollowOneAnother) {
   }
 }
 
+// A key's column is its row in the block then, wherever its position is.
+TEST(CallBiasTest, OfOneThatIsCutByKeysRowsOfTheBlockCount) {
+  AttentionProblem problem = ProblemOf(64, {.per_head = true});
+  problem.terms.by_keys = true;
+  problem.terms.rows = 1000;
+  const auto odd = BlockOf(
+      {{.length = 24, .position = 301}, {.local_begin = 24, .length = 40, .position = 703}});
+  EXPECT_TRUE(BiasInVectors(problem, odd, 1));
+  EXPECT_TRUE(TakesBias(problem, {}, odd, 1));
+  EXPECT_FALSE(TakesBias(problem, {}, odd, 2)) << "rows and columns of other steps";
+  CallBias bias;
+  ASSERT_TRUE(bias.Init(problem, {}, 10, odd, 1).ok());
+  EXPECT_FALSE(bias.copies());
+
+  problem.terms.columns = 61;
+  const auto short_rows = BlockOf(
+      {{.length = 24, .position = 301}, {.local_begin = 24, .length = 37, .position = 703}});
+  EXPECT_TRUE(TakesBias(problem, {}, short_rows, 1));
+  ASSERT_TRUE(bias.Init(problem, {}, 10, short_rows, 1).ok());
+  ASSERT_TRUE(bias.copies());
+  EXPECT_EQ(bias.copy().first, 0);
+  EXPECT_EQ(bias.copy().end, 61);
+  EXPECT_EQ(bias.copy().rows, 4 * 1000);
+  const auto between = BlockOf(
+      {{.length = 21, .position = 304}, {.local_begin = 21, .length = 40, .position = 704}});
+  EXPECT_FALSE(TakesBias(problem, {}, between, 1));
+
+  problem.terms.bias.reset();
+  problem.terms.mask = MaskForm{};
+  EXPECT_TRUE(TakesBias(problem, {}, between, 1));
+  EXPECT_FALSE(TakesBias(problem, {}, between, 2));
+}
+
 TEST(CallBiasTest, TooManyColumnsAreRefused) {
   CallBias bias;
   EXPECT_EQ(bias.Init(ProblemOf(int64_t{1} << 32), {}, 10, {}, 1).code(),

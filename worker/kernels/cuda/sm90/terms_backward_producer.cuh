@@ -266,8 +266,9 @@ struct TermBackwardProducer {
     const int rows =
         wide ? Shape::template kBiasRows<float> : Shape::template kBiasRows<typename Shape::T>;
     const int plane = BiasPlane(terms, params.common.num_heads, item.batch, tile.head);
-    const int column = BiasColumn(params.bias, terms.ranges[tile.range].k_position);
-    const int first = static_cast<int>(params.ranges[tile.range].row_begin) + tile.row;
+    const TermRange& place = terms.ranges[tile.range];
+    const int column = BiasColumn(params.bias, place.plane_column);
+    const int first = static_cast<int>(place.plane_row) + tile.row;
 #pragma unroll 1
     for (int row = 0; row < Shape::kRows; row += rows) {
 #pragma unroll 1
@@ -386,8 +387,9 @@ struct TermBackwardProducer {
     const QRange& range = params.ranges[tile.range];
     const int64_t columns = params.terms.columns;
     const int64_t plane = int64_t{item.batch} * params.common.num_heads + tile.head;
-    T* target = static_cast<T*>(params.dbias) + params.terms.ranges[tile.range].k_position + key +
-                (plane * params.common.q_rows + range.row_begin + tile.row + first) * columns;
+    const TermRange& place = params.terms.ranges[tile.range];
+    T* target = static_cast<T*>(params.dbias) + place.plane_column + key +
+                (plane * params.terms.plane_rows + place.plane_row + tile.row + first) * columns;
     // Of eight rows, the one in which row `first` is kept (BackwardConsumer::KeptRow); row first +
     // 4 is two on.
     const int kept = first / 2 + first % 2 * 4;

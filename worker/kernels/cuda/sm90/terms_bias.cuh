@@ -15,9 +15,9 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Where the copy engine finds a key's position.
-__device__ __forceinline__ int BiasColumn(const BiasMap& bias, int64_t position) {
-  const uint32_t from = static_cast<uint32_t>(position - bias.first);
+// Where the copy engine finds a column of the bias.
+__device__ __forceinline__ int BiasColumn(const BiasMap& bias, int64_t column) {
+  const uint32_t from = static_cast<uint32_t>(column - bias.first);
   if (bias.stride == 1) return static_cast<int>(from);
   const uint32_t stride = bias.stride;
   return static_cast<int>(from % stride * bias.class_columns + from / stride);

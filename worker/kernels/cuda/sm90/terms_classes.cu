@@ -123,27 +123,28 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// Whether the mask's rows may be read as words of 32 columns, from that of key `key` on.
-__device__ __forceinline__ bool ReadsWords(const TermParams& terms, int64_t key, int64_t stride) {
+// Whether the mask's rows may be read as words of 32 columns, from `column` on.
+__device__ __forceinline__ bool ReadsWords(const TermParams& terms, int64_t column,
+                                           int64_t stride) {
   const uint64_t bytes = reinterpret_cast<uintptr_t>(terms.mask) | terms.mask_row_bytes;
-  return terms.mask_bits && stride == 1 && key % 32 == 0 && bytes % 4 == 0;
+  return terms.mask_bits && stride == 1 && column % 32 == 0 && bytes % 4 == 0;
 }
 
 // A row of the mask.
 struct MaskRow {
-  const uint8_t* mask;  // null: the row does not exist
-  int64_t first_key;    // position of column 0
+  const uint8_t* mask;   // null: the row does not exist
+  int64_t first_column;  // of the row, that the first key has
   int64_t stride;
 
   __device__ __forceinline__ MaskRow(const TermParams& terms, const CommonParams& common,
-                                     int64_t batch, int head, int64_t local_row, bool exists,
-                                     int64_t key, int64_t key_stride)
-      : first_key(key), stride(key_stride) {
+                                     int64_t batch, int head, int64_t plane_row, bool exists,
+                                     int64_t column, int64_t column_stride)
+      : first_column(column), stride(column_stride) {
     const int64_t plane =
         (terms.mask_per_batch ? batch : 0) * (terms.mask_per_head ? common.num_heads : 1) +
         (terms.mask_per_head ? head : 0);
-    mask =
-        exists ? terms.mask + (plane * common.q_rows + local_row) * terms.mask_row_bytes : nullptr;
+    mask = exists ? terms.mask + (plane * terms.plane_rows + plane_row) * terms.mask_row_bytes
+                  : nullptr;
   }
   // Columns [first, first + 32) that are below `columns`: bit l is lane l's. Executed by one whole
   // warp.
@@ -151,15 +152,15 @@ struct MaskRow {
     const int column = first + (threadIdx.x & 31);
     bool seen = false;
     if (mask != nullptr && column < columns) {
-      const int64_t key = first_key + stride * column;
-      seen = terms.mask_bits ? (mask[key / 8] >> (key % 8) & 1) != 0 : mask[key] != 0;
+      const int64_t at = first_column + stride * column;
+      seen = terms.mask_bits ? (mask[at / 8] >> (at % 8) & 1) != 0 : mask[at] != 0;
     }
     return __ballot_sync(0xffffffff, seen);
   }
   // The same, read by one thread. REQUIRES: ReadsWords.
   __device__ __forceinline__ uint32_t OwnWord(int first, int columns) const {
     if (mask == nullptr || first >= columns) return 0;
-    return *reinterpret_cast<const uint32_t*>(mask + (first_key + first) / 8) &
+    return *reinterpret_cast<const uint32_t*>(mask + (first_column + first) / 8) &
            ColumnsBelow(first, columns);
   }
   // What such a word makes of `any` pair being seen, and `all` that there are.
@@ -198,13 +199,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = blockIdx.y; t * kSide < range.row_count; t += kMaskParts) {
       const int columns = range.row_count - t * kSide;
       const int64_t pair = int64_t{plane} * params.pairs.pairs + params.pairs.pair_begin[index] + t;
-      const int64_t key =
-          terms.ranges[index].k_position + int64_t{params.stride} * (int64_t{t} * kSide);
+      const TermRange& place = terms.ranges[index];
+      const int64_t column = place.plane_column + int64_t{params.stride} * (int64_t{t} * kSide);
       bool any = false, all = true;
-      const bool by_words = ReadsWords(terms, key, params.stride);
+      const bool by_words = ReadsWords(terms, column, params.stride);
       const auto row_of = [&](int row) {
-        return MaskRow(terms, common, batch, first_head + row % pack, tile.q_row_begin + row / pack,
-                       row < tile.q_rows * pack, key, params.stride);
+        return MaskRow(terms, common, batch, first_head + row % pack, place.plane_row + row / pack,
+                       row < tile.q_rows * pack, column, params.stride);
       };
       for (int i = by_words ? threadIdx.x : rows * 4; i < rows * 4; i += kThreads) {
         const MaskRow source = row_of(i / 4);
@@ -252,12 +253,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = blockIdx.y; t * kRows < range.row_count; t += kMaskParts) {
       const int rows = range.row_count - t * kRows;
       const int64_t pair = int64_t{plane} * params.pairs.pairs + params.pairs.pair_begin[index] + t;
-      const int64_t first_key = terms.ranges[index].k_position;
+      const TermRange& place = terms.ranges[index];
+      const int64_t column = place.plane_column;
       bool any = false, all = true;
-      const bool by_words = ReadsWords(terms, first_key, params.stride);
+      const bool by_words = ReadsWords(terms, column, params.stride);
       const auto row_of = [&](int row) {
-        return MaskRow(terms, common, batch, plane % heads, range.row_begin + t * kRows + row,
-                       row < rows, first_key, params.stride);
+        return MaskRow(terms, common, batch, plane % heads, place.plane_row + t * kRows + row,
+                       row < rows, column, params.stride);
       };
       for (int i = by_words ? threadIdx.x : kRows * 4; i < kRows * 4; i += kThreads) {
         const int row = i / 4, w = i % 4;

@@ -268,9 +268,10 @@ struct TermForwardProducer {
       if (slot.valid == 0) break;
       const int head = slot.first_head, batch = slot.batch;
       const int plane = BiasPlane(terms, params.forward.common.num_heads, batch, head);
-      const int row = static_cast<int>(slot.tile.q_row_begin);
       Walk(ItemOf(slot.tile, head, batch), [&](const Found& tile, bool) {
-        const int column = BiasColumn(params.bias, terms.ranges[tile.range].k_position) + tile.row;
+        const TermRange& place = terms.ranges[tile.range];
+        const int column = BiasColumn(params.bias, place.plane_column) + tile.row;
+        const int row = static_cast<int>(place.plane_row);
 #pragma unroll 1
         for (int panel = 0; panel < panels; ++panel) {
           if (lane == 0) LoadPanels(at, column + panel * (kPanelRowBytes / element), row, plane);

@@ -32,13 +32,13 @@ struct PairTables {
   void* mask_words = nullptr;
 };
 
-// How the copy engine finds the bias: as it lies, or in a copy (call_bias.h) whose columns are
-// positions of every `stride`-th key in a row, residue after residue.
+// How the copy engine finds the bias: as it lies, or in a copy (call_bias.h) that has every
+// `stride`-th column of a row, residue after residue.
 struct BiasMap {
-  TensorMap map;              // [planes, q_rows, columns]; box: 128 bytes of so many rows
-  int64_t first = 0;          // position of column 0
-  int32_t stride = 1;         // of the positions in columns that follow one another
-  int32_t class_columns = 0;  // of the positions that are alike modulo stride
+  TensorMap map;              // [planes, plane_rows, columns]; box: 128 bytes of so many rows
+  int64_t first = 0;          // column of the bias that is column 0
+  int32_t stride = 1;         // of the bias's columns in those that follow one another
+  int32_t class_columns = 0;  // of the bias's columns that are alike modulo stride
 };
 
 // Rows of a box: of a forward's panel, those of a consumer group; of a backward's chunk, what its
@@ -56,7 +56,7 @@ struct TermForwardKernelParams : ForwardKernelParams {
   PairTables pairs;
   BiasMap bias;
   PhiloxKeys keys;     // of dropout
-  int32_t stride = 1;  // of positions, in q and in all blocks
+  int32_t stride = 1;  // of positions, in q and in all blocks; 1 where terms are cut by keys
   uint32_t zero = 0;   // 0, which the compiler cannot know
 };
 
@@ -68,7 +68,7 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   int32_t stride = 1;
   uint32_t zero = 0;  // as in the forward's
   // Where the bias's gradient goes, device: like the bias, of which every head has a plane for
-  // itself, in the call's 16-bit type; keys' positions are multiples of 8 where their tiles begin.
+  // itself, in the call's 16-bit type; keys' columns are multiples of 8 where their tiles begin.
   // Kernels that store it alone read this.
   void* dbias = nullptr;
 };
