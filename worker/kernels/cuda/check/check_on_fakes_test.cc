@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -38,6 +39,11 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   EXPECT_GT(splits.CallsOf("fake", "backward with dbias"), 0);
   EXPECT_GT(splits.CallsOf("", "zeros beside dbias"), 0);
   EXPECT_GT(splits.CallsOf("fake", "probabilities"), 10);
+  for (const std::string direction : {"forward", "backward", "bias gradient"}) {
+    EXPECT_GT(splits.CallsOf("fake", direction + kByKeys), 0) << direction;
+  }
+  EXPECT_GT(splits.CallsOf("fake", std::string("backward with dbias") + kByKeys), 0);
+  EXPECT_GT(splits.CallsOf("", std::string("zeros beside dbias") + kByKeys), 0);
 }
 
 // A check that lets everything through would say the same of right kernels.

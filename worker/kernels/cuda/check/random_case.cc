@@ -139,6 +139,16 @@ void AddTerms(std::mt19937& random, Case& c) {
   c.hostile = options.segment_ids && !options.sinks && random() % 2 == 0;
 }
 
+// Every second case that can have its bias and mask cut by keys: calls have one block of keys,
+// masks bytes.
+void CutByKeys(Case& c) {
+  AttentionOptions& options = c.spec.options;
+  c.by_keys = c.seed / 144 % 2 == 0 && !c.spec.shape.packed && c.spec.shape.seq_len_kv > 0 &&
+              (options.bias.has_value() || options.mask.has_value()) &&
+              (c.world == 1 || !c.one_call);
+  if (c.by_keys && options.mask.has_value()) options.mask->bits = false;
+}
+
 // Of every second case that can have them: a few rows, some twice, in no order.
 void AddProbabilityRows(std::mt19937& random, AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
@@ -210,6 +220,7 @@ std::string Case::ToString() const {
     line += std::string(" mask(") + (mask->per_batch ? "B" : "1") + (mask->per_head ? ",H" : ",1") +
             (mask->bits ? ",bits)" : ")");
   }
+  if (by_keys) line += " cut by keys";
   if (options.segment_ids) line += hostile ? " segment ids (hostile)" : " segment ids";
   if (!options.alibi_slopes.empty()) {
     line += " alibi(" + std::to_string(options.alibi_slopes.size()) + ")";
@@ -266,6 +277,7 @@ Case RandomTermCase(std::mt19937& random, bool small) {
   AddTerms(random, c);
   c.spec.probability_rows.clear();  // drawn when its documents were not packed yet
   AddProbabilityRows(random, c.spec);
+  CutByKeys(c);
   return c;
 }
 
@@ -283,6 +295,7 @@ Case RandomHopperTermCase(std::mt19937& random, bool small) {
   if (!HasScoreTerms(options)) AddDropout(random, options);
   if (random() % 2) options.softcap = 0;  // whose backward is another family's
   if (options.bias.has_value() && options.bias->gradient && random() % 2) FitStores(c);
+  CutByKeys(c);
   c.hostile = false;
   c.family = "sm90";
   return c;
@@ -313,6 +326,7 @@ Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
   if (random() % 2) {  // alone they leave whole tiles empty
     c.spec.options.mask = {};
     c.spec.options.segment_ids = true;
+    CutByKeys(c);
   }
   c.spec.options.softcap = 0;
   c.spec.options.deterministic = true;

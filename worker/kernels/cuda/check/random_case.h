@@ -26,7 +26,9 @@ struct Case {
   bool long_keys = false;     // the kernels for long key ranges, however short these are
   // What segment ids hide from all holds NaN: rows of k and v, and of q and dout.
   bool hostile = false;
-  bool apart = false;      // a bias's gradient by a kernel of its own, whatever can store it
+  bool apart = false;  // a bias's gradient by a kernel of its own, whatever can store it
+  // Forwards and backwards get their block's columns of a bias and a mask (ScoreTerms::by_keys).
+  bool by_keys = false;
   float amplitude = 1.0f;  // of q's and k's elements
   std::string family;      // the kernels of this family, in the directions that it serves
   uint32_t seed = 0;       // of the tensors

@@ -35,6 +35,7 @@ class CaseRun {
         element_(ElementBytes(c.spec.dtype)),
         q_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_q)),
         kv_shards_(Cut(c.layout, c.world * c.key_blocks, shape_.cu_seqlens_k)) {
+    if (c.by_keys) CutTermsByKeys();
     if (c.small_device) device_.shared_bytes_per_block = 1024;
     if (c.few_sms) device_.sm_count = 1;
     const std::vector<double>& lse = expected_.lse.exact;
@@ -60,6 +61,7 @@ class CaseRun {
                          shape_.head_dim, outputs_.dk);
       CollectKeyGradient(kv_shards_[shard], memory.dv, stored_ ? &memory.dv_out : nullptr,
                          shape_.head_dim_v, outputs_.dv);
+      if (case_.by_keys) CollectDbias(kv_shards_[shard], *key_terms_[shard]);
     }
     return std::move(outputs_);
   }
@@ -91,6 +93,28 @@ class CaseRun {
       return {bias.get(), mask.get<uint8_t>(), q_ids.get<int32_t>()};
     }
     Buffer bias, mask, q_ids, dbias;
+  };
+
+  // A shard of keys' columns of a bias and a mask of all queries, where they are cut by keys, and
+  // where the bias's gradient goes.
+  struct KeyTermMemory {
+    KeyTermMemory(const AttentionSpec& spec, int64_t columns)
+        : bias(BytesOf(spec, TensorId::kBias, columns)),
+          mask(BytesOf(spec, TensorId::kMask, columns)),
+          dbias(BytesOf(spec, TensorId::kDbias, columns)) {}
+    static int64_t BytesOf(const AttentionSpec& spec, TensorId id, int64_t columns) {
+      if (!InfoOf(id).is_present(spec)) return 0;
+      return RowsOf(spec, id) * columns * ElementBytesOf(spec, id);
+    }
+    // Of all planes.
+    static int64_t RowsOf(const AttentionSpec& spec, TensorId id) {
+      const TensorLayout layout = LayoutOf(spec, id);
+      return layout.outer * layout.rows;
+    }
+    static int64_t ElementBytesOf(const AttentionSpec& spec, TensorId id) {
+      return LayoutOf(spec, id).inner_bytes / PairColumns(spec.shape);
+    }
+    Buffer bias, mask, dbias;
   };
 
   // The chosen rows that a rank has: where, and their numbers among all.
@@ -128,9 +152,77 @@ class CaseRun {
   int64_t QueryRowBytes(int64_t dim) const { return shape_.num_heads * dim * element_; }
   int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
 
+  // Of the keys that a rank has in a step, where it has one block of them.
+  int ShardAt(int rank, int step) const { return (rank + case_.world - step) % case_.world; }
   std::vector<KvBlock> BlocksOf(int rank, int step) const {
     if (case_.one_call || case_.key_blocks > 1) return blocks_;
-    return {blocks_[(rank + case_.world - step) % case_.world]};
+    return {blocks_[ShardAt(rank, step)]};
+  }
+  const AttentionProblem& ProblemAt(int rank, int step) const {
+    return case_.by_keys ? key_problems_[ShardAt(rank, step)] : problem_;
+  }
+  TermOperands OperandsAt(int rank, int step, const TermMemory& terms) const {
+    TermOperands operands = terms.operands();
+    if (!case_.by_keys) return operands;
+    const KeyTermMemory& own = *key_terms_[ShardAt(rank, step)];
+    operands.bias = own.bias.get();
+    operands.mask = own.mask.get<uint8_t>();
+    return operands;
+  }
+  void* DbiasAt(int rank, int step, const TermMemory& terms) const {
+    return case_.by_keys ? key_terms_[ShardAt(rank, step)]->dbias.get() : terms.dbias.get();
+  }
+  void Count(const PreparedKernel& kernel, const std::string& direction) {
+    splits_.Count(kernel, direction);
+    if (case_.by_keys) splits_.Count(kernel, direction + kByKeys);
+  }
+
+  void CutTermsByKeys() {
+    for (const Shard& shard : kv_shards_) {
+      ScoreTerms& terms = key_problems_.emplace_back(problem_).terms;
+      terms.by_keys = true;
+      terms.rows = shape_.seq_len_q;
+      terms.columns = shard.rows();
+    }
+  }
+
+  // Of each shard of keys.
+  void MakeKeyTerms() {
+    for (size_t i = 0; i < kv_shards_.size(); ++i) {
+      const Shard& shard = kv_shards_[i];
+      KeyTermMemory& memory =
+          *key_terms_.emplace_back(std::make_unique<KeyTermMemory>(case_.spec, shard.rows()));
+      const auto upload = [&](TensorId id, const std::vector<char>& whole, Buffer& target) {
+        if (whole.empty()) return;
+        target.Upload(Gather(whole, KeyTermMemory::RowsOf(case_.spec, id), PairColumns(shape_),
+                             KeyTermMemory::ElementBytesOf(case_.spec, id), shard.tokens));
+      };
+      upload(TensorId::kBias, inputs_.bias, memory.bias);
+      upload(TensorId::kMask, inputs_.mask, memory.mask);
+      if (has_dbias()) PlaceDbiasByKeys(static_cast<int>(i), memory);
+    }
+  }
+
+  // As PlaceDbias, ahead of the calls of all ranks.
+  void PlaceDbiasByKeys(int index, KeyTermMemory& memory) {
+    std::vector<BiasGradientCall> calls;
+    for (const Shard& queries : q_shards_) {
+      BiasGradientCall& call = calls.emplace_back();
+      call.problem = &key_problems_[index];
+      call.q_rows = queries.rows();
+      call.q_pieces = queries.pieces;
+      call.blocks = {blocks_[index]};
+      call.dbias = memory.dbias.get();
+    }
+    PlaceDbias(calls, DbiasBeforeByKeys(kv_shards_[index]), memory.dbias);
+  }
+
+  void CollectDbias(const Shard& shard, const KeyTermMemory& memory) {
+    if (!has_dbias()) return;
+    Scatter(memory.dbias.Download<char>(), KeyTermMemory::RowsOf(case_.spec, TensorId::kDbias),
+            PairColumns(shape_), KeyTermMemory::ElementBytesOf(case_.spec, TensorId::kDbias),
+            shard.tokens, outputs_.dbias);
+    outputs_.intact = outputs_.intact && memory.dbias.GuardsIntact();
   }
 
   void MakeBlocks() {
@@ -164,6 +256,7 @@ class CaseRun {
       }
       blocks_.push_back(block);
     }
+    if (case_.by_keys) MakeKeyTerms();
   }
 
   void RunRank(int rank) {
@@ -185,7 +278,7 @@ class CaseRun {
     Backward(rank, memory, terms);
     Scatter(memory.dq.Download<char>(), shape_.batch, sq, QueryRowBytes(d), shard.tokens,
             outputs_.dq);
-    if (has_dbias()) {
+    if (has_dbias() && !case_.by_keys) {
       const TensorLayout layout = LayoutOf(case_.spec, TensorId::kDbias);
       Scatter(terms.dbias.Download<char>(), layout.outer, layout.rows, layout.inner_bytes,
               shard.tokens, outputs_.dbias);
@@ -226,7 +319,7 @@ class CaseRun {
   void Forward(int rank, QueryMemory& memory, const TermMemory& terms) {
     for (int step = 0; step < steps(); ++step) {
       ForwardCall call;
-      call.problem = &problem_;
+      call.problem = &ProblemAt(rank, step);
       call.q_rows = q_shards_[rank].rows();
       call.q_pieces = q_shards_[rank].pieces;
       call.q = memory.q.get();
@@ -236,13 +329,13 @@ class CaseRun {
       call.out = memory.out.get();
       call.initial = step == 0;
       call.final = step == steps() - 1;
-      call.terms = terms.operands();
+      call.terms = OperandsAt(rank, step, terms);
       if (call.final && sinks_ != nullptr) call.sinks = sinks_->get<float>();
       MakeLate(call);
       const Prepared prepared = ByFamily(
           [&](const KernelTuning& tuning) { return PrepareForward(call, device_, tuning); });
       LaunchForward(prepared, call);
-      splits_.Count(**prepared, "forward");
+      Count(**prepared, "forward");
       // Only partial results need scratch.
       if ((*prepared)->scratch_bytes() > 0) splits_.AddSplit(case_, call, has_empty_rows_);
     }
@@ -374,7 +467,7 @@ class CaseRun {
     std::vector<BackwardCall> calls;
     for (int step = 0; step < steps(); ++step) {
       BackwardCall& call = calls.emplace_back();
-      call.problem = &problem_;
+      call.problem = &ProblemAt(rank, step);
       call.q_rows = shard.rows();
       call.q_pieces = shard.pieces;
       call.q = memory.q.get();
@@ -383,27 +476,32 @@ class CaseRun {
       call.delta = memory.delta.get<float>();
       call.dq_acc = memory.dq_acc.get<float>();
       call.blocks = BlocksOf(rank, step);
-      call.terms = terms.operands();
+      call.terms = OperandsAt(rank, step, terms);
     }
-    if (has_dbias()) PlaceDbias(shard, calls, terms);
-    for (const BackwardCall& call : calls) {
-      if (has_dbias() && BothGradients(call, BiasGradientOf(call, terms))) continue;
+    std::vector<BiasGradientCall> gradients;
+    for (int step = 0; has_dbias() && step < steps(); ++step) {
+      gradients.push_back(BiasGradientOf(calls[step], DbiasAt(rank, step, terms)));
+    }
+    if (has_dbias() && !case_.by_keys) PlaceDbias(gradients, DbiasBefore(shard), terms.dbias);
+    for (int step = 0; step < steps(); ++step) {
+      const BackwardCall& call = calls[step];
+      if (has_dbias() && BothGradients(call, gradients[step])) continue;
       const Prepared prepared = ByFamily(
           [&](const KernelTuning& tuning) { return PrepareBackward(call, device_, tuning); });
       LaunchAndWait(prepared);
-      splits_.Count(**prepared, "backward");
+      Count(**prepared, "backward");
       if ((*prepared)->stores_key_gradients()) {
         stored_ = true;
         splits_.AddStoring(**prepared, case_);
       }
-      if (has_dbias()) BiasGradient(BiasGradientOf(call, terms));
+      if (has_dbias()) BiasGradient(gradients[step]);
     }
     Check(StartConvert(
         {problem_.dtype, memory.dq.get(), memory.dq_acc.get<float>(), rows * shape_.head_dim},
         nullptr));
   }
 
-  static BiasGradientCall BiasGradientOf(const BackwardCall& backward, const TermMemory& terms) {
+  static BiasGradientCall BiasGradientOf(const BackwardCall& backward, void* dbias) {
     BiasGradientCall call;
     call.problem = backward.problem;
     call.q_rows = backward.q_rows;
@@ -414,7 +512,7 @@ class CaseRun {
     call.delta = backward.delta;
     call.blocks = backward.blocks;
     call.terms = backward.terms;
-    call.dbias = terms.dbias.get();
+    call.dbias = dbias;
     return call;
   }
 
@@ -428,8 +526,8 @@ class CaseRun {
     if (both->backward == nullptr) return false;
     const Prepared prepared = std::move(both->backward);
     LaunchAndWait(prepared);
-    splits_.Count(**prepared, "backward");
-    splits_.Count(**prepared, "backward with dbias");
+    Count(**prepared, "backward");
+    Count(**prepared, "backward with dbias");
     LaunchAndWait(Prepared(std::move(both->bias_gradient)));
     return true;
   }
@@ -438,24 +536,39 @@ class CaseRun {
     const Prepared prepared = ByFamily(
         [&](const KernelTuning& tuning) { return PrepareBiasGradient(call, device_, tuning); });
     LaunchAndWait(prepared);
-    splits_.Count(**prepared, "bias gradient");
+    Count(**prepared, "bias gradient");
   }
 
   // What is left of NaN by the zeroing that knows the calls; or, where they are none that it knows,
-  // as DbiasBefore.
-  void PlaceDbias(const Shard& shard, const std::vector<BackwardCall>& calls, TermMemory& terms) {
-    std::vector<BiasGradientCall> gradients;
-    for (const BackwardCall& call : calls) gradients.push_back(BiasGradientOf(call, terms));
+  // `before`.
+  void PlaceDbias(const std::vector<BiasGradientCall>& gradients, std::vector<char> before,
+                  Buffer& dbias) {
     std::vector<const BiasGradientCall*> behind;
     for (const BiasGradientCall& gradient : gradients) behind.push_back(&gradient);
-    std::vector<char> before = DbiasBefore(shard);
     const int64_t bytes = static_cast<int64_t>(before.size());
-    Prepared zero = PrepareZero({terms.dbias.get(), bytes}, behind);
-    if (*zero == nullptr) return terms.dbias.Upload(before);
+    Prepared zero = PrepareZero({dbias.get(), bytes}, behind);
+    if (*zero == nullptr) return dbias.Upload(before);
     std::fill(before.begin(), before.end(), static_cast<char>(0xff));
-    terms.dbias.Upload(before);
+    dbias.Upload(before);
     LaunchAndWait(zero);
-    splits_.Count(**zero, "zeros beside dbias");
+    Count(**zero, "zeros beside dbias");
+  }
+
+  // As DbiasBefore, of a shard of keys.
+  std::vector<char> DbiasBeforeByKeys(const Shard& shard) const {
+    const int64_t rows = KeyTermMemory::RowsOf(case_.spec, TensorId::kDbias);
+    const int64_t element = KeyTermMemory::ElementBytesOf(case_.spec, TensorId::kDbias);
+    const Band& band = problem_.bands[0];
+    std::vector<char> before(rows * shard.rows() * element, 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t j = 0; j < shard.rows(); ++j) {
+        const int64_t away = shard.tokens[j] - row % shape_.seq_len_q;
+        if (away < band.lower || away > band.upper) continue;
+        std::fill_n(before.begin() + (row * shard.rows() + j) * element, element,
+                    static_cast<char>(0xff));
+      }
+    }
+    return before;
   }
 
   // What a rank's dbias holds before its calls: NaN where they have a pair that the band shows,
@@ -510,6 +623,9 @@ class CaseRun {
   bool stored_ = false;                               // dk_out and dv_out instead of dk and dv
   std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // of kv_shards_
   std::vector<KvBlock> blocks_;                       // likewise
+  // Where terms are cut by keys, likewise.
+  std::vector<AttentionProblem> key_problems_;
+  std::vector<std::unique_ptr<KeyTermMemory>> key_terms_;
   std::unique_ptr<Buffer> sinks_;
   CaseOutputs outputs_;
 };

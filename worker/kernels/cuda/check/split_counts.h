@@ -16,6 +16,9 @@ namespace ringattn::worker::cuda::check {
 // Direction of forwards whose last keys came when they had been launched.
 inline constexpr char kLateKeys[] = "forward with late keys";
 
+// Behind a direction: of calls whose bias and mask are cut by keys.
+inline constexpr char kByKeys[] = " by keys";
+
 // Directions of backwards that store dk and dv (SplitCounts::AddStoring).
 inline constexpr char kStoring[] = "backward storing dk and dv";
 inline constexpr char kStoringGroups[] = "backward storing dk and dv of groups";
