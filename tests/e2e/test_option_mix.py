@@ -195,5 +195,5 @@ def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
             done = cli(command, *where, f"--input={source}", f"--output={output}", *options, *more,
                        "--json")
             plan = json.loads(done.stdout)["plan"]
-            assert (plan["schedule"], plan["world_size"]) == (schedule, 4)
+            assert (plan["schedule"], plan["world_size"]) == (schedule, 3)
             cli("verify", f"--input={source}", f"--output={output}", *options, *more)
