@@ -58,6 +58,18 @@ bool Cover(const std::vector<Shard>& shards, int64_t rows) {
   return next == (stride == 1 ? rows : std::min(stride, rows));
 }
 
+// Runs of a member's bytes, listed a window at a time: of single bytes those of a chunk would take
+// hundreds of megabytes.
+template <typename Visit>
+void ForEachRun(const ShardMap& map, int rank, int64_t offset, int64_t bytes, const Visit& visit) {
+  constexpr int64_t kWindow = 64 << 10;
+  for (const int64_t end = offset + bytes; offset < end; offset += kWindow) {
+    for (const ByteRun& run : map.FromLocal(rank, offset, std::min(kWindow, end - offset))) {
+      visit(run);
+    }
+  }
+}
+
 // Of one tensor, cut along its axis.
 absl::StatusOr<ShardMap> MapOf(v1::TensorId tensor, const TensorLayout& layout,
                                const ShardPlan& plan) {
@@ -94,9 +106,14 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
   }
   int64_t keys = 0;
   for (const Shard& shard : plan.kv) keys += RowsIn(shard);
+  // False if these members cannot have the tensor.
   const auto cut = [&](auto& tensor) {
     const bool is_pairs = InfoOf(static_cast<TensorId>(tensor.tensor)).form == TensorForm::kPairs;
-    if (pairs_by_keys && is_pairs) tensor.layout = CutByKeys(tensor.layout, keys);
+    if (!pairs_by_keys || !is_pairs) return true;
+    const int64_t row_bytes = tensor.layout.inner_bytes;
+    if (keys > 0 && (row_bytes < keys || row_bytes % keys != 0)) return false;
+    tensor.layout = CutByKeys(tensor.layout, keys);
+    return true;
   };
   std::unique_ptr<ShardTensors> tensors(new ShardTensors);
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
@@ -105,13 +122,19 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
       return ServerError(absl::StrCat("the tickets cut the parts of ", TensorIdName(input.tensor),
                                       " differently"));
     }
-    cut(input);
+    if (!cut(input)) {
+      return ServerError(
+          absl::StrCat("the tickets do not have the columns of ", TensorIdName(input.tensor)));
+    }
     absl::StatusOr<ShardMap> map = MapOf(input.tensor, input.layout, plan);
     if (!map.ok()) return map.status();
     tensors->inputs_.push_back({std::move(input), *std::move(map)});
   }
   for (OutputTensor& output : outputs) {
-    cut(output);
+    if (!cut(output)) {
+      return ServerError(
+          absl::StrCat("the tickets do not have the columns of ", TensorIdName(output.tensor)));
+    }
     absl::StatusOr<ShardMap> map = MapOf(output.tensor, output.layout, plan);
     if (!map.ok()) return map.status();
     tensors->outputs_.push_back({std::move(output), *std::move(map)});
@@ -164,20 +187,30 @@ std::optional<ShardTensors::Chunk> ShardTensors::Next(int rank) {
 ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offset,
                                       int64_t bytes) const {
   Chunk chunk{input.tensor.tensor, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes)};
-  for (const ByteRun& run : input.map.FromLocal(rank, offset, bytes)) {
-    input.tensor.bytes.ForEachPiece(
-        run.global_offset, run.bytes,
-        [&](const uint8_t* data, uint64_t size) { chunk.pieces.emplace_back(data, size); });
-  }
-  const auto pieces = static_cast<int64_t>(chunk.pieces.size());
-  if (pieces <= 1 || bytes / pieces >= kShortestPiece) return chunk;
-  chunk.gathered.reset(new uint8_t[bytes]);  // not zeroed
-  uint8_t* target = chunk.gathered.get();
-  for (const ConstBytes& piece : chunk.pieces) {
-    std::memcpy(target, piece.data(), piece.size());
-    target += piece.size();
-  }
-  chunk.pieces = {ConstBytes(chunk.gathered.get(), bytes)};
+  uint8_t* target = nullptr;  // where the next bytes are gathered, once they are
+  const auto gather = [&target](const uint8_t* data, uint64_t size) {
+    std::memcpy(target, data, size);
+    target += size;
+  };
+  const auto add = [&](const uint8_t* data, uint64_t size) {
+    if (target != nullptr) return gather(data, size);
+    std::vector<ConstBytes>& pieces = chunk.pieces;
+    if (!pieces.empty() && pieces.back().data() + pieces.back().size() == data) {
+      pieces.back() = ConstBytes(pieces.back().data(), pieces.back().size() + size);
+      return;
+    }
+    pieces.emplace_back(data, size);
+    const auto count = static_cast<int64_t>(pieces.size());
+    if (count <= 1 || count * kShortestPiece <= bytes) return;
+    chunk.gathered.reset(new uint8_t[bytes]);  // not zeroed
+    target = chunk.gathered.get();
+    for (const ConstBytes& piece : pieces) gather(piece.data(), piece.size());
+    pieces.clear();
+  };
+  ForEachRun(input.map, rank, offset, bytes, [&](const ByteRun& run) {
+    input.tensor.bytes.ForEachPiece(run.global_offset, run.bytes, add);
+  });
+  if (target != nullptr) chunk.pieces = {ConstBytes(chunk.gathered.get(), bytes)};
   return chunk;
 }
 
@@ -228,10 +261,10 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
       bytes -= now;
     }
   };
-  for (const ByteRun& run : found->map.FromLocal(rank, static_cast<int64_t>(header.offset),
-                                                 static_cast<int64_t>(payload_bytes))) {
-    found->tensor.bytes.ForEachPiece(run.global_offset, run.bytes, take);
-  }
+  ForEachRun(found->map, rank, static_cast<int64_t>(header.offset),
+             static_cast<int64_t>(payload_bytes), [&](const ByteRun& run) {
+               found->tensor.bytes.ForEachPiece(run.global_offset, run.bytes, take);
+             });
   if (header.crc32c.has_value() && crc != *header.crc32c) {
     return absl::DataLossError(absl::StrCat(place, " arrived with a wrong crc32c"));
   }

@@ -165,6 +165,47 @@ TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
       ASSERT_TRUE(tensors.Add(rank, {v1::TENSOR_ID_DBIAS, 0}, all, cut.size()).ok());
     }
     EXPECT_EQ(dbias, bias);
+    // Twelve keys cannot have thirteen columns, nor any a mask of bits.
+    const ShardPlan fewer = MakeShardPlan(SpecOf(11, 12), layout, 3);
+    EXPECT_FALSE(ShardTensors::Make(TicketsOf(fewer),
+                                    {{v1::TENSOR_ID_BIAS, ConstBytes(bias), by_queries}}, {}, 100,
+                                    /*pairs_by_keys=*/true)
+                     .ok());
+    const TensorLayout bits{1, 11, 2, Axis::kQ};
+    EXPECT_FALSE(ShardTensors::Make(TicketsOf(plan), {{v1::TENSOR_ID_MASK, ConstBytes(bias), bits}},
+                                    {}, 100, /*pairs_by_keys=*/true)
+                     .ok());
+  }
+}
+
+// Of runs as short as they come a chunk is one piece all the same, of long ones the caller's
+// memory.
+TEST(ShardTensors, ShortRunsAreGatheredAndLongOnesAreNot) {
+  AttentionSpec spec = SpecOf(256, 2048);
+  spec.options.mask = MaskForm{};
+  const auto mask = RandomBytes(BytesOf(spec, TensorId::kMask));
+  const TensorLayout by_queries = LayoutOf(spec, TensorId::kMask);
+  for (const Layout layout : {Layout::kContiguous, Layout::kStriped}) {
+    for (const bool by_keys : {false, true}) {
+      const ShardPlan plan = MakeShardPlan(spec, layout, 2);
+      auto made =
+          ShardTensors::Make(TicketsOf(plan), {{v1::TENSOR_ID_MASK, ConstBytes(mask), by_queries}},
+                             {}, 1 << 20, by_keys);
+      ASSERT_TRUE(made.ok()) << made.status();
+      const auto chunk = (*made)->Next(1);
+      ASSERT_TRUE(chunk.has_value());
+      EXPECT_EQ(chunk->bytes, mask.size() / 2);
+      ASSERT_EQ(chunk->pieces.size(), 1u);
+      EXPECT_EQ(chunk->gathered == nullptr, layout == Layout::kContiguous && !by_keys);
+      spec.pairs_by_keys = by_keys;
+      const ShardMap map(spec, plan, TensorId::kMask);
+      spec.pairs_by_keys = false;
+      for (const ByteRun& run : map.FromLocal(1, 0, map.local_bytes(1))) {
+        ASSERT_TRUE(std::equal(mask.begin() + run.global_offset,
+                               mask.begin() + run.global_offset + run.bytes,
+                               chunk->pieces[0].begin() + run.local_offset));
+      }
+    }
   }
 }
 

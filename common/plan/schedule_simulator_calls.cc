@@ -293,7 +293,8 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
       continue;
     }
     if (spec_.pairs_by_keys) {  // of all queries, whosoever the call's are
-      if (range.bytes != PairShardBytes(id, rank)) {
+      const bool is_input = schedule_.programs[rank].buffers[range.buffer].input == id;
+      if (!is_input || range.offset != 0 || range.bytes != PairShardBytes(id, rank)) {
         return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
       }
       if (!memory_.Require(rank, range, "a call with score terms")) return false;

@@ -1,5 +1,5 @@
 // ShardRuns: TensorRoute::FromGlobal over a long range, a window at a time, so that
-// rows of two bytes do not turn a chunk into gigabytes of runs.
+// runs of single bytes do not turn a chunk into gigabytes of runs.
 #ifndef RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
 #define RINGATTN_SERVER_EDGE_SHARD_RUNS_H_
 
@@ -22,7 +22,7 @@ class ShardRuns {
   const ByteRun* Current() {
     if (index_ == runs_.size()) {
       if (at_ == end_) return nullptr;
-      // 64 KiB in rows of 2 bytes: 32,768 runs, 1 MiB.
+      // 64 KiB in runs of one byte: 65,536 of 40 bytes.
       const int64_t bytes = std::min<int64_t>(end_ - at_, 64 * 1024);
       runs_ = route_->FromGlobal(at_, bytes);
       at_ += bytes;

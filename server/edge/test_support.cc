@@ -23,12 +23,14 @@ namespace {
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
   const AttentionShape shape = FromProto(reserve.shape());
   Violations violations(/*max_bytes=*/1024);
-  return {*FromProto(reserve.dtype()),
-          shape,
-          ReadOptions(reserve.options(), shape, violations),
-          reserve.has_dlse(),
-          reserve.fp32_results(),
-          reserve.lse_per_document()};
+  AttentionSpec spec{*FromProto(reserve.dtype()),
+                     shape,
+                     ReadOptions(reserve.options(), shape, violations),
+                     reserve.has_dlse(),
+                     reserve.fp32_results(),
+                     reserve.lse_per_document()};
+  spec.pairs_by_keys = CutsPairsByKeys(*FromProto(reserve.schedule()), spec.options);
+  return spec;
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {

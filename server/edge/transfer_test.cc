@@ -81,6 +81,15 @@ struct Case {
   int64_t sq, sk, heads, dim;
   DType dtype;
   int64_t chunk_bytes;
+  // A bias with its gradient and a mask, cut by queries or by keys; null: none.
+  std::optional<bool> pairs_by_keys = std::nullopt;
+
+  void AddTo(AttentionSpec& spec) const {
+    if (!pairs_by_keys.has_value()) return;
+    spec.options.bias = BiasForm{.per_batch = true, .gradient = true};
+    spec.options.mask = MaskForm{.per_head = true};
+    spec.pairs_by_keys = *pairs_by_keys;
+  }
 };
 
 std::vector<Case> Cases() {
@@ -95,6 +104,12 @@ std::vector<Case> Cases() {
       cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});
       cases.push_back({layout, world_size, 300, 300, 8, 128, DType::kFloat32, 1 << 20});
       cases.push_back({layout, world_size, 0, 3, 1, 8, DType::kFloat16, 64});
+      for (const bool by_keys : {false, true}) {
+        cases.push_back({layout, world_size, 24, 40, 2, 4, DType::kBFloat16, 333, by_keys});
+        cases.push_back({layout, world_size, 9, 5, 1, 3, DType::kFloat32, 7, by_keys});
+        cases.push_back({layout, world_size, 7, 0, 1, 3, DType::kFloat32, 100, by_keys});
+        cases.push_back({layout, world_size, 0, 7, 1, 3, DType::kFloat16, 100, by_keys});
+      }
     }
   }
   return cases;
@@ -105,6 +120,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
   for (const Case& c : Cases()) {
     ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
     request.spec.options.sinks = true;  // which every rank gets
+    c.AddTo(request.spec);
     request.inputs = InputsOf(request.spec, Direction::kForward, false);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
     UploadRouter router(request, plan, limits);
@@ -152,6 +168,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
   for (const Case& c : Cases()) {
     ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
     request.spec.options.sinks = true;  // whose gradient rank 0 has
+    c.AddTo(request.spec);
     for (TensorId id : OutputsOf(request.spec, Direction::kBackward)) request.outputs.push_back(id);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
     constexpr int64_t kReadAhead = 4096;

@@ -15,24 +15,22 @@ namespace {
 // Large enough that taking turns costs nothing beside the copy, small enough that an operation
 // that has ended, or a fence, waits for a fraction of a millisecond.
 constexpr int64_t kBlockBytes = 1 * kMiB;
-// Of a shard with short rows apart from one another: a run of bytes takes 32 bytes to say.
+// Of a shard with short rows apart from one another: a run of bytes takes 40 bytes to say.
 constexpr int64_t kMaxRunsPerBlock = 16 * 1024;
 // By the device itself: a copy is enqueued and waited for in 10 us, and runs at 50 GB/s.
 constexpr int64_t kDirectBlockBytes = 8 * kMiB;
 constexpr int64_t kLeastDirectRun = 64 * kKiB;
 // Between GPUs at 380 GB/s, and faster within one: 0.2 ms, beside which waiting costs a tenth.
 constexpr int64_t kDeviceBlockBytes = 64 * kMiB;
+// Of runs that are no rectangle each is enqueued by itself.
+constexpr int64_t kDeviceRunsPerBlock = 2 * 1024;
 
-int64_t BlockBytes(const TensorLayout& layout) {
-  return std::clamp(layout.inner_bytes * kMaxRunsPerBlock, 4 * kKiB, kBlockBytes);
-}
-
-// By a look at its beginning: every span of a shard has one stride.
-bool HasLongRuns(const TensorRoute& route, size_t part, int rank) {
-  const int64_t bytes = std::min(route.local_bytes(part, rank), kBlockBytes);
-  if (bytes < kLeastDirectRun) return false;
-  const auto runs = static_cast<int64_t>(route.FromLocal(part, rank, 0, bytes).size());
-  return runs * kLeastDirectRun <= bytes;
+// How long a shard's runs are, by a look at its beginning: every span of a shard has one stride. At
+// most kLeastDirectRun; 0 of an empty shard.
+int64_t RunBytes(const TensorRoute& route, size_t part, int rank) {
+  const int64_t bytes = std::min(route.local_bytes(part, rank), kLeastDirectRun);
+  if (bytes == 0) return 0;
+  return bytes / static_cast<int64_t>(route.FromLocal(part, rank, 0, bytes).size());
 }
 
 absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
@@ -58,10 +56,9 @@ absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
   TensorRoute route(spec, plan, whole);
   const auto found = std::find(route.parts().begin(), route.parts().end(), id);
   const auto part = static_cast<size_t>(found - route.parts().begin());
-  RegionTransfer::Copied copied{
-      id, std::move(route), part, std::move(region), base, BlockBytes(LayoutOf(spec, id)), bytes};
-  copied.long_runs = HasLongRuns(copied.route, part, rank);
-  return copied;
+  const int64_t run_bytes = RunBytes(route, part, rank);
+  return RegionTransfer::Copied{id,   std::move(route), part, std::move(region),
+                                base, run_bytes,        bytes};
 }
 
 // A part of a region, cut where pins end.
@@ -88,14 +85,20 @@ std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank
 
 }  // namespace
 
+bool RegionTransfer::Copied::long_runs() const { return run_bytes >= kLeastDirectRun; }
+
+int64_t RegionTransfer::Copied::block_bytes() const {
+  return std::clamp(run_bytes * kMaxRunsPerBlock, 4 * kKiB, kBlockBytes);
+}
+
 bool RegionTransfer::Copied::IsDirect() const {
-  return on_device() || (long_runs && base + bytes <= region->data() + region->pinned_bytes());
+  return on_device() || (long_runs() && base + bytes <= region->data() + region->pinned_bytes());
 }
 
 // Of a shard in short runs the runs are what takes time.
 int64_t RegionTransfer::Copied::direct_block_bytes() const {
   if (!on_device()) return kDirectBlockBytes;
-  return long_runs ? kDeviceBlockBytes : block_bytes;
+  return std::clamp(run_bytes * kDeviceRunsPerBlock, block_bytes(), kDeviceBlockBytes);
 }
 
 absl::StatusOr<std::shared_ptr<RegionTransfer>> RegionTransfer::Make(
@@ -207,7 +210,7 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextInput() {
     if (left > 0) {
       Block block = next_input_;
       block.direct = input.IsDirect();
-      block.bytes = std::min(left, block.direct ? input.direct_block_bytes() : input.block_bytes);
+      block.bytes = std::min(left, block.direct ? input.direct_block_bytes() : input.block_bytes());
       next_input_.offset += block.bytes;
       return block;
     }
@@ -400,7 +403,7 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
   int64_t& done = *copied_bytes;
   while (done < piece.bytes) {
     if (Stopped()) return true;
-    const int64_t bytes = std::min(piece.bytes - done, output.block_bytes);
+    const int64_t bytes = std::min(piece.bytes - done, output.block_bytes());
     if (!output.region->BeginWrite(fence_number_)) return false;
     const uint8_t* from = piece.data + done;
     for (const ByteRun& run :

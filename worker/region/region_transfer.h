@@ -63,14 +63,16 @@ class RegionTransfer final : public OperationListener,
     size_t part = 0;  // of route.parts()
     std::shared_ptr<Region> region;
     uint8_t* base = nullptr;  // of the whole tensor, in the region
-    int64_t block_bytes = 0;  // of the shard, copied at a time
+    int64_t run_bytes = 0;    // of the shard's parts that are one in the tensor: about so many
     int64_t bytes = 0;        // of the whole tensor
-    bool long_runs = false;   // the shard's parts of the tensor are worth a copy of their own each
     DeviceRange memory;       // of an output that is to be copied: the shard
     // The device copies by itself: its bytes in the region are a device's, or pinned where that
     // does better than staging.
     bool IsDirect() const;
     bool on_device() const { return region->on_device(); }
+    bool long_runs() const;  // they are worth a copy of their own each
+    // Of the shard, copied at a time: by threads through staging memory, and by the device itself.
+    int64_t block_bytes() const;
     int64_t direct_block_bytes() const;
   };
 

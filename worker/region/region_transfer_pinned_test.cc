@@ -50,10 +50,12 @@ void ExpectBytes(TensorId id, int64_t first, const uint8_t* bytes, int64_t count
 
 class RegionTransferPinnedTest : public testing::Test {
  protected:
-  // k, q, v, out, lse of `spec` after one another.
+  // k, v, q, out, lse and what else `spec` has, after one another.
   void PlaceTensors(const AttentionSpec& spec) {
     int64_t offset = 0;
-    for (TensorId id : {TensorId::kK, TensorId::kV, TensorId::kQ, TensorId::kOut, TensorId::kLse}) {
+    for (TensorId id : {TensorId::kK, TensorId::kV, TensorId::kQ, TensorId::kOut, TensorId::kLse,
+                        TensorId::kBias, TensorId::kMask}) {
+      if (InfoOf(id).is_present != nullptr && !InfoOf(id).is_present(spec)) continue;
       v1::TensorPlace* place = reserve_.add_places();
       place->set_tensor(static_cast<v1::TensorId>(id));
       place->set_region_id("region");
@@ -71,7 +73,9 @@ class RegionTransferPinnedTest : public testing::Test {
 
   std::shared_ptr<ShardOperation> Make(const AttentionSpec& spec, Layout layout, int world) {
     const ShardPlan plan = MakeShardPlan(spec, layout, world);
-    const auto kind = world == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing;
+    const auto kind = world == 1           ? ScheduleKind::kSingle
+                      : spec.pairs_by_keys ? ScheduleKind::kPassQ
+                                           : ScheduleKind::kRing;
     Program program = MakeProgram(spec, plan, kind, Direction::kForward, false, 0);
     std::vector<int> members(world);
     for (int rank = 0; rank < world; ++rank) members[rank] = rank;
@@ -121,7 +125,7 @@ class RegionTransferPinnedTest : public testing::Test {
 
   void ExpectRightBytes(const AttentionSpec& spec, ShardOperation& operation) {
     const ShardPlan& plan = operation.operation().plan();
-    for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
+    for (TensorId id : InputsOf(spec, Direction::kForward, false)) {
       const ShardMap map(spec, plan, id);
       const auto* shard = static_cast<uint8_t*>(operation.operation().InputBuffer(id)->data());
       for (const ByteRun& run : map.FromLocal(0, 0, map.local_bytes(0))) {
@@ -194,6 +198,24 @@ TEST_F(RegionTransferPinnedTest, ShortRunsAreStagedPinnedOrNot) {
   CopyBothWays(operation);
   ExpectRightBytes(spec, *operation);
   EXPECT_EQ(device_.direct_bytes_in() + device_.direct_bytes_out(), 0);
+}
+
+// A row of a bias is as many runs as its columns have owners: long or short as they come.
+TEST_F(RegionTransferPinnedTest, PairsAreCopiedByKeys) {
+  for (const int64_t tokens : {200, 900}) {
+    for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
+      SCOPED_TRACE(testing::Message() << tokens << " " << LayoutName(layout));
+      AttentionSpec spec = Spec(tokens);
+      spec.options.bias = BiasForm{.float32 = true};
+      spec.options.mask = MaskForm{};
+      spec.pairs_by_keys = true;
+      reserve_.clear_places();
+      PlaceTensors(spec);
+      const auto operation = Make(spec, layout, 2);
+      CopyBothWays(operation);
+      ExpectRightBytes(spec, *operation);
+    }
+  }
 }
 
 }  // namespace

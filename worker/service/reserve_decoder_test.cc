@@ -104,6 +104,34 @@ TEST(ReserveDecoder, PackedDocuments) {
   EXPECT_EQ(decoded->spec.shape.num_documents(), 3);
 }
 
+// Each rank has the columns of its keys where queries travel.
+TEST(ReserveDecoder, ABiasIsCutAsTheScheduleSays) {
+  v1::Reserve reserve = Valid();
+  reserve.mutable_options()->mutable_bias()->set_per_head(true);
+  for (const v1::Schedule schedule : {v1::SCHEDULE_RING, v1::SCHEDULE_PASS_Q}) {
+    reserve.set_schedule(schedule);
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto decoded = DecodeReserve(reserve, rank, 4);
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      const bool by_keys = schedule == v1::SCHEDULE_PASS_Q;
+      EXPECT_EQ(decoded->spec.pairs_by_keys, by_keys);
+      const int place = decoded->program.rank;
+      const int64_t pairs =
+          by_keys ? 50 * RowsIn(decoded->plan.kv[place]) : 60 * RowsIn(decoded->plan.q[place]);
+      for (const BufferSpec& buffer : decoded->program.buffers) {
+        if (buffer.input == TensorId::kBias) {
+          EXPECT_EQ(buffer.bytes, 4 * pairs * 2);
+        }
+      }
+    }
+  }
+  reserve.mutable_shape()->set_batch(1);
+  for (uint64_t x : {0, 20, 50}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_q(x);
+  for (uint64_t x : {0, 30, 60}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_k(x);
+  EXPECT_EQ(DecodeReserve(reserve, 0, 3).status().message(),
+            "malformed Reserve: schedule: serves no bias of packed documents");
+}
+
 TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
   const std::function<void(v1::Reserve&)> faults[] = {
       [](auto& r) { r.clear_members(); },
@@ -129,6 +157,7 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
       [](auto& r) {
         r.set_schedule(v1::SCHEDULE_PASS_Q);
         r.mutable_options()->mutable_bias();
+        r.mutable_shape()->set_seq_len_q(60);  // as many as keys, which dilation wants
         r.mutable_options()->add_dilation_levels()->set_segment_length(4);
         r.mutable_options()->mutable_dilation_levels(0)->set_dilation_rate(1);
       },

@@ -24,8 +24,8 @@
 
 namespace ringattn {
 
-// The route says which of the two it is. REQUIRES: neither a bias nor a mask: their rows lie with
-// their queries, whole.
+// The route says which of the two it is. A bias, its gradient and a mask are cut by keys
+// (AttentionSpec::pairs_by_keys): every call takes the rank's whole one.
 Program MakeResidentKeysProgram(const AttentionSpec& spec, const ShardPlan& plan,
                                 Direction direction, bool recompute_forward, const QRoute& route,
                                 int rank);
