@@ -199,7 +199,10 @@ int Run() {
       const CaseResult other = RunCase(c, inputs, expected, Engine::kInterpreter, kernels);
       if (!other.status.ok())
         reason = "interpreter: " + other.status.ToString();
-      else if (other.outputs != result.outputs)
+      else if (!other.report.passed())
+        reason = "interpreter: " + other.report.ToString();
+      // The naive device takes late keys: the executor joins its steps, which add up otherwise.
+      else if (kernels != KernelSet::kNaive && other.outputs != result.outputs)
         reason = "the executor and its twin differ in bits";
     }
     ++run;
