@@ -6,10 +6,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <variant>
 
 #include "common/base/limits.h"
+#include "common/plan/schedule.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "server/edge/header_translation.h"
@@ -84,6 +86,10 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   Require(shape.cu_seqlens_k.front() == 0 && shape.cu_seqlens_k.back() == shape.seq_len_kv);
   const ringattn::AttentionSpec& spec = request.valid.spec;
   CheckOptions(spec, limits);
+  const std::optional<ringattn::ScheduleKind> schedule = request.valid.choice.schedule;
+  Require(spec.pairs_by_keys ==
+          (schedule.has_value() && ringattn::CutsPairsByKeys(*schedule, spec.options)));
+  Require(!spec.pairs_by_keys || ringattn::NotCutByKeys(spec) == nullptr);
   for (const ringattn::ProbabilityRow& row : spec.probability_rows) {
     const auto document = static_cast<size_t>(shape.packed ? row.batch : 0);
     Require(row.batch >= 0 && row.batch < (shape.packed ? shape.num_documents() : shape.batch));
