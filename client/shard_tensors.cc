@@ -106,14 +106,15 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
   }
   int64_t keys = 0;
   for (const Shard& shard : plan.kv) keys += RowsIn(shard);
-  // False if these members cannot have the tensor.
-  const auto cut = [&](auto& tensor) {
-    const bool is_pairs = InfoOf(static_cast<TensorId>(tensor.tensor)).form == TensorForm::kPairs;
-    if (!pairs_by_keys || !is_pairs) return true;
-    const int64_t row_bytes = tensor.layout.inner_bytes;
-    if (keys > 0 && (row_bytes < keys || row_bytes % keys != 0)) return false;
-    tensor.layout = CutByKeys(tensor.layout, keys);
-    return true;
+  const auto map_of = [&](v1::TensorId tensor,
+                          const TensorLayout& layout) -> absl::StatusOr<ShardMap> {
+    const bool is_pairs = InfoOf(static_cast<TensorId>(tensor)).form == TensorForm::kPairs;
+    if (!pairs_by_keys || !is_pairs) return MapOf(tensor, layout, plan);
+    if (keys > 0 && (layout.inner_bytes < keys || layout.inner_bytes % keys != 0)) {
+      return ServerError(
+          absl::StrCat("the tickets do not have the columns of ", TensorIdName(tensor)));
+    }
+    return MapOf(tensor, CutByKeys(layout, keys), plan);
   };
   std::unique_ptr<ShardTensors> tensors(new ShardTensors);
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
@@ -122,20 +123,12 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
       return ServerError(absl::StrCat("the tickets cut the parts of ", TensorIdName(input.tensor),
                                       " differently"));
     }
-    if (!cut(input)) {
-      return ServerError(
-          absl::StrCat("the tickets do not have the columns of ", TensorIdName(input.tensor)));
-    }
-    absl::StatusOr<ShardMap> map = MapOf(input.tensor, input.layout, plan);
+    absl::StatusOr<ShardMap> map = map_of(input.tensor, input.layout);
     if (!map.ok()) return map.status();
     tensors->inputs_.push_back({std::move(input), *std::move(map)});
   }
   for (OutputTensor& output : outputs) {
-    if (!cut(output)) {
-      return ServerError(
-          absl::StrCat("the tickets do not have the columns of ", TensorIdName(output.tensor)));
-    }
-    absl::StatusOr<ShardMap> map = MapOf(output.tensor, output.layout, plan);
+    absl::StatusOr<ShardMap> map = map_of(output.tensor, output.layout);
     if (!map.ok()) return map.status();
     tensors->outputs_.push_back({std::move(output), *std::move(map)});
   }

@@ -193,91 +193,76 @@ def verify(ours, problem, names, backward, count=24):
     return good, errors
 
 
-class SdpaPeer:
+class Peer:
+    """`call` of some tensors, whose gradients are autograd's."""
+
+    def __init__(self, tensors, dout, call):
+        self.tensors, self.dout, self.call, self.result = tensors, dout, call, None
+
+    def forward(self):
+        with torch.no_grad():
+            return self.call(*self.tensors)
+
+    def backward(self):
+        if self.result is None:
+            self.result = self.call(*self.tensors)
+        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+
+
+def sdpa(backend, problem, attn_mask=None, dropout=0.0):
     """scaled_dot_product_attention on one back end, with a mask that the causal one is a part of."""
+    q, k, v, dout = (t.detach().transpose(1, 2) for t in problem.tensors)
+    if backend == SDPBackend.EFFICIENT_ATTENTION:  # has no groups of heads
+        k, v = (t.repeat_interleave(problem.group, 1) for t in (k, v))
+    arguments = dict(attn_mask=attn_mask, dropout_p=dropout, is_causal=attn_mask is None,
+                     enable_gqa=q.shape[1] != k.shape[1])
 
-    def __init__(self, backend, problem, attn_mask=None, dropout=0.0):
-        q, k, v, dout = (t.detach().transpose(1, 2) for t in problem.tensors)
-        if backend == SDPBackend.EFFICIENT_ATTENTION:  # has no groups of heads
-            k, v = (t.repeat_interleave(problem.group, 1) for t in (k, v))
-        self.arguments = dict(attn_mask=attn_mask, dropout_p=dropout, is_causal=attn_mask is None,
-                              enable_gqa=q.shape[1] != k.shape[1])
-        self.tensors = [t.contiguous().requires_grad_() for t in (q, k, v)]
-        self.backend, self.dout, self.result = backend, dout, None
+    def call(*tensors):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*tensors, **arguments)
 
-    def forward(self):
-        with sdpa_kernel(self.backend), torch.no_grad():
-            return F.scaled_dot_product_attention(*self.tensors, **self.arguments)
-
-    def backward(self):
-        if self.result is None:
-            with sdpa_kernel(self.backend):
-                self.result = F.scaled_dot_product_attention(*self.tensors, **self.arguments)
-        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+    return Peer([t.contiguous().requires_grad_() for t in (q, k, v)], dout, call)
 
 
-class Flex:
+def flex(problem, name):
     """PyTorch's FlexAttention, compiled: ALiBi as a change of scores, segments as a mask of blocks."""
-
-    def __init__(self, problem, name):
-        from torch.nn.attention import flex_attention as flex
-        self.tensors = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in problem.tensors[:3]]
-        self.dout, self.result = problem.tensors[3].transpose(1, 2).contiguous(), None
-        slopes = torch.tensor(problem.slopes_of({name}), device="cuda", dtype=torch.float32)
-        ids, n = problem.ids[0], problem.length
-        causal = lambda b, h, i, j: i >= j
-        seen = (lambda b, h, i, j: (i >= j) & (ids[i] == ids[j])) if name == "segments" else causal
-        change = None if name == "segments" else (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs())
-        blocks = flex.create_block_mask(seen, None, None, n, n, device="cuda")
-        compiled = torch.compile(flex.flex_attention, dynamic=False)
-        self.call = lambda: compiled(*self.tensors, score_mod=change, block_mask=blocks, enable_gqa=True)
-
-    def forward(self):
-        with torch.no_grad():
-            return self.call()
-
-    def backward(self):
-        if self.result is None:
-            self.result = self.call()
-        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+    from torch.nn.attention import flex_attention
+    q, k, v, dout = (t.detach().transpose(1, 2).contiguous() for t in problem.tensors)
+    slopes = torch.tensor(problem.slopes_of({name}), device="cuda", dtype=torch.float32)
+    ids, n = problem.ids[0], problem.length
+    causal = lambda b, h, i, j: i >= j
+    seen = (lambda b, h, i, j: (i >= j) & (ids[i] == ids[j])) if name == "segments" else causal
+    change = None if name == "segments" else (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs())
+    blocks = flex_attention.create_block_mask(seen, None, None, n, n, device="cuda")
+    compiled = torch.compile(flex_attention.flex_attention, dynamic=False)
+    return Peer([t.requires_grad_() for t in (q, k, v)], dout,
+                lambda *tensors: compiled(*tensors, score_mod=change, block_mask=blocks, enable_gqa=True))
 
 
-class FlashAlibi:
+def flash_alibi(problem):
     """FlashAttention 2's own ALiBi, where its package is installed."""
-
-    def __init__(self, problem):
-        from flash_attn import flash_attn_func
-        self.tensors = [t.detach().requires_grad_() for t in problem.tensors[:3]]
-        self.dout, self.result = problem.tensors[3], None
-        slopes = torch.tensor(problem.slopes_of({}), device="cuda", dtype=torch.float32)
-        self.call = lambda: flash_attn_func(*self.tensors, causal=True, alibi_slopes=slopes)
-
-    def forward(self):
-        with torch.no_grad():
-            return self.call()
-
-    def backward(self):
-        if self.result is None:
-            self.result = self.call()
-        return torch.autograd.grad(self.result, self.tensors, self.dout, retain_graph=True)
+    from flash_attn import flash_attn_func
+    slopes = torch.tensor(problem.slopes_of({}), device="cuda", dtype=torch.float32)
+    return Peer([t.detach().requires_grad_() for t in problem.tensors[:3]], problem.tensors[3],
+                lambda *tensors: flash_attn_func(*tensors, causal=True, alibi_slopes=slopes))
 
 
 def peer_of(name, problem):
     """(name, peer) of who has the term, or None."""
     if name == "alibi" and importlib.util.find_spec("flash_attn"):
-        return "FA2 alibi", FlashAlibi(problem)
+        return "FA2 alibi", flash_alibi(problem)
     if name in ("alibi", "shallow", "segments"):
-        return "FlexAttention", Flex(problem, name)
+        return "FlexAttention", flex(problem, name)
     causal = torch.ones(problem.length, problem.length, device="cuda", dtype=torch.bool).tril_()
     if name == "mask":
-        return "SDPA bool mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem,
-                                          problem.bools({}).logical_and_(causal)[None, None])
+        return "SDPA bool mask", sdpa(SDPBackend.EFFICIENT_ATTENTION, problem,
+                                      problem.bools({}).logical_and_(causal)[None, None])
     if name == "bias":
         mask = problem.bias.masked_fill(~causal, float("-inf"))
-        return "SDPA float mask", SdpaPeer(SDPBackend.EFFICIENT_ATTENTION, problem, mask[None])
+        return "SDPA float mask", sdpa(SDPBackend.EFFICIENT_ATTENTION, problem, mask[None])
     if name == "dropout":
-        return "FA2 dropout", SdpaPeer(SDPBackend.FLASH_ATTENTION, problem,
-                                       dropout=THRESHOLD / 65536)
+        return "FA2 dropout", sdpa(SDPBackend.FLASH_ATTENTION, problem,
+                                   dropout=THRESHOLD / 65536)
     return None
 
 

@@ -9,6 +9,7 @@
 
 #include "common/attention/dtype.h"
 #include "common/attention/tensors.h"
+#include "worker/kernels/cuda/check/case_memory.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
@@ -27,6 +28,7 @@ class CaseRun {
   CaseRun(const Case& c, const Expected& expected, const DeviceInfo& device, SplitCounts& splits)
       : case_(c),
         shape_(c.spec.shape),
+        pair_spec_(c.spec),
         inputs_(expected.inputs),
         expected_(expected.result),
         device_(device),
@@ -35,6 +37,7 @@ class CaseRun {
         element_(ElementBytes(c.spec.dtype)),
         q_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_q)),
         kv_shards_(Cut(c.layout, c.world * c.key_blocks, shape_.cu_seqlens_k)) {
+    pair_spec_.pairs_by_keys = c.by_keys;
     if (c.by_keys) CutTermsByKeys();
     if (c.small_device) device_.shared_bytes_per_block = 1024;
     if (c.few_sms) device_.sm_count = 1;
@@ -61,86 +64,16 @@ class CaseRun {
                          shape_.head_dim, outputs_.dk);
       CollectKeyGradient(kv_shards_[shard], memory.dv, stored_ ? &memory.dv_out : nullptr,
                          shape_.head_dim_v, outputs_.dv);
-      if (case_.by_keys) CollectDbias(kv_shards_[shard], *key_terms_[shard]);
+      if (case_.by_keys) CollectDbias(kv_shards_[shard], *key_pairs_[shard]);
     }
     return std::move(outputs_);
   }
 
  private:
-  struct KvMemory {
-    KvMemory(int64_t k_count, int64_t v_count, int64_t element, int64_t ids_count)
-        : k(k_count * element),
-          v(v_count * element),
-          dk(k_count * 4),
-          dv(v_count * 4),
-          dk_out(k_count * element),
-          dv_out(v_count * element),
-          ids(ids_count * 4) {}
-    Buffer k, v, dk, dv, dk_out, dv_out, ids;
-  };
-
-  // A rank's rows of the score terms' tensors, and where a bias's gradient goes.
-  struct TermMemory {
-    TermMemory(const AttentionSpec& spec, int64_t rows)
-        : bias(BytesOf(spec, TensorId::kBias, rows)),
-          mask(BytesOf(spec, TensorId::kMask, rows)),
-          q_ids(BytesOf(spec, TensorId::kQSegmentIds, rows)),
-          dbias(BytesOf(spec, TensorId::kDbias, rows)) {}
-    static int64_t BytesOf(const AttentionSpec& spec, TensorId id, int64_t rows) {
-      return InfoOf(id).is_present(spec) ? LayoutOf(spec, id).ShardBytes(rows) : 0;
-    }
-    TermOperands operands() const {
-      return {bias.get(), mask.get<uint8_t>(), q_ids.get<int32_t>()};
-    }
-    Buffer bias, mask, q_ids, dbias;
-  };
-
-  // A shard of keys' columns of a bias and a mask of all queries, where they are cut by keys, and
-  // where the bias's gradient goes.
-  struct KeyTermMemory {
-    KeyTermMemory(const AttentionSpec& spec, int64_t columns)
-        : bias(BytesOf(spec, TensorId::kBias, columns)),
-          mask(BytesOf(spec, TensorId::kMask, columns)),
-          dbias(BytesOf(spec, TensorId::kDbias, columns)) {}
-    static int64_t BytesOf(const AttentionSpec& spec, TensorId id, int64_t columns) {
-      if (!InfoOf(id).is_present(spec)) return 0;
-      return RowsOf(spec, id) * columns * ElementBytesOf(spec, id);
-    }
-    // Of all planes.
-    static int64_t RowsOf(const AttentionSpec& spec, TensorId id) {
-      const TensorLayout layout = LayoutOf(spec, id);
-      return layout.outer * layout.rows;
-    }
-    static int64_t ElementBytesOf(const AttentionSpec& spec, TensorId id) {
-      return LayoutOf(spec, id).inner_bytes / PairColumns(spec.shape);
-    }
-    Buffer bias, mask, dbias;
-  };
-
   // The chosen rows that a rank has: where, and their numbers among all.
   struct ChosenRows {
     std::vector<ChosenRow> rows;
     std::vector<int64_t> numbers;
-  };
-
-  // One rank's rows of q and of what belongs to them.
-  struct QueryMemory {
-    QueryMemory(int64_t rows, int64_t d, int64_t dv, int64_t element)
-        : q(rows * d * element),
-          dout(rows * dv * element),
-          out_acc(rows * dv * 4),
-          out(rows * dv * element),
-          lse(rows * 4),
-          delta(rows * 4),
-          dq_acc(rows * d * 4),
-          dq(rows * d * element) {}
-    bool GuardsIntact() const {
-      for (const Buffer* buffer : {&out, &out_acc, &lse, &delta, &dq_acc, &dq}) {
-        if (!buffer->GuardsIntact()) return false;
-      }
-      return true;
-    }
-    Buffer q, dout, out_acc, out, lse, delta, dq_acc, dq;
   };
 
   bool has_dbias() const {
@@ -161,16 +94,9 @@ class CaseRun {
   const AttentionProblem& ProblemAt(int rank, int step) const {
     return case_.by_keys ? key_problems_[ShardAt(rank, step)] : problem_;
   }
-  TermOperands OperandsAt(int rank, int step, const TermMemory& terms) const {
-    TermOperands operands = terms.operands();
-    if (!case_.by_keys) return operands;
-    const KeyTermMemory& own = *key_terms_[ShardAt(rank, step)];
-    operands.bias = own.bias.get();
-    operands.mask = own.mask.get<uint8_t>();
-    return operands;
-  }
-  void* DbiasAt(int rank, int step, const TermMemory& terms) const {
-    return case_.by_keys ? key_terms_[ShardAt(rank, step)]->dbias.get() : terms.dbias.get();
+  // The pairs of a step's call: its rank's, or where they are cut by keys its keys'.
+  const PairMemory& PairsAt(int rank, int step, const TermMemory& terms) const {
+    return case_.by_keys ? *key_pairs_[ShardAt(rank, step)] : terms.pairs;
   }
   void Count(const PreparedKernel& kernel, const std::string& direction) {
     splits_.Count(kernel, direction);
@@ -187,24 +113,29 @@ class CaseRun {
   }
 
   // Of each shard of keys.
-  void MakeKeyTerms() {
+  void MakeKeyPairs() {
     for (size_t i = 0; i < kv_shards_.size(); ++i) {
       const Shard& shard = kv_shards_[i];
-      KeyTermMemory& memory =
-          *key_terms_.emplace_back(std::make_unique<KeyTermMemory>(case_.spec, shard.rows()));
-      const auto upload = [&](TensorId id, const std::vector<char>& whole, Buffer& target) {
-        if (whole.empty()) return;
-        target.Upload(Gather(whole, KeyTermMemory::RowsOf(case_.spec, id), PairColumns(shape_),
-                             KeyTermMemory::ElementBytesOf(case_.spec, id), shard.tokens));
-      };
-      upload(TensorId::kBias, inputs_.bias, memory.bias);
-      upload(TensorId::kMask, inputs_.mask, memory.mask);
+      PairMemory& memory =
+          *key_pairs_.emplace_back(std::make_unique<PairMemory>(pair_spec_, shard.rows()));
+      UploadPairs(shard, pair_spec_, memory);
       if (has_dbias()) PlaceDbiasByKeys(static_cast<int>(i), memory);
     }
   }
 
+  void UploadPairs(const Shard& shard, const AttentionSpec& spec, PairMemory& memory) const {
+    Upload(shard, spec, TensorId::kBias, inputs_.bias, memory.bias);
+    Upload(shard, spec, TensorId::kMask, inputs_.mask, memory.mask);
+  }
+  static void Upload(const Shard& shard, const AttentionSpec& spec, TensorId id,
+                     const std::vector<char>& whole, Buffer& target) {
+    if (whole.empty()) return;
+    const TensorLayout layout = LayoutOf(spec, id);
+    target.Upload(Gather(whole, layout.outer, layout.rows, layout.inner_bytes, shard.tokens));
+  }
+
   // As PlaceDbias, ahead of the calls of all ranks.
-  void PlaceDbiasByKeys(int index, KeyTermMemory& memory) {
+  void PlaceDbiasByKeys(int index, PairMemory& memory) {
     std::vector<BiasGradientCall> calls;
     for (const Shard& queries : q_shards_) {
       BiasGradientCall& call = calls.emplace_back();
@@ -217,10 +148,11 @@ class CaseRun {
     PlaceDbias(calls, DbiasBeforeByKeys(kv_shards_[index]), memory.dbias);
   }
 
-  void CollectDbias(const Shard& shard, const KeyTermMemory& memory) {
+  // Of queries, or of keys where they are cut so.
+  void CollectDbias(const Shard& shard, const PairMemory& memory) {
     if (!has_dbias()) return;
-    Scatter(memory.dbias.Download<char>(), KeyTermMemory::RowsOf(case_.spec, TensorId::kDbias),
-            PairColumns(shape_), KeyTermMemory::ElementBytesOf(case_.spec, TensorId::kDbias),
+    const TensorLayout layout = LayoutOf(pair_spec_, TensorId::kDbias);
+    Scatter(memory.dbias.Download<char>(), layout.outer, layout.rows, layout.inner_bytes,
             shard.tokens, outputs_.dbias);
     outputs_.intact = outputs_.intact && memory.dbias.GuardsIntact();
   }
@@ -256,7 +188,7 @@ class CaseRun {
       }
       blocks_.push_back(block);
     }
-    if (case_.by_keys) MakeKeyTerms();
+    if (case_.by_keys) MakeKeyPairs();
   }
 
   void RunRank(int rank) {
@@ -278,23 +210,13 @@ class CaseRun {
     Backward(rank, memory, terms);
     Scatter(memory.dq.Download<char>(), shape_.batch, sq, QueryRowBytes(d), shard.tokens,
             outputs_.dq);
-    if (has_dbias() && !case_.by_keys) {
-      const TensorLayout layout = LayoutOf(case_.spec, TensorId::kDbias);
-      Scatter(terms.dbias.Download<char>(), layout.outer, layout.rows, layout.inner_bytes,
-              shard.tokens, outputs_.dbias);
-    }
-    outputs_.intact = outputs_.intact && memory.GuardsIntact() && terms.dbias.GuardsIntact();
+    if (!case_.by_keys) CollectDbias(shard, terms.pairs);
+    outputs_.intact = outputs_.intact && memory.GuardsIntact();
   }
 
   void UploadTerms(const Shard& shard, TermMemory& terms) {
-    const auto upload = [&](TensorId id, const std::vector<char>& whole, Buffer& target) {
-      if (whole.empty()) return;
-      const TensorLayout layout = LayoutOf(case_.spec, id);
-      target.Upload(Gather(whole, layout.outer, layout.rows, layout.inner_bytes, shard.tokens));
-    };
-    upload(TensorId::kBias, inputs_.bias, terms.bias);
-    upload(TensorId::kMask, inputs_.mask, terms.mask);
-    upload(TensorId::kQSegmentIds, inputs_.q_segment_ids, terms.q_ids);
+    UploadPairs(shard, case_.spec, terms.pairs);
+    Upload(shard, case_.spec, TensorId::kQSegmentIds, inputs_.q_segment_ids, terms.q_ids);
     if (inputs_.sinks.empty() || sinks_ != nullptr) return;
     sinks_ = std::make_unique<Buffer>(inputs_.sinks.size() * 4);
     sinks_->Upload(inputs_.sinks);
@@ -329,7 +251,7 @@ class CaseRun {
       call.out = memory.out.get();
       call.initial = step == 0;
       call.final = step == steps() - 1;
-      call.terms = OperandsAt(rank, step, terms);
+      call.terms = terms.OperandsOf(PairsAt(rank, step, terms));
       if (call.final && sinks_ != nullptr) call.sinks = sinks_->get<float>();
       MakeLate(call);
       const Prepared prepared = ByFamily(
@@ -386,7 +308,7 @@ class CaseRun {
       call.q_pieces = q_shards_[rank].pieces;
       call.q = memory.q.get();
       call.blocks = BlocksOf(rank, step);
-      call.terms = terms.operands();
+      call.terms = terms.OperandsOf(terms.pairs);
       call.rows = chosen.rows;
       call.columns = ProbabilityColumns(case_.spec);
       call.target = target.get<float>();
@@ -476,13 +398,13 @@ class CaseRun {
       call.delta = memory.delta.get<float>();
       call.dq_acc = memory.dq_acc.get<float>();
       call.blocks = BlocksOf(rank, step);
-      call.terms = OperandsAt(rank, step, terms);
+      call.terms = terms.OperandsOf(PairsAt(rank, step, terms));
     }
     std::vector<BiasGradientCall> gradients;
     for (int step = 0; has_dbias() && step < steps(); ++step) {
-      gradients.push_back(BiasGradientOf(calls[step], DbiasAt(rank, step, terms)));
+      gradients.push_back(BiasGradientOf(calls[step], PairsAt(rank, step, terms).dbias.get()));
     }
-    if (has_dbias() && !case_.by_keys) PlaceDbias(gradients, DbiasBefore(shard), terms.dbias);
+    if (has_dbias() && !case_.by_keys) PlaceDbias(gradients, DbiasBefore(shard), terms.pairs.dbias);
     for (int step = 0; step < steps(); ++step) {
       const BackwardCall& call = calls[step];
       if (has_dbias() && BothGradients(call, gradients[step])) continue;
@@ -556,8 +478,8 @@ class CaseRun {
 
   // As DbiasBefore, of a shard of keys.
   std::vector<char> DbiasBeforeByKeys(const Shard& shard) const {
-    const int64_t rows = KeyTermMemory::RowsOf(case_.spec, TensorId::kDbias);
-    const int64_t element = KeyTermMemory::ElementBytesOf(case_.spec, TensorId::kDbias);
+    const TensorLayout layout = LayoutOf(pair_spec_, TensorId::kDbias);
+    const int64_t rows = layout.outer, element = layout.inner_bytes;
     const Band& band = problem_.bands[0];
     std::vector<char> before(rows * shard.rows() * element, 0);
     for (int64_t row = 0; row < rows; ++row) {
@@ -611,6 +533,7 @@ class CaseRun {
 
   const Case& case_;
   const AttentionShape& shape_;
+  AttentionSpec pair_spec_;  // the case's, with its pairs cut as its calls have them
   const CaseInputs& inputs_;
   const oracle::Result& expected_;
   DeviceInfo device_;
@@ -625,7 +548,7 @@ class CaseRun {
   std::vector<KvBlock> blocks_;                       // likewise
   // Where terms are cut by keys, likewise.
   std::vector<AttentionProblem> key_problems_;
-  std::vector<std::unique_ptr<KeyTermMemory>> key_terms_;
+  std::vector<std::unique_ptr<PairMemory>> key_pairs_;
   std::unique_ptr<Buffer> sinks_;
   CaseOutputs outputs_;
 };
