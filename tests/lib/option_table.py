@@ -1,15 +1,32 @@
 #!/usr/bin/env python3
-"""The table of options in docs/semantics.md: every row is there, and names tests and folders that exist.
+"""Checks tests/options/options.csv: which tests cover which option of the protocol.
 
-  tests/lib/option_table.py     exit status 1, and a line for each name that nothing has
+  tests/lib/option_table.py     prints one line per error; exit status 1 if there is any
+
+Every field and enum value of the messages in COVERED has a row. All names in the table exist: fields in the
+.proto files, files and test targets in the tree, test functions in their files.
 """
+import csv
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROWS = 48
-FOLDERS = ("client", "common", "deploy", "docs", "server", "tests", "worker")
+TABLE = ROOT / "tests/options/options.csv"
+FOLDERS = ("client", "common", "deploy", "server", "tests", "worker")
+COVERED = ("AttentionShape", "PackedDocuments", "DocumentOptions", "Packing",
+           "AttentionOptions", "Window", "Dropout", "AlibiOptions", "Bias", "Mask", "MaskEncoding", "DilationLevel",
+           "Determinism", "ComputeDtype", "PlanOptions", "Layout", "Schedule", "Tuning", "ReplyOptions", "LseFormat")
+
+
+def protocol_names(text):
+    """"Message.field" and "Enum.VALUE" of a .proto file without nested types; no *_UNSPECIFIED."""
+    text = re.sub(r"//[^\n]*", "", text)
+    names = set()
+    for kind, owner, body in re.findall(r"\b(message|enum) (\w+) \{([^}]*(?:oneof \w+ \{[^}]*\}[^}]*)*)\}", text):
+        pattern = r"(\w+) = \d+" if kind == "message" else r"\b([A-Z]\w+) = \d+"
+        names |= {f"{owner}.{name}" for name in re.findall(pattern, body) if not name.endswith("_UNSPECIFIED")}
+    return names
 
 
 def files():
@@ -19,41 +36,57 @@ def files():
                 yield path.relative_to(ROOT).as_posix()
 
 
+def targets(known):
+    for path in known:
+        if path.endswith("/BUILD"):
+            yield from re.findall(r'name = "(\w+)"', (ROOT / path).read_text(encoding="utf-8"))
+
+
 def found(name, known):
-    """Files of that name: a path, its end, a folder, or a source without its suffix."""
-    end = re.compile(rf"(?:^|/){re.escape(name)}(?:\.(?:cc|h|py|sh|cu|cuh))?(?:/.*)?$")
+    """Files of that name: a path, the end of one, or a source without its suffix."""
+    end = re.compile(rf"(?:^|/){re.escape(name)}(?:\.(?:cc|h|py|sh|cu|cuh))?$")
     return [path for path in known if end.search(path)]
 
 
-def holds(paths, test):
-    defined = re.compile(rf"def {test}\(|TEST(?:_F|_P)?\(\w+,\s*{test}\)")
-    return any(defined.search((ROOT / path).read_text(encoding="utf-8")) for path in paths)
+def defines(paths, test):
+    pattern = re.compile(rf"def {test}\(|TEST(?:_F|_P)?\(\w+,\s*{test}\)")
+    return any(pattern.search((ROOT / path).read_text(encoding="utf-8")) for path in paths)
+
+
+def table_errors(rows, protocol, known, known_targets):
+    listed = set()
+    for row in rows:
+        fields, tests = row["fields"].split(), row["tests"].split()
+        if not fields or not tests:
+            yield f"row {row}: a row needs fields and tests"
+        for field in fields:
+            listed.add(field)
+            if field not in protocol:
+                yield f"{field}: the protocol has no such field"
+        for word in row["implementation"].split() + tests:
+            name, _, test = word.partition("::")
+            paths = found(name, known)
+            if not paths and name not in known_targets or test and not defines(paths, test):
+                yield f"{word}: not found in the tree ({fields[0] if fields else ''})"
+    for name in sorted(protocol - listed):
+        if name.partition(".")[0] in COVERED:
+            yield f"{name}: no row names a test of this field"
+    for owner in COVERED:
+        if not any(name.startswith(owner + ".") for name in protocol):
+            yield f"{owner}: the protocol has no such message or enum"
 
 
 def main():
-    text = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
-    table = [line for line in text[text.index("## Every option of the five"):].splitlines()
-             if line.startswith("|")]
-    rows = [int(row) for row in re.findall(r"^\| (\d+) \|", "\n".join(table), re.M)]
-    wrong = [] if rows == list(range(1, ROWS + 1)) else [f"rows {rows}, not 1 to {ROWS}"]
+    protocol = set()
+    for path in sorted((ROOT / "proto").rglob("*.proto")):
+        protocol |= protocol_names(path.read_text(encoding="utf-8"))
     known = list(files())
-    targets = set()
-    for path in known:
-        if path.endswith("/BUILD"):
-            targets |= set(re.findall(r'name = "(\w+)"', (ROOT / path).read_text(encoding="utf-8")))
-    names, last = 0, []
-    for line in table:
-        for word in re.findall(r"`([^` ]+)[^`]*`", line):
-            name, _, test = word.partition("::")
-            if not test and not re.search(r"_test$|^test_|[a-z]/[a-z]|\.(?:py|sh|cc|h|md)$", name):
-                continue  # an option, a flag, a schedule
-            names += 1
-            if name:
-                last = found(name, known)
-            if not last and name not in targets or test and not holds(last, test):
-                wrong.append(f"{word}: nothing has this name ({line[:60]} ...)")
-    print("\n".join(wrong) or f"{len(rows)} rows, {names} names that exist")
-    return 1 if wrong or names == 0 else 0
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    errors = list(table_errors(rows, protocol, known, set(targets(known))))
+    covered = sum(name.partition(".")[0] in COVERED for name in protocol)
+    print("\n".join(errors) or f"{len(rows)} rows name tests for {covered} fields and values")
+    return 1 if errors or not rows else 0
 
 
 if __name__ == "__main__":

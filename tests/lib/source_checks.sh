@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What can be said of the sources without building them: their format, rules that no compiler checks
-# (source_rules.py), and names in a document (option_table.py). One tally line each.
+# Checks of the sources that need no build: format, rules that no compiler checks (source_rules.py), and the
+# table of tests for each option (option_table.py). One tally line each.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -34,5 +34,5 @@ format() {
 check "source format (clang-format 14)" format
 check "source rules" python3 tests/lib/source_rules.py
 check "source rules find what breaks them" python3 tests/lib/source_rules_test.py
-check "the table of options names what is there" python3 tests/lib/option_table.py
+check "every option names its tests" python3 tests/lib/option_table.py
 exit "$status"
